@@ -1,0 +1,3 @@
+"""Ahead-of-time autograd: functionalisation, joint graphs and partitioners for PyTorch."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+"""The closed primitive operator set, abstract tensors and the IR contract of the Quintet compiler."""
+
+__version__ = "0.1.0"

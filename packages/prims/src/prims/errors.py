@@ -1,0 +1,90 @@
+"""The error types that all stages share.
+
+Every message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prims.ir.source import SourceLoc
+
+__all__ = [
+    "DataDependentError",
+    "InternalError",
+    "QuintetError",
+    "Unsupported",
+    "UserError",
+    "VerifierError",
+]
+
+
+class QuintetError(Exception):
+    """Base of every error that Quintet raises on its own account."""
+
+
+class UserError(QuintetError, ValueError):
+    """Bad input from the user. Never swallowed by a fallback.
+
+    Args:
+        what: what is wrong; names the offending value.
+        where: the user's source location, when there is one.
+        todo: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: SourceLoc | str | None = None, todo: str | None = None) -> None:
+        text = what
+        if where is not None:
+            text += f"\n  at {where}"
+        if todo:
+            text += f"\n  {todo}"
+        super().__init__(text)
+        self.what = what
+        self.where = where
+        self.todo = todo
+
+
+class Unsupported(QuintetError, RuntimeError):
+    """A stage cannot do this. It becomes a graph break or a fallback to eager.
+
+    Args:
+        reason: one line that a user can act on.
+        where: the user's source location, when known.
+    """
+
+    def __init__(self, reason: str, *, where: SourceLoc | str | None = None) -> None:
+        super().__init__(reason if where is None else f"{reason}\n  at {where}")
+        self.reason = reason
+        self.where = where
+
+
+class DataDependentError(Unsupported):
+    """The program needs a tensor's value where only its metadata is known."""
+
+
+class VerifierError(QuintetError):
+    """An envelope breaks a numbered constraint of its dialect.
+
+    Args:
+        label: the constraint's label, such as ``ATEN-C4`` (see ``docs/ir.md``).
+        message: what is wrong.
+        node: the name of the offending node or descriptor, when there is one.
+        after: the pass after which it was found.
+    """
+
+    def __init__(self, label: str, message: str, *, node: str | None = None, after: str | None = None) -> None:
+        text = f"[{label}] {message}"
+        if node:
+            text += f" (at {node})"
+        if after:
+            text += f" (after pass {after!r})"
+        super().__init__(text)
+        self.label = label
+        self.message = message
+        self.node = node
+        self.after = after
+
+
+class InternalError(QuintetError, RuntimeError):
+    """A defect in Quintet itself. Falls back to eager unless ``Options.strict``."""

@@ -1,0 +1,169 @@
+"""The one immutable options object that travels through the stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prims.errors import UserError
+
+__all__ = ["CACHE_KEY_FIELDS", "MODES", "Options"]
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_VERIFY = ("off", "boundaries", "every_pass", "reference")
+_NUMERICS = ("fast", "eager_close", "eager_exact")
+
+#: The fields that change generated code, and so belong to every cache key.
+CACHE_KEY_FIELDS = (
+    "numerics",
+    "fuel",
+    "threads",
+    "max_autotune",
+    "epilogue_fusion",
+    "memory_budget",
+)
+
+
+def _environment_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "quintet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to compile. Unknown names and bad values raise :class:`prims.errors.UserError`.
+
+    Attributes:
+        fullgraph: a graph break is an error.
+        dynamic: ``True`` makes every size symbolic at once, ``False`` none ever, ``None`` those that change.
+        mode: one of :data:`MODES`.
+        verify: ``"off"``, ``"boundaries"`` (each stage's hand-over), ``"every_pass"``, or ``"reference"``
+            (also runs each pass's result against the reference).
+        fuel: stop optimising after this many optional passes or rewrites; ``None`` is no limit.
+        strict: an internal failure raises instead of falling back to eager.
+        cache: whether the disk caches are used.
+        cache_dir: folder of the disk caches.
+        cache_size_limit: bytes that the disk caches may take.
+        recompile_limit: captures of one code object before it is left to eager.
+        threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.
+        compile_workers: parallel compiler processes; 0 means one per available core.
+        debug: keep and print what the stages make.
+        numerics: ``"fast"``, ``"eager_close"`` (accumulate as eager does) or ``"eager_exact"``.
+        memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
+        max_autotune: choose templates and tilings by measurement.
+        epilogue_fusion: fuse pointwise work into templates.
+        cudagraphs: capture and replay CUDA graphs.
+    """
+
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str = "default"
+    verify: str = "boundaries"
+    fuel: int | None = None
+    strict: bool = False
+    cache: bool = True
+    cache_dir: str = dataclasses.field(default_factory=_environment_cache_dir)
+    cache_size_limit: int = 4 << 30
+    recompile_limit: int = 8
+    threads: int = 0
+    compile_workers: int = 0
+    debug: bool = False
+    numerics: str = "fast"
+    memory_budget: float = 1.0
+    max_autotune: bool = False
+    epilogue_fusion: bool = True
+    cudagraphs: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("fullgraph", "strict", "cache", "debug", "max_autotune", "epilogue_fusion", "cudagraphs"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+        self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")
+        self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))
+        self._require("verify", self.verify in _VERIFY, "one of " + ", ".join(map(repr, _VERIFY)))
+        self._require("numerics", self.numerics in _NUMERICS, "one of " + ", ".join(map(repr, _NUMERICS)))
+        self._require("fuel", self.fuel is None or _is_count(self.fuel), "None or an integer >= 0")
+        for name in ("cache_size_limit", "threads", "compile_workers"):
+            self._require(name, _is_count(getattr(self, name)), "an integer >= 0")
+        self._require(
+            "recompile_limit", _is_count(self.recompile_limit) and self.recompile_limit > 0, "an integer >= 1"
+        )
+        budget = self.memory_budget
+        is_share = isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1
+        self._require("memory_budget", is_share, "a number from 0 to 1")
+        self._require("cache_dir", isinstance(self.cache_dir, str) and bool(self.cache_dir), "a folder's path")
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise UserError(f"option {name!r} is {getattr(self, name)!r}", todo=f"It must be {wanted}.")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options, in declaration order."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], base: Options | None = None) -> Options:
+        """``base`` (or the environment's options) with ``values`` on top."""
+        return (base if base is not None else cls.from_environment()).replace(**values)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Options:
+        """Defaults, overridden by ``QUINTET_<OPTION>`` variables. Nothing else reads the environment.
+
+        Raises:
+            UserError: a ``QUINTET_*`` variable holds a value that does not parse.
+        """
+        env = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            raw = env.get("QUINTET_" + field.name.upper())
+            if raw is not None:
+                values[field.name] = _parse(field.name, str(field.type), raw)
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Options:
+        """A copy with some options changed.
+
+        Raises:
+            UserError: an unknown option or a bad value.
+        """
+        known = self.names()
+        for name in changes:
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"Did you mean {near[0]!r}? " if near else ""
+                raise UserError(f"unknown option {name!r}", todo=f"{hint}Options are: {', '.join(known)}.")
+        return dataclasses.replace(self, **changes)
+
+    def cache_key(self) -> str:
+        """Text of the options that change generated code."""
+        return ";".join(f"{name}={getattr(self, name)!r}" for name in CACHE_KEY_FIELDS)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _parse(name: str, annotation: str, raw: str) -> Any:
+    text = raw.strip()
+    lowered = text.lower()
+    if "None" in annotation and lowered in ("", "none"):
+        return None
+    try:
+        if annotation.startswith("bool"):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[lowered]
+        if annotation.startswith("int"):
+            return int(text)
+        if annotation.startswith("float"):
+            return float(text)
+    except (KeyError, ValueError):
+        raise UserError(
+            f"environment variable QUINTET_{name.upper()} is {raw!r}",
+            todo=f"It must be a value for option {name!r} of type {annotation}.",
+        ) from None
+    return text

@@ -1,0 +1,96 @@
+"""Sizes that change from call to call."""
+
+from __future__ import annotations
+
+import compile_api
+import pytest
+import torch
+from judge import assert_as_good, assert_matches
+from reports import assert_all_generated, captured
+from torch import nn
+from zoo import build, tensors
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["bert", "transformer"])
+def test_ten_sequence_lengths_capture_at_most_twice(name, dynamic):
+    case = build(name, small=True)
+    double = build(name, small=True).model.double()
+    compiled = compile_api.compile(case.model, fullgraph=True, dynamic=dynamic)
+    for length in (16, 24, 32, 40, 48, 64, 80, 96, 33, 17):
+        args, kwargs = ((torch.randint(0, 1000, (2, length)),), {})
+        if name == "bert":
+            args, kwargs = (), {"input_ids": args[0], "attention_mask": torch.ones(2, length, dtype=torch.long)}
+        assert_as_good(tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs)), tensors(double(*args, **kwargs)))
+    report = compiled.report()
+    assert len(captured(report)) <= (2 if dynamic is None else 1)
+    assert_all_generated(report)
+
+
+def test_only_the_changed_dimension_becomes_dynamic():
+    compiled = compile_api.compile(lambda x: (x * 2).sum(-1), fullgraph=True)
+    function = lambda x: (x * 2).sum(-1)  # noqa: E731
+    for rows in (3, 4, 5, 6):
+        assert_matches(compiled, function, torch.randn(rows, 8))
+    assert len(captured(compiled.report())) == 2
+    assert_matches(compiled, function, torch.randn(7, 9))
+    assert len(captured(compiled.report())) == 3
+    assert_matches(compiled, function, torch.randn(9, 11))
+    assert len(captured(compiled.report())) == 3
+
+
+def test_dynamic_false_specialises():
+    compiled = compile_api.compile(torch.sin, dynamic=False)
+    function = compile_api.compile(lambda x: x.sin() + 1, dynamic=False)
+    for rows in (3, 4, 5):
+        assert_matches(function, lambda x: x.sin() + 1, torch.randn(rows))
+    assert len(captured(function.report())) == 3
+    del compiled
+
+
+def test_sizes_zero_and_one():
+    """Sizes 0 and 1 broadcast differently from the others, so they get graphs of their own."""
+    function = lambda x, y: (x + y).softmax(-1)  # noqa: E731
+    compiled = compile_api.compile(function, dynamic=True)
+    for shape in ((4, 5), (1, 5), (0, 5), (4, 1), (7, 9)):
+        assert_matches(compiled, function, torch.randn(shape), torch.randn(shape))
+    assert_matches(compiled, function, torch.randn(4, 5), torch.randn(1, 5))
+
+
+def test_sizes_used_as_numbers():
+    def function(x):
+        n = x.shape[0]
+        if n > 6:
+            return x.reshape(2, n // 2, -1) / n**0.5
+        return x.reshape(1, n, -1) + n
+
+    compiled = compile_api.compile(function, dynamic=True, fullgraph=True)
+    for rows in (4, 6, 8, 10, 12):
+        assert_matches(compiled, function, torch.randn(rows, 3))
+    assert len(captured(compiled.report())) <= 3
+
+
+def test_module_with_batch_dimension():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval()
+    double = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval().double()
+    double.load_state_dict(model.state_dict())
+    compiled = compile_api.compile(model, fullgraph=True)
+    for batch in (2, 3, 5, 8, 13, 1):
+        x = torch.randn(batch, 8)
+        assert_as_good([compiled(x)], [model(x)], [double(x.double())])
+    assert len(captured(compiled.report())) <= 3
+
+
+def test_mark_dynamic():
+    compiled = compile_api.compile(lambda x: x.cos() + 1, fullgraph=True)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 3)
+        compile_api.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), x.cos() + 1)
+    assert len(captured(compiled.report())) == 1

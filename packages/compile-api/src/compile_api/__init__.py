@@ -1,3 +1,55 @@
-"""compile() for PyTorch: the Quintet stages composed into one line."""
+"""compile() for PyTorch: the Quintet stages composed into one line.
+
+>>> import compile_api
+>>> model = compile_api.compile(model)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compile_api.backends import list_backends, lookup_backend, register_backend
+from compile_api.compile import compile
+from compile_api.environment import CompileWarning
+from compile_api.module import CompiledModule, strip_prefix
+from prims import errors
+from prims.options import Options
+from prims.report import Report
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CompileWarning",
+    "CompiledModule",
+    "Options",
+    "Report",
+    "allow_in_graph",
+    "compile",
+    "disable",
+    "errors",
+    "explain",
+    "export_graph",
+    "graph_break",
+    "is_compiling",
+    "list_backends",
+    "lookup_backend",
+    "mark_dynamic",
+    "register_backend",
+    "reset",
+    "strip_prefix",
+]
+
+#: Offered here for convenience; they belong to capture.
+_FROM_CAPTURE = frozenset(
+    ("allow_in_graph", "disable", "explain", "export_graph", "graph_break", "is_compiling", "mark_dynamic", "reset")
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_CAPTURE:
+        import dynamo_capture
+
+        value = getattr(dynamo_capture, name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'compile_api' has no attribute {name!r}")

@@ -37,12 +37,12 @@ def symbols_in(value: Any) -> frozenset[str]:
     if isinstance(value, (int, float, bool)) or value is None:
         return frozenset()
     expr = expr_of(value)
-    return frozenset() if expr is None else frozenset(expr.free_symbols())
+    return frozenset() if expr is None else frozenset(symbol.name for symbol in expr.symbols)
 
 
 def _bare_symbol(value: Any) -> str | None:
     expr = None if isinstance(value, int) else expr_of(value)
-    return None if expr is None else expr.symbol_name
+    return expr.name if expr is not None and expr.is_symbol else None
 
 
 def bind_symbols(inputs: tuple[InputDesc, ...], context: SymbolContext | None) -> SymbolTable:

@@ -1,0 +1,231 @@
+"""Backends: what turns a captured graph into a callable. Any ``f(gm, example_inputs)`` is one.
+
+A backend that fails is replaced by the captured graph itself, run eagerly, with the reason in the report.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from compile_api.environment import unsupported_device, warn_once
+from prims.errors import QuintetError, UserError
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "register_backend"]
+
+log = logging.getLogger("quintet")
+
+#: ``backend(gm, example_inputs) -> callable``.
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+_Factory = Callable[[Options, Report], Backend]
+
+_REGISTERED: dict[str, Backend] = {}
+
+
+def register_backend(backend: Backend | None = None, name: str | None = None) -> Any:
+    """Register ``backend(gm, example_inputs) -> callable`` under ``name`` (its ``__name__`` by default).
+
+    Usable as a decorator, with or without arguments.
+
+    Raises:
+        UserError: not callable, or the name is taken.
+    """
+    if backend is None:
+        return lambda fn: register_backend(fn, name)
+    if not callable(backend):
+        raise UserError(f"backend {backend!r} is not callable", todo="Give a function f(gm, example_inputs).")
+    key = name or getattr(backend, "__name__", None)
+    if not isinstance(key, str):
+        raise UserError(f"backend {backend!r} has no name", todo="Give one: register_backend(fn, name='mine').")
+    if key in _BUILTIN or _REGISTERED.get(key, backend) is not backend:
+        raise UserError(f"a backend named {key!r} exists", todo="Choose another name.")
+    _REGISTERED[key] = backend
+    return backend
+
+
+def list_backends() -> list[str]:
+    """The names of all backends."""
+    return sorted([*_BUILTIN, *_REGISTERED])
+
+
+def lookup_backend(name: str) -> Backend:
+    """The backend of that name, with default options.
+
+    Raises:
+        UserError: no such backend.
+    """
+    return make_backend(name, Options.from_environment(), Report())
+
+
+def make_backend(backend: str | Backend, options: Options, report: Report) -> Backend:
+    """The backend for one ``compile()`` call, made to fall back to eager when it fails.
+
+    Raises:
+        UserError: an unknown name, or neither a name nor a callable.
+    """
+    if isinstance(backend, str):
+        if backend in _BUILTIN:
+            return _soft(_BUILTIN[backend](options, report), backend, options, report)
+        if backend not in _REGISTERED:
+            near = difflib.get_close_matches(backend, list_backends(), n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise UserError(
+                f"unknown backend {backend!r}",
+                todo=f"{hint}Backends are: {', '.join(list_backends())}; any f(gm, example_inputs) works too.",
+            )
+        return _soft(_REGISTERED[backend], backend, options, report)
+    if not callable(backend):
+        raise UserError(
+            f"backend {backend!r} (a {type(backend).__name__}) is neither a name nor callable",
+            todo=f"Give one of {', '.join(list_backends())}, or a function f(gm, example_inputs).",
+        )
+    return _soft(backend, getattr(backend, "__name__", type(backend).__name__), options, report)
+
+
+def _soft(backend: Backend, name: str, options: Options, report: Report) -> Backend:
+    def compile_or_run_eagerly(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        try:
+            compiled = backend(gm, example_inputs)
+            if not callable(compiled):
+                raise TypeError(f"backend {name!r} returned {compiled!r}, which is not callable")
+            return compiled
+        except UserError:
+            raise
+        except Exception as error:
+            _fall_back(f"backend {name}", error, options, report)
+            return gm.forward
+
+    return compile_or_run_eagerly
+
+
+def _fall_back(stage: str, error: Exception, options: Options, report: Report) -> None:
+    """Record why a region runs eagerly; raises instead under ``Options.strict``."""
+    if options.strict:
+        raise error
+    reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
+    report.fallback(stage, reason, getattr(error, "where", None))
+    log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
+
+
+def _eager(options: Options, report: Report) -> Backend:
+    return lambda gm, example_inputs: gm.forward
+
+
+def _aot_eager(options: Options, report: Report) -> Backend:
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        import aot_autograd
+
+        def run_as_it_is(env: Envelope, report: Report | None = None) -> Callable[..., Any]:
+            return env.module().forward
+
+        with report.phase("aot"):
+            return aot_autograd.aot_function(
+                gm,
+                example_inputs,
+                fw_compiler=run_as_it_is,
+                bw_compiler=run_as_it_is,
+                options=options,
+                report=report,
+                decompose=False,
+            )
+
+    return backend
+
+
+def _inductor(options: Options, report: Report) -> Backend:
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        import aot_autograd
+
+        problem = unsupported_device({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
+        if problem is not None:
+            warn_once(problem)
+            report.fallback("inductor", problem)
+            return gm.forward
+        generate = _Generator(options, report)
+        with report.phase("aot"):
+            return aot_autograd.aot_function(
+                gm, example_inputs, fw_compiler=generate, bw_compiler=generate, options=options, report=report
+            )
+
+    return backend
+
+
+class _Generator:
+    """Lower an aten graph and generate its kernels; a graph that defeats either runs eagerly."""
+
+    def __init__(self, options: Options, report: Report) -> None:
+        self.options = options
+        self.report = report
+
+    def __call__(self, env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
+        import inductor_gen
+        from prims.lower import lower
+
+        stage = "lower"
+        try:
+            claims = frozenset().union(*(inductor_gen.claims(kind) for kind in _device_types(env)))
+            with self.report.phase("lower"):
+                lowered = lower(env, claims=claims, options=self.options, report=self.report)
+            stage = "codegen"
+            with self.report.phase("codegen"):
+                compiled = inductor_gen.compile_graph(lowered, options=self.options, report=self.report)
+        except UserError:
+            raise
+        except Exception as error:
+            _fall_back(stage, error, self.options, self.report)
+            if _is_missing_tool(error):
+                warn_once(str(error))
+            return env.module().forward
+        return _Guarded(compiled, env, self.options, self.report)
+
+
+def _is_missing_tool(error: Exception) -> bool:
+    return isinstance(error, QuintetError) and "compiler" in str(error).lower()
+
+
+def _device_types(env: Envelope) -> set[str]:
+    found = {desc.spec.device.type for desc in env.inputs if hasattr(desc.spec, "device")}
+    for desc in env.outputs:
+        if hasattr(desc.spec, "device"):
+            found.add(desc.spec.device.type)
+    return found or {"cpu"}
+
+
+class _Guarded:
+    """A compiled graph that is given up for the eager one when it fails where eager does not.
+
+    A compiled graph applies no mutations (the ahead-of-time runtime does), so that running the region again is safe.
+    An error that eager raises too is the program's own and is raised as eager raises it.
+    """
+
+    __slots__ = ("compiled", "env", "options", "report")
+
+    def __init__(self, compiled: Callable[..., Any], env: Envelope, options: Options, report: Report) -> None:
+        self.compiled = compiled
+        self.env = env
+        self.options = options
+        self.report = report
+
+    def __call__(self, *inputs: Any) -> Any:
+        try:
+            return self.compiled(*inputs)
+        except Exception as error:
+            if self.options.strict:
+                raise
+            eager = self.env.module().forward
+            with torch.no_grad():
+                results = eager(*inputs)
+            self.compiled = eager
+            _fall_back("run", error, self.options, self.report)
+            return results
+
+
+_BUILTIN: dict[str, _Factory] = {"inductor": _inductor, "eager": _eager, "aot_eager": _aot_eager}

@@ -1,0 +1,118 @@
+"""``compile()``."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from compile_api.backends import Backend, make_backend
+from compile_api.environment import unsupported_environment, warn_once
+from compile_api.modes import make_options
+from compile_api.module import CompiledModule, compile_module
+from prims.errors import UserError
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["compile"]
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compile a function or module. Nothing is compiled before the first call.
+
+    Args:
+        model: a function, method, callable object or ``torch.nn.Module``; without it, a decorator is returned.
+        fullgraph: make a graph break an error that names the user's line.
+        dynamic: True makes every size symbolic from the first call, False none ever, None those that change.
+        backend: a name from :func:`compile_api.list_backends` or any ``f(gm, example_inputs) -> callable``.
+        mode: ``"default"``, ``"reduce-overhead"``, ``"max-autotune"`` or ``"max-autotune-no-cudagraphs"``.
+        options: names and values of :class:`compile_api.Options`; they win over the mode's.
+        disable: return the model as it is.
+
+    Returns:
+        The compiled counterpart, with ``report()``. A module's shares the original's state and is an instance of
+        its class.
+
+    Raises:
+        UserError: not callable; an unknown mode, backend or option.
+    """
+    settings = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "backend": backend,
+        "mode": mode,
+        "options": dict(options) if isinstance(options, Mapping) else options,
+        "disable": disable,
+    }
+    opts = make_options(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+    report = Report()
+    chosen = make_backend(backend, opts, report)
+    if model is None:
+        return functools.partial(compile, **settings)
+    if not callable(model):
+        raise UserError(
+            f"compile() got {model!r} (a {type(model).__name__}), which is not callable",
+            todo="Give a function, a torch.nn.Module or another callable.",
+        )
+    if disable:
+        return model
+    if isinstance(model, CompiledModule):
+        model = model._orig_mod
+    optimize = _optimizer(chosen, opts, report)
+    if isinstance(model, torch.nn.Module):
+        return compile_module(model, optimize, settings, report)
+    compiled = optimize(_with_code(model))
+    if compiled is model:
+        compiled = functools.wraps(model)(lambda *args, **kwargs: model(*args, **kwargs))
+    compiled.report = lambda: report  # type: ignore[attr-defined]
+    return compiled
+
+
+def _optimizer(
+    backend: Backend, options: Options, report: Report
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Capture's entry for this call, or one that leaves functions alone where nothing can be compiled."""
+    problem = unsupported_environment()
+    if problem is not None:
+        warn_once(problem)
+        report.fallback("environment", problem)
+        return lambda fn: fn
+
+    def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
+        import dynamo_capture
+
+        return dynamo_capture.optimize(fn, backend, options=options, report=report)
+
+    return optimize
+
+
+def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, or a Python function that calls it, so that there is bytecode to capture."""
+    if isinstance(fn, (types.FunctionType, types.MethodType)):
+        return fn
+    wrapped = getattr(fn, "__wrapped__", None)
+    if hasattr(fn, "report") and wrapped is not None:
+        return wrapped
+    call = getattr(type(fn), "__call__", None)
+    if isinstance(call, types.FunctionType) and not isinstance(fn, type):
+        return types.MethodType(call, fn)
+
+    def call_it(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    try:
+        return functools.update_wrapper(call_it, fn)
+    except (AttributeError, TypeError):
+        return call_it

@@ -1,0 +1,139 @@
+"""A compiled module is still the module.
+
+``compile(model)`` returns an object of a class made for it: a subclass of the model's class whose ``forward`` is the
+compiled one. Both objects share one ``__dict__``, and with it parameters, buffers, submodules, hooks and every other
+attribute. So ``isinstance``, ``state_dict()``, ``train()``, hooks added later and assignments need no forwarding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from prims.report import Report
+
+__all__ = ["CompiledModule", "compile_module", "strip_prefix"]
+
+#: What ``torch.compile`` puts in front of the keys of its checkpoints.
+PREFIX = "_orig_mod."
+
+
+def strip_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's entries with every ``_orig_mod.`` removed from the keys."""
+    return {key.replace(PREFIX, ""): value for key, value in state_dict.items()}
+
+
+class _State:
+    """What belongs to the compiled object alone, and so cannot stand in the shared ``__dict__``."""
+
+    def __init__(
+        self,
+        original: torch.nn.Module,
+        optimize: Callable[[Callable[..., Any]], Callable[..., Any]],
+        recompile: Callable[[torch.nn.Module], Any],
+        settings: dict[str, Any],
+        report: Report,
+    ) -> None:
+        self.original = original
+        self.optimize = optimize
+        self.recompile = recompile
+        self.settings = settings
+        self.report = report
+        self.override: Any = None
+        self.compiled: Callable[..., Any] | None = None
+
+    def forward(self) -> Callable[..., Any]:
+        """The compiled form of the original's ``forward`` (or of the one assigned to the instance since)."""
+        override = self.original.__dict__.get("forward")
+        if self.compiled is None or override is not self.override:
+            self.override = override
+            self.compiled = self.optimize(self.original.forward)
+        return self.compiled
+
+
+class _Forward:
+    """``forward`` of a compiled module: a data descriptor, so that it wins over an assigned ``model.forward``."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        state: _State = owner._quintet_state
+        if instance is None:
+            return type(state.original).forward
+        override = instance.__dict__.get("forward")
+        if state.compiled is not None and override is state.override:
+            return state.compiled
+        return state.forward()
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["forward"] = value
+
+    def __delete__(self, instance: Any) -> None:
+        if "forward" not in instance.__dict__:
+            raise AttributeError("forward")
+        del instance.__dict__["forward"]
+
+
+class CompiledModule:
+    """What a compiled module has beyond the original. ``isinstance(m, CompiledModule)`` tells it apart."""
+
+    _quintet_state: _State
+    forward = _Forward()
+
+    def report(self) -> Report:
+        """What compiling it did so far; grows as more calls are compiled."""
+        return self._quintet_state.report
+
+    @property
+    def _orig_mod(self) -> torch.nn.Module:
+        """The original module, under the name that other libraries look for."""
+        return self._quintet_state.original
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # ``load_state_dict`` hands down its own copy of the dict, so that renaming in place is safe.
+        start = prefix + PREFIX
+        for key in [key for key in state_dict if key.startswith(start)]:
+            state_dict[prefix + key[len(start) :]] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        state = self._quintet_state
+        clone = state.recompile(copy.deepcopy(state.original, memo))
+        memo[id(self)] = clone
+        return clone
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self._quintet_state.original, self._quintet_state.settings)
+
+
+def _rebuild(original: torch.nn.Module, settings: dict[str, Any]) -> Any:
+    from compile_api.compile import compile
+
+    return compile(original, **settings)
+
+
+def compile_module(
+    model: torch.nn.Module,
+    optimize: Callable[[Callable[..., Any]], Callable[..., Any]],
+    settings: dict[str, Any],
+    report: Report,
+) -> Any:
+    """The compiled counterpart of ``model``: shares its state, is an instance of its class.
+
+    Args:
+        optimize: makes the compiled form of a bound ``forward``.
+        settings: ``compile()``'s keyword arguments, for copies and pickles.
+    """
+    base = type(model)
+    state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
+    namespace = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "_quintet_state": state,
+    }
+    made = type(base)(base.__name__, (CompiledModule, base), namespace)
+    compiled = object.__new__(made)
+    object.__setattr__(compiled, "__dict__", model.__dict__)
+    return compiled

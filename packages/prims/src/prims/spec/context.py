@@ -1,0 +1,348 @@
+"""Symbolic sizes of one compilation: symbols with ranges and hints, recorded guards, what they imply."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prims.errors import DataDependentError
+from prims.spec import expr as E
+from prims.spec.expr import Expr
+from prims.spec.ranges import Interval, interval, shifted_bounds
+
+if TYPE_CHECKING:
+    from prims.ir.source import SourceLoc
+    from prims.spec.sym import Sym
+
+# Frames under these folders are never the user's: torch itself and the five packages.
+_PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGuard:
+    """A boolean expression over symbols that the compiled program relies on, why, and whose line asked."""
+
+    expr: Expr
+    reason: str
+    where: SourceLoc | None
+
+    def __str__(self) -> str:
+        return f"{self.expr}  # {self.reason}" + (f" at {self.where}" if self.where else "")
+
+
+@dataclass(slots=True)
+class SymbolInfo:
+    """What is known of a symbol. ``min`` and ``max`` are inclusive; ``max`` None means unbounded."""
+
+    name: str
+    min: int
+    max: int | None
+    hint: int | float | None
+    source: str
+
+
+def _internal_roots() -> tuple[str, ...]:
+    roots = []
+    for name in ("torch", *_PACKAGES):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "__file__", None):
+            roots.append(os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep)
+    return tuple(roots)
+
+
+def user_location() -> SourceLoc | None:
+    """The innermost frame outside torch and the five packages, or None."""
+    from prims.ir.source import SourceLoc
+
+    roots = _internal_roots()
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(roots) and not code.co_filename.startswith("<"):
+            return SourceLoc(code.co_filename, frame.f_lineno, code.co_qualname)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+class SymbolContext:
+    """Owns the symbols of one compilation and every guard on them.
+
+    ``guards`` lists the guards in the order they were needed. An equality guard also becomes a replacement
+    (``s1 -> s0``, ``s0 -> 5``), an inequality on a symbol narrows its range, so that what follows from earlier
+    guards is decided without a new one. Set ``location`` to a function returning a ``SourceLoc`` to override
+    where guards are said to come from (a bytecode interpreter knows better than the Python stack).
+    """
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, SymbolInfo] = {}
+        self.guards: list[SizeGuard] = []
+        self.replacements: dict[Expr, Expr] = {}
+        self.location: Callable[[], SourceLoc | None] = user_location
+        self._known: dict[Expr, bool] = {}
+        self._simplified: dict[Expr, Expr] = {}
+        self._decided: dict[Expr, bool | None] = {}
+        self._syms: dict[Expr, Sym] = {}
+        self._frozen = False
+
+    # ---- symbols -------------------------------------------------------------------------------------------
+
+    def new_symbol(
+        self, hint: int | None, source: str = "", min: int = 2, max: int | None = None, prefix: str = "s"
+    ) -> Sym:
+        """A new symbol ``s0``, ``s1``, ... in ``[min, max]`` whose value in this call is ``hint``.
+
+        ``hint`` None makes a size known only at run time: any decision on it raises DataDependentError unless
+        its range settles it.
+        """
+        n = len(self.symbols)
+        while f"{prefix}{n}" in self.symbols:
+            n += 1
+        return self.declare(f"{prefix}{n}", hint, min, max, source)
+
+    def declare(
+        self, name: str, hint: int | None, min: int = 2, max: int | None = None, source: str = ""
+    ) -> Sym:
+        """The symbol of that name, made if it does not exist."""
+        if name not in self.symbols:
+            if hint is not None and (hint < min or (max is not None and hint > max)):
+                raise ValueError(f"hint {hint} of size {name} ({source}) is outside [{min}, {max}]")
+            self.symbols[name] = SymbolInfo(name, min, max, hint, source)
+        return self._sym(E.symbol(name))
+
+    def info(self, name: str) -> SymbolInfo:
+        """The record of a symbol; KeyError for an unknown name."""
+        return self.symbols[name]
+
+    def __iter__(self) -> Iterator[SymbolInfo]:
+        return iter(self.symbols.values())
+
+    def hints(self) -> dict[str, Any]:
+        """The value of each symbol in the call being compiled."""
+        return {name: info.hint for name, info in self.symbols.items() if info.hint is not None}
+
+    def _sym(self, e: Expr) -> Sym:
+        found = self._syms.get(e)
+        if found is None:
+            from prims.spec.sym import Sym
+
+            found = self._syms[e] = Sym(e, self)
+        return found
+
+    def make(self, e: Expr) -> Any:
+        """The int, or the Sym, of an integer expression after simplification."""
+        e = self.simplify(e)
+        return e.args[0] if e.kind == "const" else self._sym(e)
+
+    # ---- what is known -------------------------------------------------------------------------------------
+
+    def _symbol_range(self, s: Expr) -> Interval:
+        info = self.symbols.get(s.args[0])
+        if info is None:
+            return -math.inf, math.inf
+        return info.min, math.inf if info.max is None else info.max
+
+    def bounds(self, e: Expr) -> Interval:
+        """Inclusive bounds of an integer expression."""
+        low, high = interval(e, self._symbol_range)
+        if e.kind == "poly" and len(e.terms) > 1:
+            low2, high2 = shifted_bounds(e, self._symbol_range)
+            low, high = max(low, low2), min(high, high2)
+        return low, high
+
+    def simplify(self, e: Expr) -> Expr:
+        """``e`` with what the guards and ranges imply put in."""
+        if e.kind in ("const", "symbol") and not self.replacements:
+            return e
+        found = self._simplified.get(e)
+        if found is None:
+            found = E.substitute(e, self.replacements) if self.replacements else e
+            found = self._by_range(found)
+            self._simplified[e] = found
+        return found
+
+    def _by_range(self, e: Expr) -> Expr:
+        """Resolves ``min``, ``max``, ``mod`` and ``floordiv`` that the ranges decide."""
+        if e.kind in ("const", "symbol"):
+            return e
+        if e.kind == "poly":
+            atoms = {a for mono, _ in e.terms for a, _ in mono if a.kind != "symbol"}
+            changed = {a: new for a in atoms if (new := self.simplify(a)) is not a}
+            return E.substitute(e, changed) if changed else e
+        if e.kind in ("min", "max"):
+            keep = list(e.args)
+            for x in e.args:
+                for y in keep:
+                    better = E.le(y, x) if e.kind == "min" else E.le(x, y)
+                    if y is not x and self._decide(better) is True:
+                        keep.remove(x)
+                        break
+            return E.rebuild(e.kind, tuple(keep)) if len(keep) < len(e.args) else e
+        if e.kind in ("mod", "floordiv"):
+            low, high = self.bounds(e.args[0])
+            if low >= 0 and high < self.bounds(e.args[1])[0]:
+                return e.args[0] if e.kind == "mod" else E.const(0)  # type: ignore[no-any-return]
+        if e.kind == "ite":
+            decided = self._decide(self.simplify(e.args[0]))
+            if decided is not None:
+                return e.args[1] if decided else e.args[2]  # type: ignore[no-any-return]
+        return e
+
+    def _decide(self, b: Expr) -> bool | None:
+        kind = b.kind
+        if kind == "true":
+            return True
+        if kind == "false":
+            return False
+        if b in self._known:
+            return self._known[b]
+        if kind == "le":
+            low, high = self.bounds(b.args[0])
+            return True if high <= 0 else False if low > 0 else None
+        if kind in ("eq", "ne"):
+            low, high = self.bounds(b.args[0])
+            if low > 0 or high < 0:
+                return kind == "ne"
+            return None
+        if kind in ("and", "or"):
+            results = [self._decide(x) for x in b.args]
+            stop = kind == "or"
+            if stop in results:
+                return stop
+            return None if None in results else not stop
+        if kind == "not":
+            inner = self._decide(b.args[0])
+            return None if inner is None else not inner
+        return None
+
+    def statically_known(self, b: Expr | bool) -> bool | None:
+        """Whether ``b`` holds for every size the guards allow: True, False, or None if it depends. No guard."""
+        if isinstance(b, bool):
+            return b
+        b = self.simplify(b)
+        if b not in self._decided:
+            self._decided[b] = self._decide(b)
+        return self._decided[b]
+
+    def hint(self, e: Expr) -> Any:
+        """The value of ``e`` in this call; None if it needs a symbol without a hint."""
+        try:
+            return e.evaluate(self.hints())
+        except KeyError:
+            return None
+
+    # ---- guards --------------------------------------------------------------------------------------------
+
+    def evaluate(self, b: Expr | bool, reason: str = "control flow on a size") -> bool:
+        """Whether ``b`` holds: by ranges if they decide, else by the hints, recording a guard.
+
+        Raises:
+            DataDependentError: it depends on a size that has no hint.
+        """
+        known = self.statically_known(b)
+        if known is not None:
+            return known
+        b = self.simplify(E.to_expr(b))
+        value = self.hint(b)
+        if value is None:
+            raise DataDependentError(
+                f"{b} is needed, but is known only at run time ({reason})", where=self.location()
+            )
+        self.add_guard(b if value else E.not_(b), reason)
+        return bool(value)
+
+    def specialise(self, e: Expr | Sym, reason: str = "a size used as a Python int") -> Any:
+        """The value of ``e`` in this call, recording the guard that it stays so.
+
+        Raises:
+            DataDependentError: it depends on a size that has no hint.
+        """
+        e = self.simplify(e if isinstance(e, Expr) else e.expr)
+        if e.is_const:
+            return e.value
+        value = self.hint(e)
+        if value is None:
+            raise DataDependentError(
+                f"the value of {e} is needed, but is known only at run time ({reason})", where=self.location()
+            )
+        self.add_guard(E.float_compare("feq", e, value) if e.is_float else E.eq(e, value), reason)
+        return value
+
+    def add_guard(self, b: Expr, reason: str) -> None:
+        """Record that ``b`` holds, and learn from it."""
+        if b.kind == "and":
+            for part in b.args:
+                self.add_guard(part, reason)
+            return
+        if b.is_const:
+            return
+        self.guards.append(SizeGuard(b, reason, self.location()))
+        self._learn(b)
+        self._simplified.clear()
+        self._decided.clear()
+
+    def _learn(self, b: Expr) -> None:
+        self._known[b] = True
+        self._known[E.not_(b)] = False
+        d = b.args[0]
+        if b.kind == "eq":
+            self._learn_equation(d)
+        elif b.kind == "le":
+            self._narrow(d)
+
+    def _learn_equation(self, d: Expr) -> None:
+        """Solve ``d == 0`` for an atom that occurs once, linearly, with coefficient one: the youngest."""
+        best: Expr | None = None
+        for mono, coeff in d.terms:
+            if len(mono) != 1 or mono[0][1] != 1 or abs(coeff) != 1:
+                continue
+            atom = mono[0][0]
+            others = sum(1 for m, _ in d.terms for a, _ in m if a is atom or atom in a.symbols)
+            if others == 1 and (best is None or _rank(atom) > _rank(best)):
+                best = atom
+        if best is None:
+            return
+        coeff = dict(d.terms)[((best, 1),)]
+        rest = E.sub(d, E.mul(best, coeff))
+        value = E.neg(rest) if coeff == 1 else rest
+        if best.kind != "symbol" and best.symbols & value.symbols:
+            return
+        if best.kind == "symbol":
+            self._intersect(value, best)
+        one = {best: value}
+        self.replacements = {k: E.substitute(v, one) for k, v in self.replacements.items()}
+        self.replacements[best] = value
+
+    def _intersect(self, value: Expr, old: Expr) -> None:
+        """After ``old == value``: a bare symbol ``value`` gets the narrower of both ranges."""
+        if value.kind != "symbol" or value.args[0] not in self.symbols:
+            return
+        new, gone = self.symbols[value.args[0]], self.symbols[old.args[0]]
+        new.min = max(new.min, gone.min)
+        highs = [m for m in (new.max, gone.max) if m is not None]
+        new.max = min(highs) if highs else None
+
+    def _narrow(self, d: Expr) -> None:
+        """Learn from ``d <= 0`` when d is ``k*symbol + c``."""
+        variable = [(m, c) for m, c in d.terms if m]
+        if len(variable) != 1:
+            return
+        mono, k = variable[0]
+        if len(mono) != 1 or mono[0][1] != 1 or mono[0][0].kind != "symbol":
+            return
+        info = self.symbols.get(mono[0][0].args[0])
+        if info is None:
+            return
+        c = next((c for m, c in d.terms if not m), 0)
+        if k > 0:
+            bound = -c // k
+            info.max = bound if info.max is None else min(info.max, bound)
+        else:
+            info.min = max(info.min, -(-c // -k))
+
+
+def _rank(atom: Expr) -> tuple[int, tuple[int, int, str]]:
+    return (1 if atom.kind != "symbol" else 0, atom.sort_key())

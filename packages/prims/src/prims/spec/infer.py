@@ -1,0 +1,116 @@
+"""Metadata of an operator's results: the registry of rules, and what is tried when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from prims.errors import DataDependentError, Unsupported
+from prims.spec.sym import SymNode, from_torch
+from prims.spec.tensorspec import TensorSpec, spec_of
+
+Rule = Callable[..., Any]
+OpOverload = torch._ops.OpOverload
+
+RULES: dict[str, Rule] = {}
+_RESOLVED: dict[OpOverload, Rule] = {}
+_DATA_DEPENDENT = "{} reads the values of a tensor, of which only metadata is known here"
+
+
+def meta_rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a metadata rule for overloads named ``aten.mm.default``.
+
+    The rule has the overload's signature with ``TensorSpec`` for tensors and ``int | Sym`` for sizes, and gives
+    the results' specs in the overload's structure. For a result that is an argument (in-place and ``out=``
+    overloads) it gives that argument's new metadata.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"two metadata rules for {name}")
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+def op_name(func: OpOverload) -> str:
+    """``aten.mm.default`` of an overload."""
+    return f"{func.namespace}.{func._schema.name.split('::', 1)[1]}.{func._overloadname}"
+
+
+def has_rule(func: OpOverload) -> bool:
+    """Whether the overload has a direct rule."""
+    _load_rules()
+    return op_name(func) in RULES
+
+
+def infer(func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """Metadata of the results of ``func(*args, **kwargs)``: a pytree of ``TensorSpec``, ``Sym`` and scalars.
+
+    Arguments may be specs, tensors, ``Sym`` or ``torch.SymInt``. In order: a direct rule, a functional overload's
+    rule for its ``out=`` or in-place form, the CompositeImplicit decomposition, the primitive decomposition,
+    the CompositeExplicit kernel, a C++ meta kernel (which specialises symbolic sizes).
+
+    Raises:
+        Unsupported: nothing covers this overload.
+        DataDependentError: its result's metadata depends on tensor values.
+    """
+    rule = _RESOLVED.get(func) or resolve(func)
+    if kwargs:
+        return rule(*map(to_spec, args), **{k: to_spec(v) for k, v in kwargs.items()})
+    return rule(*map(to_spec, args))
+
+
+def resolve(func: OpOverload) -> Rule:
+    """The rule that :func:`infer` uses for an overload."""
+    rule = _RESOLVED.get(func)
+    if rule is None:
+        _load_rules()
+        from prims.spec.fallback import fallback_rule
+
+        rule = RULES.get(op_name(func)) or fallback_rule(func)
+        _RESOLVED[func] = rule
+    return rule
+
+
+def to_spec(x: Any) -> Any:
+    """An argument as the rules see it."""
+    if type(x) in _PLAIN:
+        return x
+    if isinstance(x, torch.Tensor):
+        return spec_of(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(to_spec, x)) if type(x) in (list, tuple) else [to_spec(v) for v in x]
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return from_torch(x)
+    return x
+
+
+_PLAIN = frozenset({TensorSpec, int, float, bool, type(None), torch.dtype, torch.device, str})
+
+
+def data_dependent(func: OpOverload) -> DataDependentError:
+    """The error of an overload whose result depends on tensor values."""
+    return DataDependentError(_DATA_DEPENDENT.format(op_name(func)))
+
+
+def unsupported(func: OpOverload) -> Unsupported:
+    """The error of an overload that nothing covers."""
+    return Unsupported(f"no metadata rule for {op_name(func)}")
+
+
+_loaded = False
+
+
+def _load_rules() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        import prims.spec.rules  # noqa: F401
+
+
+__all__ = ["RULES", "SymNode", "has_rule", "infer", "meta_rule", "op_name", "resolve", "to_spec"]

@@ -1,0 +1,162 @@
+"""Strides: contiguity, memory formats, and how PyTorch lays out a new tensor like an old one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prims.spec.sym import sym_max
+
+Size = Any  # int | Sym
+CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
+
+
+@functools.lru_cache(maxsize=8192)
+def _static_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return tuple(strides)
+
+
+def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides in elements of a fresh contiguous tensor; a size of zero counts as one."""
+    for s in shape:
+        if type(s) is not int:
+            return strides_in_order(shape, range(len(shape) - 1, -1, -1))
+    return _static_strides(shape)
+
+
+def strides_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Size, ...]:
+    """Dense strides where ``order`` lists the dimensions from the fastest to the slowest."""
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * sym_max(shape[dim], 1)
+    return tuple(strides)
+
+
+def channels_last_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides of a dense channels_last tensor of 4 or 5 dimensions."""
+    return strides_in_order(shape, CHANNELS_LAST_ORDER[len(shape)])
+
+
+def is_contiguous_in_order(shape: Sequence[Size], strides: Sequence[Size], order: Iterable[int]) -> bool:
+    """Whether the strides are the dense ones in that order; dimensions of size one do not matter."""
+    step: Size = 1
+    for dim in order:
+        size = shape[dim]
+        if type(size) is int and size == 1:
+            continue
+        if strides[dim] is not step and strides[dim] != step:
+            return any(type(s) is int and s == 0 for s in shape)
+        step = step * size
+    return True
+
+
+def is_contiguous(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Row-major dense, as ``Tensor.is_contiguous``."""
+    return is_contiguous_in_order(shape, strides, range(len(shape) - 1, -1, -1))
+
+
+def is_channels_last_contiguous(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """As ``Tensor.is_contiguous(memory_format=torch.channels_last)`` (or its 3-d form for 5 dimensions)."""
+    order = CHANNELS_LAST_ORDER.get(len(shape))
+    return order is not None and is_contiguous_in_order(shape, strides, order)
+
+
+def is_channels_last_strides(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether ``suggest_memory_format`` calls these strides channels_last (they need not be dense)."""
+    order = CHANNELS_LAST_ORDER.get(len(shape))
+    if order is None or (type(strides[1]) is int and strides[1] == 0):
+        return False
+    low: Size = 0
+    for dim in order:
+        if type(shape[dim]) is int and shape[dim] == 0 or strides[dim] < low:
+            return False
+        if dim == 0 and low == strides[1]:
+            return False
+        low = strides[dim]
+        if not (type(shape[dim]) is int and shape[dim] == 1):
+            low = low * shape[dim]
+    return True
+
+
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Non-overlapping and dense: some permutation of the dimensions is contiguous."""
+    if is_contiguous(shape, strides):
+        return True
+    dims = [d for d in range(len(shape)) if not (type(shape[d]) is int and shape[d] == 1)]
+    if any(type(shape[d]) is int and shape[d] == 0 for d in dims):
+        return True
+    order = sort_dims(dims, shape, strides)
+    step: Size = 1
+    for d in order:
+        if strides[d] is not step and strides[d] != step:
+            return False
+        step = step * shape[d]
+    return True
+
+
+def sort_dims(dims: Sequence[int], shape: Sequence[Size], strides: Sequence[Size]) -> list[int]:
+    """Dimensions from the smallest stride to the largest; ties go to the later dimension."""
+    if all(type(strides[d]) is int for d in dims):
+        return sorted(dims, key=lambda d: (strides[d], -d))
+    out: list[int] = []
+    for d in reversed(dims):
+        i = len(out)
+        while i > 0 and strides[d] < strides[out[i - 1]]:
+            i -= 1
+        out.insert(i, d)
+    return out
+
+
+def like_strides(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides of ``torch.empty_like`` with ``preserve_format``: the same if dense, else dense strides in the
+    order of the old ones (as ``infer_dense_strides`` of ATen's ``ExpandUtils``).
+    """
+    if is_contiguous(shape, strides):
+        return contiguous_strides(shape)
+    if is_dense(shape, strides):
+        return strides
+    return strides_in_order(shape, permutation(shape, (strides,)))
+
+
+def permutation(shape: Sequence[Size], operands: Sequence[Sequence[Size]]) -> list[int]:
+    """The order of dimensions, fastest first, that ATen's TensorIterator iterates in.
+
+    ``operands`` are strides already broadcast to ``shape`` (0 in a broadcast dimension). An insertion sort
+    where operands vote in turn and a stride of zero abstains (``TensorIteratorBase::reorder_dimensions``).
+    """
+    ndim = len(shape)
+    order = list(range(ndim - 1, -1, -1))
+    for i in range(1, ndim):
+        dim1 = i
+        for dim0 in range(i - 1, -1, -1):
+            vote = _compare(order[dim0], order[dim1], shape, operands)
+            if vote > 0:
+                order[dim0], order[dim1] = order[dim1], order[dim0]
+                dim1 = dim0
+            elif vote < 0:
+                break
+    return order
+
+
+def _compare(a: int, b: int, shape: Sequence[Size], operands: Sequence[Sequence[Size]]) -> int:
+    for strides in operands:
+        x, y = strides[a], strides[b]
+        if (type(x) is int and x == 0) or (type(y) is int and y == 0):
+            continue
+        if x is y:
+            if shape[a] is not shape[b] and shape[a] > shape[b]:
+                return 1
+            continue
+        if x < y:
+            return -1
+        if x > y:
+            return 1
+        if shape[a] > shape[b]:
+            return 1
+    return 0

@@ -1,0 +1,225 @@
+"""Tensors without data: a wrapper subclass whose dispatch only computes metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prims.errors import DataDependentError
+from prims.spec.infer import resolve, to_spec
+from prims.spec.sym import SymNode, to_torch
+from prims.spec.tensorspec import TensorSpec
+
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+OpOverload = torch._ops.OpOverload
+
+
+class AbstractTensor(torch.Tensor):
+    """A tensor of which only the metadata is known. PyTorch's autograd works over it.
+
+    ``spec`` is its :class:`TensorSpec`. It may claim any device, also one this machine does not have. Reading
+    its data (``item``, ``tolist``, ``bool``, ``numpy``, ``nonzero``) raises DataDependentError.
+    """
+
+    spec: TensorSpec
+
+    @staticmethod
+    def __new__(cls, spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
+        return make(spec, requires_grad)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"AbstractTensor({self.spec})"
+
+    def __deepcopy__(self, memo: Any) -> AbstractTensor:
+        return make(self.spec, self.requires_grad)
+
+    def tolist(self) -> Any:
+        raise _no_data("tolist")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise _no_data("numpy")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise _no_data("__array__")
+
+    def data_ptr(self) -> int:
+        raise _no_data("data_ptr")
+
+
+def _no_data(what: str) -> DataDependentError:
+    return DataDependentError(f"{what} reads a tensor of which only metadata is known here")
+
+
+def make(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
+    """A leaf AbstractTensor of that spec."""
+    shape, strides = spec.shape, spec.strides
+    offset = spec.storage_offset
+    for s in (*shape, *strides, offset):
+        if type(s) is not int:
+            shape, strides = tuple(map(to_torch, shape)), tuple(map(to_torch, strides))
+            offset = to_torch(offset)
+            break
+    t = _make_wrapper(
+        AbstractTensor,
+        shape,
+        strides,
+        offset,
+        dtype=spec.dtype,
+        device=spec.device,
+        requires_grad=requires_grad,
+    )
+    t.spec = spec
+    return t  # type: ignore[no-any-return]
+
+
+class _Plan:
+    """How one overload is run on abstract tensors: its rule, and which results are or alias an argument."""
+
+    __slots__ = ("identity", "rule", "views")
+
+    def __init__(self, func: OpOverload) -> None:
+        self.rule = resolve(func)
+        self.identity: tuple[tuple[int, int, str], ...] = ()  # (result, argument, its name)
+        self.views: tuple[tuple[int, int], ...] = ()
+        arguments = func._schema.arguments
+        identity, views = [], []
+        for r, ret in enumerate(func._schema.returns):
+            info = ret.alias_info
+            if info is None:
+                continue
+            for a, arg in enumerate(arguments):
+                if arg.alias_info is None or not info.before_set & arg.alias_info.before_set:
+                    continue
+                if info.is_write:
+                    identity.append((r, a, arg.name))
+                else:
+                    views.append((r, a))
+        self.identity, self.views = tuple(identity), tuple(views)
+
+
+_PLANS: dict[OpOverload, _Plan] = {}
+
+
+def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one overload on abstract tensors (and real ones, of which only the metadata is looked at).
+
+    Results are fresh AbstractTensors, except that in-place and ``out=`` results are the arguments themselves;
+    results that are views share their base's storage object.
+    """
+    plan = _PLANS.get(func)
+    if plan is None:
+        plan = _PLANS[func] = _Plan(func)
+    if kwargs:
+        out = plan.rule(*map(to_spec, args), **{k: to_spec(v) for k, v in kwargs.items()})
+    else:
+        out = plan.rule(*map(to_spec, args))
+    if plan.identity:
+        return _mutated(func, plan, out, args, kwargs)
+    result = wrap(out)
+    if plan.views:
+        for r, a in plan.views:
+            if a < len(args) and isinstance(args[a], AbstractTensor):
+                whole = result if len(func._schema.returns) == 1 else result[r]
+                for view in whole if isinstance(whole, (list, tuple)) else (whole,):
+                    torch._functionalize_unsafe_set(view, args[a])
+    return result
+
+
+def wrap(out: Any) -> Any:
+    """A rule's result as tensors and torch symbolic numbers."""
+    kind = type(out)
+    if kind is TensorSpec:
+        return make(out)
+    if kind is tuple:
+        return tuple(map(wrap, out))
+    if kind is list:
+        return list(map(wrap, out))
+    return to_torch(out) if isinstance(out, SymNode) else out
+
+
+def _mutated(func: OpOverload, plan: _Plan, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Results of an in-place or ``out=`` overload: the written arguments."""
+    targets = {r: args[a] if a < len(args) else kwargs[name] for r, a, name in plan.identity}
+    if len(func._schema.returns) == 1:
+        return _written(func, targets[0], out)
+    return tuple(
+        _written(func, targets[r], value) if r in targets else wrap(value) for r, value in enumerate(out)
+    )
+
+
+def _written(func: OpOverload, target: Any, new: Any) -> Any:
+    if isinstance(target, AbstractTensor) and isinstance(new, TensorSpec) and new is not target.spec:
+        if not _same_layout(new, target.spec):
+            raise _metadata_mutation(func)
+    return target
+
+
+def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:
+    return len(a.shape) == len(b.shape) and all(x is y or x == y for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def _metadata_mutation(func: OpOverload) -> Exception:
+    from prims.errors import Unsupported
+
+    return Unsupported(f"{func} changes the shape of a tensor in place")
+
+
+class AbstractMode(TorchDispatchMode):
+    """Makes factory calls (``torch.zeros``, ``arange``, ``torch.tensor`` constants) give AbstractTensors.
+
+    Use it around code that runs on abstract tensors: capture while it evaluates a call's metadata, the
+    ahead-of-time stage while it traces. Real tensors that meet abstract ones count as constants. An operator
+    none of whose arguments is abstract still runs abstractly, so that nothing is computed or allocated.
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+AbstractMode.__torch_dispatch__.__isabstractmethod__ = False  # type: ignore[attr-defined]
+
+
+def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:
+    """The abstract twin of a tensor: same metadata, requires_grad, leafness and Parameter-ness.
+
+    Args:
+        tensor: any strided tensor.
+        ctx: the SymbolContext that makes the symbols of ``dynamic_dims``.
+        dynamic_dims: dimensions that get a new symbol each (a mapping gives the ``int | Sym`` to use). Strides of
+            a dense tensor follow from the sizes; other strides stay static.
+        source: where the tensor comes from, for the symbols' records.
+    """
+    from prims.spec.abstract import abstract_spec
+
+    spec = abstract_spec(tensor, ctx, dynamic_dims, source)
+    requires_grad = tensor.requires_grad
+    out = make(spec, requires_grad)
+    if requires_grad and not tensor.is_leaf:
+        with torch.enable_grad():
+            out = out.view_as(out)  # type: ignore[assignment]
+    if isinstance(tensor, torch.nn.Parameter):
+        out._is_param = True  # type: ignore[attr-defined]
+    elif getattr(tensor, "_is_buffer", False):
+        out._is_buffer = True  # type: ignore[attr-defined]
+    return out
+
+
+def abstract_from_spec(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
+    """A leaf AbstractTensor of that spec."""
+    return make(spec, requires_grad)
+
+
+__all__: list[str] = ["AbstractMode", "AbstractTensor", "Callable", "abstract", "abstract_from_spec", "dispatch"]

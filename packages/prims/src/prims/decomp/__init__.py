@@ -1,0 +1,30 @@
+"""Decompositions: ATen overloads in terms of primitives.
+
+A decomposition is a function ``(p, *args, **kwargs)`` written once against the handler interface: under
+`MetaHandler` it gives metadata, under `GraphHandler` a graph, under `TorchHandler` numbers. The families:
+
+- `elementwise`, `activations`: pointwise formulas
+- `reductions`, `softmax`, `normalisation`, `losses`: what reduces
+- `views`, `indexing`, `factory`: shapes, gathers and scatters, constants
+- `matmul`: matrix products and attention
+- `pooling`, `resampling`: windows, padding and interpolation
+- `backward`: gradients of the above that are not beside their forward
+- `optimisers`: foreach ops
+"""
+
+from prims.decomp import (  # noqa: F401  (each registers its family)
+    activations,
+    elementwise,
+    factory,
+    indexing,
+    losses,
+    matmul,
+    normalisation,
+    pooling,
+    reductions,
+    softmax,
+    views,
+)
+from prims.decomp.registry import by_name, call, covered, decomposition, get, overload
+
+__all__ = ["by_name", "call", "covered", "decomposition", "get", "overload"]

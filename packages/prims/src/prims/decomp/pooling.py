@@ -1,0 +1,483 @@
+"""Average and maximum pooling, padding and resampling by windows of slices.
+
+A pooling window of k elements is k strided slices of the padded input, combined elementwise: the slices
+fuse into one loop that reads each element of the window once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.decomp.common import (
+    Size,
+    Value,
+    along,
+    is_integral,
+    number,
+    opmath,
+    prod,
+    to_dtype,
+    unsupported,
+)
+from prims.decomp.reductions import mean_of
+from prims.decomp.registry import decomposition
+from prims.decomp.views import index_along, reshaped
+
+MAX_WINDOW = 200
+"""Windows with more elements stay calls of eager's kernel: one slice each would be too many nodes."""
+
+
+def _per_dim(value: Sequence[int] | int, n: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * n
+    values = tuple(value)
+    return values * n if len(values) == 1 else values
+
+
+def pooled_size(size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> Size:
+    """Number of windows along a dimension; in ceil mode the last one must start inside the padded input.
+
+    Source: the formula in the documentation of torch.nn.MaxPool2d.
+    """
+    span = size + 2 * pad - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return span // stride + 1
+    out = (span + stride - 1) // stride + 1
+    return out - 1 if (out - 1) * stride >= size + pad else out
+
+
+class Windows:
+    """Pooling geometry over the last n dimensions of a value."""
+
+    def __init__(
+        self,
+        x: Value,
+        n: int,
+        kernel: Sequence[int] | int,
+        stride: Sequence[int] | int | None,
+        padding: Sequence[int] | int,
+        dilation: Sequence[int] | int = 1,
+        ceil_mode: bool = False,
+    ) -> None:
+        self.n = n
+        self.kernel = _per_dim(kernel, n)
+        self.stride = self.kernel if stride is None or stride == [] or stride == () else _per_dim(stride, n)
+        self.padding = _per_dim(padding, n)
+        self.dilation = _per_dim(dilation, n)
+        self.lead = x.ndim - n
+        self.sizes = tuple(x.shape[self.lead :])
+        geometry = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        self.out = tuple(pooled_size(*g, ceil_mode) for g in geometry)
+        if math.prod(self.kernel) > MAX_WINDOW:
+            raise unsupported(f"pooling over windows of {math.prod(self.kernel)} elements")
+
+    def offsets(self) -> list[tuple[int, ...]]:
+        """Positions inside a window, in memory order."""
+        return list(itertools.product(*(range(k) for k in self.kernel)))
+
+    def padded(self, p: Any, x: Value, value: Any) -> Value:
+        """The input with enough padding for every window."""
+        low = (0,) * self.lead + self.padding
+        high: list[Size] = [0] * self.lead
+        for size, k, s, pad, d, out in zip(
+            self.sizes, self.kernel, self.stride, self.padding, self.dilation, self.out, strict=True
+        ):
+            need = (out - 1) * s + d * (k - 1) + 1 - size - pad
+            # Elements past the last window need no cropping: no slice reaches them.
+            high.append(0 if isinstance(need, int) and need < 0 else need)
+        if all(isinstance(v, int) and v == 0 for v in (*low, *high)):
+            return x
+        return p.pad(x, value, low, tuple(high))
+
+    def slice(self, p: Any, padded: Value, offset: Sequence[int]) -> Value:
+        """Element `offset` of every window."""
+        starts: list[Size] = [0] * self.lead
+        stops: list[Size] = list(padded.shape[: self.lead])
+        steps = [1] * self.lead
+        for o, s, d, out in zip(offset, self.stride, self.dilation, self.out, strict=True):
+            starts.append(o * d)
+            stops.append(o * d + (out - 1) * s + 1)
+            steps.append(s)
+        return p.slice(padded, tuple(starts), tuple(stops), tuple(steps))
+
+
+def _lowest(dtype: torch.dtype) -> Any:
+    return torch.iinfo(dtype).min if is_integral(dtype) else -math.inf
+
+
+# ---- maximum --------------------------------------------------------------------------------------------
+
+
+def _max_pool(p: Any, x: Value, w: Windows) -> tuple[Value, Value]:
+    """Largest element of each window and its place in the unpadded plane."""
+    padded = w.padded(p, x, _lowest(x.dtype))
+    best: Value = None
+    place: Value = None
+    lead_shape = tuple(x.shape[: w.lead])
+    shape = (*lead_shape, *w.out)
+    base = None
+    for i, (out, s, pad) in enumerate(zip(w.out, w.stride, w.padding, strict=True)):
+        line = p.iota(out, -pad, s, torch.int64, x.device)
+        step = prod(w.sizes[i + 1 :])
+        wide = along(p, p.mul(line, step), shape, w.lead + i)
+        base = wide if base is None else p.add(base, wide)
+    for offset in w.offsets():
+        element = w.slice(p, padded, offset)
+        shift = sum(
+            (o * d * prod(w.sizes[i + 1 :]) for i, (o, d) in enumerate(zip(offset, w.dilation, strict=True))), 0
+        )
+        at = base if isinstance(shift, int) and shift == 0 else p.add(base, shift)
+        if best is None:
+            best, place = element, at
+            continue
+        # The first of equals wins; NaN wins over everything.
+        better = p.gt(element, best)
+        if not is_integral(x.dtype):
+            better = p.logical_or(better, p.isnan(element))
+        best, place = p.where(better, element, best), p.where(better, at, place)
+    return best, place
+
+
+@decomposition("aten.max_pool2d_with_indices.default")
+def max_pool2d_with_indices(
+    p: Any,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    """Largest element of each window and its index in the plane."""
+    return _max_pool(p, self, Windows(self, 2, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+@decomposition("aten.max_pool3d_with_indices.default")
+def max_pool3d_with_indices(
+    p: Any,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    ceil_mode: bool = False,
+) -> tuple[Value, Value]:
+    """Largest element of each window and its index in the volume."""
+    return _max_pool(p, self, Windows(self, 3, kernel_size, stride, padding, dilation, ceil_mode))
+
+
+def _max_pool_backward(p: Any, grad: Value, x: Value, n: int, indices: Value) -> Value:
+    lead = tuple(x.shape[: x.ndim - n])
+    plane = prod(x.shape[x.ndim - n :])
+    flat = (*lead, prod(grad.shape[x.ndim - n :]))
+    compute = opmath(grad.dtype)
+    zeros = p.full((*lead, plane), 0.0, compute, x.device)
+    source = reshaped(p, to_dtype(p, grad, compute), flat)
+    out = p.scatter(zeros, reshaped(p, indices, flat), source, len(lead), "add")
+    return to_dtype(p, reshaped(p, out, x.shape), grad.dtype)
+
+
+@decomposition("aten.max_pool2d_with_indices_backward.default")
+def max_pool2d_with_indices_backward(
+    p: Any,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    """Each window's gradient, added at its largest element."""
+    return _max_pool_backward(p, grad_output, self, 2, indices)
+
+
+@decomposition("aten.max_pool3d_with_indices_backward.default")
+def max_pool3d_with_indices_backward(
+    p: Any,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
+    """Each window's gradient, added at its largest element."""
+    return _max_pool_backward(p, grad_output, self, 3, indices)
+
+
+# ---- average --------------------------------------------------------------------------------------------
+
+
+def _divisor(
+    p: Any, w: Windows, x: Value, count_include_pad: bool, divisor_override: int | None, device: torch.device
+) -> Any:
+    """Elements that each window counts: a number, or a value of the windows' shape where it varies."""
+    if divisor_override is not None:
+        return float(divisor_override)
+    static = all(isinstance(v, int) for v in (*w.sizes, *w.out))
+    overhang = not static or any(
+        (out - 1) * s + k > size + 2 * pad
+        for size, k, s, pad, out in zip(w.sizes, w.kernel, w.stride, w.padding, w.out, strict=True)
+    )
+    if not overhang and (count_include_pad or not any(w.padding)):
+        return float(math.prod(w.kernel))
+    total = None
+    for i, (size, k, s, pad, out) in enumerate(
+        zip(w.sizes, w.kernel, w.stride, w.padding, w.out, strict=True)
+    ):
+        start = p.iota(out, -pad, s, torch.int64, device)
+        end = p.minimum(p.add(start, k), size + pad)
+        if not count_include_pad:
+            start, end = p.maximum(start, 0), p.minimum(end, size)
+        length = along(p, p.convert(p.sub(end, start), x.dtype), w.out, i)
+        total = length if total is None else p.mul(total, length)
+    return total
+
+
+def _avg_pool(
+    p: Any, self: Value, n: int, args: Sequence[Any], count_include_pad: bool, divisor_override: int | None
+) -> Value:
+    kernel, stride, padding, ceil_mode = args
+    if is_integral(self.dtype):
+        raise unsupported("average pooling of integers")
+    x = to_dtype(p, self, opmath(self.dtype))
+    w = Windows(x, n, kernel, stride, padding, 1, ceil_mode)
+    padded = w.padded(p, x, 0.0)
+    total = None
+    for offset in w.offsets():
+        element = w.slice(p, padded, offset)
+        total = element if total is None else p.add(total, element)
+    divisor = _divisor(p, w, x, count_include_pad, divisor_override, x.device)
+    if not isinstance(divisor, float):
+        shape = (*x.shape[: w.lead], *w.out)
+        divisor = p.broadcast(divisor, shape, tuple(range(w.lead, w.lead + n)))
+    return to_dtype(p, p.div(total, divisor), self.dtype)
+
+
+@decomposition("aten.avg_pool2d.default")
+def avg_pool2d(
+    p: Any,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    """Mean of each window."""
+    return _avg_pool(
+        p, self, 2, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override
+    )
+
+
+@decomposition("aten.avg_pool3d.default")
+def avg_pool3d(
+    p: Any,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    """Mean of each window."""
+    return _avg_pool(
+        p, self, 3, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override
+    )
+
+
+@decomposition("aten.avg_pool1d.default")
+def avg_pool1d(
+    p: Any,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Value:
+    """Mean of each window."""
+    return _avg_pool(p, self, 1, (kernel_size, stride, padding, ceil_mode), count_include_pad, None)
+
+
+def _avg_pool_backward(
+    p: Any,
+    grad: Value,
+    x: Value,
+    n: int,
+    args: Sequence[Any],
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    """Each element gathers the gradients of the windows that it is in: one index per window position."""
+    kernel, stride, padding, ceil_mode = args
+    compute = opmath(grad.dtype)
+    w = Windows(x, n, kernel, stride, padding, 1, ceil_mode)
+    g = to_dtype(p, grad, compute)
+    divisor = _divisor(p, w, g, count_include_pad, divisor_override, x.device)
+    if not isinstance(divisor, float):
+        divisor = p.broadcast(divisor, tuple(g.shape), tuple(range(w.lead, w.lead + n)))
+    g = p.div(g, divisor)
+    for i in range(n):
+        g = _spread_windows(p, g, w, i)
+    return to_dtype(p, g, grad.dtype)
+
+
+def _spread_windows(p: Any, g: Value, w: Windows, i: int) -> Value:
+    """Along one dimension: out[x] = sum of g[o] over the windows o that contain x."""
+    dim, size, out = w.lead + i, w.sizes[i], w.out[i]
+    k, s, pad = w.kernel[i], w.stride[i], w.padding[i]
+    at = p.iota(size, pad, 1, torch.int64, g.device)
+    last = p.trunc_div(at, s)
+    total = None
+    for back in range(-(-k // s)):
+        window = p.sub(last, back) if back else last
+        start = p.mul(window, s)
+        inside = p.logical_and(p.ge(window, 0), p.lt(window, out))
+        inside = p.logical_and(inside, p.lt(at, p.add(start, k)))
+        taken = index_along(p, g, p.where(inside, window, 0), dim)
+        mask = along(p, inside, taken.shape, dim)
+        part = p.where(mask, taken, 0.0)
+        total = part if total is None else p.add(total, part)
+    return total
+
+
+@decomposition("aten.avg_pool2d_backward.default")
+def avg_pool2d_backward(
+    p: Any,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    """Each window's gradient, shared among its elements."""
+    args = (kernel_size, stride, padding, ceil_mode)
+    return _avg_pool_backward(p, grad_output, self, 2, args, count_include_pad, divisor_override)
+
+
+@decomposition("aten.avg_pool3d_backward.default")
+def avg_pool3d_backward(
+    p: Any,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Value:
+    """Each window's gradient, shared among its elements."""
+    args = (kernel_size, stride, padding, ceil_mode)
+    return _avg_pool_backward(p, grad_output, self, 3, args, count_include_pad, divisor_override)
+
+
+# ---- adaptive -------------------------------------------------------------------------------------------
+
+
+def _adaptive_line(p: Any, x: Value, dim: int, out: Size) -> Value:
+    """Mean over out intervals [floor(i n / out), ceil((i + 1) n / out)) along one dimension."""
+    size = x.shape[dim]
+    if isinstance(out, int) and out == 1:
+        mean = mean_of(p, x, (dim,))
+        return p.reshape(mean, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    if size == out:
+        return x
+    if size % out == 0:
+        wide = p.reshape(x, (*x.shape[:dim], out, size // out, *x.shape[dim + 1 :]))
+        return mean_of(p, wide, (dim + 1,))
+    if not (isinstance(size, int) and isinstance(out, int)):
+        raise unsupported("adaptive pooling of a dynamic size that does not divide")
+    start = p.trunc_div(p.iota(out, 0, size, torch.int64, x.device), out)
+    end = p.trunc_div(p.iota(out, size + out - 1, size, torch.int64, x.device), out)
+    longest = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
+    total = None
+    for k in range(longest):
+        at = p.add(start, k) if k else start
+        inside = p.lt(at, end)
+        taken = index_along(p, x, p.minimum(at, size - 1), dim)
+        part = p.where(along(p, inside, taken.shape, dim), taken, 0.0)
+        total = part if total is None else p.add(total, part)
+    length = p.convert(p.sub(end, start), x.dtype)
+    return p.div(total, along(p, length, total.shape, dim))
+
+
+def _adaptive(p: Any, self: Value, output_size: Sequence[Size]) -> Value:
+    if is_integral(self.dtype):
+        raise unsupported("adaptive pooling of integers")
+    x = to_dtype(p, self, opmath(self.dtype))
+    n = len(output_size)
+    first = x.ndim - n
+    if all(isinstance(o, int) and o == 1 for o in output_size):
+        mean = mean_of(p, x, tuple(range(first, x.ndim)))
+        return to_dtype(p, p.reshape(mean, (*x.shape[:first], *(1,) * n)), self.dtype)
+    for i, out in enumerate(output_size):
+        x = _adaptive_line(p, x, first + i, out)
+    return to_dtype(p, x, self.dtype)
+
+
+@decomposition(
+    "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool1d.default"
+)
+def adaptive_avg_pool(p: Any, self: Value, output_size: Sequence[Size]) -> Value:
+    """Mean over a given number of nearly equal intervals per dimension."""
+    return _adaptive(p, self, output_size)
+
+
+@decomposition("aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default")
+def adaptive_avg_pool_backward(p: Any, grad_output: Value, self: Value) -> Value:
+    """Each interval's gradient, shared among its elements."""
+    n = 2 if self.ndim - 2 <= 2 else 3
+    g = to_dtype(p, grad_output, opmath(grad_output.dtype))
+    first = self.ndim - n
+    for i in range(n):
+        g = _adaptive_line_backward(p, g, first + i, self.shape[first + i])
+    return to_dtype(p, g, grad_output.dtype)
+
+
+def _adaptive_line_backward(p: Any, g: Value, dim: int, size: Size) -> Value:
+    out = g.shape[dim]
+    if size == out:
+        return g
+    if size % out == 0:
+        share = p.div(g, number(size // out, g.dtype))
+        wide_shape = (*g.shape[: dim + 1], size // out, *g.shape[dim + 1 :])
+        wide = p.broadcast(share, wide_shape, tuple(d for d in range(g.ndim + 1) if d != dim + 1))
+        return p.reshape(wide, (*g.shape[:dim], size, *g.shape[dim + 1 :]))
+    if not (isinstance(size, int) and isinstance(out, int)):
+        raise unsupported("adaptive pooling of a dynamic size that does not divide")
+    starts = [i * size // out for i in range(out)]
+    ends = [-(-(i + 1) * size // out) for i in range(out)]
+    overlap = max(sum(s <= x < e for s, e in zip(starts, ends, strict=True)) for x in range(size))
+    at = p.iota(size, 0, 1, torch.int64, g.device)
+    # The last interval that starts at or before x.
+    last = p.sub(p.trunc_div(p.add(p.mul(p.add(at, 1), out), size - 1), size), 1)
+    last = p.minimum(last, out - 1)
+    total = None
+    for back in range(overlap):
+        i = p.maximum(p.sub(last, back), 0) if back else last
+        start = p.trunc_div(p.mul(i, size), out)
+        end = p.trunc_div(p.add(p.mul(p.add(i, 1), size), out - 1), out)
+        inside = p.logical_and(p.ge(at, start), p.lt(at, end))
+        if back:
+            inside = p.logical_and(inside, p.ge(p.sub(last, back), 0))
+        taken = index_along(p, g, i, dim)
+        length = along(p, p.convert(p.sub(end, start), g.dtype), taken.shape, dim)
+        part = p.where(along(p, inside, taken.shape, dim), p.div(taken, length), 0.0)
+        total = part if total is None else p.add(total, part)
+    return total

@@ -1,0 +1,203 @@
+"""The handler that builds: values are hash-consed nodes of a `torch.fx.Graph`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from prims.errors import InternalError
+from prims.handlers.base import BaseHandler, map_values
+from prims.handlers.rewrites import REWRITES, Rewrite
+from prims.ops import PrimOp
+from prims.spec import TensorSpec, from_torch, infer
+
+__all__ = ["GraphHandler", "GraphValue"]
+
+
+class GraphValue:
+    """A tensor-valued node with its metadata. Equal subexpressions are one value (one `node`)."""
+
+    __slots__ = ("node", "spec")
+
+    node: torch.fx.Node
+    spec: TensorSpec
+
+    def __init__(self, node: torch.fx.Node, spec: TensorSpec) -> None:
+        self.node = node
+        self.spec = spec
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Sizes: ``int | Sym``."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device."""
+        return self.spec.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.spec.shape)
+
+    @property
+    def op(self) -> Any:
+        """What the node calls, or None for an input."""
+        return self.node.target if self.node.op == "call_function" else None
+
+    def __repr__(self) -> str:
+        return f"%{self.node.name}: {self.spec}"
+
+
+def _key(arg: Any) -> Any:
+    """A hashable stand-in of an argument that keeps apart what prints apart (1, 1.0, True, -0.0)."""
+    kind = type(arg)
+    if kind is GraphValue:
+        return arg.node
+    if kind is float:
+        return float, repr(arg)
+    if kind is int or kind is bool:
+        return kind, arg
+    if kind is tuple or kind is list:
+        return tuple(map(_key, arg))
+    if isinstance(arg, dict):
+        return tuple((k, _key(v)) for k, v in sorted(arg.items()))
+    if isinstance(arg, (tuple, list)):
+        return tuple(map(_key, arg))
+    expr = getattr(arg, "expr", None)
+    return arg if expr is None else (kind, expr)
+
+
+def _spec_of(arg: Any) -> Any:
+    return arg.spec if type(arg) is GraphValue else arg
+
+
+def _node_of(arg: Any) -> Any:
+    return arg.node if type(arg) is GraphValue else arg
+
+
+class GraphHandler(BaseHandler):
+    """Emits nodes into `graph`, each distinct application once.
+
+    Args:
+        graph: where nodes go, at its current insertion point.
+        claims: composite overloads to keep (`Handler.claims`).
+        rewrites: primitive name to `Rewrite`s tried in order before a node is made; `REWRITES` by default, ``{}``
+            for none.
+        fuel: a `prims.ir.Fuel`; each rewrite applied spends one unit, and none is applied without.
+
+    ``node.meta["spec"]`` and, when `source` is set, ``node.meta["source"]`` are filled in. Nodes are named after
+    their primitive or overload, in order of creation.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        claims: frozenset[str] = frozenset(),
+        *,
+        rewrites: Mapping[str, Sequence[Rewrite]] = REWRITES,
+        fuel: Any = None,
+    ) -> None:
+        super().__init__(claims)
+        self.graph = graph
+        self.rewrites = rewrites
+        self.fuel = fuel
+        self._nodes: dict[Any, Any] = {}
+        self._values: dict[torch.fx.Node, GraphValue] = {}
+
+    # ---- inputs -----------------------------------------------------------------------------------------
+
+    def placeholder(self, name: str, spec: Any, source: Any = None) -> Any:
+        """A graph input. `spec` is a `TensorSpec`; for a size input (``Sym | int``) the spec itself comes back."""
+        node = self.graph.placeholder(name)
+        node.meta["spec"] = spec
+        if source is not None:
+            node.meta["source"] = source
+        return self.value(node) if isinstance(spec, TensorSpec) else spec
+
+    def value(self, node: torch.fx.Node) -> GraphValue:
+        """The value of a node of the graph, whose ``meta["spec"]`` is a `TensorSpec`."""
+        found = self._values.get(node)
+        if found is None:
+            spec = node.meta.get("spec")
+            if not isinstance(spec, TensorSpec):
+                raise InternalError(f"node {node.name} has no tensor spec to make a value of (has {spec!r})")
+            found = self._values[node] = GraphValue(node, spec)
+        return found
+
+    # ---- operations -------------------------------------------------------------------------------------
+
+    def prim(self, op: PrimOp, *args: Any, **kwargs: Any) -> GraphValue:
+        bound = op.bind(*args, **kwargs)
+        if op.elementwise:
+            bound = _canonical_numbers(op, bound)
+        key = (op.name, *map(_key, bound))
+        found = self._nodes.get(key)
+        if found is not None:
+            return found
+        spec = op.meta(*map_values(_spec_of, bound))
+        value = self._rewritten(op, bound, spec)
+        if value is None:
+            value = self._emit(op, map_values(_node_of, bound), {}, spec)
+        self._nodes[key] = value
+        return value
+
+    def aten(self, op: torch._ops.OpOverload, *args: Any, spec: Any = None, **kwargs: Any) -> Any:
+        mutable = op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+        key = (op, _key(args), _key(kwargs))
+        if not mutable and key in self._nodes:
+            return self._nodes[key]
+        if spec is None:
+            spec = infer(op, map_values(_spec_of, args), map_values(_spec_of, kwargs))
+        result = self._emit(op, map_values(_node_of, args), map_values(_node_of, kwargs), spec)
+        self._nodes[key] = result
+        return result
+
+    # ---- internals --------------------------------------------------------------------------------------
+
+    def _rewritten(self, op: PrimOp, args: tuple[Any, ...], spec: TensorSpec) -> GraphValue | None:
+        for rewrite in self.rewrites.get(op.name, ()):
+            value = rewrite.fn(self, args, spec)
+            if value is not None and (self.fuel is None or self.fuel.spend(rewrite.name)):
+                return value
+        return None
+
+    def _emit(self, target: Any, args: Any, kwargs: Any, spec: Any) -> Any:
+        node = self.graph.call_function(target, args, kwargs)
+        self._stamp(node, spec)
+        if isinstance(spec, (tuple, list)):
+            return tuple(self._item(node, i, s) for i, s in enumerate(spec))
+        return self.value(node) if isinstance(spec, TensorSpec) else from_torch(spec)
+
+    def _item(self, node: torch.fx.Node, i: int, spec: Any) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return spec
+        item = self.graph.call_function(operator.getitem, (node, i))
+        self._stamp(item, spec)
+        return self.value(item)
+
+    def _stamp(self, node: torch.fx.Node, spec: Any) -> None:
+        node.meta["spec"] = tuple(spec) if isinstance(spec, list) else spec
+        if self.source is not None:
+            node.meta["source"] = self.source
+
+
+def _canonical_numbers(op: PrimOp, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Python numbers beside float tensors become floats, so that ``add(x, 1)`` and ``add(x, 1.0)`` are one."""
+    operands = args[1:] if op.name == "where" else args
+    if not any(type(a) is int for a in operands):
+        return args
+    floating = any(type(a) is GraphValue and a.spec.dtype.is_floating_point for a in operands)
+    if not floating:
+        return args
+    return tuple(float(a) if type(a) is int else a for a in args)

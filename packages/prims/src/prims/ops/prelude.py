@@ -1,0 +1,325 @@
+"""Definitions that generated C and Triton text may use (`prims.ops.templates` picks the ones it needs).
+
+Each helper uses only earlier ones.
+"""
+
+from __future__ import annotations
+
+__all__ = ["C_HELPERS", "C_SIMD", "TRITON_HELPERS"]
+
+#: libm functions with vector versions in glibc's libmvec: arity and the first glibc that has them.
+C_SIMD: dict[str, tuple[int, str]] = {
+    **{name: (1, "2.22") for name in ("sin", "cos", "exp", "log")},
+    "pow": (2, "2.22"),
+    **{
+        name: (1, "2.35")
+        for name in (
+            "acos acosh asin asinh atan atanh cosh erf erfc exp2 expm1 log10 log1p log2 sinh tan tanh"
+        ).split()
+    },
+    "atan2": (2, "2.35"),
+    "hypot": (2, "2.35"),
+}
+
+C_HELPERS: dict[str, str] = {}
+TRITON_HELPERS: dict[str, str] = {}
+
+
+def _c(name: str, text: str) -> None:
+    C_HELPERS[name] = text.strip()
+
+
+def _triton(name: str, text: str) -> None:
+    TRITON_HELPERS[name] = text.strip()
+
+
+# ---- integer division: no trap for a zero divisor (0) nor for the least value by -1 (wraps) -------------
+
+_c("q_tdiv", """
+static inline int64_t q_tdiv(int64_t a, int64_t b) {
+  return b == 0 ? 0 : b == -1 ? -a : a / b;
+}""")
+_c("q_trem", """
+static inline int64_t q_trem(int64_t a, int64_t b) {
+  return (b == 0 || b == -1) ? 0 : a % b;
+}""")
+_c("q_fdiv", """
+static inline int64_t q_fdiv(int64_t a, int64_t b) {
+  if (b == 0 || b == -1) return b == 0 ? 0 : -a;
+  int64_t q = a / b, r = a % b;
+  return q - (r != 0 && (r < 0) != (b < 0));
+}""")
+_c("q_frem", """
+static inline int64_t q_frem(int64_t a, int64_t b) {
+  if (b == 0 || b == -1) return 0;
+  int64_t r = a % b;
+  return (r != 0 && (r < 0) != (b < 0)) ? r + b : r;
+}""")
+_c("q_ipow", """
+static inline int64_t q_ipow(int64_t x, int64_t e) {
+  if (e < 0) return x == 1 ? 1 : x == -1 ? ((e & 1) ? -1 : 1) : 0;
+  uint64_t result = 1, base = (uint64_t)x;
+  for (; e; e >>= 1, base *= base)
+    if (e & 1) result *= base;
+  return (int64_t)result;
+}""")
+
+# ---- floating-point division with Python's signs (CPython's float_divmod) --------------------------------
+
+for _suffix, _type in (("f", "float"), ("", "double")):
+    _c(f"q_remainder{_suffix}", f"""
+static inline {_type} q_remainder{_suffix}({_type} a, {_type} b) {{
+  {_type} r = fmod{_suffix}(a, b);
+  return (r != 0 && (r < 0) != (b < 0)) ? r + b : r;
+}}""")
+    _c(f"q_floor_div{_suffix}", f"""
+static inline {_type} q_floor_div{_suffix}({_type} a, {_type} b) {{
+  {_type} r = fmod{_suffix}(a, b), q = (a - r) / b, whole;
+  if (b == 0) return a / b;
+  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
+  if (q == 0) return copysign{_suffix}(({_type})0, a / b);
+  whole = floor{_suffix}(q);
+  return q - whole > ({_type})0.5 ? whole + 1 : whole;
+}}""")
+
+# ---- special functions ----------------------------------------------------------------------------------
+
+# lgamma writes the global signgam; the _r form does not, and threads stay independent.
+_c("q_lgammaf", """
+extern float lgammaf_r(float, int *);
+static inline float q_lgammaf(float x) { int sign; return lgammaf_r(x, &sign); }""")
+_c("q_lgamma", """
+extern double lgamma_r(double, int *);
+static inline double q_lgamma(double x) { int sign; return lgamma_r(x, &sign); }""")
+
+# Reflection (Abramowitz & Stegun 6.3.7), recurrence (6.3.5), asymptotic series (6.3.18).
+_c("q_digamma", """
+static inline double q_digamma(double x) {
+  double shift = 0, inv, tail;
+  if (x == 0) return copysign((double)INFINITY, -x);
+  if (x < 0) {
+    if (x == floor(x) || isinf(x)) return (double)NAN;
+    shift = -3.14159265358979323846 / tan(3.14159265358979323846 * fmod(x, 1.0));
+    x = 1 - x;
+  }
+  if (isinf(x)) return x;
+  for (; x < 20; x += 1) shift -= 1 / x;
+  inv = 1 / (x * x);
+  tail = inv * (1. / 12 - inv * (1. / 120 - inv * (1. / 252 - inv * (1. / 240 - inv / 132))));
+  return shift + log(x) - 0.5 / x - tail;
+}""")
+
+# First guess: M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), single precision; then
+# two Newton steps on erf (small arguments) or erfc (large ones, where 1 - |y| is exact).
+_c("q_erfinv", """
+static inline double q_erfinv(double y) {
+  double a = fabs(y), w, x, e;
+  int i;
+  if (!(a < 1)) return a == 1 ? copysign((double)INFINITY, y) : (double)NAN;
+  w = -log((1 - a) * (1 + a));
+  if (w < 5) {
+    w -= 2.5;
+    x = 2.81022636e-08;
+    x = 3.43273939e-07 + x * w; x = -3.5233877e-06 + x * w; x = -4.39150654e-06 + x * w;
+    x = 0.00021858087 + x * w; x = -0.00125372503 + x * w; x = -0.00417768164 + x * w;
+    x = 0.246640727 + x * w; x = 1.50140941 + x * w;
+  } else {
+    w = sqrt(w) - 3;
+    x = -0.000200214257;
+    x = 0.000100950558 + x * w; x = 0.00134934322 + x * w; x = -0.00367342844 + x * w;
+    x = 0.00573950773 + x * w; x = -0.0076224613 + x * w; x = 0.00943887047 + x * w;
+    x = 1.00167406 + x * w; x = 2.83297682 + x * w;
+  }
+  x *= a;
+  for (i = 0; i < 2; i++) {
+    e = a < 0.5 ? erf(x) - a : (1 - a) - erfc(x);
+    x -= e * 0.88622692545275801365 * exp(x * x);
+  }
+  return copysign(x, y);
+}""")
+
+# ---- 16-bit floats: round a float to the nearest one (ties to even), as a float -------------------------
+
+_c("q_round_bf16", """
+static inline float q_round_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  bits = (x != x) ? 0x7fc00000u : (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
+  memcpy(&x, &bits, 4);
+  return x;
+}""")
+_c("q_round_f16", """
+static inline float q_round_f16(float x) { return (float)(_Float16)x; }""")
+
+# ---- Philox 4x32-10 (layout: prims.ops.rng) -------------------------------------------------------------
+
+_c("q_philox4", """
+static inline void q_philox4(int64_t seed, int64_t counter, uint32_t w[4]) {
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+  uint32_t a = (uint32_t)counter, b = (uint32_t)((uint64_t)counter >> 32), c = 0, d = 0;
+  for (int round = 0; round < 10; round++) {
+    uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
+    a = (uint32_t)(q >> 32) ^ b ^ k0;
+    c = (uint32_t)(p >> 32) ^ d ^ k1;
+    b = (uint32_t)q;
+    d = (uint32_t)p;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  w[0] = a; w[1] = b; w[2] = c; w[3] = d;
+}""")
+_c("q_philox", """
+static inline uint32_t q_philox(int64_t seed, int64_t offset, int64_t i) {
+  uint32_t w[4];
+  q_philox4(seed, offset + (i >> 2), w);
+  return (i & 2) ? ((i & 1) ? w[3] : w[2]) : ((i & 1) ? w[1] : w[0]);
+}""")
+_c("q_philox64", """
+static inline uint64_t q_philox64(int64_t seed, int64_t offset, int64_t i) {
+  uint32_t w[4];
+  q_philox4(seed, offset + (i >> 1), w);
+  return (i & 1) ? ((uint64_t)w[3] << 32 | w[2]) : ((uint64_t)w[1] << 32 | w[0]);
+}""")
+for _suffix, _bits in (("32", 24), ("16", 11), ("bf16", 8)):
+    _c(f"q_uniform{_suffix}", f"""
+static inline float q_uniform{_suffix}(int64_t seed, int64_t offset, int64_t i) {{
+  return (float)(int32_t)(q_philox(seed, offset, i) >> {32 - _bits}) * {2.0**-_bits!r}f;
+}}""")
+_c("q_uniform64", """
+static inline double q_uniform64(int64_t seed, int64_t offset, int64_t i) {
+  return (double)(int64_t)(q_philox64(seed, offset, i) >> 11) * 0x1p-53;
+}""")
+_c("q_normal32", """
+static inline float q_normal32(int64_t seed, int64_t offset, int64_t i) {
+  uint32_t w[4], u, v;
+  q_philox4(seed, offset + (i >> 2), w);
+  u = (i & 2) ? w[2] : w[0];
+  v = (i & 2) ? w[3] : w[1];
+  float r = sqrtf(-2.0f * logf((float)(int32_t)((u >> 8) + 1) * 0x1p-24f));
+  float t = (float)(int32_t)(v >> 8) * 0x1p-24f * 6.283185307179586f;
+  return r * ((i & 1) ? sinf(t) : cosf(t));
+}""")
+_c("q_normal64", """
+static inline double q_normal64(int64_t seed, int64_t offset, int64_t i) {
+  uint64_t u = q_philox64(seed, offset, i & ~(int64_t)1), v = q_philox64(seed, offset, i | 1);
+  double r = sqrt(-2 * log((double)(int64_t)((u >> 11) + 1) * 0x1p-53));
+  double t = (double)(int64_t)(v >> 11) * 0x1p-53 * 6.283185307179586;
+  return r * ((i & 1) ? sin(t) : cos(t));
+}""")
+
+# ---- Triton ---------------------------------------------------------------------------------------------
+
+_triton("q_div", """
+def q_div(a, b):
+    return tl.div_rn((a + tl.zeros_like(b)).to(tl.float32), (b + tl.zeros_like(a)).to(tl.float32))""")
+_triton("q_fdiv", """
+def q_fdiv(a, b):
+    q = a // b
+    r = a - q * b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)""")
+_triton("q_frem", """
+def q_frem(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)""")
+_triton("q_remainder", """
+def q_remainder(a, b):
+    r = libdevice.fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)""")
+_triton("q_floor_div", """
+def q_floor_div(a, b):
+    r = libdevice.fmod(a, b)
+    q = (a - r) / b
+    q = tl.where((r != 0) & ((b < 0) != (r < 0)), q - 1, q)
+    whole = libdevice.floor(q)
+    whole = tl.where(q - whole > 0.5, whole + 1, whole)
+    whole = tl.where(q == 0, libdevice.copysign(q * 0, a / b), whole)
+    return tl.where(b == 0, a / b, whole)""")
+_triton("q_ipow", """
+def q_ipow(x, e):
+    e = e.to(tl.int64)
+    left = e
+    base = x
+    result = x * 0 + 1
+    for _ in range(63):
+        result = tl.where((left & 1) != 0, result * base, result)
+        base = base * base
+        left = left >> 1
+    odd = (e & 1) != 0
+    inverse = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0))
+    return tl.where(e < 0, inverse, result)""")
+_triton("q_shl", """
+def q_shl(x, y, bits: tl.constexpr):
+    valid = (y >= 0) & (y < bits)
+    return tl.where(valid, x << tl.where(valid, y, 0), 0).to(x.dtype)""")
+_triton("q_shr", """
+def q_shr(x, y, bits: tl.constexpr):
+    valid = (y >= 0) & (y < bits)
+    return tl.where(valid, x >> tl.where(valid, y, 0), tl.where(x < 0, -1, 0)).to(x.dtype)""")
+_triton("q_digamma", """
+def q_digamma(x):
+    pi = 3.14159265358979323846
+    negative = x < 0
+    pole = negative & (x == libdevice.floor(x))
+    shift = tl.where(negative, -pi / libdevice.tan(pi * libdevice.fmod(x, 1.0)), x * 0)
+    y = tl.where(negative, 1 - x, x)
+    for _ in range(20):
+        small = y < 20
+        shift = tl.where(small, shift - 1 / y, shift)
+        y = tl.where(small, y + 1, y)
+    inv = 1 / (y * y)
+    tail = inv * (1.0 / 12 - inv * (1.0 / 120 - inv * (1.0 / 252 - inv * (1.0 / 240 - inv / 132))))
+    value = shift + libdevice.log(y) - 0.5 / y - tail
+    value = tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), -x), value)
+    return tl.where(pole, float("nan"), value)""")
+_triton("q_philox4", """
+def q_philox4(seed, counter):
+    k0 = seed.to(tl.uint64).to(tl.uint32)
+    k1 = (seed.to(tl.uint64) >> 32).to(tl.uint32)
+    a = counter.to(tl.uint64).to(tl.uint32)
+    b = (counter.to(tl.uint64) >> 32).to(tl.uint32)
+    c = a * 0
+    d = a * 0
+    for _ in tl.static_range(10):
+        p_low = a * 0xD2511F53
+        p_high = tl.umulhi(a, (a * 0 + 0xD2511F53).to(tl.uint32))
+        q_low = c * 0xCD9E8D57
+        q_high = tl.umulhi(c, (c * 0 + 0xCD9E8D57).to(tl.uint32))
+        a = q_high ^ b ^ k0
+        c = p_high ^ d ^ k1
+        b = q_low
+        d = p_low
+        k0 = (k0 + 0x9E3779B9).to(tl.uint32)
+        k1 = (k1 + 0xBB67AE85).to(tl.uint32)
+    return a, b, c, d""")
+_triton("q_philox", """
+def q_philox(seed, offset, i):
+    a, b, c, d = q_philox4(seed, offset + (i >> 2))
+    return tl.where((i & 2) != 0, tl.where((i & 1) != 0, d, c), tl.where((i & 1) != 0, b, a))""")
+_triton("q_philox64", """
+def q_philox64(seed, offset, i):
+    a, b, c, d = q_philox4(seed, offset + (i >> 1))
+    low = tl.where((i & 1) != 0, c, a).to(tl.uint64)
+    high = tl.where((i & 1) != 0, d, b).to(tl.uint64)
+    return (high << 32) | low""")
+for _suffix, _bits in (("32", 24), ("16", 11), ("bf16", 8)):
+    _triton(f"q_uniform{_suffix}", f"""
+def q_uniform{_suffix}(seed, offset, i):
+    return (q_philox(seed, offset, i) >> {32 - _bits}).to(tl.int32).to(tl.float32) * {2.0**-_bits!r}""")
+_triton("q_uniform64", """
+def q_uniform64(seed, offset, i):
+    return (q_philox64(seed, offset, i) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16""")
+_triton("q_normal32", """
+def q_normal32(seed, offset, i):
+    a, b, c, d = q_philox4(seed, offset + (i >> 2))
+    u = tl.where((i & 2) != 0, c, a)
+    v = tl.where((i & 2) != 0, d, b)
+    r = tl.sqrt_rn(-2.0 * libdevice.log(((u >> 8) + 1).to(tl.int32).to(tl.float32) * 5.960464477539063e-08))
+    t = (v >> 8).to(tl.int32).to(tl.float32) * 5.960464477539063e-08 * 6.283185307179586
+    return r * tl.where((i & 1) != 0, libdevice.sin(t), libdevice.cos(t))""")
+_triton("q_normal64", """
+def q_normal64(seed, offset, i):
+    u = (q_philox64(seed, offset, i & -2) >> 11) + 1
+    v = q_philox64(seed, offset, i | 1) >> 11
+    r = tl.sqrt(-2.0 * libdevice.log(u.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16))
+    t = v.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16 * 6.283185307179586
+    return r * tl.where((i & 1) != 0, libdevice.sin(t), libdevice.cos(t))""")

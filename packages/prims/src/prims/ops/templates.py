@@ -1,0 +1,283 @@
+"""From a row's expression template to C and Triton text, and what such text needs around it.
+
+A template is a `str.format` string, or a mapping with one per dtype class (an exact dtype name such as
+``"float64"`` wins over ``"float"``, ``"int"`` or ``"bool"``). The class is that of the operands. Fields:
+
+- ``{0} {1} {2}``: the operands, names or parenthesised literals (they may appear several times);
+- ``{T}``: the C or Triton compute type; ``{U}``: the unsigned integer type of that size; ``{bits}``: its bits;
+- ``{f}``: libm's suffix (``f`` for float, nothing for double).
+
+float16 and bfloat16 compute in float; bool is 0/1. C text wants ``-fwrapv -fno-math-errno
+-fno-trapping-math``. Names beginning with ``q_`` are this module's helpers: `c_prelude` and `triton_prelude`
+give the definitions that a text uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.errors import Unsupported
+from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
+from prims.ops.row import PrimOp, Template
+
+__all__ = [
+    "c_convert",
+    "c_expr",
+    "c_literal",
+    "c_prelude",
+    "c_random",
+    "c_type",
+    "dtype_class",
+    "triton_convert",
+    "triton_expr",
+    "triton_literal",
+    "triton_prelude",
+    "triton_random",
+    "triton_type",
+]
+
+_C_TYPES: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "float",
+    torch.bfloat16: "float",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "uint8_t",
+}
+
+_TRITON_TYPES: dict[torch.dtype, str] = {
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.float16: "tl.float32",
+    torch.bfloat16: "tl.float32",
+    torch.int64: "tl.int64",
+    torch.int32: "tl.int32",
+    torch.int16: "tl.int16",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+
+def dtype_class(dtype: torch.dtype) -> str:
+    """``"float"``, ``"int"`` or ``"bool"``."""
+    if dtype.is_floating_point:
+        return "float"
+    return "bool" if dtype == torch.bool else "int"
+
+
+def _pick(template: Template | None, op: PrimOp, dtype: torch.dtype, language: str) -> str:
+    if isinstance(template, str):
+        return template
+    if template is not None:
+        for key in (str(dtype).removeprefix("torch."), dtype_class(dtype)):
+            if key in template:
+                return template[key]
+    raise Unsupported(f"primitive {op.name} has no {language} expression for {dtype}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _c_fields(dtype: torch.dtype) -> dict[str, Any]:
+    ctype = _C_TYPES.get(dtype)
+    if ctype is None:
+        raise Unsupported(f"no C compute type for {dtype}")
+    bits = 32 if ctype == "float" else dtype.itemsize * 8
+    return {"T": ctype, "U": f"uint{bits}_t", "bits": bits, "f": "f" if ctype == "float" else ""}
+
+
+def c_type(dtype: torch.dtype) -> str:
+    """The C type that values of a dtype are computed in. Raises `Unsupported` for a dtype without one."""
+    return str(_c_fields(dtype)["T"])
+
+
+def c_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype) -> str:
+    """The C expression of an elementwise primitive on operands (C atoms) of `dtype`.
+
+    Comparisons and logical operations give an int 0/1. For ``where`` the dtype is that of its second
+    operand. Raises `Unsupported` when the row has no template for the dtype.
+    """
+    return _pick(op.c, op, dtype, "C").format(*args, **_c_fields(dtype))
+
+
+def c_literal(value: Any, dtype: torch.dtype) -> str:
+    """A Python number as a C literal of the compute type, an atom (negative ones are parenthesised)."""
+    ctype = c_type(dtype)
+    if ctype in ("float", "double"):
+        return _c_float(float(value), ctype)
+    if dtype == torch.bool:
+        return "1" if value else "0"
+    number = int(value)
+    if ctype == "int64_t":
+        if number == -(2**63):
+            return "INT64_MIN"
+        text = f"INT64_C({abs(number)})"
+    else:
+        text = str(abs(number))
+    return f"(-{text})" if number < 0 else text
+
+
+def _c_float(value: float, ctype: str) -> str:
+    if math.isnan(value):
+        return f"(({ctype})NAN)"
+    suffix = ""
+    if ctype == "float":
+        suffix = "f"
+        try:
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    if math.isinf(value):
+        return f"(({ctype})INFINITY)" if value > 0 else f"(-({ctype})INFINITY)"
+    text = repr(value) if ctype == "double" else _shortest_float32(value)
+    if not any(c in text for c in ".en"):
+        text += ".0"
+    return f"({text}{suffix})" if text.startswith("-") else text + suffix
+
+
+def _shortest_float32(value: float) -> str:
+    for digits in range(6, 10):
+        text = f"{value:.{digits}g}"
+        if struct.pack("f", float(text)) == struct.pack("f", value):
+            return text
+    return f"{value:.9g}"
+
+
+def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
+    """The C expression that converts a compute value of `src` to one of `dst`.
+
+    To float16 or bfloat16 it rounds (the value stays a float); to an integer it truncates.
+    """
+    if src == dst:
+        return arg
+    if dst == torch.bool:
+        return f"({arg} != 0)"
+    if dst in (torch.float16, torch.bfloat16):
+        helper = "q_round_f16" if dst == torch.float16 else "q_round_bf16"
+        return f"{helper}({arg if c_type(src) == 'float' else f'(float){arg}'})"
+    if src.is_floating_point and not dst.is_floating_point and dst.itemsize < 8:
+        return f"(({c_type(dst)})(int64_t){arg})"
+    return arg if c_type(src) == c_type(dst) else f"(({c_type(dst)}){arg})"
+
+
+def c_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype) -> str:
+    """The C expression of element `index` (linear, int64) of a ``random_*`` primitive's result."""
+    wide = dtype.itemsize == 8
+    kind = op.name.removeprefix("random_")
+    if kind == "bits":
+        call = f"q_philox{'64' if wide else ''}({seed}, {offset}, {index})"
+        return f"(({c_type(dtype)}){call})"
+    suffix = {torch.float64: "64", torch.float32: "32", torch.float16: "16", torch.bfloat16: "bf16"}[dtype]
+    if kind == "uniform":
+        return f"q_uniform{suffix}({seed}, {offset}, {index})"
+    value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
+    return c_convert(value, torch.float32, dtype) if not wide else value
+
+
+def triton_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype) -> str:
+    """The Triton expression of elements `index` (linear, a block of int64) of a ``random_*`` result."""
+    wide = dtype.itemsize == 8
+    kind = op.name.removeprefix("random_")
+    if kind == "bits":
+        return f"q_philox{'64' if wide else ''}({seed}, {offset}, {index}).to({triton_type(dtype)})"
+    suffix = {torch.float64: "64", torch.float32: "32", torch.float16: "16", torch.bfloat16: "bf16"}[dtype]
+    if kind == "uniform":
+        return f"q_uniform{suffix}({seed}, {offset}, {index})"
+    value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
+    return triton_convert(value, torch.float32, dtype) if not wide else value
+
+
+_WORD = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+def _closure(source: str, helpers: dict[str, str]) -> list[str]:
+    """The helpers that a text uses, in the order of their definition (each uses only earlier ones)."""
+    needed: set[str] = set()
+    todo = [source]
+    while todo:
+        for name in set(_WORD.findall(todo.pop())) & helpers.keys() - needed:
+            needed.add(name)
+            todo.append(helpers[name])
+    return [name for name in helpers if name in needed]
+
+
+def c_prelude(source: str, simd: bool = True) -> str:
+    """Includes, vector declarations of libm functions and ``q_*`` helpers that the C text `source` uses.
+
+    With `simd`, libm functions are declared to have vector versions, which glibc's libmvec provides since
+    2.35 (`prims.ops.prelude.C_SIMD` maps each to its first glibc); without, they stay scalar calls.
+    """
+    helpers = _closure(source, C_HELPERS)
+    text = "\n".join([source, *(C_HELPERS[name] for name in helpers)])
+    words = set(_WORD.findall(text))
+    lines = ["#include <math.h>", "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>"]
+    if simd:
+        for base, (arity, _) in C_SIMD.items():
+            for name, ctype in ((base + "f", "float"), (base, "double")):
+                if name in words:
+                    lines.append("#pragma omp declare simd notinbranch")
+                    lines.append(f"{ctype} {name}({', '.join([ctype] * arity)});")
+    lines += [C_HELPERS[name] for name in helpers]
+    return "\n".join(lines) + "\n"
+
+
+# ---- Triton ---------------------------------------------------------------------------------------------
+
+
+def triton_type(dtype: torch.dtype) -> str:
+    """The Triton type that values of a dtype are computed in."""
+    if dtype not in _TRITON_TYPES:
+        raise Unsupported(f"no Triton compute type for {dtype}")
+    return _TRITON_TYPES[dtype]
+
+
+def triton_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype) -> str:
+    """The Triton expression of an elementwise primitive on blocks (or scalars) of `dtype`."""
+    fields = {**_c_fields(dtype), "T": triton_type(dtype)}
+    fields["U"] = f"tl.uint{fields['bits']}"
+    return _pick(op.triton, op, dtype, "Triton").format(*args, **fields)
+
+
+def triton_literal(value: Any, dtype: torch.dtype) -> str:
+    """A Python number as a Triton literal, an atom."""
+    if dtype.is_floating_point:
+        number = float(value)
+        if not math.isfinite(number):
+            return f"float('{number}')"
+        text = repr(number)
+    elif dtype == torch.bool:
+        return str(bool(value))
+    else:
+        text = str(int(value))
+    return f"({text})" if text.startswith("-") else text
+
+
+def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
+    """The Triton expression that converts a compute value of `src` to one of `dst` (halves: rounded)."""
+    if src == dst:
+        return arg
+    if dst == torch.bool:
+        return f"({arg} != 0)"
+    if dst in (torch.float16, torch.bfloat16):
+        return f"{arg}.to(tl.{'float16' if dst == torch.float16 else 'bfloat16'}).to(tl.float32)"
+    if dst == torch.uint8 and src.is_floating_point:
+        return f"{arg}.to(tl.int64).to(tl.uint8)"
+    return f"{arg}.to({triton_type(dst)})"
+
+
+def triton_prelude(source: str) -> str:
+    """Imports and ``q_*`` helper functions (``@triton.jit``) that the Triton text `source` uses."""
+    lines = ["import triton", "import triton.language as tl", "from triton.language.extra import libdevice", ""]
+    for name in _closure(source, TRITON_HELPERS):
+        lines += ["", "@triton.jit", TRITON_HELPERS[name].strip(), ""]
+    return "\n".join(lines) + "\n"

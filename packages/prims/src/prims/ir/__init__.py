@@ -1,5 +1,6 @@
 """The IR contract between the stages: envelopes, verifier, text form, serialisation, passes, versions."""
 
+from prims.ir.constraints import CONSTRAINTS
 from prims.ir.envelope import (
     DIALECTS,
     INPUT_KINDS,
@@ -13,10 +14,25 @@ from prims.ir.envelope import (
     SymbolEntry,
     SymbolTable,
 )
+from prims.ir.equality import structural_difference
+from prims.ir.parse import parse_text
 from prims.ir.passes import Fuel, Observer, Pass, print_observer, run_passes
+from prims.ir.serial import from_json, load, save, to_json
 from prims.ir.source import SourceLoc
+from prims.ir.text import hash_envelope, print_text
+from prims.ir.verify import verify
+from prims.ir.versions import (
+    CURRENT,
+    VersionError,
+    consumable,
+    convert,
+    negotiate,
+    producible,
+)
 
 __all__ = [
+    "CONSTRAINTS",
+    "CURRENT",
     "DIALECTS",
     "INPUT_KINDS",
     "OUTPUT_KINDS",
@@ -32,6 +48,20 @@ __all__ = [
     "SymbolBinding",
     "SymbolEntry",
     "SymbolTable",
+    "VersionError",
+    "consumable",
+    "convert",
+    "from_json",
+    "hash_envelope",
+    "load",
+    "negotiate",
+    "parse_text",
     "print_observer",
+    "print_text",
+    "producible",
     "run_passes",
+    "save",
+    "structural_difference",
+    "to_json",
+    "verify",
 ]

@@ -13,7 +13,7 @@ CONSTRAINTS: dict[str, str] = {
     "ENV-C6": "Output kinds are known.",
     "ENV-C7": "An output's descriptor has the rank, dtype and device of the node that it returns.",
     "ENV-C8": "A mutation pairs an input with an output of kind `mutation`; both sides are paired once.",
-    "ENV-C9": "An alias names an existing output and an existing base, and no output is its own base in the end.",
+    "ENV-C9": "An alias names an existing input or graph output as its base, and each user result has at most one alias.",
     "ENV-C10": "Every symbol in use is in the symbol table and bound to an input that has it.",
     "ENV-C11": "Every `get_attr` names an entry of `constants`, and every constant is a tensor.",
     "ENV-C12": "Every value is defined before it is used, in the same graph.",

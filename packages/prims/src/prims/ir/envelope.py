@@ -7,8 +7,8 @@ A worked example, as its text form prints it. The function scales a buffer in pl
         return buffer[0]
 
 The graph is functional, so the new value of ``buffer`` is an output of kind ``mutation``; ``Mutation(0, 0)`` says
-that the runtime copies output 0 into input 0, and ``Alias(1, "input", 0, view)`` that the user's output 1 is to be
-given as a view of that input.
+that the runtime copies output 0 into input 0, and ``Alias(0, "input", 0, view)`` that the user's result 0 is to be
+given as a view of that input; the graph does not compute it.
 """
 
 from __future__ import annotations
@@ -88,10 +88,14 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Output ``output_index`` shares storage with a base.
+    """One of the user's results shares storage with a base, and is not computed by the graph.
+
+    The runtime makes it by replaying the view. The user's results without an alias are the graph's outputs of kind
+    ``output``, in order; further ones may follow that exist only as bases.
 
     Attributes:
-        base_kind: ``"input"`` or ``"output"``.
+        output_index: position among the user's flat results.
+        base_kind: ``"input"`` or ``"output"`` (of the graph), and ``base_index`` its position there.
         view: the view's shape, strides and offset, or None where the output is the very base tensor.
     """
 
@@ -111,10 +115,10 @@ class SymbolBinding:
 
 @dataclass(frozen=True, slots=True)
 class SymbolEntry:
-    """A size symbol: inclusive range (``max`` None is unbounded), the first value seen, and its binding."""
+    """A size symbol: inclusive range (None is unbounded), the first value seen, and its binding."""
 
     name: str
-    min: int
+    min: int | None
     max: int | None
     hint: int | None
     binding: SymbolBinding | None = None

@@ -85,9 +85,6 @@ def describe_spec(spec: Any) -> str:
 
 
 def _plainly_contiguous(spec: Any) -> bool:
-    step = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if type(size) is not int or type(stride) is not int or stride != step:
-            return False
-        step *= max(size, 1)
-    return True
+    from prims.spec.layout import contiguous_strides
+
+    return all(map(same_size, spec.strides, contiguous_strides(spec.shape)))

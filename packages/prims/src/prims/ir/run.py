@@ -19,8 +19,7 @@ __all__ = ["evaluate_size", "make_module"]
 def evaluate_size(size: Any, names: tuple[str, ...], *values: int) -> int:
     """The value of a symbolic size, given its symbols' values."""
     expr = expr_of(size)
-    by_name = dict(zip(names, values, strict=True))
-    return int(expr.evaluate({symbol: by_name[symbol.name] for symbol in expr.symbols}))
+    return int(expr.evaluate(dict(zip(names, values, strict=True))))
 
 
 class _Size:

@@ -1,0 +1,407 @@
+"""The parser of the text form."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from prims.errors import UserError
+from prims.ir.envelope import (
+    Alias,
+    Envelope,
+    InputDesc,
+    Mutation,
+    OutputDesc,
+    SymbolBinding,
+    SymbolEntry,
+    SymbolTable,
+)
+from prims.ir.names import target_of
+from prims.ir.source import SourceLoc
+
+__all__ = ["parse_text"]
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+    (?P<string>"(?:[^"\\]|\\.)*")
+  | (?P<expr>`[^`]*`)
+  | (?P<value>%[A-Za-z0-9_]+)
+  | (?P<constant>\$[A-Za-z0-9_.]+)
+  | (?P<target>@[A-Za-z_][\w.<>]*)
+  | (?P<number>-?(?:inf|nan)\b(?!\.)|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)
+  | (?P<dots>\.\.\.)
+  | (?P<name>\.?[A-Za-z_][\w.]*)
+  | (?P<punctuation>[()\[\]{},=:])
+    )""",
+    re.VERBOSE,
+)
+_HEADER = re.compile(r"envelope (\w+) (\d+)\.(\d+) by (\S+) (\S+)$")
+_SYMBOL = re.compile(
+    r"symbol (\w+) in \[(-?\d+|-inf), (-?\d+|inf)\](?: hint (-?\d+))?(?: from input (\d+)(?: dim (\d+))?)?$"
+)
+_INPUT = re.compile(r"input %(\w+) : (.*?) kind=(\w+)( grad)?(?: source=(\".*\"))?$")
+_OUTPUT = re.compile(r"output (\d+) : (.*?) kind=(\w+)(?: source=(\".*\"))?$")
+_MUTATION = re.compile(r"mutation of input (\d+) by output (\d+)$")
+_ALIAS = re.compile(r"alias of (input|output) (\d+) by result (\d+)(?: as (.*))?$")
+_CONSTANT = re.compile(r"constant \$(\S+) : (.*) sha256=([0-9a-f]{64})$")
+_SOURCE = re.compile(r'  # (".*"):(\d+) in (".*")$')
+_SPEC = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?(?:\+(\S+))? (\S+)$")
+
+
+def parse_text(text: str, constants: Mapping[str, torch.Tensor] | None = None) -> Envelope:
+    """The envelope of a text that ``print_text`` wrote.
+
+    Args:
+        constants: the tensors that the text names; their digests are compared with the text's.
+
+    Raises:
+        UserError: the text is malformed (with the line's number), or a constant is missing or differs.
+    """
+    return _Parser(text, dict(constants or {})).parse()
+
+
+class _Parser:
+    def __init__(self, text: str, constants: dict[str, torch.Tensor]) -> None:
+        self.lines = text.splitlines()
+        self.given = constants
+        self.constants: dict[str, torch.Tensor] = {}
+        self.context: Any = None
+        self.entries: list[SymbolEntry] = []
+        self.inputs: list[InputDesc] = []
+        self.outputs: list[OutputDesc] = []
+        self.mutations: list[Mutation] = []
+        self.aliases: list[Alias] = []
+        self.graph = torch.fx.Graph()
+        self.values: dict[str, torch.fx.Node] = {}
+        self.number = 0
+
+    def fail(self, message: str) -> UserError:
+        line = self.lines[self.number - 1] if 0 < self.number <= len(self.lines) else ""
+        return UserError(f"bad IR text: {message}", where=f"line {self.number}: {line}")
+
+    def parse(self) -> Envelope:
+        header = None
+        for self.number, line in enumerate(self.lines, start=1):
+            if not line.strip():
+                continue
+            if header is None:
+                header = _HEADER.match(line)
+                if header is None:
+                    raise self.fail("the first line must read 'envelope DIALECT MAJOR.MINOR by PRODUCER VERSION'")
+                continue
+            try:
+                self.line(line)
+            except (AttributeError, ValueError, KeyError, IndexError) as error:
+                if isinstance(error, UserError):
+                    raise
+                raise self.fail(str(error)) from error
+        if header is None:
+            raise self.fail("it is empty")
+        dialect, major, minor, producer, version = header.groups()
+        return Envelope(
+            dialect=dialect,
+            version=(int(major), int(minor)),
+            producer=producer,
+            producer_version=version,
+            graph=self.graph,
+            inputs=tuple(self.inputs),
+            outputs=tuple(self.outputs),
+            symbols=SymbolTable(self.context, tuple(self.entries)),
+            mutations=tuple(self.mutations),
+            aliases=tuple(self.aliases),
+            constants=self.constants,
+        )
+
+    def line(self, line: str) -> None:
+        handlers: dict[str, Callable[[str], None]] = {
+            "symbol": self.symbol,
+            "input": self.input,
+            "constant": self.constant,
+            "return": self.result,
+            "output": self.output,
+            "mutation": self.mutation,
+            "alias": self.alias,
+        }
+        word = line.split(None, 1)[0]
+        if word.startswith("%"):
+            self.node(line)
+        elif word in handlers:
+            handlers[word](line)
+        else:
+            raise self.fail(f"unknown statement {word!r}")
+
+    def match(self, pattern: re.Pattern[str], line: str) -> tuple[Any, ...]:
+        found = pattern.match(line)
+        if found is None:
+            raise self.fail("the statement does not have its form")
+        return found.groups()
+
+    def symbol(self, line: str) -> None:
+        from prims.spec import SymbolContext
+
+        name, low, high, hint, index, dim = self.match(_SYMBOL, line)
+        if self.context is None:
+            self.context = SymbolContext()
+        entry = SymbolEntry(
+            name,
+            None if low == "-inf" else int(low),
+            None if high == "inf" else int(high),
+            None if hint is None else int(hint),
+            None if index is None else SymbolBinding(int(index), None if dim is None else int(dim)),
+        )
+        self.context.declare(name, entry.hint, min=entry.min, max=entry.max, source="")
+        self.entries.append(entry)
+
+    def input(self, line: str) -> None:
+        name, spec, kind, grad, source = self.match(_INPUT, line)
+        desc = InputDesc(name, kind, self.spec(spec), bool(grad), None if source is None else json.loads(source))
+        self.inputs.append(desc)
+        node = self.graph.placeholder(name)
+        node.meta["spec"] = desc.spec
+        self.values[f"%{name}"] = node
+
+    def constant(self, line: str) -> None:
+        from prims.ir.text import digest
+
+        name, _, expected = self.match(_CONSTANT, line)
+        value = self.given.get(name)
+        if value is None:
+            raise self.fail(f"constant {name!r} was not given; pass it in `constants`")
+        if digest(value) != expected:
+            raise self.fail(f"constant {name!r} has another content than the one that the text was printed with")
+        self.constants[name] = value
+
+    def output(self, line: str) -> None:
+        index, spec, kind, source = self.match(_OUTPUT, line)
+        if int(index) != len(self.outputs):
+            raise self.fail(f"output {len(self.outputs)} was expected")
+        self.outputs.append(OutputDesc(kind, self.spec(spec), None if source is None else json.loads(source)))
+
+    def mutation(self, line: str) -> None:
+        source, target = self.match(_MUTATION, line)
+        self.mutations.append(Mutation(int(source), int(target)))
+
+    def alias(self, line: str) -> None:
+        kind, base, output, view = self.match(_ALIAS, line)
+        self.aliases.append(Alias(int(output), kind, int(base), None if view is None else self.spec(view)))
+
+    def result(self, line: str) -> None:
+        arguments = _Arguments(line[len("return") :], self)
+        items = []
+        while not arguments.done():
+            items.append(arguments.value())
+            arguments.accept(",")
+        self.graph.output(tuple(items))
+
+    def node(self, line: str) -> None:
+        source = _SOURCE.search(line)
+        if source is not None:
+            line = line[: source.start()]
+        name, _, rest = line.partition(" = ")
+        arguments = _Arguments(rest, self)
+        node = arguments.call()
+        if arguments.accept(":"):
+            node.meta["spec"] = self.spec(arguments.remaining())
+        elif not arguments.done():
+            raise self.fail(f"unexpected {arguments.remaining()!r}")
+        if source is not None:
+            node.meta["source"] = SourceLoc(json.loads(source[1]), int(source[2]), json.loads(source[3]))
+        self.values[name] = node
+
+    def size(self, text: str) -> Any:
+        text = text.strip()
+        if re.fullmatch(r"-?\d+", text):
+            return int(text)
+        if self.context is None:
+            raise self.fail(f"size {text!r} uses a symbol that is not declared")
+        from prims.spec.exprtext import parse
+
+        return self.context.make(parse(text))
+
+    def sizes(self, text: str) -> tuple[Any, ...]:
+        return tuple(self.size(piece) for piece in _split(text))
+
+    def spec(self, text: str) -> Any:
+        text = text.strip()
+        if text == "none":
+            return None
+        if text.startswith("("):
+            return tuple(self.spec(piece) for piece in _split(text[1:-1]))
+        word, _, rest = text.partition(" ")
+        if word == "size":
+            return self.size(rest)
+        if word == "scalar":
+            return _scalar(rest)
+        found = _SPEC.match(text)
+        if found is None:
+            raise self.fail(f"not a type: {text!r}")
+        from prims.spec import TensorSpec
+
+        dtype, shape, strides, offset, device = found.groups()
+        return TensorSpec(
+            self.sizes(shape),
+            getattr(torch, dtype),
+            torch.device(device),
+            None if strides is None else self.sizes(strides),
+            0 if offset is None else self.size(offset),
+        )
+
+
+def _scalar(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        return complex(text) if "j" in text else float(text)
+
+
+def _split(text: str) -> Iterator[str]:
+    """The pieces between commas outside of brackets."""
+    depth, start = 0, 0
+    for index, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            yield text[start:index]
+            start = index + 1
+    if text[start:].strip():
+        yield text[start:]
+
+
+class _Arguments:
+    """A reader of one statement's right-hand side."""
+
+    def __init__(self, text: str, parser: _Parser) -> None:
+        self.text = text
+        self.at = 0
+        self.parser = parser
+
+    def done(self) -> bool:
+        return not self.text[self.at :].strip()
+
+    def remaining(self) -> str:
+        return self.text[self.at :]
+
+    def peek(self) -> tuple[str, str]:
+        found = _TOKEN.match(self.text, self.at)
+        if found is None:
+            raise self.parser.fail(f"cannot read {self.text[self.at :]!r}")
+        return found.lastgroup or "", found[found.lastgroup or 0]
+
+    def take(self) -> tuple[str, str]:
+        found = _TOKEN.match(self.text, self.at)
+        if found is None:
+            raise self.parser.fail(f"cannot read {self.text[self.at :]!r}")
+        self.at = found.end()
+        return found.lastgroup or "", found[found.lastgroup or 0]
+
+    def accept(self, text: str) -> bool:
+        if self.done() or self.peek()[1] != text:
+            return False
+        self.take()
+        return True
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            raise self.parser.fail(f"expected {text!r} before {self.remaining()!r}")
+
+    def call(self) -> torch.fx.Node:
+        kind, token = self.take()
+        graph = self.parser.graph
+        if kind == "constant":
+            name = token[1:]
+            if name not in self.parser.constants:
+                raise self.parser.fail(f"constant {name!r} is not declared")
+            node = graph.create_node("get_attr", name)
+            return node
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        self.expect("(")
+        while not self.accept(")"):
+            keyword = re.match(r"\s*([A-Za-z_]\w*)=", self.text[self.at :])
+            if keyword is not None:
+                self.at += keyword.end()
+                kwargs[keyword[1]] = self.value()
+            else:
+                args.append(self.value())
+            if not self.accept(",") and self.peek()[1] != ")":
+                raise self.parser.fail(f"expected ',' or ')' before {self.remaining()!r}")
+        if token.startswith("."):
+            return graph.call_method(token[1:], tuple(args), kwargs)
+        return graph.call_function(target_of(token), tuple(args), kwargs)
+
+    def sequence(self, end: str) -> tuple[list[Any], bool]:
+        """The items up to ``end``, and whether a comma followed the last."""
+        items: list[Any] = []
+        comma = False
+        while not self.accept(end):
+            items.append(self.value())
+            comma = self.accept(",")
+        return items, comma
+
+    def value(self) -> Any:
+        kind, token = self.take()
+        match kind:
+            case "number":
+                return _number(token)
+            case "string":
+                return json.loads(token)
+            case "expr":
+                return self.parser.size(token[1:-1])
+            case "value":
+                if token not in self.parser.values:
+                    raise self.parser.fail(f"{token} is used before it is defined")
+                return self.parser.values[token]
+            case "dots":
+                return Ellipsis
+            case "target":
+                return target_of(token)
+            case "punctuation":
+                return self.bracketed(token)
+            case _:
+                return self.named(token)
+
+    def bracketed(self, token: str) -> Any:
+        if token == "(":
+            return tuple(self.sequence(")")[0])
+        if token == "[":
+            return self.sequence("]")[0]
+        if token == "{":
+            items: dict[str, Any] = {}
+            while not self.accept("}"):
+                key = self.value()
+                self.expect(":")
+                items[key] = self.value()
+                self.accept(",")
+            return items
+        raise self.parser.fail(f"unexpected {token!r}")
+
+    def named(self, token: str) -> Any:
+        if token in ("None", "True", "False"):
+            return {"None": None, "True": True, "False": False}[token]
+        if token in ("slice", "complex", "device"):
+            self.expect("(")
+            items, _ = self.sequence(")")
+            return {"slice": slice, "complex": complex, "device": torch.device}[token](*items)
+        if token.startswith("torch."):
+            value = getattr(torch, token[len("torch.") :], None)
+            if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+                return value
+        if token.count(".") >= 1:
+            return target_of(token)
+        raise self.parser.fail(f"unknown name {token!r}")
+
+
+def _number(token: str) -> int | float:
+    try:
+        return int(token)
+    except ValueError:
+        return float(token)

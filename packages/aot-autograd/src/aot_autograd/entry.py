@@ -1,0 +1,144 @@
+"""The stage's entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.fx
+
+from aot_autograd.partition.default import default_partition
+from aot_autograd.partition.split import Partition, split_joint
+from aot_autograd.runtime.inference import build_inference
+from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run
+from aot_autograd.runtime.training import build_training
+from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
+from prims.errors import Unsupported, UserError
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["PartitionFn", "aot_function", "inference_graph", "joint_graph", "partition_joint", "run_eagerly"]
+
+#: ``partition_fn(joint, options)`` returns the forward values to save for the backward pass.
+PartitionFn = Callable[[Joint, Options], Sequence[torch.fx.Node]]
+
+
+def run_eagerly(env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
+    """A compiler that compiles nothing: the ATen graph runs operator by operator."""
+    return env.module()
+
+
+def _phase(report: Report | None, name: str) -> AbstractContextManager[Any]:
+    return nullcontext() if report is None else report.phase(name)
+
+
+def aot_function(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: PartitionFn = default_partition,
+    options: Options | None = None,
+    report: Report | None = None,
+) -> Callable[..., Any]:
+    """Compile a torch-dialect graph ahead of time, its backward pass included.
+
+    The result takes what ``gm`` takes and returns what ``gm`` returns: same structure, aliasing, mutations,
+    ``requires_grad`` and gradients. It is specialised to the inputs' metadata and to the gradient mode of this
+    call; guarding later calls is the front end's part.
+
+    Args:
+        gm: a module of public torch calls. ``gm.meta["envelope"]`` may hold symbolic input specs. Parameters and
+            buffers of its own are read at every call.
+        example_inputs: tensors and numbers, one per placeholder of ``gm``.
+        fw_compiler: ``fw_compiler(envelope, report)`` returns a callable over the envelope's flat inputs that
+            returns its flat outputs.
+        bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
+        partition_fn: chooses what is saved for the backward pass.
+        options: see :class:`prims.options.Options`.
+        report: collects graphs, fallbacks and times.
+
+    Returns:
+        The compiled callable, or ``gm`` itself where the graph cannot be traced (with the reason in ``report``).
+
+    Raises:
+        UserError: an argument is not what it should be, or a compiler raised it.
+        Unsupported: the graph cannot be traced and ``options.strict`` is set.
+    """
+    options = options if options is not None else Options()
+    if not isinstance(gm, torch.fx.GraphModule):
+        raise UserError(f"aot_function got a {type(gm).__name__}", todo="Pass a torch.fx.GraphModule.")
+    for name, compiler in (("fw_compiler", fw_compiler), ("bw_compiler", bw_compiler)):
+        if compiler is not None and not callable(compiler):
+            raise UserError(f"{name} is {compiler!r}", todo="Pass a function of (envelope, report).")
+    count = sum(node.op == "placeholder" for node in gm.graph.nodes)
+    if len(example_inputs) != count:
+        raise UserError(
+            f"{len(example_inputs)} example inputs for a graph of {count} inputs", todo="Pass one per placeholder."
+        )
+    try:
+        with _phase(report, "aot"):
+            outcome = trace(gm, example_inputs)
+            joint = finish_joint(outcome) if outcome.differentiable else None
+            env = None if joint is not None else finish_inference(outcome)
+            partition = None if joint is None else split_joint(joint, partition_fn(joint, options))
+    except UserError:
+        raise
+    except Exception as error:
+        if options.strict:
+            raise
+        return _leave_to_eager(gm, error, report)
+    if env is not None:
+        with _phase(report, "compile"):
+            compiled = compile_or_run(env, fw_compiler, options, report, "inference")
+        return build_inference(outcome, compiled, gm, report)
+    assert joint is not None and partition is not None
+    with _phase(report, "compile"):
+        compiled = compile_or_run(partition.forward, fw_compiler, options, report, "forward")
+    backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
+    return build_training(joint, partition, compiled, backward, gm, report)
+
+
+def _leave_to_eager(gm: torch.fx.GraphModule, error: Exception, report: Report | None) -> Callable[..., Any]:
+    if report is not None:
+        if isinstance(error, Unsupported):
+            report.fallback("aot_autograd", error.reason, error.where)
+        else:
+            report.fallback("aot_autograd", f"{type(error).__name__}: {error}")
+    return gm
+
+
+def inference_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Envelope:
+    """The functional ATen graph of ``gm`` without its gradients.
+
+    Raises:
+        Unsupported: the graph cannot be traced.
+    """
+    return finish_inference(trace(gm, example_inputs))
+
+
+def joint_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Joint:
+    """The joint forward and backward ATen graph of ``gm``.
+
+    Raises:
+        UserError: no result of ``gm`` needs a gradient.
+        Unsupported: the graph cannot be traced.
+    """
+    outcome: Outcome = trace(gm, example_inputs)
+    if not outcome.differentiable:
+        raise UserError(
+            "no result of the graph needs a gradient",
+            todo="Give example inputs that require gradients, with gradient mode enabled.",
+        )
+    return finish_joint(outcome)
+
+
+def partition_joint(
+    joint: Joint, partition_fn: PartitionFn = default_partition, options: Options | None = None
+) -> Partition:
+    """Split a joint graph into forward and backward graphs."""
+    return split_joint(joint, partition_fn(joint, options if options is not None else Options()))

@@ -1,0 +1,1 @@
+"""What is saved between the forward and the backward graph."""

@@ -1,0 +1,263 @@
+"""Splitting a joint graph in two, once the values to save between them have been chosen.
+
+A partitioner only chooses: it returns the forward values that the backward graph receives. Everything else that the
+backward needs is computed again from them. Any choice from which that is possible gives right gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+import aot_autograd
+from aot_autograd.trace.opinfo import op_info
+from aot_autograd.trace.outcome import ATEN_VERSION, Joint
+from prims.errors import InternalError
+from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.ir.symbols import sizes_of, symbols_in
+from prims.spec import TensorSpec
+
+__all__ = ["Partition", "is_backward", "is_random", "is_view", "needed_by_backward", "split_joint"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Forward and backward graphs and what goes between them.
+
+    Attributes:
+        forward: returns the joint graph's forward outputs, then the saved values that are neither inputs nor outputs.
+        backward: takes the saved values, the sizes, and the tangents; returns the gradients that exist.
+        saved: where the forward's runtime finds each saved value: ``("input" | "output", index)``.
+        sizes: the symbols whose values are handed over.
+        gradients: by backward output, the index of the input that the gradient belongs to.
+    """
+
+    forward: Envelope
+    backward: Envelope
+    saved: tuple[tuple[str, int], ...]
+    sizes: tuple[Any, ...]
+    gradients: tuple[int, ...]
+
+
+def is_backward(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph belongs to the backward pass."""
+    return "backward" in node.meta
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node only looks at its first argument's memory."""
+    return isinstance(node.target, torch._ops.OpOverload) and op_info(node.target).kind == "view"
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers, so that computing it again would give others."""
+    if node.target is operator.getitem:
+        return is_random(node.args[0])  # type: ignore[arg-type]
+    return isinstance(node.target, torch._ops.OpOverload) and op_info(node.target).random
+
+
+def needed_by_backward(joint: Joint) -> list[torch.fx.Node]:
+    """The forward values (inputs included, tangents not) that the backward nodes and the gradients use directly."""
+    tangents = {n for n, d in zip(joint.envelope.placeholders(), joint.envelope.inputs, strict=True) if d.kind == "tangent"}
+    found: dict[torch.fx.Node, None] = {}
+
+    def use(node: torch.fx.Node) -> None:
+        if not is_backward(node) and node not in tangents:
+            found[node] = None
+
+    first = len(joint.outcome.nodes)
+    for node in joint.envelope.graph.nodes:
+        if is_backward(node):
+            for source in node.all_input_nodes:
+                use(source)
+    for result in joint.envelope.results()[first:]:
+        if isinstance(result, torch.fx.Node):
+            use(result)
+    return list(found)
+
+
+def split_joint(joint: Joint, saved: Sequence[torch.fx.Node]) -> Partition:
+    """The forward and backward envelopes for a choice of saved values.
+
+    Args:
+        joint: the joint graph.
+        saved: forward values, each a tensor; the backward pass must be computable from them and the tangents.
+
+    Raises:
+        InternalError: it is not (a random operator would have to run twice, for one).
+    """
+    env = joint.envelope
+    placeholders = env.placeholders()
+    count = sum(desc.kind != "tangent" for desc in env.inputs)
+    results = list(env.results())
+    first = len(joint.outcome.nodes)
+    forward_results: list[Any] = results[:first]
+    written = {placeholders[index] for index, _, _ in joint.outcome.mutations}
+    positions = {node: index for index, node in enumerate(placeholders[:count])}
+    slots: list[tuple[str, int]] = []
+    kept: list[torch.fx.Node] = []
+    clones: dict[torch.fx.Node, None] = {}
+    for node in dict.fromkeys(saved):
+        kept.append(node)
+        if node in positions and node not in written:
+            slots.append(("input", positions[node]))
+            continue
+        at = next((i for i, result in enumerate(forward_results) if result is node), None)
+        if at is None:
+            forward_results.append(node)
+            at = len(forward_results) - 1
+            if _rests_on(node, written):
+                clones[node] = None
+        slots.append(("output", at))
+    forward = _forward(joint, placeholders[:count], forward_results, clones)
+    backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:])
+    return Partition(forward, backward, tuple(slots), sizes, gradients)
+
+
+def _rests_on(node: torch.fx.Node, written: set[torch.fx.Node]) -> bool:
+    """Whether a value shares memory with an input that the runtime overwrites after the forward pass."""
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node in written
+
+
+def _forward(
+    joint: Joint, placeholders: list[torch.fx.Node], results: list[Any], clones: dict[torch.fx.Node, None]
+) -> Envelope:
+    env = joint.envelope
+    live = _reachable(results)
+    graph = torch.fx.Graph()
+    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in env.graph.nodes:
+        if node.op == "placeholder":
+            if len(mapping) < len(placeholders) and node in placeholders[len(mapping) : len(mapping) + 1]:
+                mapping[node] = graph.node_copy(node)
+        elif node.op == "call_function" and not is_backward(node) and (node in live or _stays(node)):
+            mapping[node] = graph.node_copy(node, mapping.__getitem__)
+    final = []
+    first = len(joint.outcome.nodes)
+    for position, result in enumerate(results):
+        node = mapping[result]
+        if position >= first and result in clones:
+            copied = graph.call_function(aten.clone.default, (node,))
+            copied.meta.update(node.meta)
+            node = copied
+        final.append(node)
+    graph.output(tuple(final))
+    outputs = list(env.outputs[:first])
+    outputs += [OutputDesc("saved", node.meta["spec"]) for node in final[first:]]
+    inputs = env.inputs[: len(placeholders)]
+    return env.replace(
+        graph=graph,
+        inputs=inputs,
+        outputs=tuple(outputs),
+        symbols=SymbolTable.from_inputs(inputs, env.symbols.context),
+    )
+
+
+def _stays(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    info = op_info(node.target)
+    return info.effect or info.random
+
+
+def _reachable(roots: Iterable[Any], stop: Iterable[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+    stops = set(stop)
+    seen: set[torch.fx.Node] = set()
+    stack = [root for root in roots if isinstance(root, torch.fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in stops:
+            stack.extend(node.all_input_nodes)
+    return seen
+
+
+def _backward(
+    joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any]
+) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:
+    env = joint.envelope
+    live = _reachable(results, (*saved, *tangents))
+    graph = torch.fx.Graph()
+    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
+    inputs: list[InputDesc] = []
+    for position, node in enumerate(saved):
+        name = f"saved_{position}"
+        mapping[node] = placeholder = graph.placeholder(name)
+        placeholder.meta["spec"] = node.meta["spec"]
+        if "source" in node.meta:
+            placeholder.meta["source"] = node.meta["source"]
+        inputs.append(InputDesc(name, "saved", node.meta["spec"], source=node.name))
+    body = [n for n in env.graph.nodes if n.op == "call_function" and n in live and n not in mapping]
+    symbols = _symbols_of(joint, [*saved, *tangents, *body])
+    for symbol in symbols:
+        name = f"size_{symbol}"
+        graph.placeholder(name).meta["spec"] = symbol
+        inputs.append(InputDesc(name, "size", symbol))
+    descs = [desc for desc in env.inputs if desc.kind == "tangent"]
+    for node, desc in zip(tangents, descs, strict=True):
+        mapping[node] = graph.placeholder(desc.name)
+        mapping[node].meta.update(node.meta)
+        inputs.append(desc)
+    for node in body:
+        if not is_backward(node) and is_random(node):
+            raise InternalError(f"the partition would run the random operator {node.target} a second time")
+        try:
+            mapping[node] = graph.node_copy(node, mapping.__getitem__)
+        except KeyError as missing:
+            raise InternalError(f"the backward pass needs {missing}, which the partition does not save") from None
+    present = [(index, node) for index, node in zip(joint.gradients, results, strict=True) if node is not None]
+    graph.output(tuple(mapping[node] for _, node in present))
+    outputs = tuple(
+        OutputDesc("gradient", node.meta["spec"], env.inputs[index].name) for index, node in present
+    )
+    envelope = Envelope(
+        dialect="aten",
+        version=ATEN_VERSION,
+        producer="aot_autograd",
+        producer_version=aot_autograd.__version__,
+        graph=graph,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        symbols=SymbolTable.from_inputs(inputs, env.symbols.context),
+    )
+    return envelope, tuple(symbols), tuple(index for index, _ in present)
+
+
+def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:
+    """The symbols that stand in these nodes' metadata and arguments, as sizes, by name."""
+    if not len(joint.envelope.symbols):
+        return []
+    names: set[str] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, TensorSpec):
+            for size in sizes_of(value):
+                names.update(symbols_in(size))
+        elif not isinstance(value, torch.fx.Node):
+            names.update(symbols_in(value))
+
+    for node in nodes:
+        visit(node.meta["spec"])
+        visit(node.args)
+        visit(tuple(node.kwargs.values()))
+    found = []
+    for entry in joint.envelope.symbols:
+        if entry.name in names and entry.binding is not None:
+            desc = joint.envelope.inputs[entry.binding.input_index]
+            spec: Any = desc.spec
+            found.append(spec if entry.binding.dim is None else spec.shape[entry.binding.dim])
+    return found

@@ -1,0 +1,215 @@
+"""Generating the Python that runs on every call, specialised to one compilation.
+
+A call must cost microseconds, so what is known at compile time (which results are plain outputs, which inputs are
+written, which views are replayed) is written out as straight-line code. ``function.__source__`` shows it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from typing import Any
+
+import torch
+
+from aot_autograd.trace.outcome import Leaf, Outcome
+from aot_autograd.trace.views import ViewStep
+from prims.errors import InternalError
+from prims.ir.symbols import expr_of, symbols_in
+from prims.spec import TensorSpec
+
+__all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols"]
+
+aten = torch.ops.aten
+
+_SIZE_FUNCTIONS = {"min": builtins.min, "max": builtins.max, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc}
+
+
+class Source:
+    """Lines of a function body and the objects that they name."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.globals: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    def line(self, text: str) -> None:
+        """Append a line (with its own indentation)."""
+        self.lines.append(text)
+
+    def name(self, value: Any, hint: str = "k") -> str:
+        """A global name for an object; the same object keeps its name."""
+        known = self._names.get(id(value))
+        if known is None:
+            known = self._names[id(value)] = f"{hint}{len(self._names)}"
+            self.globals[known] = value
+        return known
+
+    def literal(self, value: Any) -> str:
+        """Text for a constant: itself if Python can write it, a global name otherwise."""
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        return self.name(value)
+
+    def function(self, head: str) -> Any:
+        """Compile ``def <head>:`` with the lines as its body; returns the function."""
+        text = f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
+        namespace = dict(self.globals)
+        exec(compile(text, f"<aot_autograd {head.split('(')[0]}>", "exec"), namespace)  # noqa: S102
+        function = namespace[head.split("(")[0]]
+        function.__source__ = text
+        return function
+
+    def size(self, value: Any) -> str:
+        """Text for a size whose symbols are local variables."""
+        expr = expr_of(value)
+        if expr is None:
+            return self.literal(value)
+        names = sorted(symbols_in(value))
+        text = str(expr)
+        try:
+            hints = dict.fromkeys(names, 8)
+            if eval(text, {"__builtins__": {}, **_SIZE_FUNCTIONS}, hints) != expr.evaluate(hints):  # noqa: S307
+                raise InternalError(f"the text of size {text} has another value")
+        except (NameError, SyntaxError, TypeError):
+            evaluate = self.name(expr.evaluate, "size")
+            return f"{evaluate}({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
+        self.globals.update(_SIZE_FUNCTIONS)
+        return f"({text})"
+
+    def sizes(self, values: Any) -> str:
+        """Text for a tuple of sizes."""
+        return "(" + "".join(f"{self.size(v)}, " for v in values) + ")"
+
+    def argument(self, value: Any) -> str:
+        """Text for an operator argument."""
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(self.argument(v) for v in value) + "]"
+        return self.size(value)
+
+
+def emit_symbols(source: Source, outcome: Outcome, names: set[str], args: str = "args") -> None:
+    """Local variables for the symbols in ``names``, read from the inputs."""
+    if not names:
+        return
+    from prims.ir import SymbolTable
+
+    table = SymbolTable.from_inputs(tuple(outcome.program.tracer.inputs), outcome.program.context)
+    for entry in table:
+        if entry.name in names and entry.binding is not None:
+            at = f"{args}[{entry.binding.input_index}]"
+            source.line(f"{entry.name} = {at}" if entry.binding.dim is None else f"{entry.name} = {at}.shape[{entry.binding.dim}]")
+
+
+def symbols_of_results(outcome: Outcome) -> set[str]:
+    """The symbols that the results' sizes and replayed views need."""
+    names: set[str] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        else:
+            names.update(symbols_in(value))
+
+    for leaf in outcome.leaves:
+        if leaf.kind == "size":
+            visit(leaf.value)
+        for step in leaf.steps:
+            visit(step.args)
+            visit(tuple(step.kwargs.values()))
+    return names
+
+
+def emit_mutations(source: Source, pairs: list[tuple[str, str]], *, no_grad: bool) -> None:
+    """Copy new values into written inputs: ``(input expression, value expression)`` pairs."""
+    if not pairs:
+        return
+    indent = ""
+    if no_grad:
+        source.globals["no_grad"] = torch.no_grad
+        source.line("with no_grad():")
+        indent = "    "
+    if len(pairs) == 1:
+        source.line(f"{indent}{pairs[0][0]}.copy_({pairs[0][1]})")
+        return
+    source.globals["foreach_copy_"] = torch._foreach_copy_
+    targets = ", ".join(target for target, _ in pairs)
+    values = ", ".join(value for _, value in pairs)
+    source.line(f"{indent}foreach_copy_([{targets}], [{values}])")
+
+
+def _replay(source: Source, base: str, leaf: Leaf) -> str:
+    text = base
+    steps = list(leaf.steps)
+    detached = False
+    for step in steps:
+        detached = detached or step.func is aten.detach.default
+        text = _step_text(source, text, step)
+    if not leaf.requires_grad and not detached:
+        source.globals["detach"] = torch.Tensor.detach
+        text = f"detach({text})"
+    return text
+
+
+def _step_text(source: Source, text: str, step: ViewStep) -> str:
+    func = step.func
+    if func is aten.as_strided.default:
+        # The recorded offset is relative to the base.
+        size, stride, relative = step.args
+        source.globals["as_strided_from"] = as_strided_from
+        return f"as_strided_from({text}, {source.argument(size)}, {source.argument(stride)}, {source.size(relative)})"
+    if func is aten.conj_physical.default:
+        return f"{source.name(torch.conj, 'conj')}({text})"
+    if func is aten.neg.default:
+        return f"{source.name(torch._neg_view, 'neg_view')}({text})"
+    parts = [text, *(source.argument(a) for a in step.args)]
+    parts += [f"{name}={source.argument(value)}" for name, value in step.kwargs.items()]
+    return f"{source.name(func, 'op')}({', '.join(parts)})"
+
+
+def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """``as_strided`` with an offset relative to ``base``'s own."""
+    return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+def emit_results(source: Source, outcome: Outcome, outputs: list[str], inputs: str = "args") -> str:
+    """The expression of the user's result, with its nested structure.
+
+    Args:
+        outputs: the expression of each graph output.
+        inputs: the name of the tuple of inputs.
+    """
+    texts: list[str] = []
+    uses: dict[int, int] = {}
+    for leaf in outcome.leaves:
+        if leaf.kind == "output":
+            uses[leaf.index] = uses.get(leaf.index, 0) + 1
+    for leaf in outcome.leaves:
+        if leaf.kind == "literal":
+            texts.append(source.literal(leaf.value))
+        elif leaf.kind == "size":
+            texts.append(source.size(leaf.value))
+        else:
+            base = outputs[leaf.index] if leaf.kind == "output" else f"{inputs}[{leaf.index}]"
+            texts.append(_replay(source, base, leaf) if leaf.steps else base)
+    return _structured(source, outcome.structure, texts)
+
+
+def _structured(source: Source, structure: Any, texts: list[str]) -> str:
+    if isinstance(structure, int):
+        return texts[structure]
+    kind, detail, parts = structure
+    inner = [_structured(source, part, texts) for part in parts]
+    if kind == "tuple":
+        return "(" + "".join(f"{text}, " for text in inner) + ")"
+    if kind == "list":
+        return "[" + ", ".join(inner) + "]"
+    if kind == "namedtuple":
+        return f"{source.name(detail, 'made')}({', '.join(inner)})"
+    return "{" + ", ".join(f"{source.literal(key)}: {text}" for key, text in zip(detail, inner, strict=True)) + "}"
+
+
+def size_text(source: Source, spec: TensorSpec) -> str:
+    """The strides of a spec as text."""
+    return source.sizes(spec.strides)

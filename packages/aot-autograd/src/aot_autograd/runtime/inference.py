@@ -1,0 +1,96 @@
+"""The callable for a graph through which no gradient flows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
+from aot_autograd.trace.outcome import Outcome
+from prims.report import Report
+
+__all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "shares_memory"]
+
+
+def build_inference(
+    outcome: Outcome, compiled: Callable[..., Sequence[Any]], eager: Callable[..., Any], report: Report | None
+) -> Callable[..., Any]:
+    """Wrap a compiled forward graph: pass the module's own tensors, write mutated inputs, rebuild aliases.
+
+    Args:
+        compiled: takes the envelope's flat inputs, returns its flat outputs.
+        eager: runs the program eagerly; used for calls whose inputs share memory in a way the trace did not see.
+    """
+    source = Source()
+    source.globals["compiled"] = compiled
+    emit_overlap_check(source, outcome, eager, report)
+    emit_arguments(source, outcome)
+    emit_symbols(source, outcome, symbols_of_results(outcome))
+    outputs = [f"o{i}" for i in range(len(outcome.nodes))]
+    if outputs:
+        source.line(f"{', '.join(outputs)}, = compiled(*args)")
+    else:
+        source.line("compiled(*args)")
+    inputs = outcome.program.tracer.inputs
+    tracked = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if inputs[i].requires_grad]
+    plain = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if not inputs[i].requires_grad]
+    emit_mutations(source, plain, no_grad=False)
+    emit_mutations(source, tracked, no_grad=True)
+    source.line(f"return {emit_results(source, outcome, outputs)}")
+    return source.function("run(*args)")
+
+
+def emit_arguments(source: Source, outcome: Outcome) -> None:
+    """Append the module's own tensors and the constants to ``args``."""
+    program = outcome.program
+    extra = []
+    for index in range(program.arguments, len(program.tracer.inputs)):
+        if program.tracer.inputs[index].kind == "tangent":
+            break
+        if index in program.lifted:
+            store, name = program.lifted[index]
+            extra.append(f"{source.name(store, 'state')}[{name!r}]")
+        else:
+            extra.append(source.name(program.tracer.constants[index], "constant"))
+    if extra:
+        source.line(f"args = (*args, {', '.join(extra)})")
+
+
+def emit_overlap_check(
+    source: Source, outcome: Outcome, eager: Callable[..., Any], report: Report | None
+) -> None:
+    """Leave a call to eager when an input that the graph writes shares memory with another input."""
+    if not outcome.mutations:
+        return
+    program = outcome.program
+    tensors = [i for i in range(program.arguments) if program.tracer.input_tensors[i] is not None]
+    written = [i for i, _, _ in outcome.mutations if i < program.arguments]
+    if not written or len(tensors) < 2:
+        return
+    reason = "an input that the graph writes shares memory with another input"
+
+    def run_eagerly(*args: Any) -> Any:
+        if report is not None:
+            report.fallback("aot_autograd", reason)
+        return eager(*args)
+
+    source.globals["shares_memory"] = shares_memory
+    source.globals["run_eagerly"] = run_eagerly
+    source.line(f"if shares_memory(args, {tuple(tensors)}, {tuple(written)}):")
+    source.line("    return run_eagerly(*args)")
+
+
+def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[int, ...]) -> bool:
+    """Whether one of the ``written`` arguments has the same storage as another of the ``tensors``."""
+    keys = [args[i].untyped_storage()._cdata for i in tensors]
+    if len(set(keys)) == len(keys):
+        return False
+    at = dict(zip(tensors, keys, strict=True))
+    return any(keys.count(at[i]) > 1 for i in written)
+
+
+def all_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among ``values``."""
+    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -1,0 +1,171 @@
+"""The backward graph, compiled when it is first run, and once more for each pattern of absent tangents."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from aot_autograd.trace.outcome import remove_dead
+from prims.errors import UserError
+from prims.ir import Envelope, SymbolTable
+from prims.options import Options
+from prims.report import Report
+from prims.spec import TensorSpec
+
+__all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
+
+aten = torch.ops.aten
+
+Compiler = Callable[[Envelope, "Report | None"], Callable[..., Sequence[Any]]]
+
+
+def compile_or_run(
+    env: Envelope, compiler: Compiler, options: Options, report: Report | None, name: str
+) -> Callable[..., Sequence[Any]]:
+    """The compiled graph, or the graph run operator by operator if the compiler fails (recorded).
+
+    Raises:
+        UserError: from the compiler, as it is.
+        Exception: from the compiler, under ``options.strict``.
+    """
+    if report is not None:
+        ops = [str(node.target) for node in env.op_nodes]
+        report.graph(name, dialect="aten", nodes=len(ops), ops=ops)
+    try:
+        if options.verify != "off":
+            env.verify(options.verify)
+        return compiler(env, report)
+    except UserError:
+        raise
+    except Exception as error:
+        if options.strict:
+            raise
+        if report is not None:
+            report.fallback("aot_autograd", f"the {name} graph runs uncompiled: {type(error).__name__}: {error}")
+        return env.module()
+
+
+class LazyBackward:
+    """Runs the backward graph: ``backward(saved and sizes, tangents) -> gradients``.
+
+    Tangents may be None where a result of the forward was not used; a graph without them is then derived, so that
+    gradients that eager leaves None stay None.
+    """
+
+    def __init__(self, env: Envelope, compiler: Compiler, options: Options, report: Report | None) -> None:
+        self.env = env
+        self._compiler = compiler
+        self._options = options
+        self._report = report
+        self._full: Callable[..., Sequence[Any]] | None = None
+        self._partial: dict[tuple[bool, ...], tuple[Callable[..., Sequence[Any]], list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, saved: tuple[Any, ...], tangents: tuple[Any, ...]) -> Sequence[Any]:
+        """The gradients, in the order of the envelope's outputs; None for those that no tangent reaches."""
+        for tangent in tangents:
+            if tangent is None:
+                return self._run_partial(saved, tangents)
+        full = self._full
+        if full is None:
+            with self._lock:
+                if self._full is None:
+                    self._full = self._compile(self.env, "backward")
+            full = self._full
+        return full(*saved, *tangents)
+
+    def _run_partial(self, saved: tuple[Any, ...], tangents: tuple[Any, ...]) -> Sequence[Any]:
+        absent = tuple(tangent is None for tangent in tangents)
+        with self._lock:
+            if absent not in self._partial:
+                env, places = without_tangents(self.env, absent)
+                self._partial[absent] = (self._compile(env, "backward for some outputs"), places)
+        compiled, places = self._partial[absent]
+        results: list[Any] = [None] * len(self.env.outputs)
+        given = [tangent for tangent in tangents if tangent is not None]
+        for place, value in zip(places, compiled(*saved, *given), strict=True):
+            results[place] = value
+        return results
+
+    def _compile(self, env: Envelope, name: str) -> Callable[..., Sequence[Any]]:
+        if self._report is None:
+            return compile_or_run(env, self._compiler, self._options, None, name)
+        with self._report.phase("backward"):
+            return compile_or_run(env, self._compiler, self._options, self._report, name)
+
+
+def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope, list[int]]:
+    """The backward graph when some tangents are zero, and which of its outputs remain.
+
+    A backward pass is linear in its tangents: a value computed from absent ones alone is absent too, a sum with an
+    absent term is the other term, and elsewhere an absent operand is a tensor of zeros.
+    """
+    graph = torch.fx.Graph()
+    mapping: dict[torch.fx.Node, torch.fx.Node | None] = {}
+    inputs = []
+    dependent: set[torch.fx.Node] = set()
+    tangent = 0
+    for node, desc in zip(env.placeholders(), env.inputs, strict=True):
+        if desc.kind == "tangent":
+            dependent.add(node)
+            tangent += 1
+            if absent[tangent - 1]:
+                mapping[node] = None
+                continue
+        mapping[node] = graph.node_copy(node)
+        inputs.append(desc)
+    for node in env.graph.nodes:
+        if node.op != "call_function":
+            continue
+        linear = [source for source in node.all_input_nodes if source in dependent]
+        if linear:
+            dependent.add(node)
+        missing = [source for source in linear if mapping[source] is None]
+        if linear and len(missing) == len(linear):
+            mapping[node] = None
+        elif missing and node.target is aten.add.Tensor and _other_term(node, mapping) is not None:
+            mapping[node] = _other_term(node, mapping)
+        else:
+            for source in missing:
+                mapping[source] = _zeros(graph, source)
+            mapping[node] = graph.node_copy(node, lambda source: mapping[source])  # type: ignore[arg-type,return-value]
+            for source in missing:
+                mapping[source] = None
+    kept = [i for i, result in enumerate(env.results()) if mapping[result] is not None]
+    results = env.results()
+    graph.output(tuple(mapping[results[i]] for i in kept))
+    remove_dead(graph)
+    symbols = SymbolTable.from_inputs(tuple(inputs), env.symbols.context)
+    pruned = env.replace(
+        graph=graph, inputs=tuple(inputs), outputs=tuple(env.outputs[i] for i in kept), symbols=symbols
+    )
+    return pruned, kept
+
+
+def _other_term(node: torch.fx.Node, mapping: dict[torch.fx.Node, torch.fx.Node | None]) -> torch.fx.Node | None:
+    """The present term of a sum of two, if it alone has the sum's metadata."""
+    if node.kwargs or len(node.args) != 2 or not all(isinstance(a, torch.fx.Node) for a in node.args):
+        return None
+    for term in node.args:
+        present = mapping[term]  # type: ignore[index]
+        if present is not None:
+            same = term.meta["spec"] == node.meta["spec"]  # type: ignore[union-attr]
+            return present if same else None
+    return None
+
+
+def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    spec = node.meta["spec"]
+    if not isinstance(spec, TensorSpec):
+        raise NotImplementedError(f"zeros in place of the results of {node.target}")
+    made = graph.call_function(
+        aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device}
+    )
+    made.meta["spec"] = TensorSpec(spec.shape, spec.dtype, spec.device)
+    return made
+
+

@@ -1,0 +1,1 @@
+"""From a torch-dialect module to a functional ATen graph."""

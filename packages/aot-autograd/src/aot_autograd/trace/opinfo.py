@@ -1,0 +1,136 @@
+"""What the tracer has to know about an ATen overload, read from its schema once and kept.
+
+An overload is *pure*, a *view* (its result shares storage with its first argument), or it *writes* to some of its
+arguments. For a writing overload the functional twin is found by schema: ``add_.Tensor`` becomes ``add.Tensor``,
+``add.out`` becomes ``add.Tensor``. A few whose twin has another name or meaning stand in a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+__all__ = ["OpInfo", "op_info"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """The tracer's view of one overload.
+
+    Attributes:
+        kind: ``"pure"``, ``"view"``, ``"write"`` or ``"composite"``.
+        random: draws from a random generator.
+        metadata_write: changes its argument's shape or strides in place (``t_``, ``resize_``).
+        effect: has an effect besides its result and must not be removed.
+        written: ``(position, name)`` of each written argument, in schema order.
+        twin: the functional overload that computes what a writing overload writes.
+        drop: names of ``out`` arguments that the twin does not take.
+        names: the positional arguments' names.
+        returns_written: for each return of a writing overload, the index in ``written`` that it hands back, or None.
+    """
+
+    kind: str
+    random: bool
+    metadata_write: bool
+    effect: bool
+    written: tuple[tuple[int, str], ...]
+    twin: OpOverload | None
+    drop: tuple[str, ...]
+    names: tuple[str, ...]
+    returns_written: tuple[int | None, ...]
+
+
+#: In-place random fills whose functional twin is not named after them.
+_TWINS: dict[str, str] = {
+    "aten::bernoulli_.float": "bernoulli.p",
+    "aten::bernoulli_.Tensor": "bernoulli.Tensor",
+    "aten::normal_": "normal_functional.default",
+    "aten::rrelu_with_noise": "rrelu_with_noise_functional.default",
+    "aten::_native_batch_norm_legit": "_native_batch_norm_legit_functional.default",
+    "aten::_batch_norm_with_update": "_batch_norm_with_update_functional.default",
+}
+
+_EFFECTS = ("aten::_assert_async", "aten::_assert_scalar", "aten::_print", "aten::sym_constrain_range")
+
+_INFO: dict[OpOverload, OpInfo] = {}
+
+
+def op_info(func: OpOverload) -> OpInfo:
+    """The (cached) description of ``func``."""
+    info = _INFO.get(func)
+    if info is None:
+        info = _INFO[func] = _describe(func)
+    return info
+
+
+def _describe(func: OpOverload) -> OpInfo:
+    schema = func._schema
+    arguments = schema.arguments
+    written = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    effect = schema.name.startswith(_EFFECTS)
+    names = tuple(argument.name for argument in arguments)
+    if not written:
+        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            # Arrives whole only where autograd's keys are off (inference mode); it is made of others.
+            return OpInfo("composite", random, False, effect, (), None, (), names, ())
+        is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
+        return OpInfo("view" if is_view else "pure", random, False, effect, (), None, (), names, ())
+    sets = {frozenset(arguments[position].alias_info.before_set): index for index, (position, _) in enumerate(written)}
+    returns = tuple(
+        None if ret.alias_info is None else sets.get(frozenset(ret.alias_info.before_set)) for ret in schema.returns
+    )
+    drop = tuple(argument.name for argument in arguments if argument.is_out)
+    metadata = torch.Tag.inplace_view in func.tags or schema.name in (
+        "aten::set_",
+        "aten::resize_",
+        "aten::resize_as_",
+    )
+    twin = _find_twin(func, drop)
+    return OpInfo("write", random, metadata, effect, written, twin, drop, names, returns)
+
+
+def _find_twin(func: OpOverload, drop: tuple[str, ...]) -> OpOverload | None:
+    schema = func._schema
+    full = schema.name + ("." + schema.overload_name if schema.overload_name else "")
+    named = _TWINS.get(full) or _TWINS.get(schema.name)
+    if named is not None:
+        packet_name, overload = named.split(".")
+        packet = getattr(aten, packet_name, None)
+        return getattr(packet, overload, None) if packet is not None else None
+    namespace, name = schema.name.split("::")
+    if not drop:
+        if not name.endswith("_") or name.endswith("__"):
+            return None
+        name = name[:-1]
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return None
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in drop]
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        arguments = candidate._schema.arguments
+        if any(a.alias_info is not None and a.alias_info.is_write for a in arguments):
+            continue
+        if [(a.name, str(a.type)) for a in arguments] == wanted:
+            return candidate
+    return None
+
+
+def bind(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, position: int) -> Any:
+    """The value of one argument, wherever it was given."""
+    if name in kwargs:
+        return kwargs[name]
+    return args[position] if position < len(args) else None
+
+
+

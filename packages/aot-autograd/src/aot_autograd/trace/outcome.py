@@ -1,0 +1,325 @@
+"""From a traced program to envelopes: outputs, aliases, mutations, and the joint graph's gradients.
+
+An output that shares storage with an input or with another output is not computed by the graph a second time: the
+runtime replays its views on the base, so that users see eager's aliasing and autograd its ordinary view nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+import aot_autograd
+from aot_autograd.trace.opinfo import op_info
+from aot_autograd.trace.program import Program, trace_forward
+from aot_autograd.trace.tracer import Tracer, state_of
+from aot_autograd.trace.views import Storage, ViewStep
+from prims.errors import Unsupported
+from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
+from prims.spec import TensorSpec, abstract_from_spec, from_torch
+
+__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "trace"]
+
+aten = torch.ops.aten
+
+ATEN_VERSION = (1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """How the runtime makes one leaf of the user's result.
+
+    Attributes:
+        kind: ``"output"`` (graph output ``index``), ``"input"`` (input ``index``), ``"size"`` (``value`` is a ``Sym``)
+            or ``"literal"`` (``value`` itself).
+        steps: views to replay on it; empty for the very tensor.
+        requires_grad: whether eager's result requires a gradient (it is detached otherwise).
+    """
+
+    kind: str
+    index: int = -1
+    value: Any = None
+    steps: tuple[ViewStep, ...] = ()
+    requires_grad: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a traced program returns and writes, before its graph is closed.
+
+    Attributes:
+        leaves: the user's result, flat, with its ``structure`` (nested containers of leaf positions).
+        nodes, specs, tensors: the graph's outputs; ``tensors`` are the abstract ones that autograd knows.
+        user_outputs: how many of them are not mutations; some may serve only as bases of aliases.
+        mutations: ``(input index, output index, differentiable)``.
+    """
+
+    program: Program
+    leaves: list[Leaf] = field(default_factory=list)
+    structure: Any = None
+    nodes: list[torch.fx.Node] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    aliases: list[Alias] = field(default_factory=list)
+    user_outputs: int = 0
+    mutations: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    @property
+    def differentiable(self) -> list[int]:
+        """The graph outputs through which gradients flow."""
+        tracked = {output for _, output, through in self.mutations if through}
+        return [
+            i
+            for i, tensor in enumerate(self.tensors)
+            if (tensor.requires_grad if i < self.user_outputs else i in tracked)
+        ]
+
+
+@dataclass
+class Joint:
+    """A joint forward and backward graph.
+
+    Attributes:
+        envelope: inputs are the forward's, then one tangent per differentiable output; outputs are the forward's,
+            then one gradient per input that needs one (None where there is none). Nodes of the backward pass
+            have ``meta["backward"]``.
+        outcome: how results are handed to the user.
+        tangents: the differentiable outputs, in tangent order.
+        gradients: the inputs that the gradients belong to, in order.
+    """
+
+    envelope: Envelope
+    outcome: Outcome
+    tangents: list[int]
+    gradients: list[int]
+
+
+def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Outcome:
+    """Trace the forward program and settle what it returns and writes.
+
+    Raises:
+        Unsupported: the program cannot be traced.
+    """
+    program = trace_forward(gm, example_inputs)
+    outcome = Outcome(program)
+    tensors: list[Any] = []
+    outcome.structure = _flatten(program.result, tensors)
+    _settle(outcome, tensors)
+    return outcome
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Any:
+    """Nested containers with leaf positions in place of the leaves."""
+    if isinstance(value, (list, tuple)):
+        parts = [_flatten(v, leaves) for v in value]
+        if hasattr(value, "_fields"):
+            return ("namedtuple", type(value), parts)
+        return ("tuple" if isinstance(value, tuple) else "list", None, parts)
+    if isinstance(value, dict):
+        return ("dict", list(value), [_flatten(v, leaves) for v in value.values()])
+    leaves.append(value)
+    return len(leaves) - 1
+
+
+def _settle(outcome: Outcome, values: list[Any]) -> None:
+    """Decide for each leaf what it is, in the order of the user's result."""
+    tracer = outcome.program.tracer
+    groups: dict[int, list[torch.Tensor]] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            members = groups.setdefault(id(state_of(_known(tracer, value)).storage), [])
+            if not any(member is value for member in members):
+                members.append(value)
+    bases: dict[int, int] = {}
+    own: dict[int, int] = {}
+    pending: list[tuple[int, Storage]] = []
+    for position, value in enumerate(values):
+        outcome.leaves.append(_leaf(outcome, value, groups, bases, own, pending, position))
+    for position, storage in pending:
+        # Views whose common base is no result itself: the base becomes a hidden output.
+        if id(storage) not in bases:
+            assert storage.base is not None
+            bases[id(storage)] = _add_output(outcome, storage.base)
+        _alias_of_output(outcome, position, values[position], bases[id(storage)])
+    outcome.user_outputs = len(outcome.nodes)
+    _settle_mutations(outcome)
+
+
+def _known(tracer: Tracer, value: torch.Tensor) -> torch.Tensor:
+    plain = tracer.plain(value)
+    assert isinstance(plain, torch.Tensor)
+    return plain
+
+
+def _leaf(
+    outcome: Outcome,
+    value: Any,
+    groups: dict[int, list[torch.Tensor]],
+    bases: dict[int, int],
+    own: dict[int, int],
+    pending: list[tuple[int, Storage]],
+    position: int,
+) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        plain = from_torch(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value
+        return Leaf("literal" if plain is value or isinstance(plain, (int, float, bool)) else "size", value=plain)
+    tracer = outcome.program.tracer
+    tensor = _known(tracer, value)
+    state = state_of(tensor)
+    storage = state.storage
+    if storage.input_index is not None:
+        index = storage.input_index
+        same = tensor is tracer.input_tensors[index]
+        outcome.aliases.append(Alias(position, "input", index, None if same else state.spec))
+        return Leaf("input", index, steps=() if same else state.chain, requires_grad=tensor.requires_grad)
+    members = groups[id(storage)]
+    if len(members) > 1 and tensor is not storage.base and id(tensor) not in own:
+        pending.append((position, storage))
+        return Leaf("output")
+    if id(tensor) in own:
+        outcome.aliases.append(Alias(position, "output", own[id(tensor)], None))
+        return Leaf("output", own[id(tensor)], requires_grad=tensor.requires_grad)
+    index = _add_output(outcome, tensor)
+    own[id(tensor)] = index
+    if tensor is storage.base:
+        bases[id(storage)] = index
+    return Leaf("output", index, requires_grad=tensor.requires_grad)
+
+
+def _alias_of_output(outcome: Outcome, position: int, tensor: torch.Tensor, base: int) -> None:
+    state = state_of(tensor)
+    outcome.aliases.append(Alias(position, "output", base, state.spec))
+    outcome.leaves[position] = Leaf("output", base, steps=state.chain, requires_grad=tensor.requires_grad)
+
+
+def _add_output(outcome: Outcome, tensor: torch.Tensor) -> int:
+    """Make a tensor's value an output of the graph, in memory of its own; returns its index."""
+    tracer = outcome.program.tracer
+    state = state_of(tensor)
+    if tensor.requires_grad and tensor.grad_fn is None:
+        raise Unsupported("the graph makes a new leaf that needs a gradient (requires_grad_ on a result)")
+    node = tracer.read(tensor)
+    spec = node.meta["spec"]
+    if spec.strides != state.spec.strides:
+        node, spec = tracer.relayout(node, spec, state.spec)
+    elif node.op == "placeholder" or any(node is other for other in outcome.nodes):
+        node, spec = tracer.emit(aten.clone.default, (node,), {})
+    outcome.nodes.append(node)
+    outcome.tensors.append(tensor)
+    return len(outcome.nodes) - 1
+
+
+def _settle_mutations(outcome: Outcome) -> None:
+    program = outcome.program
+    tracer = program.tracer
+    for index, tensor in enumerate(tracer.input_tensors):
+        if tensor is None:
+            continue
+        storage = state_of(tensor).storage
+        if storage.generation == 0:
+            continue
+        node = storage.node
+        if node.op == "placeholder" or any(node is other for other in outcome.nodes):
+            node, _ = tracer.emit(aten.clone.default, (node,), {})
+        through = bool(tensor.requires_grad and tensor.grad_fn is not program.grad_fns.get(index))
+        outcome.mutations.append((index, len(outcome.nodes), through))
+        outcome.nodes.append(node)
+        outcome.tensors.append(tensor)
+
+
+# -- closing the graph -------------------------------------------------------------------------------------------
+
+
+def _output_descs(outcome: Outcome) -> list[OutputDesc]:
+    written = {output: index for index, output, _ in outcome.mutations}
+    inputs = outcome.program.tracer.inputs
+    return [
+        OutputDesc("mutation", node.meta["spec"], inputs[written[i]].name)
+        if i in written
+        else OutputDesc("output", node.meta["spec"])
+        for i, node in enumerate(outcome.nodes)
+    ]
+
+
+def remove_dead(graph: torch.fx.Graph) -> None:
+    """Remove nodes that nothing uses, except those with an effect and those that draw random numbers."""
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.users:
+            continue
+        if isinstance(node.target, torch._ops.OpOverload):
+            info = op_info(node.target)
+            if info.effect or info.random:
+                continue
+        graph.erase_node(node)
+
+
+def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> Envelope:
+    tracer = outcome.program.tracer
+    graph = tracer.graph
+    graph.output(tuple(results))
+    remove_dead(graph)
+    inputs = tuple(tracer.inputs)
+    return Envelope(
+        dialect="aten",
+        version=ATEN_VERSION,
+        producer="aot_autograd",
+        producer_version=aot_autograd.__version__,
+        graph=graph,
+        inputs=inputs,
+        outputs=tuple(descs),
+        symbols=SymbolTable.from_inputs(inputs, outcome.program.context),
+        mutations=tuple(Mutation(index, output) for index, output, _ in outcome.mutations),
+        aliases=tuple(_graph_aliases(outcome)),
+    )
+
+
+def _graph_aliases(outcome: Outcome) -> list[Alias]:
+    """The alias table in terms of the user's result leaves and the graph's outputs."""
+    return list(outcome.aliases)
+
+
+def finish_inference(outcome: Outcome) -> Envelope:
+    """Close the forward graph."""
+    return _envelope(outcome, list(outcome.nodes), _output_descs(outcome))
+
+
+def finish_joint(outcome: Outcome) -> Joint:
+    """Trace the backward pass through autograd and close the joint graph.
+
+    Raises:
+        Unsupported: the backward pass cannot be traced.
+    """
+    program = outcome.program
+    tracer = program.tracer
+    tangents = outcome.differentiable
+    cotangents = []
+    for output in tangents:
+        spec = outcome.nodes[output].meta["spec"]
+        spec = TensorSpec(spec.shape, spec.dtype, spec.device, spec.strides)
+        tensor = abstract_from_spec(spec)
+        tracer.add_input(InputDesc(f"tangent_{output}", "tangent", spec), tensor)
+        cotangents.append(tensor)
+    wanted = list(program.leaves)
+    tracer.backward = True
+    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), tracer:
+        gradients = torch.autograd.grad(
+            [outcome.tensors[i] for i in tangents],
+            [program.leaves[i] for i in wanted],
+            cotangents,
+            allow_unused=True,
+        )
+    results: list[Any] = list(outcome.nodes)
+    descs = _output_descs(outcome)
+    for index, gradient in zip(wanted, gradients, strict=True):
+        name = tracer.inputs[index].name
+        if gradient is None:
+            results.append(None)
+            descs.append(OutputDesc("gradient", None, name))
+            continue
+        node = tracer.read(gradient)
+        results.append(node)
+        descs.append(OutputDesc("gradient", node.meta["spec"], name))
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted)

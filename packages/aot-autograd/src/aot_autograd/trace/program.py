@@ -1,0 +1,194 @@
+"""Running a torch-dialect GraphModule under the tracer, and what comes out of it.
+
+The module's nodes are executed one by one on abstract tensors; their source locations go into the ATen nodes. The
+module's own parameters and buffers, if it has any, become inputs after the user's: while the program runs, the
+abstract tensors stand in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from aot_autograd.trace.tracer import Tracer
+from prims.errors import Unsupported
+from prims.ir import Envelope, InputDesc
+from prims.spec import SymbolContext, TensorSpec, abstract_from_spec, spec_of, to_torch
+
+__all__ = ["Program", "trace_forward"]
+
+
+@dataclass
+class Program:
+    """A traced forward program.
+
+    Attributes:
+        tracer: holds the graph and the inputs.
+        context: the symbols' owner, or None when all sizes are static.
+        arguments: number of inputs that the caller passes; lifted state and constants follow.
+        lifted: where the module's own tensors are read at each call: ``(dictionary, name)`` by input index.
+        leaves: by input index, the abstract tensor that autograd differentiates to (the input itself for a leaf).
+        grad_fns: by input index, the autograd node each input started with.
+        result: the program's result: the graph output's structure with abstract tensors in it.
+        grad_enabled: the ambient gradient mode.
+    """
+
+    tracer: Tracer
+    context: SymbolContext | None
+    arguments: int
+    lifted: dict[int, tuple[dict[str, Any], str]] = field(default_factory=dict)
+    leaves: dict[int, torch.Tensor] = field(default_factory=dict)
+    grad_fns: dict[int, Any] = field(default_factory=dict)
+    result: Any = None
+    grad_enabled: bool = True
+
+
+class _Identity(torch.autograd.Function):
+    """Gives an input a history, so that it is no leaf, without recording anything."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return abstract_from_spec(spec_of(leaf))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+    """Trace ``gm`` on abstract versions of its inputs.
+
+    Args:
+        gm: a torch-dialect module. ``gm.meta["envelope"]`` gives the inputs' (possibly symbolic) specs if present.
+        example_inputs: tensors and numbers, one per placeholder.
+
+    Raises:
+        Unsupported: something in the program cannot be traced.
+        Exception: whatever the program itself raises.
+    """
+    envelope: Envelope | None = gm.meta.get("envelope")
+    context = envelope.symbols.context if envelope is not None else None
+    tracer = Tracer()
+    program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
+    values = [
+        _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)
+        for index, example in enumerate(example_inputs)
+    ]
+    grad_mode = torch.is_grad_enabled()
+    with _lifted_state(gm, program):
+        try:
+            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), tracer:
+                program.result = _interpret(gm, values, tracer)
+        finally:
+            torch.set_grad_enabled(grad_mode)
+    return program
+
+
+def _add_argument(program: Program, index: int, example: Any, desc: InputDesc | None) -> Any:
+    """Add one of the caller's inputs; returns the value that the program sees."""
+    if not isinstance(example, torch.Tensor):
+        spec = desc.spec if desc is not None else example
+        if not isinstance(example, (int, float, bool)) and example is not None:
+            raise Unsupported(f"input {index} is a {type(example).__name__}")
+        name = desc.name if desc is not None else f"size_{index}"
+        program.tracer.add_input(InputDesc(name, "size", spec, source=desc.source if desc else None), None)
+        return to_torch(spec)
+    if type(example) not in _PLAIN_TENSORS or example.layout is not torch.strided:
+        raise Unsupported(f"input {index} is a {type(example).__name__} of layout {example.layout}")
+    if example.is_conj() or example.is_neg():
+        raise Unsupported(f"input {index} is a lazily conjugated or negated view")
+    needs_grad = example.requires_grad
+    if desc is not None and isinstance(desc.spec, TensorSpec):
+        made = InputDesc(desc.name, desc.kind, desc.spec, needs_grad, desc.source)
+    else:
+        kind = "parameter" if isinstance(example, torch.nn.Parameter) else "input"
+        made = InputDesc(f"arg_{index}", kind, spec_of(example), needs_grad)
+    return _add_tensor(program, made, example)
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _add_tensor(program: Program, desc: InputDesc, example: torch.Tensor) -> torch.Tensor:
+    assert isinstance(desc.spec, TensorSpec)
+    index = len(program.tracer.inputs)
+    leaf = abstract_from_spec(desc.spec, desc.requires_grad)
+    tensor: torch.Tensor = leaf
+    if desc.requires_grad and not example.is_leaf:
+        with torch.enable_grad():
+            tensor = _Identity.apply(leaf)
+    program.tracer.add_input(desc, tensor)
+    if desc.requires_grad:
+        program.leaves[index] = leaf
+    program.grad_fns[index] = tensor.grad_fn
+    return tensor
+
+
+@contextmanager
+def _lifted_state(gm: torch.fx.GraphModule, program: Program) -> Iterator[None]:
+    """The module's parameters and buffers as inputs, and abstract tensors in their places meanwhile."""
+    seen: dict[int, torch.Tensor] = {}
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for prefix, module in gm.named_modules():
+            for kind, store in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, real in list(store.items()):
+                    if real is None:
+                        continue
+                    if id(real) not in seen:
+                        path = f"{prefix}.{name}" if prefix else name
+                        index = len(program.tracer.inputs)
+                        desc = InputDesc(
+                            "state_" + path.replace(".", "_"), kind, spec_of(real), real.requires_grad, path
+                        )
+                        seen[id(real)] = _add_tensor(program, desc, real)
+                        program.lifted[index] = (store, name)
+                    places.append((store, name, real))
+                    store[name] = seen[id(real)]  # type: ignore[assignment]
+        yield
+    finally:
+        for store, name, real in places:
+            store[name] = real
+
+
+def _interpret(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> Any:
+    env: dict[torch.fx.Node, Any] = {}
+    load = env.__getitem__
+    feed = iter(values)
+    map_arg = torch.fx.node.map_arg
+    last_source: Any = None
+    for node in gm.graph.nodes:
+        op = node.op
+        if op == "placeholder":
+            env[node] = next(feed)
+            continue
+        if op == "output":
+            return map_arg(node.args[0], load)
+        if op == "get_attr":
+            env[node] = _attribute(gm, node.target)
+            continue
+        source = node.meta.get("source")
+        if source is not last_source:
+            tracer.enter_source(source)
+            last_source = source
+        args = map_arg(node.args, load)
+        kwargs = map_arg(node.kwargs, load) if node.kwargs else {}
+        if op == "call_function":
+            env[node] = node.target(*args, **kwargs)
+        elif op == "call_method":
+            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            env[node] = gm.get_submodule(node.target)(*args, **kwargs)
+    raise Unsupported("the graph has no output")
+
+
+def _attribute(gm: torch.nn.Module, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,215 @@
+"""Overloads that the tracer treats by name: those whose schema does not tell what they do.
+
+Each handler is ``handler(tracer, func, args, kwargs)`` and returns the call's result, or ``NotImplemented`` to let the
+generic rules have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense
+from prims.errors import DataDependentError, Unsupported
+from prims.spec import abstract_from_spec, to_torch
+
+if TYPE_CHECKING:
+    from aot_autograd.trace.tracer import Tracer
+
+__all__ = ["HANDLERS"]
+
+aten = torch.ops.aten
+
+Handler = Callable[..., Any]
+HANDLERS: dict[Any, Handler] = {}
+
+
+def _handles(*overloads: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for name in overloads:
+            packet, overload = name.split(".")
+            found = getattr(getattr(aten, packet, None), overload, None)
+            if found is not None:
+                HANDLERS[found] = handler
+        return handler
+
+    return register
+
+
+def _state(tensor: torch.Tensor) -> TensorState:
+    return tensor._aot_state  # type: ignore[attr-defined]
+
+
+@_handles("detach.default", "alias.default")
+def _alias(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = _state(args[0]).spec
+    return tracer.view_step(args[0], ViewStep(func, (), {}, spec, spec))
+
+
+@_handles("lift_fresh.default")
+def _lift_fresh(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    state = _state(source)
+    real = state.storage.constant
+    if real is None:
+        return _alias(tracer, func, args, kwargs)
+    spec = state.spec
+    if real.dim() == 0 and not real.dtype.is_complex:
+        node, spec = tracer.emit(aten.full.default, ([], real.item()), {"dtype": real.dtype, "device": real.device})
+    else:
+        node, spec = tracer.emit(aten.clone.default, (tracer.read(source),), {})
+    result = abstract_from_spec(spec)
+    storage = Storage(spec, node, base=result, constant=real)
+    result._aot_state = TensorState(storage, (), node, 0, spec)  # type: ignore[attr-defined]
+    return result
+
+
+@_handles("_local_scalar_dense.default", "item.default")
+def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    state = _state(args[0])
+    real = state.storage.constant
+    if real is not None and real.numel() == 1:
+        return real.item()
+    raise DataDependentError("a tensor's value is read into Python", where=tracer._current_source())
+
+
+@_handles("sym_size.int", "sym_stride.int")
+def _sym_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = _state(args[0]).spec
+    return to_torch((spec.shape if func is aten.sym_size.int else spec.strides)[args[1]])
+
+
+@_handles("sym_numel.default")
+def _sym_numel(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return to_torch(_state(args[0]).spec.numel())
+
+
+@_handles("_conj.default")
+def _conj(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = _state(args[0]).spec
+    return tracer.view_step(args[0], ViewStep(aten.conj_physical.default, (), {}, spec, spec))
+
+
+@_handles("_neg_view.default")
+def _neg_view(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    spec = _state(args[0]).spec
+    return tracer.view_step(args[0], ViewStep(aten.neg.default, (), {}, spec, spec))
+
+
+# -- one view per result -----------------------------------------------------------------------------------------
+
+
+def _slices(tracer: Tracer, source: torch.Tensor, dim: int, sizes: list[Any]) -> list[torch.Tensor]:
+    results = []
+    start: Any = 0
+    for size in sizes:
+        results.append(tracer.view(aten.slice.Tensor, (source, dim, start, start + size, 1), {}))
+        start = start + size
+    return results
+
+
+@_handles("split.Tensor")
+def _split(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    source, size = args[0], args[1]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    shape = _state(source).spec.shape
+    dim = dim % len(shape)
+    total = shape[dim]
+    if size == 0:
+        return _slices(tracer, source, dim, [total])
+    count = max(int((total + size - 1) // size), 1)
+    sizes = [size] * (count - 1)
+    sizes.append(total - size * (count - 1))
+    return _slices(tracer, source, dim, sizes)
+
+
+@_handles("split_with_sizes.default")
+def _split_with_sizes(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    source, sizes = args[0], args[1]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    return _slices(tracer, source, dim % len(_state(source).spec.shape), list(sizes))
+
+
+@_handles("unbind.int")
+def _unbind(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    source = args[0]
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    shape = _state(source).spec.shape
+    dim = dim % len(shape)
+    return [tracer.view(aten.select.int, (source, dim, i), {}) for i in range(int(shape[dim]))]
+
+
+@_handles("as_strided.default")
+def _as_strided(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    source, size, stride = args[0], args[1], args[2]
+    offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+    state = _state(source)
+    storage = state.storage
+    if offset is None:
+        offset = state.spec.storage_offset
+    base = storage.base
+    if base is None or not is_dense(storage.spec):
+        raise Unsupported("as_strided on memory of which only a part is known", where=tracer._current_source())
+    relative = offset - storage.spec.storage_offset
+    if tuple(size) == tuple(storage.spec.shape) and tuple(stride) == tuple(storage.spec.strides) and relative == 0:
+        return tracer.view_step(base, ViewStep(aten.alias.default, (), {}, storage.spec, storage.spec))
+    return tracer.view(aten.as_strided.default, (base, list(size), list(stride), relative), {})
+
+
+# -- writes ------------------------------------------------------------------------------------------------------
+
+
+@_handles("copy_.default")
+def _copy_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    target, source = args[0], args[1]
+    own, other = _state(target).spec, _state(source).spec
+    if own.dtype == other.dtype and own.device == other.device and own.shape == other.shape:
+        node, spec = tracer.emit(aten.clone.default, (tracer.read(source),), {})
+    else:
+        node, spec = tracer.emit(aten.copy.default, (tracer.read(target), tracer.read(source)), {})
+    tracer.write(target, node, spec)
+    return target
+
+
+@_handles("zero_.default")
+def _zero_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    node, spec = tracer.emit(aten.full_like.default, (tracer.read(args[0]), 0), {})
+    tracer.write(args[0], node, spec)
+    return args[0]
+
+
+@_handles("fill_.Scalar")
+def _fill_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    node, spec = tracer.emit(aten.full_like.default, (tracer.read(args[0]), args[1]), {})
+    tracer.write(args[0], node, spec)
+    return args[0]
+
+
+@_handles("fill_.Tensor")
+def _fill_tensor_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    node, spec = tracer.emit(aten.copy.default, (tracer.read(args[0]), tracer.read(args[1])), {})
+    tracer.write(args[0], node, spec)
+    return args[0]
+
+
+@_handles("native_batch_norm.default")
+def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Its schema does not say that it updates the running statistics; each case has a functional overload."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if mean is None or var is None:
+        if not training or mean is not None or var is not None:
+            return NotImplemented
+        return tracer.pure(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {})
+    if not training:
+        return tracer.pure(
+            aten._native_batch_norm_legit_no_training.default, (x, weight, bias, mean, var, momentum, eps), {}
+        )
+    out, save_mean, save_rstd, new_mean, new_var = tracer.pure(
+        aten._native_batch_norm_legit_functional.default, tuple(args), {}
+    )
+    for target, value in ((mean, new_mean), (var, new_var)):
+        state = _state(value)
+        tracer.write(target, state.node, state.spec)
+    return out, save_mean, save_rstd

@@ -1,0 +1,433 @@
+"""The tracer: a dispatch mode that writes what runs beneath autograd into a functional ATen graph.
+
+It sits below PyTorch's autograd, so views, in-place operations, version counters, saved tensors and the backward
+pass itself behave as in eager; here every call has been reduced to ATen overloads on abstract tensors. In-place
+calls become their functional twins and a new value for the written storage (:mod:`aot_autograd.trace.views`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aot_autograd.trace import special
+from aot_autograd.trace.opinfo import OpInfo, bind, op_info
+from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, undo
+from prims.errors import Unsupported
+from prims.ir import InputDesc, SourceLoc
+from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
+
+__all__ = ["Tracer", "state_of"]
+
+aten = torch.ops.aten
+
+
+def state_of(tensor: torch.Tensor) -> TensorState:
+    """The tracer's record of an abstract tensor.
+
+    Raises:
+        Unsupported: the tensor does not belong to this trace.
+    """
+    state = getattr(tensor, "_aot_state", None)
+    if state is None:
+        raise Unsupported("an abstract tensor from outside the traced graph reached it")
+    return state
+
+
+class Tracer(TorchDispatchMode):
+    """Records ATen calls on abstract tensors.
+
+    Attributes:
+        graph: the functional graph so far.
+        inputs: descriptors of the placeholders, in order.
+        input_tensors: the abstract tensors behind them (None for sizes).
+        constants: the real tensors behind ``constant`` inputs, by input index.
+        backward: set while the backward pass is traced.
+        source: the user's source location of what is being run.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise the base class wraps the handler so that its first call imports torch._dynamo.
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = torch.fx.Graph()
+        self.inputs: list[InputDesc] = []
+        self.input_tensors: list[torch.Tensor | None] = []
+        self.constants: dict[int, torch.Tensor] = {}
+        self.backward = False
+        self.source: SourceLoc | None = None
+        self._constant_states: dict[int, torch.Tensor] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        self._sequence_starts: list[int] = []
+        self._sequence_sources: list[SourceLoc | None] = []
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def add_input(self, desc: InputDesc, tensor: torch.Tensor | None) -> torch.fx.Node:
+        """A new placeholder, after the others; ``tensor`` (abstract) becomes the storage behind it."""
+        index = len(self.inputs)
+        anchor = self._last_placeholder
+        if anchor is None:
+            with self.graph.inserting_before():
+                node = self.graph.placeholder(desc.name)
+        else:
+            with self.graph.inserting_after(anchor):
+                node = self.graph.placeholder(desc.name)
+        node.meta["spec"] = desc.spec
+        self._last_placeholder = node
+        self.inputs.append(desc)
+        self.input_tensors.append(tensor)
+        if tensor is not None:
+            self._attach(tensor, Storage(desc.spec, node, base=tensor, input_index=index))
+        return node
+
+    def constant(self, real: torch.Tensor) -> torch.Tensor:
+        """The abstract tensor that stands for a real one met in the program; it becomes a ``constant`` input."""
+        known = self._constant_states.get(id(real))
+        if known is not None:
+            return known
+        if isinstance(real, AbstractTensor):
+            raise Unsupported("an abstract tensor from outside the traced graph reached it")
+        if real.requires_grad:
+            raise Unsupported("a tensor that needs a gradient is used without being an input of the graph")
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise Unsupported(f"a constant of tensor subclass {type(real).__name__}")
+        if real.layout is not torch.strided:
+            raise Unsupported(f"a constant with layout {real.layout}")
+        spec = TensorSpec(
+            tuple(real.shape), real.dtype, real.device, tuple(real.stride()), int(real.storage_offset())
+        )
+        tensor = abstract_from_spec(spec)
+        index = len(self.inputs)
+        self.add_input(InputDesc(f"constant_{len(self.constants)}", "constant", spec), tensor)
+        state_of(tensor).storage.constant = real
+        self.constants[index] = real
+        self._constant_states[id(real)] = tensor
+        return tensor
+
+    def _attach(self, tensor: torch.Tensor, storage: Storage) -> None:
+        tensor._aot_state = TensorState(storage, (), storage.node, 0, storage.spec)  # type: ignore[attr-defined]
+
+    # -- source locations --------------------------------------------------------------------------------------
+
+    def enter_source(self, source: SourceLoc | None) -> None:
+        """The forward program goes on at ``source``; autograd nodes made from now on belong to it."""
+        self.source = source
+        self._sequence_starts.append(torch._C._autograd._get_sequence_nr())
+        self._sequence_sources.append(source)
+
+    def _current_source(self) -> SourceLoc | None:
+        if not self.backward:
+            return self.source
+        node = torch._C._current_autograd_node()
+        if node is None or not self._sequence_starts:
+            return None
+        at = bisect.bisect_right(self._sequence_starts, node._sequence_nr()) - 1
+        return self._sequence_sources[at] if at >= 0 else None
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args = tuple([self.plain(a) for a in args])
+        kwargs = {name: self.plain(a) for name, a in kwargs.items()} if kwargs else {}
+        handler = special.HANDLERS.get(func)
+        if handler is not None:
+            result = handler(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if not isinstance(func, OpOverload):
+            raise Unsupported(f"higher-order operator {func}", where=self._current_source())
+        info = op_info(func)
+        if info.kind == "pure":
+            return self.pure(func, args, kwargs, info)
+        if info.kind == "view":
+            return self.view(func, args, kwargs)
+        if info.kind == "composite":
+            with self:
+                return func.decompose(*self.unplain(args), **self.unplain(kwargs))
+        return self.write_op(func, info, args, kwargs)
+
+    def plain(self, value: Any) -> Any:
+        """An argument with symbolic sizes as ``Sym`` and real tensors as constants."""
+        if isinstance(value, AbstractTensor):
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.constant(value)
+        if isinstance(value, (list, tuple)):
+            return [self.plain(v) for v in value]
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return from_torch(value)
+        return value
+
+    def unplain(self, value: Any) -> Any:
+        """The inverse of :meth:`plain`, for arguments that go back through the dispatcher."""
+        if isinstance(value, list):
+            return [self.unplain(v) for v in value]
+        if isinstance(value, tuple):
+            return tuple(self.unplain(v) for v in value)
+        if isinstance(value, dict):
+            return {key: self.unplain(v) for key, v in value.items()}
+        if isinstance(value, torch.Tensor):
+            return value
+        return to_torch(value)
+
+    def read(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """The graph value that a traced tensor has now."""
+        state = state_of(tensor)
+        storage = state.storage
+        if state.generation != storage.generation:
+            node = storage.node
+            for step in state.chain:
+                if step.changes_value:
+                    node, _ = self.emit(step.func, (node, *step.args), step.kwargs)
+            state.node = node
+            state.generation = storage.generation
+        return state.node
+
+    def _nodes(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.read(value)
+        if isinstance(value, list):
+            return [self._nodes(v) for v in value]
+        if isinstance(value, tuple):
+            return tuple([self._nodes(v) for v in value])
+        return value
+
+    def _node_specs(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return value.meta["spec"]
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._node_specs(v) for v in value)
+        return value
+
+    def _strays(self, value: Any) -> bool:
+        """Whether a tensor's graph value is laid out otherwise than the tensor itself."""
+        if isinstance(value, torch.Tensor):
+            state = state_of(value)
+            spec = state.node.meta["spec"]
+            return spec is not state.spec and spec != state.spec
+        if isinstance(value, (list, tuple)):
+            return any(self._strays(v) for v in value)
+        return False
+
+    def create(self, func: OpOverload, args: Any, kwargs: Any, spec: Any) -> torch.fx.Node:
+        """A graph node for one functional call, with its metadata."""
+        node = self.graph.create_node("call_function", func, args, kwargs)
+        meta = node.meta
+        meta["spec"] = spec
+        source = self._current_source()
+        if source is not None:
+            meta["source"] = source
+        if self.backward:
+            meta["backward"] = True
+        return node
+
+    def emit(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.fx.Node, Any]:
+        """Add a functional call on graph nodes; returns the node and its spec."""
+        spec = infer(
+            func, self._node_specs(args), {name: self._node_specs(value) for name, value in kwargs.items()}
+        )
+        return self.create(func, args, kwargs, spec), spec
+
+    def _call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Record one functional call on tensors: ``(node, the node's spec, eager's spec)``."""
+        if spec is None:
+            spec = infer(func, args, kwargs)
+        if not _has_tensor(spec):
+            return None, spec, spec
+        nodes = self._nodes(args)
+        node_kwargs = {name: self._nodes(value) for name, value in kwargs.items()} if kwargs else {}
+        node_spec = spec
+        if self._strays(args) or (kwargs and self._strays(list(kwargs.values()))):
+            node_spec = infer(
+                func, self._node_specs(nodes), {name: self._node_specs(v) for name, v in node_kwargs.items()}
+            )
+        return self.create(func, nodes, node_kwargs, node_spec), node_spec, spec
+
+    def pure(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], info: OpInfo | None = None
+    ) -> Any:
+        """Record a functional overload and return its abstract results."""
+        if info is not None and info.random and self.backward:
+            raise Unsupported(
+                f"{func} draws random numbers during the backward pass", where=self._current_source()
+            )
+        node, node_spec, spec = self._call(func, args, kwargs)
+        if node is None:
+            return to_torch(spec) if spec is not None else None
+        return self.wrap(node, node_spec, spec)
+
+    def wrap(self, node: torch.fx.Node, node_spec: Any, spec: Any) -> Any:
+        """Abstract tensors for a node's results; elements of a tuple get ``getitem`` nodes."""
+        if isinstance(spec, TensorSpec):
+            tensor = abstract_from_spec(spec)
+            if node_spec is not spec and node_spec.strides != spec.strides and is_dense(spec):
+                node, node_spec = self.relayout(node, node_spec, spec)
+            storage = Storage(spec, node, base=tensor)
+            self._attach(tensor, storage)
+            return tensor
+        if isinstance(spec, (list, tuple)):
+            results = []
+            for i, (element_node_spec, element) in enumerate(zip(node_spec, spec, strict=True)):
+                if isinstance(element, TensorSpec):
+                    results.append(self.wrap(self._item(node, i, element_node_spec), element_node_spec, element))
+                else:
+                    results.append(to_torch(element) if element is not None else None)
+            return type(spec)(results)
+        return to_torch(spec) if spec is not None else None
+
+    def _item(self, node: torch.fx.Node, index: int, spec: Any) -> torch.fx.Node:
+        import operator
+
+        item = self.graph.create_node("call_function", operator.getitem, (node, index), {})
+        item.meta["spec"] = spec
+        for key in ("source", "backward"):
+            if key in node.meta:
+                item.meta[key] = node.meta[key]
+        return item
+
+    def relayout(self, node: torch.fx.Node, spec: TensorSpec, wanted: TensorSpec) -> tuple[torch.fx.Node, Any]:
+        """The same values in the strides of ``wanted``."""
+        empty, _ = self.emit(
+            aten.empty_strided.default,
+            (list(wanted.shape), list(wanted.strides)),
+            {"dtype": wanted.dtype, "device": wanted.device},
+        )
+        return self.emit(aten.copy.default, (empty, node), {})
+
+    # -- views -------------------------------------------------------------------------------------------------
+
+    def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], emit_as: Any = None) -> Any:
+        """Record a view of ``args[0]``; ``emit_as`` is the functional overload that computes its value."""
+        source = args[0]
+        spec = infer(func, args, kwargs)
+        if not isinstance(spec, TensorSpec):
+            raise Unsupported(f"{func} makes several views at once", where=self._current_source())
+        step_func = emit_as or func
+        step_kwargs = {} if emit_as else kwargs
+        return self.view_step(source, ViewStep(step_func, args[1:], step_kwargs, state_of(source).spec, spec))
+
+    def view_step(self, source: torch.Tensor, step: ViewStep) -> torch.Tensor:
+        """A new traced tensor: ``step`` applied to ``source``."""
+        state = state_of(source)
+        node = self.read(source)
+        if step.changes_value:
+            node, _ = self.emit(step.func, (node, *step.args), step.kwargs)
+        result = abstract_from_spec(step.result)
+        storage = state.storage
+        result._aot_state = TensorState(  # type: ignore[attr-defined]
+            storage, (*state.chain, step), node, storage.generation, step.result
+        )
+        return result
+
+    # -- writes ------------------------------------------------------------------------------------------------
+
+    def write_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an in-place or ``out=`` overload by its functional twin."""
+        if info.metadata_write:
+            raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
+        if info.twin is None:
+            raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
+        if info.random and self.backward:
+            raise Unsupported(
+                f"{func} draws random numbers during the backward pass", where=self._current_source()
+            )
+        targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
+        if info.drop:
+            kept = [i for i, name in enumerate(info.names) if name not in info.drop]
+            twin_args = tuple(args[i] for i in kept if i < len(args))
+            twin_kwargs = {name: value for name, value in kwargs.items() if name not in info.drop}
+        else:
+            twin_args, twin_kwargs = args, kwargs
+        node, node_spec, spec = self._call(info.twin, twin_args, twin_kwargs)
+        if isinstance(spec, TensorSpec):
+            values, specs = [node], [node_spec]
+        else:
+            specs = list(node_spec)
+            values = [self._item(node, i, s) for i, s in enumerate(specs)]
+            spec = list(spec)
+        fresh = len(values) - len(targets)
+        for target, value, value_spec in zip(targets, values[fresh:], specs[fresh:], strict=True):
+            if target is not None:
+                self.write(target, value, value_spec)
+        results: list[Any] = []
+        taken = 0
+        for index in info.returns_written:
+            if index is not None:
+                results.append(targets[index])
+            else:
+                element = spec[taken] if isinstance(spec, list) else spec
+                results.append(self.wrap(values[taken], specs[taken], element))
+                taken += 1
+        if not results:
+            return None
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def write(self, target: torch.Tensor, node: torch.fx.Node, spec: TensorSpec) -> None:
+        """``target`` and everything that shares its storage now hold the value ``node``.
+
+        Raises:
+            Unsupported: the value's shape differs, it cannot be cast, or the view cannot be written through.
+        """
+        state = state_of(target)
+        storage = state.storage
+        own = state.spec
+        if tuple(spec.shape) != tuple(own.shape):
+            raise Unsupported(
+                f"a write of shape {tuple(spec.shape)} into a tensor of shape {tuple(own.shape)}",
+                where=self._current_source(),
+            )
+        if spec.dtype != own.dtype:
+            if not torch.can_cast(spec.dtype, own.dtype):
+                raise Unsupported(f"a write of {spec.dtype} into {own.dtype}", where=self._current_source())
+            node, spec = self.emit(aten._to_copy.default, (node,), {"dtype": own.dtype})
+        if not own.is_contiguous() and not is_dense(own) and _overlaps(own):
+            raise Unsupported("an in-place write to a tensor whose elements share memory")
+        value, value_spec = node, spec
+        # The source of each step before the write, so that partial views can be pushed back into it.
+        steps = [step for step in state.chain if step.changes_value]
+        sources = [storage.node]
+        for step in steps[:-1]:
+            before, _ = self.emit(step.func, (sources[-1], *step.args), step.kwargs)
+            sources.append(before)
+        for step, before in zip(reversed(steps), reversed(sources), strict=True) if steps else ():
+            value, value_spec = undo(step, before, value, value_spec, self.emit)
+        if value_spec.strides != storage.spec.strides and is_dense(storage.spec):
+            value, value_spec = self.relayout(value, value_spec, storage.spec)
+        storage.node = value
+        storage.generation += 1
+        storage.constant = None
+        if not steps:
+            state.node = value
+            state.generation = storage.generation
+        elif spec.strides == own.strides:
+            state.node = node
+            state.generation = storage.generation
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    return any(size != 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True))
+
+
+def _has_tensor(spec: Any) -> bool:
+    if isinstance(spec, TensorSpec):
+        return True
+    return isinstance(spec, (list, tuple)) and any(_has_tensor(s) for s in spec)
+
+
+def source_of_nodes(nodes: Sequence[torch.fx.Node]) -> list[SourceLoc | None]:
+    """The source locations of nodes, for messages."""
+    return [node.meta.get("source") for node in nodes]

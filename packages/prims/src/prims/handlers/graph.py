@@ -82,6 +82,11 @@ def _spec_of(arg: Any) -> Any:
     return arg.spec if type(arg) is GraphValue else arg
 
 
+def _logical(spec: Any) -> Any:
+    """A prim-dialect value is a logical array: contiguous strides, whatever the overload's own layout."""
+    return TensorSpec(spec.shape, spec.dtype, spec.device) if isinstance(spec, TensorSpec) else spec
+
+
 def _node_of(arg: Any) -> Any:
     return arg.node if type(arg) is GraphValue else arg
 
@@ -153,14 +158,17 @@ class GraphHandler(BaseHandler):
         return value
 
     def aten(self, op: torch._ops.OpOverload, *args: Any, spec: Any = None, **kwargs: Any) -> Any:
-        mutable = op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+        # Two draws of a random overload are two values even where their arguments are equal.
+        pure = not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
         key = (op, _key(args), _key(kwargs))
-        if not mutable and key in self._nodes:
+        if pure and key in self._nodes:
             return self._nodes[key]
         if spec is None:
             spec = infer(op, map_values(_spec_of, args), map_values(_spec_of, kwargs))
+        spec = map_values(_logical, spec)
         result = self._emit(op, map_values(_node_of, args), map_values(_node_of, kwargs), spec)
-        self._nodes[key] = result
+        if pure:
+            self._nodes[key] = result
         return result
 
     # ---- internals --------------------------------------------------------------------------------------

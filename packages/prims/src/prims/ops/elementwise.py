@@ -130,7 +130,7 @@ binary("remainder", "x - y * floor(x / y): y's sign, as Python's %; an integer y
 binary("fmod", "x - y * trunc(x / y): x's sign, as C's fmod; an integer y must not be 0", NUMERIC, torch.fmod, "fmod",
        c=_int_or("fmod{f}({0}, {1})", "(({T})q_trem({0}, {1}))"),
        triton=_int_or("libdevice.fmod({0}, {1})", "({0} % {1})"), right=_NONZERO)  # fmt: skip
-binary("pow", "x ** y; an integer to a negative power is 0 unless x is 1 or -1", NUMERIC, torch.pow, nm.pow,
+binary("pow", "x ** y; an integer to a negative power is 0 unless x is 1 or -1", NUMERIC, torch.pow, nm.power,
        c=_int_or("pow{f}({0}, {1})", "(({T})q_ipow({0}, {1}))"),
        triton=_int_or("libdevice.pow({0}, {1})", "q_ipow({0}.to(tl.int64), {1}).to({T})"),
        right=_EXPONENTS, domains=((0.1, 4.0), (-3.0, 3.0)))  # fmt: skip

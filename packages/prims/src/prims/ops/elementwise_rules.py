@@ -171,6 +171,8 @@ def _binary_samples(
     def samples(dtype: torch.dtype) -> Iterator[Sample]:
         floor = 0.0 if dtype == torch.uint8 else float("-inf")
         bounds = [(max(lo, floor), hi) for lo, hi in domains]
+        if right is not None and 0 not in right and not dtype.is_floating_point:
+            bounds[1] = (1.0, bounds[1][1])
         yield from shaped_samples(dtype, 2, bounds)
         x = _random((3, 4), dtype, *bounds[0], 7)
         y = _random((3, 4), dtype, *bounds[1], 8)

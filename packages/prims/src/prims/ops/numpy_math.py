@@ -14,7 +14,7 @@ __all__ = [
     "erfinv",
     "floor_div",
     "lgamma",
-    "pow",
+    "power",
     "remainder",
     "shift_left",
     "shift_right",
@@ -132,7 +132,7 @@ def _int_pow(base: int, exponent: int, bits: int, signed: bool) -> int:
     return value - (1 << bits) if signed and value >= 1 << (bits - 1) else value
 
 
-def pow(x: Any, y: Any) -> Any:  # noqa: A001 - the primitive's name
+def power(x: Any, y: Any) -> Any:
     """x ** y; integers wrap, and a negative power of an integer is 0 except for 1 and -1."""
     if x.dtype.kind == "f":
         return np.power(x, y)

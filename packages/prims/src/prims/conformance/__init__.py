@@ -1,0 +1,6 @@
+"""The conformance kit for hardware backends, and the frozen text of one instance per primitive."""
+
+from prims.conformance.judge import judge
+from prims.conformance.kit import ConformanceReport, Failure, check_backend, dtypes_of, samples_of
+
+__all__ = ["ConformanceReport", "Failure", "check_backend", "dtypes_of", "judge", "samples_of"]

@@ -1,0 +1,158 @@
+"""Sessions: `nox -l` lists them, `nox -s tests` runs everything that CI runs, `nox -s demo` shows what it does.
+
+A stage's session installs only that stage and what it needs, so that a hidden dependency on a sibling fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+
+ROOT = pathlib.Path(__file__).parent
+CONSTRAINTS = str(ROOT / "constraints.txt")
+STAGES = {
+    "prims": ["prims"],
+    "capture": ["prims", "dynamo-capture"],
+    "aot": ["prims", "aot-autograd"],
+    "inductor": ["prims", "inductor-gen"],
+    "api": ["prims", "dynamo-capture", "aot-autograd", "inductor-gen", "compile-api"],
+}
+EVERYTHING = STAGES["api"]
+#: Only where a user may also want them: the models of the integration tests, the demo and the benchmarks.
+LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
+#: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
+LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
+TESTS = ["prims", "capture", "aot", "inductor", "api", "integration", "hook", "lint", "types"]
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install under the repository's pins."""
+    session.install("-c", CONSTRAINTS, *what)
+
+
+def install_packages(session: nox.Session, folders: list[str], *extra: str) -> None:
+    """Install the named packages as a user would (built, not editable), in one resolution."""
+    install(session, *(str(ROOT / "packages" / folder) for folder in folders), *extra)
+
+
+def install_libraries(session: nox.Session) -> None:
+    """The model libraries."""
+    install(session, *LIBRARIES)
+    install(session, "--no-deps", *LIBRARIES_WITHOUT_DEPENDENCIES)
+
+
+def run_pytest(session: nox.Session, *args: str) -> None:
+    """pytest with single-threaded tensors: on few cores threads of several processes only get in each other's way."""
+    session.run("python", "-m", "pytest", "-q", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+def test_stage(session: nox.Session, stage: str) -> None:
+    """A stage's own tests, with nothing but the stage installed."""
+    folders = STAGES[stage]
+    install_packages(session, folders, "pytest", "hypothesis", "numpy")
+    own = ROOT / "packages" / folders[-1]
+    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests"))
+
+
+@nox.session
+def prims(session: nox.Session) -> None:
+    """Primitives, decompositions, abstract tensors and the IR contract."""
+    test_stage(session, "prims")
+
+
+@nox.session
+def capture(session: nox.Session) -> None:
+    """Graph capture."""
+    test_stage(session, "capture")
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Ahead-of-time autograd."""
+    test_stage(session, "aot")
+
+
+@nox.session
+def inductor(session: nox.Session) -> None:
+    """Code generation."""
+    test_stage(session, "inductor")
+
+
+@nox.session
+def api(session: nox.Session) -> None:
+    """compile() and its reports."""
+    test_stage(session, "api")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Real programs and models through all stages; the architecture's tests."""
+    install_packages(session, EVERYTHING, "pytest", "hypothesis", "build", "hatchling")
+    install_libraries(session)
+    run_pytest(session, str(ROOT / "integration-tests"))
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+def hook(session: nox.Session) -> None:
+    """The frame hook and guard evaluator on each Python; needs no torch."""
+    session.install("pytest", "bytecode")
+    session.install("--no-deps", str(ROOT / "packages" / "dynamo-capture"))
+    own = ROOT / "packages" / "dynamo-capture"
+    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests" / "native"))
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.parametrize("stage", list(STAGES))
+def versions(session: nox.Session, stage: str) -> None:
+    """A stage's tests on each supported Python: `nox -s "versions-3.12(stage='capture')"`."""
+    test_stage(session, stage)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff."""
+    install(session, "ruff")
+    session.run("ruff", "check", str(ROOT))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy over the packages."""
+    install(session, "mypy")
+    session.run("mypy", "--config-file", str(ROOT / "mypy.ini"), *package_sources())
+
+
+def package_sources() -> list[str]:
+    """The import packages' folders."""
+    return [str(path.parent) for path in sorted(ROOT.glob("packages/*/src/*/py.typed"))]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Compile a real transformer and a real convnet; print times, errors and what was fused."""
+    install_packages(session, EVERYTHING)
+    install_libraries(session)
+    session.run("python", str(ROOT / "integration-tests" / "demo.py"), *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The benchmark harness; arguments after `--` are its own (`nox -s bench -- --help`)."""
+    install_packages(session, EVERYTHING)
+    install_libraries(session)
+    session.run("python", str(ROOT / "benchmarks" / "bench.py"), *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """All of the above but demo, bench and the other Pythons' stage sessions."""
+    os.environ.pop("PYTHONPATH", None)
+    for name in TESTS:
+        session.notify(name)

@@ -322,13 +322,24 @@ class GuardTree:
 
 def init_torch(
     tensor_type: type,
-    probes: Sequence[tuple[Any, dict[str, Any]]],
-    state: Sequence[tuple[str, Callable[[], object]]],
-    libraries: Sequence[str],
+    plain_types: tuple[type, ...],
+    probes: tuple[tuple[Any, dict[str, int]], ...],
+    state_names: tuple[str, ...],
+    state_readers: tuple[Callable[[], object], ...],
+    libraries: tuple[str, ...],
 ) -> dict[str, bool]:
-    """Called by `dynamo_capture.hook.init_torch`, once: `probes` are tensors with their expected metadata,
-    `state` names the global-state readers, `libraries` are paths of the already loaded torch libraries. Returns
-    which fast paths agreed with the probes; the others use attribute reads."""
+    """Called by `dynamo_capture.hook.init_torch`, once: `plain_types` may be read natively, `probes` are tensors
+    with what Python knows of them, the state readers are the slow path of `check_global_state`, `libraries` are
+    paths of the loaded torch libraries. Returns which native paths agreed with the probes ("tensor", "state")."""
+
+def use_native(tensor: bool, state: bool) -> None:
+    """Switch the native paths of later checks on (where they agreed with the probes) or off."""
+
+def read_tensor(tensor: Any) -> dict[str, Any]:
+    """Sizes, strides, offset and requires_grad as the guards see them."""
+
+def state_words() -> dict[str, int] | None:
+    """torch's global state as the guards see it, by name; None without the native path."""
 
 def stats() -> dict[str, int]:
     """Counters since the last `reset_stats`: frames looked at, hits, misses, translations."""

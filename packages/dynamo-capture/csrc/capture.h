@@ -1,0 +1,239 @@
+/* Shared declarations of the extension `dynamo_capture._native`.
+ *
+ * hook.c         the frame hook, per-code state, running a replaced frame
+ * objects.c      Context, Entry, activate
+ * guards_eval.c  evaluation of guard trees
+ * guards_text.c  guards as text
+ * guards.c       the GuardTree type: building trees
+ * tensor.c       tensor metadata and global state without linking to torch
+ * module.c       the module and its functions
+ */
+#ifndef DYNAMO_CAPTURE_H
+#define DYNAMO_CAPTURE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
+#error "dynamo_capture supports Python 3.11, 3.12 and 3.13"
+#endif
+#ifdef Py_GIL_DISABLED
+#error "dynamo_capture needs a Python with the GIL"
+#endif
+
+/* What to do with a code object. The values are part of the Python API. */
+enum { ACTION_RUN = 0, ACTION_SKIP = 1, ACTION_SKIP_RECURSIVE = 2, ACTION_TRACE = 3 };
+
+typedef struct CodeState CodeState;
+typedef struct GuardTree GuardTree;
+
+/* ------------------------------------------------------------------ objects.c */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *filter;
+    PyObject *translate;
+    PyObject *tag;
+    PyObject *weakrefs;
+} Context;
+
+typedef struct Entry {
+    PyObject_HEAD
+    PyCodeObject *code;
+    GuardTree *guards; /* may be NULL: matches always */
+    PyObject *tag;
+    PyObject *func;    /* function of `code`, made on the first run; NULL before */
+    CodeState *state;  /* where it is cached; NULL when it is not */
+    Context *context;  /* borrowed; valid while `state` is set */
+    Py_ssize_t hits;
+    bool valid;
+} Entry;
+
+extern PyTypeObject Context_Type, Entry_Type, Activate_Type;
+
+/* ------------------------------------------------------------------ hook.c */
+
+typedef struct {
+    uint64_t frames, hits, misses, translations;
+} HookStats;
+extern HookStats hook_stats;
+
+int hook_init(void);
+/* Both take and give owned references (either may be NULL). */
+Context *hook_swap_active(Context *context);
+Context *hook_active(void); /* borrowed */
+int hook_mark(PyCodeObject *code, int action);
+int hook_marked(PyCodeObject *code);
+PyObject *hook_entries(PyCodeObject *code, Context *context);
+int hook_reset_code(PyCodeObject *code);
+void hook_reset_all(void);
+void hook_forget_context(Context *context);
+void hook_invalidate(Entry *entry);
+
+/* ------------------------------------------------------------------ guards */
+
+/* The values a guard tree reads: all borrowed. */
+typedef struct {
+    PyObject **args;
+    Py_ssize_t nargs;
+    PyObject *globals;
+    PyObject *builtins;
+    PyObject *closure; /* tuple of cells or NULL */
+} GuardSource;
+
+enum NodeKind {
+    NODE_ROOT,
+    NODE_LOCAL,
+    NODE_CLOSURE,
+    NODE_GLOBAL,
+    NODE_GLOBALS_DICT,
+    NODE_BUILTIN,
+    NODE_CONSTANT,
+    NODE_WEAK,
+    NODE_ATTR,
+    NODE_DICT_ATTR,
+    NODE_INSTANCE_DICT,
+    NODE_ITEM,
+    NODE_DICT_KEY,
+    NODE_TYPE,
+    NODE_FUNC_CLOSURE,
+    NODE_FUNC_DEFAULTS,
+    NODE_FUNC_KWDEFAULTS,
+    NODE_FUNC_CODE,
+    NODE_METHOD_SELF,
+    NODE_METHOD_FUNC,
+    NODE_CALL,
+};
+
+typedef struct {
+    uint8_t kind;
+    bool live;          /* has a check, a slot or a live child (set by guard_prepare) */
+    int parent;
+    int first_child, last_child, next_sibling;
+    int first_check, last_check;
+    int slot;           /* where the value is kept until the end, -1: nowhere */
+    Py_ssize_t index;
+    PyObject *arg;
+    PyObject *name;     /* text of a root or of a call, may be NULL */
+} Node;
+
+enum CheckKind {
+    CHECK_TYPE,
+    CHECK_ID,
+    CHECK_EQUALS,
+    CHECK_LEN,
+    CHECK_DICT_KEYS,
+    CHECK_CONTAINS,
+    CHECK_NO_INSTANCE_ATTR,
+    CHECK_SET,
+    CHECK_TENSOR,
+    CHECK_LAMBDA,
+    /* over several nodes, after all nodes: */
+    CHECK_SAME,
+    CHECK_DISTINCT,
+    CHECK_SHAPE,
+    CHECK_GLOBAL_STATE,
+    CHECK_CALL,
+};
+
+struct TensorMeta;
+struct StateMeta;
+
+enum ShapeOp {
+    SHAPE_CONST, SHAPE_SIZE, SHAPE_STRIDE, SHAPE_OFFSET, SHAPE_NUMEL, SHAPE_INT,
+    SHAPE_ADD, SHAPE_SUB, SHAPE_MUL, SHAPE_FLOORDIV, SHAPE_MOD, SHAPE_CEILDIV, SHAPE_MIN, SHAPE_MAX,
+    SHAPE_EQ, SHAPE_NE, SHAPE_LT, SHAPE_LE, SHAPE_GT, SHAPE_GE, SHAPE_AND, SHAPE_OR,
+    SHAPE_NEG, SHAPE_ABS, SHAPE_NOT,
+};
+#define SHAPE_MAX_DEPTH 64
+
+typedef struct {
+    int op;
+    int node;
+    int64_t value; /* constant, or dimension */
+} ShapeToken;
+
+typedef struct {
+    uint8_t kind;
+    int next;
+    int node;               /* -1 for checks over several nodes */
+    Py_ssize_t number;      /* length; presence; number of tokens or nodes */
+    void *pointer;          /* CHECK_ID: the object's address */
+    PyObject *object;       /* what it compares with */
+    struct TensorMeta *tensor;
+    struct StateMeta *state;
+    ShapeToken *tokens;
+    int *nodes;
+    PyObject *text, *reason; /* may be NULL */
+} Check;
+
+struct GuardTree {
+    PyObject_HEAD
+    Node *nodes;
+    int nnodes, nodes_capacity;
+    Check *checks;
+    int nchecks, checks_capacity;
+    int first_final, last_final; /* chain of the checks over several nodes */
+    int *collect;                /* collected nodes: they have the slots 0 .. ncollect - 1 */
+    int ncollect, nslots;
+    bool prepared, valid;
+    int busy;                    /* evaluations in progress: the tree must not grow */
+    PyObject *interned;          /* (kind, parent, key) -> node id */
+    PyObject *death;             /* callback of every weak reference; NULL until one is needed */
+    Entry *owner;                /* borrowed */
+};
+
+extern PyTypeObject GuardTree_Type, Death_Type;
+
+typedef struct {
+    int node, check;   /* check is -1 if the node's value could not be read */
+    PyObject *value;   /* owned, may be NULL */
+} GuardFailure;
+
+/* Evaluates; 1 holds, 0 fails, -1 a BaseException that is no Exception. `slots` has room for nslots references;
+ * on success the first ncollect hold new references, else none do. `failure` may be NULL. */
+int guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFailure *failure);
+void guard_prepare(GuardTree *tree);
+PyObject *guard_referent(PyObject *weak_reference);
+bool guard_const_equal(PyObject *a, PyObject *b);
+PyObject *guard_path(GuardTree *tree, int node);
+PyObject *guard_check_text(GuardTree *tree, int check);
+PyObject *guard_failure_text(GuardTree *tree, const GuardFailure *failure);
+
+/* ------------------------------------------------------------------ tensor.c */
+
+#define TENSOR_MAX_DIMS 64
+
+typedef struct {
+    int64_t ndim;
+    const int64_t *sizes;
+    const int64_t *strides; /* NULL for a layout without strides */
+    int64_t offset;
+    int64_t buffer[2 * TENSOR_MAX_DIMS]; /* used by the attribute path */
+} TensorShape;
+
+typedef struct TensorMeta TensorMeta;
+typedef struct StateMeta StateMeta;
+
+/* Reads sizes, strides and offset; -1 with an exception. */
+int tensor_shape(PyObject *tensor, TensorShape *out);
+TensorMeta *tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t min_size,
+                            PyObject *requires_grad, bool storage_offset);
+void tensor_meta_free(TensorMeta *meta);
+int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
+/* 1 holds, 0 fails (no exception set), -1 exception. */
+int tensor_meta_check(const TensorMeta *meta, PyObject *value);
+PyObject *tensor_meta_text(const TensorMeta *meta);
+PyObject *tensor_describe(PyObject *value);
+StateMeta *state_meta_new(void);
+void state_meta_free(StateMeta *meta);
+int state_meta_check(const StateMeta *meta);
+PyObject *state_meta_difference(const StateMeta *meta);
+PyObject *tensor_init(PyObject *module, PyObject *args);
+PyObject *tensor_state_words(PyObject *module, PyObject *unused);
+PyObject *tensor_read(PyObject *module, PyObject *tensor);
+PyObject *tensor_use_native(PyObject *module, PyObject *args);
+
+#endif

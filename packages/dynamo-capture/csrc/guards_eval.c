@@ -1,0 +1,673 @@
+/* Evaluation of guard trees. */
+#include "capture.h"
+
+/* ------------------------------------------------------------------ constants */
+
+static bool
+double_equal(double a, double b)
+{
+    uint64_t x, y;
+    if (a != a || b != b) {
+        return a != a && b != b;
+    }
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y; /* -0.0 is another constant than 0.0 */
+}
+
+static bool
+rich_equal(PyObject *a, PyObject *b)
+{
+    int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+    if (equal < 0) {
+        PyErr_Clear();
+    }
+    return equal > 0;
+}
+
+/* Same type and value; no exception is left set. */
+bool
+guard_const_equal(PyObject *a, PyObject *b)
+{
+    if (a == b) {
+        return true;
+    }
+    if (Py_TYPE(a) != Py_TYPE(b)) {
+        return false;
+    }
+    if (PyFloat_CheckExact(a)) {
+        return double_equal(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+    }
+    if (PyComplex_CheckExact(a)) {
+        Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+        return double_equal(x.real, y.real) && double_equal(x.imag, y.imag);
+    }
+    if (PyTuple_Check(a) || PyList_CheckExact(a)) {
+        Py_ssize_t n = PySequence_Fast_GET_SIZE(a);
+        if (n != PySequence_Fast_GET_SIZE(b)) {
+            return false;
+        }
+        for (Py_ssize_t i = 0; i < n; i++) {
+            if (!guard_const_equal(PySequence_Fast_GET_ITEM(a, i), PySequence_Fast_GET_ITEM(b, i))) {
+                return false;
+            }
+        }
+        return true;
+    }
+    if (PySlice_Check(a)) {
+        PySliceObject *x = (PySliceObject *)a, *y = (PySliceObject *)b;
+        return guard_const_equal(x->start, y->start) && guard_const_equal(x->stop, y->stop)
+               && guard_const_equal(x->step, y->step);
+    }
+    return rich_equal(a, b);
+}
+
+/* ------------------------------------------------------------------ accessors */
+
+static PyObject *
+borrow(PyObject *value)
+{
+    return Py_XNewRef(value);
+}
+
+/* The instance's __dict__ (new reference), or NULL, with or without an exception. */
+static PyObject *
+instance_dict(PyObject *object)
+{
+    if (PyType_Check(object)) {
+        return PyObject_GetAttrString(object, "__dict__"); /* a mapping proxy */
+    }
+    if (PyModule_Check(object)) {
+        return borrow(PyModule_GetDict(object));
+    }
+    return PyObject_GenericGetDict(object, NULL);
+}
+
+static PyObject *
+get_item(PyObject *container, PyObject *key, Py_ssize_t index)
+{
+    if (PyDict_Check(container)) {
+        return borrow(PyDict_GetItemWithError(container, key));
+    }
+    if (PyTuple_Check(container) && PyLong_CheckExact(key)) {
+        Py_ssize_t n = PyTuple_GET_SIZE(container), i = index < 0 ? index + n : index;
+        return i >= 0 && i < n ? Py_NewRef(PyTuple_GET_ITEM(container, i)) : NULL;
+    }
+    if (PyList_CheckExact(container) && PyLong_CheckExact(key)) {
+        Py_ssize_t n = PyList_GET_SIZE(container), i = index < 0 ? index + n : index;
+        return i >= 0 && i < n ? Py_NewRef(PyList_GET_ITEM(container, i)) : NULL;
+    }
+    return PyObject_GetItem(container, key);
+}
+
+static PyObject *
+get_dict_attr(PyObject *object, PyObject *name)
+{
+    PyObject *dict = instance_dict(object), *value = NULL;
+    if (dict != NULL) {
+        value = get_item(dict, name, 0);
+        Py_DECREF(dict);
+    }
+    return value;
+}
+
+static PyObject *
+get_dict_key(PyObject *dict, Py_ssize_t index)
+{
+    PyObject *key;
+    Py_ssize_t position = 0;
+    while (PyDict_Check(dict) && PyDict_Next(dict, &position, &key, NULL)) {
+        if (index-- == 0) {
+            return Py_NewRef(key);
+        }
+    }
+    return NULL;
+}
+
+static PyObject *
+get_global(const GuardSource *source, PyObject *name)
+{
+    PyObject *value = NULL;
+    if (source->globals != NULL) {
+        value = PyDict_GetItemWithError(source->globals, name);
+    }
+    if (value == NULL && source->builtins != NULL && !PyErr_Occurred()) {
+        value = PyDict_GetItemWithError(source->builtins, name);
+    }
+    return borrow(value);
+}
+
+static PyObject *
+get_cell(PyObject *cells, Py_ssize_t index)
+{
+    if (cells == NULL || !PyTuple_Check(cells) || index >= PyTuple_GET_SIZE(cells)) {
+        return NULL;
+    }
+    PyObject *cell = PyTuple_GET_ITEM(cells, index);
+    return PyCell_Check(cell) ? borrow(PyCell_GET(cell)) : NULL;
+}
+
+static PyObject *
+get_function_part(PyObject *object, int kind, Py_ssize_t index)
+{
+    if (!PyFunction_Check(object)) {
+        return NULL;
+    }
+    PyFunctionObject *function = (PyFunctionObject *)object;
+    switch (kind) {
+    case NODE_FUNC_CLOSURE:
+        return get_cell(function->func_closure, index);
+    case NODE_FUNC_DEFAULTS:
+        return Py_NewRef(function->func_defaults != NULL ? function->func_defaults : Py_None);
+    case NODE_FUNC_KWDEFAULTS:
+        return Py_NewRef(function->func_kwdefaults != NULL ? function->func_kwdefaults : Py_None);
+    default:
+        return Py_NewRef(function->func_code);
+    }
+}
+
+/* The referent (new reference), or NULL. */
+PyObject *
+guard_referent(PyObject *reference)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object = NULL;
+    PyWeakref_GetRef(reference, &object);
+    return object;
+#else
+    PyObject *object = PyWeakref_GET_OBJECT(reference);
+    return object == Py_None ? NULL : Py_NewRef(object);
+#endif
+}
+
+/* The node's value (new reference); NULL when there is none, with or without an exception. */
+static PyObject *
+read_node(const Node *node, PyObject *parent, const GuardSource *source)
+{
+    switch (node->kind) {
+    case NODE_LOCAL:
+        return node->index < source->nargs ? borrow(source->args[node->index]) : NULL;
+    case NODE_CLOSURE:
+        return get_cell(source->closure, node->index);
+    case NODE_GLOBAL:
+        return get_global(source, node->arg);
+    case NODE_GLOBALS_DICT:
+        return borrow(source->globals);
+    case NODE_BUILTIN:
+        return source->builtins != NULL ? borrow(PyDict_GetItemWithError(source->builtins, node->arg)) : NULL;
+    case NODE_CONSTANT:
+        return Py_NewRef(node->arg);
+    case NODE_WEAK:
+        return guard_referent(node->arg);
+    case NODE_ATTR:
+        return PyObject_GetAttr(parent, node->arg);
+    case NODE_DICT_ATTR:
+        return get_dict_attr(parent, node->arg);
+    case NODE_INSTANCE_DICT:
+        return instance_dict(parent);
+    case NODE_ITEM:
+        return get_item(parent, node->arg, node->index);
+    case NODE_DICT_KEY:
+        return get_dict_key(parent, node->index);
+    case NODE_TYPE:
+        return Py_NewRef(Py_TYPE(parent));
+    case NODE_FUNC_CLOSURE:
+    case NODE_FUNC_DEFAULTS:
+    case NODE_FUNC_KWDEFAULTS:
+    case NODE_FUNC_CODE:
+        return get_function_part(parent, node->kind, node->index);
+    case NODE_METHOD_SELF:
+        return PyMethod_Check(parent) ? Py_NewRef(PyMethod_GET_SELF(parent)) : NULL;
+    case NODE_METHOD_FUNC:
+        return PyMethod_Check(parent) ? Py_NewRef(PyMethod_GET_FUNCTION(parent)) : NULL;
+    case NODE_CALL:
+        return PyObject_CallOneArg(node->arg, parent);
+    default:
+        return NULL;
+    }
+}
+
+/* ------------------------------------------------------------------ checks on one node */
+
+static bool
+dict_has_keys(PyObject *dict, PyObject *keys)
+{
+    if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(keys)) {
+        return false;
+    }
+    PyObject *key;
+    Py_ssize_t position = 0, i = 0;
+    while (PyDict_Next(dict, &position, &key, NULL)) {
+        PyObject *expected = PyTuple_GET_ITEM(keys, i++);
+        if (key == expected) {
+            continue;
+        }
+        Py_INCREF(key);
+        bool equal = guard_const_equal(key, expected);
+        Py_DECREF(key);
+        if (!equal) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* 1, 0, or -1 with an exception */
+static int
+contains(PyObject *container, PyObject *key)
+{
+    if (PyDict_Check(container)) {
+        return PyDict_Contains(container, key);
+    }
+    if (PyAnySet_Check(container)) {
+        return PySet_Contains(container, key);
+    }
+    return PySequence_Contains(container, key);
+}
+
+static int
+has_no_instance_attr(PyObject *object, PyObject *name)
+{
+    PyObject *dict = instance_dict(object);
+    if (dict == NULL) {
+        PyErr_Clear();
+        return 1;
+    }
+    int found = contains(dict, name);
+    Py_DECREF(dict);
+    return found < 0 ? found : !found;
+}
+
+static int
+lambda_holds(PyObject *fn, PyObject *value)
+{
+    PyObject *result = PyObject_CallOneArg(fn, value);
+    if (result == NULL) {
+        return -1;
+    }
+    int holds = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return holds;
+}
+
+/* 1 holds, 0 fails, -1 exception */
+static int
+check_value(const Check *check, PyObject *value)
+{
+    switch (check->kind) {
+    case CHECK_TYPE:
+        return (PyObject *)Py_TYPE(value) == check->object;
+    case CHECK_ID:
+        return value == check->pointer;
+    case CHECK_EQUALS:
+        return guard_const_equal(value, check->object);
+    case CHECK_LEN: {
+        Py_ssize_t n = PyDict_CheckExact(value) ? PyDict_GET_SIZE(value) : PyObject_Size(value);
+        return n < 0 ? -1 : n == check->number;
+    }
+    case CHECK_DICT_KEYS:
+        return dict_has_keys(value, check->object);
+    case CHECK_CONTAINS: {
+        int found = contains(value, check->object);
+        return found < 0 ? found : found == (check->number != 0);
+    }
+    case CHECK_NO_INSTANCE_ATTR:
+        return has_no_instance_attr(value, check->object);
+    case CHECK_SET:
+        return PyAnySet_Check(value) && rich_equal(value, check->object);
+    case CHECK_TENSOR:
+        return tensor_meta_check(check->tensor, value);
+    case CHECK_LAMBDA:
+        return lambda_holds(check->object, value);
+    default:
+        return 0;
+    }
+}
+
+/* ------------------------------------------------------------------ checks over several nodes */
+
+static bool
+all_distinct(const GuardTree *tree, const Check *check, PyObject **slots)
+{
+    /* Quadratic is fine for a few; a sort on addresses for many. */
+    Py_ssize_t n = check->number;
+    if (n <= 16) {
+        for (Py_ssize_t i = 0; i < n; i++) {
+            PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
+            for (Py_ssize_t j = 0; j < i; j++) {
+                if (value == slots[tree->nodes[check->nodes[j]].slot]) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+    /* An open-addressed table of addresses, at most half full. */
+    size_t size = 64;
+    while (size < (size_t)n * 2) {
+        size *= 2;
+    }
+    PyObject *small[1024];
+    PyObject **table = size <= 1024 ? small : PyMem_Malloc(size * sizeof(PyObject *));
+    bool distinct = table != NULL;
+    if (distinct) {
+        memset(table, 0, size * sizeof(PyObject *));
+    }
+    for (Py_ssize_t i = 0; distinct && i < n; i++) {
+        PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
+        size_t place = ((uintptr_t)value >> 4) * 0x9E3779B97F4A7C15u >> 20 & (size - 1);
+        while (table[place] != NULL && table[place] != value) {
+            place = (place + 1) & (size - 1);
+        }
+        distinct = table[place] != value;
+        table[place] = value;
+    }
+    if (table != small) {
+        PyMem_Free(table);
+    }
+    return distinct;
+}
+
+/* Puts the operand's value; false if it has none. */
+static bool
+shape_operand(const GuardTree *tree, const ShapeToken *token, PyObject **slots, int64_t *out)
+{
+    if (token->op == SHAPE_CONST) {
+        *out = token->value;
+        return true;
+    }
+    PyObject *value = slots[tree->nodes[token->node].slot];
+    if (token->op == SHAPE_INT) {
+        int overflow = 0;
+        *out = PyLong_Check(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
+        return PyLong_Check(value) && !overflow;
+    }
+    TensorShape shape;
+    if (tensor_shape(value, &shape) < 0) {
+        PyErr_Clear();
+        return false;
+    }
+    if (token->op == SHAPE_OFFSET) {
+        *out = shape.offset;
+        return true;
+    }
+    if (token->op == SHAPE_NUMEL) {
+        int64_t numel = 1;
+        for (int64_t i = 0; i < shape.ndim; i++) {
+            if (__builtin_mul_overflow(numel, shape.sizes[i], &numel)) {
+                return false;
+            }
+        }
+        *out = numel;
+        return true;
+    }
+    int64_t dim = token->value < 0 ? token->value + shape.ndim : token->value;
+    const int64_t *source = token->op == SHAPE_SIZE ? shape.sizes : shape.strides;
+    if (dim < 0 || dim >= shape.ndim || source == NULL) {
+        return false;
+    }
+    *out = source[dim];
+    return true;
+}
+
+static bool
+floor_divide(int64_t a, int64_t b, int64_t *quotient, int64_t *remainder)
+{
+    if (b == 0 || (a == INT64_MIN && b == -1)) {
+        return false;
+    }
+    *quotient = a / b;
+    *remainder = a % b;
+    if (*remainder != 0 && (*remainder < 0) != (b < 0)) {
+        *quotient -= 1;
+        *remainder += b;
+    }
+    return true;
+}
+
+static bool
+shape_binary(int op, int64_t a, int64_t b, int64_t *out)
+{
+    int64_t quotient, remainder;
+    switch (op) {
+    case SHAPE_ADD:
+        return !__builtin_add_overflow(a, b, out);
+    case SHAPE_SUB:
+        return !__builtin_sub_overflow(a, b, out);
+    case SHAPE_MUL:
+        return !__builtin_mul_overflow(a, b, out);
+    case SHAPE_FLOORDIV:
+        return floor_divide(a, b, out, &remainder);
+    case SHAPE_MOD:
+        return floor_divide(a, b, &quotient, out);
+    case SHAPE_CEILDIV:
+        if (!floor_divide(a, b, &quotient, &remainder)) {
+            return false;
+        }
+        *out = quotient + (remainder != 0);
+        return true;
+    case SHAPE_MIN:
+        *out = a < b ? a : b;
+        return true;
+    case SHAPE_MAX:
+        *out = a > b ? a : b;
+        return true;
+    case SHAPE_EQ:
+        *out = a == b;
+        return true;
+    case SHAPE_NE:
+        *out = a != b;
+        return true;
+    case SHAPE_LT:
+        *out = a < b;
+        return true;
+    case SHAPE_LE:
+        *out = a <= b;
+        return true;
+    case SHAPE_GT:
+        *out = a > b;
+        return true;
+    case SHAPE_GE:
+        *out = a >= b;
+        return true;
+    case SHAPE_AND:
+        *out = a && b;
+        return true;
+    default:
+        *out = a || b;
+        return true;
+    }
+}
+
+/* The program's depth and arity were checked when it was built. */
+static bool
+shape_holds(const GuardTree *tree, const Check *check, PyObject **slots)
+{
+    int64_t stack[SHAPE_MAX_DEPTH];
+    int depth = 0;
+    for (Py_ssize_t i = 0; i < check->number; i++) {
+        const ShapeToken *token = &check->tokens[i];
+        if (token->op <= SHAPE_INT) {
+            if (!shape_operand(tree, token, slots, &stack[depth++])) {
+                return false;
+            }
+        }
+        else if (token->op == SHAPE_NOT) {
+            stack[depth - 1] = !stack[depth - 1];
+        }
+        else if (token->op == SHAPE_NEG || token->op == SHAPE_ABS) {
+            int64_t value = stack[depth - 1];
+            if (value == INT64_MIN) {
+                return false;
+            }
+            stack[depth - 1] = token->op == SHAPE_NEG || value < 0 ? -value : value;
+        }
+        else {
+            depth--;
+            if (!shape_binary(token->op, stack[depth - 1], stack[depth], &stack[depth - 1])) {
+                return false;
+            }
+        }
+    }
+    return stack[0] != 0;
+}
+
+static int
+check_final(const GuardTree *tree, const Check *check, PyObject **slots)
+{
+    switch (check->kind) {
+    case CHECK_SAME:
+        return slots[tree->nodes[check->nodes[0]].slot] == slots[tree->nodes[check->nodes[1]].slot];
+    case CHECK_DISTINCT:
+        return all_distinct(tree, check, slots);
+    case CHECK_SHAPE:
+        return shape_holds(tree, check, slots);
+    case CHECK_GLOBAL_STATE:
+        return state_meta_check(check->state);
+    default: {
+        PyObject *value = PyObject_CallNoArgs(check->pointer);
+        if (value == NULL) {
+            return -1;
+        }
+        bool equal = guard_const_equal(value, check->object);
+        Py_DECREF(value);
+        return equal;
+    }
+    }
+}
+
+/* ------------------------------------------------------------------ the walk */
+
+/* After a failure with or without an exception: 0, or -1 if it must propagate. */
+static int
+settle(void)
+{
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return -1;
+        }
+        PyErr_Clear();
+    }
+    return 0;
+}
+
+static void
+note_failure(GuardFailure *failure, int node, int check, PyObject *value)
+{
+    if (failure != NULL) {
+        failure->node = node;
+        failure->check = check;
+        failure->value = Py_XNewRef(value);
+    }
+}
+
+static int
+eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, PyObject **slots,
+          GuardFailure *failure)
+{
+    const Node *node = &tree->nodes[id];
+    PyObject *value = read_node(node, parent, source);
+    if (value == NULL) {
+        note_failure(failure, id, -1, NULL);
+        return settle();
+    }
+    int holds = 1;
+    for (int c = node->first_check; c >= 0; c = tree->checks[c].next) {
+        holds = check_value(&tree->checks[c], value);
+        if (holds != 1) {
+            note_failure(failure, id, c, value);
+            holds = settle();
+            goto done;
+        }
+    }
+    for (int child = node->first_child; child >= 0; child = tree->nodes[child].next_sibling) {
+        if (tree->nodes[child].live && (holds = eval_node(tree, child, value, source, slots, failure)) != 1) {
+            goto done;
+        }
+    }
+    if (node->slot >= 0) {
+        slots[node->slot] = value; /* keeps the reference */
+        return 1;
+    }
+done:
+    Py_DECREF(value);
+    return holds;
+}
+
+int
+guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFailure *failure)
+{
+    guard_prepare(tree);
+    if (!tree->valid) {
+        note_failure(failure, -1, -1, NULL);
+        return 0;
+    }
+    if (tree->nslots > 0) {
+        memset(slots, 0, tree->nslots * sizeof(PyObject *));
+    }
+    int holds = 1;
+    tree->busy++;
+    for (int child = tree->nodes[0].first_child; holds == 1 && child >= 0;
+         child = tree->nodes[child].next_sibling) {
+        if (tree->nodes[child].live) {
+            holds = eval_node(tree, child, NULL, source, slots, failure);
+        }
+    }
+    for (int c = tree->first_final; holds == 1 && c >= 0; c = tree->checks[c].next) {
+        holds = check_final(tree, &tree->checks[c], slots);
+        if (holds != 1) {
+            note_failure(failure, -1, c, NULL);
+            holds = settle();
+        }
+    }
+    tree->busy--;
+    /* Guards that run Python code may kill what the tree holds weakly. */
+    if (holds == 1 && !tree->valid) {
+        note_failure(failure, -1, -1, NULL);
+        holds = 0;
+    }
+    for (int i = holds == 1 ? tree->ncollect : 0; i < tree->nslots; i++) {
+        Py_XDECREF(slots[i]);
+    }
+    return holds;
+}
+
+/* Decides which nodes need reading at all, and where values are kept. */
+void
+guard_prepare(GuardTree *tree)
+{
+    if (tree->prepared) {
+        return;
+    }
+    for (int i = 0; i < tree->nnodes; i++) {
+        tree->nodes[i].slot = -1;
+        tree->nodes[i].live = tree->nodes[i].first_check >= 0;
+    }
+    tree->nslots = 0;
+    for (int i = 0; i < tree->ncollect; i++) {
+        tree->nodes[tree->collect[i]].slot = tree->nslots++;
+        tree->nodes[tree->collect[i]].live = true;
+    }
+    for (int c = tree->first_final; c >= 0; c = tree->checks[c].next) {
+        const Check *check = &tree->checks[c];
+        bool shape = check->kind == CHECK_SHAPE;
+        bool on_nodes = check->kind == CHECK_SAME || check->kind == CHECK_DISTINCT;
+        for (Py_ssize_t i = 0; i < check->number && (shape || on_nodes); i++) {
+            int id = shape ? check->tokens[i].node : check->nodes[i];
+            if (id >= 0) {
+                Node *node = &tree->nodes[id];
+                node->live = true;
+                if (node->slot < 0) {
+                    node->slot = tree->nslots++;
+                }
+            }
+        }
+    }
+    /* A parent has a smaller id than its children. */
+    for (int i = tree->nnodes - 1; i > 0; i--) {
+        if (tree->nodes[i].live) {
+            tree->nodes[tree->nodes[i].parent].live = true;
+        }
+    }
+    tree->prepared = true;
+}

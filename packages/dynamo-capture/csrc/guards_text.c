@@ -1,0 +1,330 @@
+/* Guards as text: node paths, checks, failures. */
+#include "capture.h"
+
+static PyObject *
+root_path(const Node *node)
+{
+    switch (node->kind) {
+    case NODE_LOCAL:
+        return node->name != NULL ? PyUnicode_FromFormat("L[%R]", node->name)
+                                  : PyUnicode_FromFormat("L[%zd]", node->index);
+    case NODE_CLOSURE:
+        return node->name != NULL ? PyUnicode_FromFormat("C[%R]", node->name)
+                                  : PyUnicode_FromFormat("C[%zd]", node->index);
+    case NODE_GLOBAL:
+        return PyUnicode_FromFormat("G[%R]", node->arg);
+    case NODE_GLOBALS_DICT:
+        return PyUnicode_FromString("G");
+    case NODE_BUILTIN:
+        return PyUnicode_FromFormat("B[%R]", node->arg);
+    case NODE_WEAK:
+        return node->name != NULL ? Py_NewRef(node->name) : PyUnicode_FromString("<object>");
+    case NODE_CONSTANT:
+        return node->name != NULL ? Py_NewRef(node->name)
+                                  : PyUnicode_FromFormat("<%s object>", Py_TYPE(node->arg)->tp_name);
+    default:
+        return PyUnicode_FromString("<frame>");
+    }
+}
+
+/* A new reference, or NULL with an exception. */
+PyObject *
+guard_path(GuardTree *tree, int id)
+{
+    const Node *node = &tree->nodes[id];
+    if (node->parent <= 0) {
+        return root_path(node);
+    }
+    PyObject *parent = guard_path(tree, node->parent), *path = NULL;
+    if (parent == NULL) {
+        return NULL;
+    }
+    switch (node->kind) {
+    case NODE_ATTR:
+        path = PyUnicode_FromFormat("%U.%U", parent, node->arg);
+        break;
+    case NODE_DICT_ATTR:
+        path = PyUnicode_FromFormat("%U.__dict__[%R]", parent, node->arg);
+        break;
+    case NODE_INSTANCE_DICT:
+        path = PyUnicode_FromFormat("%U.__dict__", parent);
+        break;
+    case NODE_ITEM:
+        path = PyUnicode_FromFormat("%U[%R]", parent, node->arg);
+        break;
+    case NODE_DICT_KEY:
+        path = PyUnicode_FromFormat("list(%U)[%zd]", parent, node->index);
+        break;
+    case NODE_TYPE:
+        path = PyUnicode_FromFormat("type(%U)", parent);
+        break;
+    case NODE_FUNC_CLOSURE:
+        path = PyUnicode_FromFormat("%U.__closure__[%zd].cell_contents", parent, node->index);
+        break;
+    case NODE_FUNC_DEFAULTS:
+        path = PyUnicode_FromFormat("%U.__defaults__", parent);
+        break;
+    case NODE_FUNC_KWDEFAULTS:
+        path = PyUnicode_FromFormat("%U.__kwdefaults__", parent);
+        break;
+    case NODE_FUNC_CODE:
+        path = PyUnicode_FromFormat("%U.__code__", parent);
+        break;
+    case NODE_METHOD_SELF:
+        path = PyUnicode_FromFormat("%U.__self__", parent);
+        break;
+    case NODE_METHOD_FUNC:
+        path = PyUnicode_FromFormat("%U.__func__", parent);
+        break;
+    default:
+        path = node->name != NULL ? PyUnicode_FromFormat("%U(%U)", node->name, parent)
+                                  : PyUnicode_FromFormat("%R(%U)", node->arg, parent);
+    }
+    Py_DECREF(parent);
+    return path;
+}
+
+static const char *const shape_operators[] = {
+    [SHAPE_ADD] = "+", [SHAPE_SUB] = "-", [SHAPE_MUL] = "*", [SHAPE_FLOORDIV] = "//", [SHAPE_MOD] = "%",
+    [SHAPE_EQ] = "==", [SHAPE_NE] = "!=", [SHAPE_LT] = "<", [SHAPE_LE] = "<=", [SHAPE_GT] = ">",
+    [SHAPE_GE] = ">=", [SHAPE_AND] = "and", [SHAPE_OR] = "or", [SHAPE_CEILDIV] = "ceildiv",
+    [SHAPE_MIN] = "min", [SHAPE_MAX] = "max", [SHAPE_NEG] = "-", [SHAPE_ABS] = "abs", [SHAPE_NOT] = "not",
+};
+
+static PyObject *
+shape_operand_text(GuardTree *tree, const ShapeToken *token)
+{
+    if (token->op == SHAPE_CONST) {
+        return PyUnicode_FromFormat("%lld", (long long)token->value);
+    }
+    PyObject *path = guard_path(tree, token->node), *text = NULL;
+    if (path == NULL) {
+        return NULL;
+    }
+    switch (token->op) {
+    case SHAPE_SIZE:
+        text = PyUnicode_FromFormat("%U.size(%lld)", path, (long long)token->value);
+        break;
+    case SHAPE_STRIDE:
+        text = PyUnicode_FromFormat("%U.stride(%lld)", path, (long long)token->value);
+        break;
+    case SHAPE_OFFSET:
+        text = PyUnicode_FromFormat("%U.storage_offset()", path);
+        break;
+    case SHAPE_NUMEL:
+        text = PyUnicode_FromFormat("%U.numel()", path);
+        break;
+    default:
+        text = Py_NewRef(path);
+    }
+    Py_DECREF(path);
+    return text;
+}
+
+/* Infix, fully parenthesised. */
+static PyObject *
+shape_text(GuardTree *tree, const Check *check)
+{
+    PyObject *stack[SHAPE_MAX_DEPTH];
+    int depth = 0;
+    for (Py_ssize_t i = 0; i < check->number; i++) {
+        const ShapeToken *token = &check->tokens[i];
+        PyObject *text;
+        if (token->op <= SHAPE_INT) {
+            text = shape_operand_text(tree, token);
+        }
+        else if (token->op >= SHAPE_NEG) {
+            PyObject *a = stack[--depth];
+            text = PyUnicode_FromFormat("%s(%U)", shape_operators[token->op], a);
+            Py_DECREF(a);
+        }
+        else {
+            PyObject *b = stack[--depth], *a = stack[--depth];
+            bool call = token->op == SHAPE_CEILDIV || token->op == SHAPE_MIN || token->op == SHAPE_MAX;
+            text = call ? PyUnicode_FromFormat("%s(%U, %U)", shape_operators[token->op], a, b)
+                        : PyUnicode_FromFormat("(%U %s %U)", a, shape_operators[token->op], b);
+            Py_DECREF(a);
+            Py_DECREF(b);
+        }
+        if (text == NULL) {
+            while (depth > 0) {
+                Py_DECREF(stack[--depth]);
+            }
+            return NULL;
+        }
+        stack[depth++] = text;
+    }
+    return stack[0];
+}
+
+static PyObject *
+node_paths(GuardTree *tree, const Check *check, const char *separator)
+{
+    PyObject *list = PyList_New(0), *glue = PyUnicode_FromString(separator), *text = NULL;
+    for (Py_ssize_t i = 0; list != NULL && i < check->number; i++) {
+        PyObject *path = guard_path(tree, check->nodes[i]);
+        if (path == NULL || PyList_Append(list, path) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(path);
+    }
+    if (list != NULL && glue != NULL) {
+        text = PyUnicode_Join(glue, list);
+    }
+    Py_XDECREF(list);
+    Py_XDECREF(glue);
+    return text;
+}
+
+static PyObject *
+final_check_text(GuardTree *tree, const Check *check)
+{
+    PyObject *inner, *text;
+    switch (check->kind) {
+    case CHECK_SHAPE:
+        return shape_text(tree, check);
+    case CHECK_SAME:
+        return node_paths(tree, check, " is ");
+    case CHECK_DISTINCT:
+        inner = node_paths(tree, check, ", ");
+        text = inner != NULL ? PyUnicode_FromFormat("distinct(%U)", inner) : NULL;
+        Py_XDECREF(inner);
+        return text;
+    case CHECK_GLOBAL_STATE:
+        return PyUnicode_FromString("the global torch state is unchanged");
+    default:
+        return PyUnicode_FromFormat("%R() == %R", check->pointer, check->object);
+    }
+}
+
+static PyObject *
+id_text(PyObject *path, const Check *check)
+{
+    PyObject *object = PyWeakref_Check(check->object) ? guard_referent(check->object) : Py_NewRef(check->object);
+    PyObject *text;
+    if (object == NULL) {
+        PyErr_Clear();
+        return PyUnicode_FromFormat("%U is <dead object>", path);
+    }
+    if (PyType_Check(object) || PyFunction_Check(object) || PyModule_Check(object)) {
+        text = PyUnicode_FromFormat("%U is %R", path, object);
+    }
+    else {
+        text = PyUnicode_FromFormat("%U is <%s object at %p>", path, Py_TYPE(object)->tp_name, check->pointer);
+    }
+    Py_DECREF(object);
+    return text;
+}
+
+/* A new reference, or NULL with an exception. */
+PyObject *
+guard_check_text(GuardTree *tree, int id)
+{
+    const Check *check = &tree->checks[id];
+    if (check->text != NULL) {
+        return Py_NewRef(check->text);
+    }
+    if (check->node < 0) {
+        return final_check_text(tree, check);
+    }
+    PyObject *path = guard_path(tree, check->node), *text = NULL, *inner;
+    if (path == NULL) {
+        return NULL;
+    }
+    switch (check->kind) {
+    case CHECK_TYPE:
+        text = PyUnicode_FromFormat("type(%U) is %R", path, check->object);
+        break;
+    case CHECK_ID:
+        text = id_text(path, check);
+        break;
+    case CHECK_EQUALS:
+        text = PyUnicode_FromFormat("%U == %R", path, check->object);
+        break;
+    case CHECK_LEN:
+        text = PyUnicode_FromFormat("len(%U) == %zd", path, check->number);
+        break;
+    case CHECK_DICT_KEYS:
+        text = PyUnicode_FromFormat("tuple(%U) == %R", path, check->object);
+        break;
+    case CHECK_CONTAINS:
+        text = PyUnicode_FromFormat("%R %s %U", check->object, check->number ? "in" : "not in", path);
+        break;
+    case CHECK_NO_INSTANCE_ATTR:
+        text = PyUnicode_FromFormat("%R not in %U.__dict__", check->object, path);
+        break;
+    case CHECK_SET:
+        text = PyUnicode_FromFormat("%U == %R", path, check->object);
+        break;
+    case CHECK_TENSOR:
+        inner = tensor_meta_text(check->tensor);
+        text = inner != NULL ? PyUnicode_FromFormat("%U matches %U", path, inner) : NULL;
+        Py_XDECREF(inner);
+        break;
+    default:
+        text = PyUnicode_FromFormat("%R(%U)", check->object, path);
+    }
+    Py_DECREF(path);
+    return text;
+}
+
+static PyObject *
+found_text(const Check *check, PyObject *value)
+{
+    if (check->kind == CHECK_TYPE) {
+        return PyUnicode_FromFormat("a %s", Py_TYPE(value)->tp_name);
+    }
+    if (check->kind == CHECK_LEN) {
+        return PyUnicode_FromFormat("length %zd", PyObject_Size(value));
+    }
+    PyObject *text = tensor_describe(value);
+    if (text == NULL) {
+        text = PyObject_Repr(value);
+        PyErr_Clear();
+    }
+    if (text != NULL && PyUnicode_GET_LENGTH(text) > 200) {
+        PyObject *start = PyUnicode_Substring(text, 0, 200);
+        Py_XSETREF(text, start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL);
+        Py_XDECREF(start);
+    }
+    return text;
+}
+
+static PyObject *
+append_steal(PyObject *text, PyObject *more, const char *format)
+{
+    PyErr_Clear();
+    if (text != NULL && more != NULL) {
+        PyObject *joined = PyUnicode_FromFormat(format, text, more);
+        Py_SETREF(text, joined);
+    }
+    Py_XDECREF(more);
+    return text;
+}
+
+/* Which guard failed, its text, the value found, the reason. */
+PyObject *
+guard_failure_text(GuardTree *tree, const GuardFailure *failure)
+{
+    if (failure->check < 0) {
+        if (failure->node < 0) {
+            return PyUnicode_FromString("an object the guards hold weakly has died");
+        }
+        PyObject *path = guard_path(tree, failure->node);
+        PyObject *text = path != NULL ? PyUnicode_FromFormat("%U: no such value", path) : NULL;
+        Py_XDECREF(path);
+        return text;
+    }
+    const Check *check = &tree->checks[failure->check];
+    PyObject *text = guard_check_text(tree, failure->check);
+    if (check->kind == CHECK_GLOBAL_STATE) {
+        text = append_steal(text, state_meta_difference(check->state), "%U (changed: %U)");
+    }
+    if (failure->value != NULL) {
+        text = append_steal(text, found_text(check, failure->value), "%U (found %U)");
+    }
+    if (check->reason != NULL) {
+        text = append_steal(text, Py_NewRef(check->reason), "%U [%U]");
+    }
+    return text;
+}

@@ -1,0 +1,29 @@
+"""What every lowering pass is given besides the envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prims.ir.envelope import Envelope
+from prims.options import Options
+from prims.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class LowerContext:
+    """The backend's claims, the user's options and the report of one lowering."""
+
+    claims: frozenset[str]
+    options: Options
+    report: Report | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LowerPass:
+    """A named step: `fn(env, context=...)`, or `fn(env, fuel, context=...)` where it takes fuel."""
+
+    name: str
+    fn: Callable[..., Envelope]
+    required: bool = False
+    takes_fuel: bool = False

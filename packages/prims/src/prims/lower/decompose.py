@@ -1,0 +1,76 @@
+"""The pass from the aten dialect to the prim dialect."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+import prims
+from prims.decomp.registry import get
+from prims.errors import Unsupported
+from prims.ir.envelope import Envelope
+from prims.ir.passes import Fuel
+from prims.ir.versions import CURRENT
+from prims.lower.composites import COMPOSITES
+from prims.lower.context import LowerContext
+from prims.lower.rebuild import Rebuild
+from prims.lower.rewrites import rewrites_for
+from prims.lower.strided import STRIDED
+from prims.ops import PrimOp
+
+
+def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
+    """Write every aten op in primitives. What the backend claims stays one node; so does what has no
+    decomposition, with a fallback recorded in the report. The rewrites of `prims.lower.rewrites` are
+    applied as nodes are made, one unit of fuel each.
+    """
+    build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
+    p = build.p
+
+    def extern(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        if context.report is not None:
+            context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"))
+        return p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
+
+    def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = node.target
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(target, PrimOp):
+            return getattr(p, target.name)(*args, **kwargs)
+        name = str(target)
+        if name in context.claims:
+            simpler = COMPOSITES.get(name)
+            if simpler is not None and fuel.spend(name):
+                args, kwargs = simpler(args, kwargs)
+            return p.aten(target, *args, spec=node.meta.get("spec"), **kwargs)
+        if name in STRIDED:
+            return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
+        fn = get(target)
+        if fn is None:
+            return extern(node, args, kwargs, "no decomposition")
+        if _is_complex(node):
+            return extern(node, args, kwargs, "complex numbers")
+        try:
+            return fn(p, *args, **kwargs)
+        except Unsupported as error:
+            return extern(node, args, kwargs, error.reason)
+
+    out = build.run(emit)
+    return out.replace(
+        dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__
+    )
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    """Does any tensor that goes in or comes out hold complex numbers?"""
+    specs = [node.meta.get("spec"), *(n.meta.get("spec") for n in node.all_input_nodes)]
+    for spec in specs:
+        for one in spec if isinstance(spec, (tuple, list)) else (spec,):
+            dtype = getattr(one, "dtype", None)
+            if isinstance(dtype, torch.dtype) and dtype.is_complex:
+                return True
+    return False

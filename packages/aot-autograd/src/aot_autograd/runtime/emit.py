@@ -16,7 +16,6 @@ from aot_autograd.trace.outcome import Leaf, Outcome
 from aot_autograd.trace.views import ViewStep
 from prims.errors import InternalError
 from prims.ir.symbols import expr_of, symbols_in
-from prims.spec import TensorSpec
 
 __all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols"]
 
@@ -121,7 +120,9 @@ def symbols_of_results(outcome: Outcome) -> set[str]:
     return names
 
 
-def emit_mutations(source: Source, pairs: list[tuple[str, str]], *, no_grad: bool) -> None:
+def emit_mutations(
+    source: Source, pairs: list[tuple[str, str]], *, no_grad: bool, differentiable: bool = False
+) -> None:
     """Copy new values into written inputs: ``(input expression, value expression)`` pairs."""
     if not pairs:
         return
@@ -130,8 +131,9 @@ def emit_mutations(source: Source, pairs: list[tuple[str, str]], *, no_grad: boo
         source.globals["no_grad"] = torch.no_grad
         source.line("with no_grad():")
         indent = "    "
-    if len(pairs) == 1:
-        source.line(f"{indent}{pairs[0][0]}.copy_({pairs[0][1]})")
+    if len(pairs) == 1 or differentiable:
+        for target, value in pairs:
+            source.line(f"{indent}{target}.copy_({value})")
         return
     source.globals["foreach_copy_"] = torch._foreach_copy_
     targets = ", ".join(target for target, _ in pairs)
@@ -139,14 +141,14 @@ def emit_mutations(source: Source, pairs: list[tuple[str, str]], *, no_grad: boo
     source.line(f"{indent}foreach_copy_([{targets}], [{values}])")
 
 
-def _replay(source: Source, base: str, leaf: Leaf) -> str:
+def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:
     text = base
     steps = list(leaf.steps)
     detached = False
     for step in steps:
         detached = detached or step.func is aten.detach.default
         text = _step_text(source, text, step)
-    if not leaf.requires_grad and not detached:
+    if base_needs_grad and not leaf.requires_grad and not detached:
         source.globals["detach"] = torch.Tensor.detach
         text = f"detach({text})"
     return text
@@ -181,10 +183,6 @@ def emit_results(source: Source, outcome: Outcome, outputs: list[str], inputs: s
         inputs: the name of the tuple of inputs.
     """
     texts: list[str] = []
-    uses: dict[int, int] = {}
-    for leaf in outcome.leaves:
-        if leaf.kind == "output":
-            uses[leaf.index] = uses.get(leaf.index, 0) + 1
     for leaf in outcome.leaves:
         if leaf.kind == "literal":
             texts.append(source.literal(leaf.value))
@@ -192,7 +190,10 @@ def emit_results(source: Source, outcome: Outcome, outputs: list[str], inputs: s
             texts.append(source.size(leaf.value))
         else:
             base = outputs[leaf.index] if leaf.kind == "output" else f"{inputs}[{leaf.index}]"
-            texts.append(_replay(source, base, leaf) if leaf.steps else base)
+            holder = outcome.tensors if leaf.kind == "output" else outcome.program.tracer.input_tensors
+            tensor = holder[leaf.index]
+            assert tensor is not None
+            texts.append(_replay(source, base, leaf, tensor.requires_grad) if leaf.steps else base)
     return _structured(source, outcome.structure, texts)
 
 
@@ -208,8 +209,3 @@ def _structured(source: Source, structure: Any, texts: list[str]) -> str:
     if kind == "namedtuple":
         return f"{source.name(detail, 'made')}({', '.join(inner)})"
     return "{" + ", ".join(f"{source.literal(key)}: {text}" for key, text in zip(detail, inner, strict=True)) + "}"
-
-
-def size_text(source: Source, spec: TensorSpec) -> str:
-    """The strides of a spec as text."""
-    return source.sizes(spec.strides)

@@ -29,11 +29,15 @@ def build_inference(
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    if outputs:
-        source.line(f"{', '.join(outputs)}, = compiled(*args)")
-    else:
-        source.line("compiled(*args)")
     inputs = outcome.program.tracer.inputs
+    call = "compiled(*args)"
+    if outputs:
+        call = f"{', '.join(outputs)}, = {call}"
+    if outcome.program.grad_enabled and any(desc.requires_grad for desc in inputs):
+        source.globals["no_grad"] = torch.no_grad
+        source.line("with no_grad():")
+        call = f"    {call}"
+    source.line(call)
     tracked = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if inputs[i].requires_grad]
     plain = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if not inputs[i].requires_grad]
     emit_mutations(source, plain, no_grad=False)
@@ -89,8 +93,3 @@ def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[
         return False
     at = dict(zip(tensors, keys, strict=True))
     return any(keys.count(at[i]) > 1 for i in written)
-
-
-def all_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among ``values``."""
-    return [value for value in values if isinstance(value, torch.Tensor)]

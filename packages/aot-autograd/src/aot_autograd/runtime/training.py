@@ -44,9 +44,8 @@ def build_training(
         source.line(f"{outputs[returned[0]]} = apply(*args)")
     else:
         source.line(f"{', '.join(outputs[i] for i in returned)} = apply(*args)")
-    emit_mutations(
-        source, [(f"args[{i}]", outputs[o]) for i, o, through in outcome.mutations if through], no_grad=False
-    )
+    tracked = [(f"args[{i}]", outputs[o]) for i, o, through in outcome.mutations if through]
+    emit_mutations(source, tracked, no_grad=False, differentiable=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")
     return source.function("run(*args)")
 
@@ -77,12 +76,11 @@ def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., 
     names: set[str] = set()
     for symbol in partition.sizes:
         names |= symbols_in(symbol)
-    symbolic_tangents = [
-        i for i in joint.tangents if any(type(s) is not int for s in outcome.nodes[i].meta["spec"].strides)
-    ]
-    for i in symbolic_tangents:
-        for stride in outcome.nodes[i].meta["spec"].strides:
-            names |= symbols_in(stride)
+    symbolic = _symbolic_strides(joint)
+    if symbolic:
+        for spec in joint.tangent_specs:
+            for stride in spec.strides:
+                names |= symbols_in(stride)
     emit_symbols(source, outcome, names)
     outputs = [f"o{i}" for i in range(len(partition.forward.outputs))]
     source.line(f"{', '.join(outputs)}, = compiled(*args)")
@@ -99,8 +97,8 @@ def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., 
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
     if partition.sizes:
         source.line(f"ctx.sizes = {source.sizes(partition.sizes)}")
-    if symbolic_tangents:
-        strides = ", ".join(source.sizes(outcome.nodes[i].meta["spec"].strides) for i in joint.tangents)
+    if symbolic:
+        strides = ", ".join(source.sizes(spec.strides) for spec in joint.tangent_specs)
         source.line(f"ctx.tangent_strides = ({strides},)")
     plain = [outputs[i] for i in returned if i not in joint.tangents]
     if plain:
@@ -111,26 +109,25 @@ def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., 
     return source
 
 
+def _symbolic_strides(joint: Joint) -> bool:
+    return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
+
+
 def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward) -> Source:
-    outcome = joint.outcome
     source = Source()
     returned = _returned(joint)
     source.globals.update(run_backward=backward, aligned=aligned, grad_enabled=torch.is_grad_enabled, once=_once)
     source.line("saved = ctx.saved_tensors")
     names = []
-    for k, output in enumerate(joint.tangents):
-        spec = outcome.nodes[output].meta["spec"]
-        static = all(type(s) is int for s in spec.strides)
-        symbolic = not all(
-            type(s) is int for i in joint.tangents for s in outcome.nodes[i].meta["spec"].strides
-        )
-        wanted = repr(tuple(spec.strides)) if static and not symbolic else f"ctx.tangent_strides[{k}]"
+    symbolic = _symbolic_strides(joint)
+    for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
+        wanted = f"ctx.tangent_strides[{k}]" if symbolic else repr(tuple(spec.strides))
         name = f"t{k}"
         names.append(name)
         source.line(f"{name} = tangents[{returned.index(output)}]")
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
-    sizes = ", *ctx.sizes" if partition.sizes else ""
-    source.line(f"results = run_backward(saved{sizes and ' + ctx.sizes'}, ({''.join(n + ', ' for n in names)}))")
+    handed = "saved + ctx.sizes" if partition.sizes else "saved"
+    source.line(f"results = run_backward({handed}, ({''.join(n + ', ' for n in names)}))")
     total = sum(desc.kind != "tangent" for desc in joint.envelope.inputs)
     at = {index: position for position, index in enumerate(partition.gradients)}
     texts = [f"results[{at[i]}]" if i in at else "None" for i in range(total)]

@@ -17,7 +17,7 @@ import aot_autograd
 from aot_autograd.trace.opinfo import op_info
 from aot_autograd.trace.program import Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
-from aot_autograd.trace.views import Storage, ViewStep
+from aot_autograd.trace.views import Storage, ViewStep, is_dense
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
@@ -95,6 +95,11 @@ class Joint:
     outcome: Outcome
     tangents: list[int]
     gradients: list[int]
+
+    @property
+    def tangent_specs(self) -> list[TensorSpec]:
+        """The tangents' metadata."""
+        return [desc.spec for desc in self.envelope.inputs if desc.kind == "tangent"]  # type: ignore[misc]
 
 
 def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Outcome:
@@ -298,7 +303,8 @@ def finish_joint(outcome: Outcome) -> Joint:
     cotangents = []
     for output in tangents:
         spec = outcome.nodes[output].meta["spec"]
-        spec = TensorSpec(spec.shape, spec.dtype, spec.device, spec.strides)
+        # The gradient of a result with gaps or shared elements is an ordinary dense tensor.
+        spec = TensorSpec(spec.shape, spec.dtype, spec.device, spec.strides if is_dense(spec) else None)
         tensor = abstract_from_spec(spec)
         tracer.add_input(InputDesc(f"tangent_{output}", "tangent", spec), tensor)
         cotangents.append(tensor)

@@ -30,7 +30,14 @@ _FUNCTIONS = {
     "fceil": "ceil",
     "ite": "ite",
 }
-_C_FUNCTIONS = {"fsqrt": "sqrt", "fabs": "fabs", "flog2": "log2", "fpow": "pow", "fmin": "fmin", "fmax": "fmax"}
+_C_FUNCTIONS = {
+    "fsqrt": "sqrt",
+    "fabs": "fabs",
+    "flog2": "log2",
+    "fpow": "pow",
+    "fmin": "fmin",
+    "fmax": "fmax",
+}
 
 
 def _monomial(mono: Monomial, coeff: int, render: Callable[[Expr], str], power: str) -> str:

@@ -1,50 +1,191 @@
-"""Metadata of overloads without a direct rule."""
+"""Metadata of overloads without a direct rule, from PyTorch's own definition of them.
+
+In order:
+
+1. in-place overloads give their first argument, ``out=`` overloads their outputs;
+2. a CompositeImplicit kernel is run on abstract tensors: what it calls has rules;
+3. likewise a CompositeExplicit kernel;
+4. a structured kernel's C++ metadata function is run (through the CompositeExplicitAutogradNonFunctional kernel,
+   whose allocations and inner ``out=`` call come back to us); symbolic sizes are specialised first;
+5. a custom operator's registered fake implementation is run on abstract tensors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from prims.spec.infer import Rule, unsupported
-from prims.spec.sym import from_torch, to_torch
+from prims.errors import DataDependentError, Unsupported
+from prims.spec.infer import Rule, op_name, unsupported
+from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec
 
 OpOverload = torch._ops.OpOverload
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_Key = torch._C.DispatchKey
 
 
-def _lift(x: Any) -> Any:
+def lift(x: Any) -> Any:
+    """Specs as AbstractTensors, sizes as torch's."""
     from prims.spec.tensor import make
 
     if isinstance(x, TensorSpec):
         return make(x)
     if isinstance(x, (list, tuple)):
-        return type(x)(map(_lift, x))
+        return type(x)(map(lift, x))
     return to_torch(x)
 
 
-def _lower(x: Any) -> Any:
+def lower(x: Any) -> Any:
+    """The inverse of :func:`lift`."""
+    from prims.spec.tensorspec import spec_of
+
     if isinstance(x, torch.Tensor):
-        return x.spec  # type: ignore[attr-defined]
+        return spec_of(x)
     if isinstance(x, (list, tuple)):
-        return type(x)(map(_lower, x))
+        return tuple(map(lower, x)) if isinstance(x, tuple) else list(map(lower, x))
     return from_torch(x)
+
+
+def _specialised(x: Any) -> Any:
+    if isinstance(x, TensorSpec):
+        return TensorSpec(
+            tuple(map(int, x.shape)), x.dtype, x.device, tuple(map(int, x.strides)), int(x.storage_offset)
+        )
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_specialised, x))
+    return int(x) if isinstance(x, Sym) else x
+
+
+def _run(call: Callable[..., Any], static: bool = False) -> Rule:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        from prims.spec.tensor import AbstractMode
+
+        if static:
+            args, kwargs = _specialised(args), {k: _specialised(v) for k, v in kwargs.items()}
+        with AbstractMode(), torch.no_grad():
+            return lower(call(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()}))
+
+    return rule
+
+
+def _has(func: OpOverload, key: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func._name, key))
+
+
+def _written_arguments(func: OpOverload) -> list[tuple[int, str]]:
+    return [
+        (i, a.name) for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    ]
+
+
+def _returns_arguments(func: OpOverload) -> bool:
+    returns = func._schema.returns
+    return all(r.alias_info is not None and r.alias_info.is_write for r in returns)
+
+
+def _mutation_rule(func: OpOverload) -> Rule | None:
+    """The rule of an overload all of whose results (if any) are arguments it writes."""
+    written = _written_arguments(func)
+    if not written or not _returns_arguments(func):
+        return None
+    count = len(func._schema.returns)
+    functional = _functional_of(func)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
+        if functional is not None:
+            _check_out(func, functional, targets, args, kwargs, [name for _, name in written])
+        return None if count == 0 else targets[0] if count == 1 else tuple(targets[:count])
+
+    return rule
+
+
+def _functional_of(func: OpOverload) -> OpOverload | None:
+    """The functional overload of an ``out=`` one (``sin`` of ``sin.out``), where there is a direct rule for it."""
+    if not any(a.is_out for a in func._schema.arguments):
+        return None
+    name = func._overloadname
+    packet = func._overloadpacket
+    for candidate in (name.removesuffix("_out"), "default" if name == "out" else ""):
+        if candidate and candidate != name and candidate in packet.overloads():
+            return getattr(packet, candidate)  # type: ignore[no-any-return]
+    return None
+
+
+def _check_out(
+    func: OpOverload,
+    functional: OpOverload,
+    targets: list[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: list[str],
+) -> None:
+    from prims.spec.infer import has_rule, resolve
+
+    if not has_rule(functional):
+        return
+    out = resolve(functional)(*args, **{k: v for k, v in kwargs.items() if k not in names})
+    for target, new in zip(targets, out if isinstance(out, tuple) else (out,), strict=False):
+        if isinstance(new, TensorSpec) and isinstance(target, TensorSpec) and target.shape != new.shape:
+            raise Unsupported(f"{op_name(func)} resizes its output from {list(target.shape)} to {list(new.shape)}")
+
+
+def _custom_fake(func: OpOverload) -> Rule | None:
+    """The fake implementation that ``torch.library.register_fake`` put down for a custom operator."""
+    from torch._library.simple_registry import singleton
+
+    entry = singleton.find(func._schema.name)
+    kernel = entry.fake_impl.kernel
+    return None if kernel is None else _run(kernel)
+
+
+def _first_that_works(func: OpOverload, rules: list[Rule]) -> Rule:
+    """Tries the rules in turn; remembers the one that first worked."""
+    chosen: list[Rule] = []
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        if chosen:
+            return chosen[0](*args, **kwargs)
+        error: Exception | None = None
+        for candidate in rules:
+            try:
+                out = candidate(*args, **kwargs)
+            except DataDependentError:
+                raise
+            except (Unsupported, NotImplementedError, RuntimeError, TypeError) as e:
+                error = error or e
+                continue
+            chosen.append(candidate)
+            return out
+        assert error is not None
+        raise error
+
+    return rule
 
 
 def fallback_rule(func: OpOverload) -> Rule:
     """The best rule for an overload that has no direct one."""
-    if func.has_kernel_for_dispatch_key(_COMPOSITE):
+    mutation = _mutation_rule(func)
+    if mutation is not None:
+        return mutation
+    if _has(func, "CompositeImplicitAutograd"):
+        return _run(func.decompose)
+    rules: list[Rule] = []
+    if func.namespace != "aten":
+        custom = _custom_fake(func)
+        if custom is not None:
+            rules.append(custom)
+    for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
+        if _has(func, key):
+            explicit = getattr(_Key, key)
+            rules.append(_run(lambda *a, _key=explicit, **k: func._op_dk(_key, *a, **k)))
+            rules.append(_run(lambda *a, _key=explicit, **k: func._op_dk(_key, *a, **k), static=True))
+    if not rules:
 
-        def composite(*args: Any, **kwargs: Any) -> Any:
-            from prims.spec.tensor import AbstractMode
+        def missing(*args: Any, **kwargs: Any) -> Any:
+            raise unsupported(func)
 
-            with AbstractMode(), torch.no_grad():
-                return _lower(func.decompose(*map(_lift, args), **{k: _lift(v) for k, v in kwargs.items()}))
-
-        return composite
-
-    def missing(*args: Any, **kwargs: Any) -> Any:
-        raise unsupported(func)
-
-    return missing
+        return missing
+    return rules[0] if len(rules) == 1 else _first_that_works(func, rules)

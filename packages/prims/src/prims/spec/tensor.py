@@ -166,7 +166,9 @@ def _written(func: OpOverload, target: Any, new: Any) -> Any:
 
 
 def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:
-    return len(a.shape) == len(b.shape) and all(x is y or x == y for x, y in zip(a.shape, b.shape, strict=True))
+    return len(a.shape) == len(b.shape) and all(
+        x is y or x == y for x, y in zip(a.shape, b.shape, strict=True)
+    )
 
 
 def _metadata_mutation(func: OpOverload) -> Exception:
@@ -192,7 +194,9 @@ class AbstractMode(TorchDispatchMode):
 AbstractMode.__torch_dispatch__.__isabstractmethod__ = False  # type: ignore[attr-defined]
 
 
-def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:
+def abstract(
+    tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = ""
+) -> AbstractTensor:
     """The abstract twin of a tensor: same metadata, requires_grad, leafness and Parameter-ness.
 
     Args:
@@ -222,4 +226,11 @@ def abstract_from_spec(spec: TensorSpec, requires_grad: bool = False) -> Abstrac
     return make(spec, requires_grad)
 
 
-__all__: list[str] = ["AbstractMode", "AbstractTensor", "Callable", "abstract", "abstract_from_spec", "dispatch"]
+__all__: list[str] = [
+    "AbstractMode",
+    "AbstractTensor",
+    "Callable",
+    "abstract",
+    "abstract_from_spec",
+    "dispatch",
+]

@@ -49,7 +49,9 @@ class TensorSpec:
         """A copy with some fields changed; a new shape without strides is contiguous."""
         if "shape" in changes and "strides" not in changes:
             changes["strides"] = None
-        fields = {name: getattr(self, name) for name in ("shape", "dtype", "device", "strides", "storage_offset")}
+        fields = {
+            name: getattr(self, name) for name in ("shape", "dtype", "device", "strides", "storage_offset")
+        }
         return TensorSpec(**{**fields, **changes})
 
     @property

@@ -1,0 +1,29 @@
+"""Metadata rules, by family of operators. Importing this package registers them all."""
+
+from prims.spec.rules import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    losses,
+    matmul,
+    norms,
+    reductions,
+    shaping,
+    views,
+)
+
+__all__ = [
+    "attention",
+    "convolution",
+    "creation",
+    "elementwise",
+    "indexing",
+    "losses",
+    "matmul",
+    "norms",
+    "reductions",
+    "shaping",
+    "views",
+]

@@ -1,0 +1,143 @@
+"""The result of an elementwise operation: broadcast shape, device, and strides as TensorIterator lays it out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.spec import layout
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+Shape = tuple[Size, ...]
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """The common shape. A symbolic size against another size asks whether they are equal."""
+    ndim = max(map(len, shapes))
+    out: list[Size] = [1] * ndim
+    for shape in shapes:
+        offset = ndim - len(shape)
+        for i, s in enumerate(shape):
+            i += offset
+            t = out[i]
+            if s is t or type(s) is int and s == 1:
+                continue
+            if type(t) is int and t == 1:
+                out[i] = s
+            elif s != t:
+                if s == 1:
+                    continue
+                if t == 1:
+                    out[i] = s
+                    continue
+                raise RuntimeError(
+                    f"The size of tensor a ({t}) must match the size of tensor b ({s}) at non-singleton dimension {i}"
+                )
+            elif type(s) is int:
+                out[i] = s
+    return tuple(out)
+
+
+def broadcast_strides(spec: TensorSpec, shape: Shape) -> tuple[Size, ...]:
+    """The strides with which an operand is read as ``shape``."""
+    offset = len(shape) - len(spec.shape)
+    strides: list[Size] = [0] * offset
+    for i, (s, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
+        one = type(s) is int and s == 1
+        target = shape[i + offset]
+        strides.append(0 if one and not (type(target) is int and target == 1) else stride)
+    return tuple(strides)
+
+
+def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:
+    """Strides the iterator gives a new result that it walks in ``order`` (fastest first)."""
+    if all(d == len(shape) - 1 - i for i, d in enumerate(order)):
+        return layout.contiguous_strides(shape)
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+def _strides(
+    shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], shape: Shape
+) -> tuple[Size, ...]:
+    first, first_strides = shapes[0], strides[0]
+    if all(s is shape or s == shape for s in shapes):
+        if all(layout.is_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)):
+            return layout.contiguous_strides(shape)
+        if len(shape) in (4, 5) and all(
+            layout.is_channels_last_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)
+        ):
+            return layout.channels_last_strides(shape)
+        if all(t is first_strides or t == first_strides for t in strides) and layout.is_dense(
+            first, first_strides
+        ):
+            return first_strides
+    operands = [
+        broadcast_strides(TensorSpec(s, torch.float32, _CPU, t), shape)
+        for s, t in zip(shapes, strides, strict=True)
+    ]
+    return dense_in_order(shape, layout.permutation(shape, operands))
+
+
+_CPU = torch.device("cpu")
+
+
+@functools.lru_cache(maxsize=8192)
+def _static_layout(shapes: tuple[Shape, ...], strides: tuple[Any, ...]) -> tuple[Shape, tuple[Size, ...]]:
+    shape = broadcast_shapes(shapes)
+    return shape, _strides(shapes, strides, shape)
+
+
+def _is_static(spec: TensorSpec) -> bool:
+    for s in spec.shape:
+        if type(s) is not int:
+            return False
+    for s in spec.strides:
+        if type(s) is not int:
+            return False
+    return True
+
+
+def _unary_strides(spec: TensorSpec) -> tuple[Size, ...]:
+    if _is_static(spec):
+        return _static_layout((spec.shape,), (spec.strides,))[1]
+    return _strides((spec.shape,), (spec.strides,), spec.shape)
+
+
+def common_device(tensors: Sequence[TensorSpec]) -> torch.device:
+    """The device of the operands with dimensions; a CPU scalar tensor may meet any device."""
+    device = tensors[0].device
+    for t in tensors:
+        if t.device != device:
+            if not tensors[0].shape and device.type == "cpu":
+                return common_device(tensors[1:])
+            if t.shape or t.device.type != "cpu":
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, "
+                    f"but found at least two devices, {device} and {t.device}!"
+                )
+    return device
+
+
+def iterate(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
+    """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped)."""
+    tensors = [x for x in operands if type(x) is TensorSpec]
+    first = tensors[0]
+    if len(tensors) == 1:
+        strides = _unary_strides(first)
+        return TensorSpec(first.shape, dtype, first.device, strides)
+    device = first.device if all(t.device is first.device for t in tensors) else common_device(tensors)
+    if all(map(_is_static, tensors)):
+        shape, strides = _static_layout(tuple(t.shape for t in tensors), tuple(t.strides for t in tensors))
+        return TensorSpec(shape, dtype, device, strides)
+    shapes = tuple(t.shape for t in tensors)
+    shape = broadcast_shapes(shapes)
+    return TensorSpec(shape, dtype, device, _strides(shapes, tuple(t.strides for t in tensors), shape))

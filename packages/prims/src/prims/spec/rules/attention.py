@@ -1,0 +1,210 @@
+"""Scaled dot product attention: the choice of kernel, and each kernel's results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prims.spec import layout
+from prims.spec.infer import meta_rule
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+# at::SDPBackend
+MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def sdp_choice(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_mask: TensorSpec | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool = False,
+) -> int:
+    """The backend that ``F.scaled_dot_product_attention`` uses (``at::SDPBackend``).
+
+    As ``sdp_utils_cpp.cpp`` and ``cuda/sdp_utils.cpp`` choose for dense tensors, in PyTorch's default order, and
+    honouring the flags of ``torch.backends.cuda``.
+    """
+    flags = torch.backends.cuda
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or _has_empty(query, key, value):
+        return MATH
+    if query.device.type == "cpu":
+        if (
+            not flags.flash_sdp_enabled()
+            or dropout_p > 0.0
+            or query.dtype not in (torch.float32, torch.float64, *_HALF)
+        ):
+            return MATH
+        if _last_dims_differ(query, key, value):
+            return MATH
+        return FLASH
+    if query.device.type != "cuda":
+        return MATH
+    half = query.dtype in _HALF
+    fused_size = _fits_flash(query, key, value)
+    if half and attn_mask is None and fused_size and flags.flash_sdp_enabled():
+        return FLASH
+    if half and flags.cudnn_sdp_enabled() and fused_size and not enable_gqa:
+        return CUDNN
+    aligned = 8 if half else 4
+    if (
+        flags.mem_efficient_sdp_enabled()
+        and query.dtype in (torch.float32, *_HALF)
+        and not enable_gqa
+        and _divisible(query.shape[3], aligned)
+        and _divisible(value.shape[3], aligned)
+    ):
+        return EFFICIENT
+    return MATH
+
+
+def _has_empty(*specs: TensorSpec) -> bool:
+    return any(type(s) is int and s == 0 for x in specs for s in x.shape)
+
+
+def _last_dims_differ(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> bool:
+    a, b, c = q.shape[3], k.shape[3], v.shape[3]
+    return not ((a is b or a == b) and (b is c or b == c))
+
+
+def _divisible(size: Size, by: int) -> bool:
+    return bool(size % by == 0)
+
+
+def _fits_flash(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> bool:
+    return not _last_dims_differ(q, k, v) and _divisible(q.shape[3], 8) and bool(q.shape[3] <= 256)
+
+
+@meta_rule("aten._fused_sdp_choice.default")
+def fused_sdp_choice(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_mask: TensorSpec | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> int:
+    return sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+
+
+def _batch_first(q: TensorSpec, head: Size) -> TensorSpec:
+    """``[b, h, s, d]`` over memory of ``[b, s, h, d]``."""
+    b, h, s, _ = q.shape
+    shape = (b, h, s, head)
+    return TensorSpec(shape, q.dtype, q.device, layout.strides_in_order(shape, (3, 1, 2, 0)))
+
+
+@meta_rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def flash_cpu(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    b, h, s, _ = query.shape
+    lse_dtype = torch.float32 if query.dtype in _HALF else query.dtype
+    lse = TensorSpec((b, h, s), lse_dtype, query.device, layout.strides_in_order((b, h, s), (1, 2, 0)))
+    return _batch_first(query, value.shape[3]), lse
+
+
+@meta_rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+def flash_cpu_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    return tuple(_batch_first(x, x.shape[3]) for x in (query, key, value))  # type: ignore[return-value]
+
+
+def _philox(device: torch.device) -> tuple[TensorSpec, TensorSpec]:
+    seed = TensorSpec((), torch.int64, device)
+    return seed, seed
+
+
+@meta_rule("aten._scaled_dot_product_flash_attention.default")
+def flash(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: Any = None,
+) -> tuple[Any, ...]:
+    b, h, s, _ = query.shape
+    lse = TensorSpec((b, h, s), torch.float32, query.device)
+    state = TensorSpec((2,), torch.uint64, query.device)
+    offset = TensorSpec((), torch.uint64, query.device)
+    debug = TensorSpec((0,), query.dtype, query.device)
+    out = _batch_first(query, value.shape[3])
+    return out, lse, None, None, s, key.shape[2], state, offset, debug
+
+
+@meta_rule("aten._scaled_dot_product_efficient_attention.default")
+def efficient(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_bias: TensorSpec | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+) -> tuple[TensorSpec, ...]:
+    b, h, s, _ = query.shape
+    padded = (s + 31) // 32 * 32 if compute_log_sumexp else 0
+    lse = TensorSpec((b, h, padded), torch.float32, query.device)
+    return _batch_first(query, value.shape[3]), lse, *_philox(query.device)
+
+
+@meta_rule("aten._scaled_dot_product_cudnn_attention.default")
+def cudnn(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_bias: TensorSpec | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: Any = None,
+) -> tuple[Any, ...]:
+    b, h, s, _ = query.shape
+    out = _batch_first(query, value.shape[3])
+    lse = TensorSpec((b, h, s, 1) if compute_log_sumexp else (0,), torch.float32, query.device)
+    debug = TensorSpec((0,), query.dtype, query.device)
+    return out, lse, None, None, s, key.shape[2], *_philox(query.device), debug
+
+
+def _like(x: TensorSpec) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device, layout.like_strides(x.shape, x.strides))
+
+
+@meta_rule(
+    "aten._scaled_dot_product_flash_attention_backward.default",
+    "aten._scaled_dot_product_cudnn_attention_backward.default",
+)
+def flash_backward(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    return _like(query), _like(key), _like(value)
+
+
+@meta_rule("aten._scaled_dot_product_efficient_attention_backward.default")
+def efficient_backward(
+    grad: TensorSpec,
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_bias: TensorSpec | None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[TensorSpec | None, ...]:
+    bias = None if attn_bias is None else _like(attn_bias)
+    return (*(_batch_first(x, x.shape[3]) for x in (query, key, value)), bias)

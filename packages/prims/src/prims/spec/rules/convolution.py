@@ -1,0 +1,297 @@
+"""Convolution, pooling and resampling of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.spec import layout
+from prims.spec.infer import meta_rule
+from prims.spec.rules.creation import with_format
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+
+
+def _listed(values: Sequence[Any] | Any, n: int) -> tuple[Any, ...]:
+    if not isinstance(values, (list, tuple)):
+        return (values,) * n
+    return tuple(values) * n if len(values) == 1 else tuple(values)
+
+
+def suggests_channels_last(x: TensorSpec) -> bool:
+    """Whether ``suggest_memory_format`` of the tensor is channels_last (2-d or 3-d)."""
+    return layout.is_channels_last_strides(x.shape, x.strides)
+
+
+def _formatted(shape: tuple[Size, ...], x: TensorSpec, channels_last: bool, dtype: Any = None) -> TensorSpec:
+    strides = layout.channels_last_strides(shape) if channels_last else None
+    return TensorSpec(shape, dtype or x.dtype, x.device, strides)
+
+
+def conv_shape(
+    x: TensorSpec,
+    weight: TensorSpec,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    groups: Any,
+) -> tuple[Size, ...]:
+    """The shape of a convolution of a batch; ``weight`` is ``[out, in / groups, *kernel]``, or ``[in, out / groups,
+    *kernel]`` when transposed.
+    """
+    n = weight.ndim - 2
+    stride, padding, dilation, extra = (_listed(v, n) for v in (stride, padding, dilation, extra))
+    spatial: list[Size] = []
+    for i in range(n):
+        size, kernel = x.shape[2 + i], dilation[i] * (weight.shape[2 + i] - 1) + 1
+        if transposed:
+            spatial.append((size - 1) * stride[i] - 2 * padding[i] + kernel + extra[i])
+        else:
+            spatial.append((size + 2 * padding[i] - kernel) // stride[i] + 1)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    return (x.shape[0], channels, *spatial)
+
+
+@meta_rule("aten.convolution.default", "aten._convolution.default")
+def convolution(
+    x: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    *flags: Any,
+) -> TensorSpec:
+    if x.ndim != weight.ndim:
+        raise RuntimeError(
+            f"Expected {weight.ndim}D input to a convolution with a weight of shape {list(weight.shape)}, "
+            f"but got an input of shape {list(x.shape)}"
+        )
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] is not channels and x.shape[1] != channels:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
+            f"{channels} channels, but got {x.shape[1]} channels instead"
+        )
+    shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    last = suggests_channels_last(x) or suggests_channels_last(weight)
+    return _formatted(shape, x, last)
+
+
+@meta_rule("aten.convolution_overrideable.default")
+def convolution_overrideable(*args: Any) -> TensorSpec:
+    return convolution(*args)
+
+
+@meta_rule("aten.convolution_backward.default")
+def convolution_backward(
+    grad: TensorSpec, x: TensorSpec, weight: TensorSpec, bias_sizes: Any, *args: Any
+) -> tuple[TensorSpec | None, TensorSpec | None, TensorSpec | None]:
+    mask = args[-1]
+    last = suggests_channels_last(x) or suggests_channels_last(weight)
+    return (
+        _formatted(x.shape, x, last) if mask[0] else None,
+        _formatted(weight.shape, weight, last and weight.ndim in (4, 5)) if mask[1] else None,
+        TensorSpec((grad.shape[1],), grad.dtype, grad.device) if mask[2] else None,
+    )
+
+
+# ---- pooling -----------------------------------------------------------------------------------------------
+
+
+def pooled(size: Size, kernel: Size, stride: Size, pad: Size, dilation: Size, ceil_mode: bool) -> Size:
+    """The pooled length; in ceil mode the last window must start inside the input or its left padding."""
+    room = size + 2 * pad - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // stride + 1
+    out = (room + stride - 1) // stride + 1
+    return out - 1 if (out - 1) * stride >= size + pad else out
+
+
+def _pool_shape(
+    x: TensorSpec, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> tuple[Size, ...]:
+    kernel, padding, dilation = _listed(kernel, n), _listed(padding, n), _listed(dilation, n)
+    stride = _listed(stride, n) if stride else kernel
+    spatial = (
+        pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
+        for i in range(n)
+    )
+    shape = (*x.shape[: x.ndim - n], *spatial)
+    if any(type(s) is int and s < 0 for s in shape):
+        raise RuntimeError(
+            f"Given input size: {list(x.shape)}. Calculated output size: {list(shape)}. Output size is too small"
+        )
+    return shape
+
+
+def _batched_last(x: TensorSpec, n: int) -> bool:
+    return x.ndim == n + 2 and suggests_channels_last(x)
+
+
+def _max_pool(n: int) -> None:
+    @meta_rule(f"aten.max_pool{n}d_with_indices.default")
+    def rule(
+        x: TensorSpec,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[TensorSpec, TensorSpec]:
+        shape = _pool_shape(x, n, kernel, stride, padding, dilation, ceil_mode)
+        last = _batched_last(x, n)
+        return _formatted(shape, x, last), _formatted(shape, x, last, torch.int64)
+
+    @meta_rule(f"aten.max_pool{n}d_with_indices_backward.default")
+    def backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+        return _formatted(x.shape, x, _batched_last(x, n))
+
+
+def _avg_pool(n: int) -> None:
+    @meta_rule(f"aten.avg_pool{n}d.default")
+    def rule(
+        x: TensorSpec,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> TensorSpec:
+        shape = _pool_shape(x, n, kernel, stride, padding, 1, ceil_mode)
+        return _formatted(shape, x, n == 2 and _batched_last(x, n))
+
+    if n > 1:
+
+        @meta_rule(f"aten.avg_pool{n}d_backward.default")
+        def backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+            return _formatted(x.shape, x, n == 2 and _batched_last(x, n))
+
+
+for _n in (2, 3):
+    _max_pool(_n)
+for _n in (1, 2, 3):
+    _avg_pool(_n)
+
+
+@meta_rule("aten.max_pool1d.default")
+def max_pool1d(
+    x: TensorSpec, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> TensorSpec:
+    return TensorSpec(_pool_shape(x, 1, kernel, stride, padding, dilation, ceil_mode), x.dtype, x.device)
+
+
+@meta_rule("aten._adaptive_avg_pool2d.default", "aten.adaptive_avg_pool2d.default")
+def adaptive_avg_pool2d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    shape = (*x.shape[:-2], *_listed(output_size, 2))
+    return _formatted(shape, x, _batched_last(x, 2))
+
+
+@meta_rule("aten._adaptive_avg_pool3d.default", "aten.adaptive_avg_pool3d.default")
+def adaptive_avg_pool3d(x: TensorSpec, output_size: Any) -> TensorSpec:
+    return TensorSpec((*x.shape[:-3], *_listed(output_size, 3)), x.dtype, x.device)
+
+
+@meta_rule("aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default")
+def adaptive_avg_pool_backward(grad: TensorSpec, x: TensorSpec) -> TensorSpec:
+    return _formatted(x.shape, x, x.ndim == 4 and suggests_channels_last(x))
+
+
+def _adaptive_max(n: int) -> None:
+    @meta_rule(f"aten.adaptive_max_pool{n}d.default")
+    def rule(x: TensorSpec, output_size: Any) -> tuple[TensorSpec, TensorSpec]:
+        shape = (*x.shape[: x.ndim - n], *_listed(output_size, n))
+        last = n == 2 and _batched_last(x, n)
+        return _formatted(shape, x, last), _formatted(shape, x, last, torch.int64)
+
+    @meta_rule(f"aten.adaptive_max_pool{n}d_backward.default")
+    def backward(grad: TensorSpec, x: TensorSpec, indices: TensorSpec) -> TensorSpec:
+        return _formatted(x.shape, x, n == 2 and _batched_last(x, n))
+
+
+for _n in (2, 3):
+    _adaptive_max(_n)
+
+
+# ---- resampling --------------------------------------------------------------------------------------------
+
+
+def _upsample(name: str, n: int) -> None:
+    @meta_rule(f"aten.{name}.default")
+    def rule(x: TensorSpec, output_size: Any, *args: Any) -> TensorSpec:
+        shape = (*x.shape[:2], *output_size)
+        return _formatted(
+            shape, x, x.ndim == 4 and suggests_channels_last(x) or n == 3 and suggests_channels_last(x)
+        )
+
+    @meta_rule(f"aten.{name}_backward.default")
+    def backward(grad: TensorSpec, output_size: Any, input_size: Any, *args: Any) -> TensorSpec:
+        return _formatted(tuple(input_size), grad, grad.ndim in (4, 5) and suggests_channels_last(grad))
+
+
+for _name, _n in (
+    ("upsample_nearest1d", 1),
+    ("_upsample_nearest_exact1d", 1),
+    ("upsample_linear1d", 1),
+    ("upsample_nearest2d", 2),
+    ("_upsample_nearest_exact2d", 2),
+    ("upsample_bilinear2d", 2),
+    ("upsample_bicubic2d", 2),
+    ("_upsample_bilinear2d_aa", 2),
+    ("_upsample_bicubic2d_aa", 2),
+    ("upsample_nearest3d", 3),
+    ("_upsample_nearest_exact3d", 3),
+    ("upsample_trilinear3d", 3),
+):
+    _upsample(_name, _n)
+
+
+@meta_rule("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(x: TensorSpec, grid: TensorSpec, *args: Any) -> TensorSpec:
+    return TensorSpec((x.shape[0], x.shape[1], *grid.shape[1:-1]), x.dtype, x.device)
+
+
+@meta_rule("aten.im2col.default")
+def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
+    count: Size = 1
+    channels = x.shape[-3]
+    for i in range(2):
+        size = x.shape[x.ndim - 2 + i]
+        count = count * ((size + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1)
+        channels = channels * kernel[i]
+    return TensorSpec((*x.shape[:-3], channels, count), x.dtype, x.device)
+
+
+@meta_rule("aten.col2im.default")
+def col2im(
+    x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> TensorSpec:
+    channels = x.shape[-2] // (kernel[0] * kernel[1])
+    return TensorSpec((*x.shape[:-2], channels, *output_size), x.dtype, x.device)
+
+
+@meta_rule("aten.pixel_shuffle.default")
+def pixel_shuffle(x: TensorSpec, factor: int) -> TensorSpec:
+    *batch, c, h, w = x.shape
+    out = with_format(x, torch.contiguous_format, x.dtype, x.device)
+    return out.replace(shape=(*batch, c // (factor * factor), h * factor, w * factor))
+
+
+@meta_rule("aten.pixel_unshuffle.default")
+def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
+    *batch, c, h, w = x.shape
+    return TensorSpec((*batch, c * factor * factor, h // factor, w // factor), x.dtype, x.device)
+
+
+@meta_rule("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
+def channel_shuffle(x: TensorSpec, groups: Any) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)

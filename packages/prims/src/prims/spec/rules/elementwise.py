@@ -1,0 +1,266 @@
+"""Elementwise overloads: one row per op, by the rule that gives the result's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from prims.spec.infer import meta_rule
+from prims.spec.iterator import broadcast_shapes, broadcast_strides, iterate
+from prims.spec.promote import number_dtype, promote_types, real_dtype, result_dtype, to_float_dtype
+from prims.spec.tensorspec import TensorSpec
+
+DtypeRule = Callable[[Any], torch.dtype]
+
+
+def _same(operands: Any) -> torch.dtype:
+    return result_dtype(operands)
+
+
+def _float(operands: Any) -> torch.dtype:
+    return to_float_dtype(result_dtype(operands))
+
+
+def _bool(operands: Any) -> torch.dtype:
+    return torch.bool
+
+
+def _real(operands: Any) -> torch.dtype:
+    return real_dtype(result_dtype(operands))
+
+
+def _first(operands: Any) -> torch.dtype:
+    return operands[0].dtype  # type: ignore[no-any-return]
+
+
+# Unary functions whose other arguments (numbers, strings) do not matter.
+UNARY: dict[DtypeRule, str] = {
+    _float: """sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp exp2 expm1 log log2 log10 log1p sqrt
+        rsqrt reciprocal erf erfc erfinv lgamma digamma sigmoid logit i0 special_i0e special_i1 special_i1e
+        special_ndtri special_log_ndtr special_entr special_erfcx special_airy_ai special_bessel_j0
+        special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
+        special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc
+        polygamma special_polygamma mvlgamma deg2rad rad2deg""",
+    _same: """neg sign sgn floor ceil trunc round frac positive bitwise_not relu silu mish hardswish hardsigmoid
+        hardtanh elu celu selu gelu leaky_relu softplus hardshrink softshrink threshold log_sigmoid
+        nan_to_num conj_physical _conj_physical""",
+    _bool: "isnan isinf isfinite isposinf isneginf signbit logical_not",
+    _real: "abs",
+}
+# Overloads of those that are not `default`.
+UNARY_OVERLOADS = {_same: "round.decimals"}
+
+
+def _unary(name: str, dtype: DtypeRule) -> None:
+    @meta_rule(f"aten.{name}")
+    def rule(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+        return iterate((x,), dtype((x,)))
+
+
+for _rule, _text in UNARY.items():
+    for _name in _text.split():
+        _unary(f"{_name}.default", _rule)
+for _rule, _text in UNARY_OVERLOADS.items():
+    _unary(_text, _rule)
+
+
+@meta_rule("aten.angle.default")
+def angle(x: TensorSpec) -> TensorSpec:
+    return iterate((x,), to_float_dtype(real_dtype(x.dtype)))
+
+
+# Functions of two tensors or numbers: overloads, then the functions.
+BINARY: tuple[tuple[tuple[str, ...], DtypeRule, str], ...] = (
+    (
+        ("Tensor", "Scalar"),
+        _same,
+        "add sub mul rsub fmod bitwise_and bitwise_or bitwise_xor __lshift__ __rshift__",
+    ),
+    (("Tensor", "Scalar"), _same, "__and__ __or__ __xor__"),
+    (("Tensor", "Tensor_Scalar", "Scalar_Tensor"), _same, "bitwise_left_shift bitwise_right_shift"),
+    (("Scalar_Tensor",), _same, "bitwise_and bitwise_or bitwise_xor remainder"),
+    (("Tensor", "Scalar"), _same, "remainder"),
+    (("Tensor_Tensor", "Tensor_Scalar", "Scalar"), _same, "pow"),
+    (("Tensor", "Scalar"), _bool, "eq ne lt le gt ge"),
+    (("default",), _bool, "logical_and logical_or logical_xor"),
+    (("default",), _same, "maximum minimum fmax fmin nextafter hypot gcd lcm heaviside"),
+    (("default", "Scalar"), _same, "floor_divide"),
+    (("default",), _float, "atan2"),
+    (("Tensor", "Scalar"), _float, "div true_divide"),
+    (("Tensor", "Scalar_Self", "Scalar_Other"), _float, "xlogy"),
+    (("default", "self_scalar", "other_scalar"), _float, "special_xlog1py special_zeta"),
+    (
+        ("default", "x_scalar", "n_scalar"),
+        _float,
+        """special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+        special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w""",
+    ),
+    (("default",), _float, "special_gammainc special_gammaincc igamma igammac"),
+    (("Tensor", "Scalar"), _float, "copysign"),
+    (("default",), _same, "_prelu_kernel"),
+)
+
+
+def _binary(name: str, dtype: DtypeRule) -> None:
+    @meta_rule(name)
+    def rule(x: Any, y: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+        operands = (x, y)
+        return iterate(operands, dtype(operands))
+
+
+for _overloads, _rule, _text in BINARY:
+    for _name in _text.split():
+        for _overload in _overloads:
+            _binary(f"aten.{_name}.{_overload}", _rule)
+
+
+@meta_rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> TensorSpec:
+    dtype = result_dtype((x, y))
+    return iterate((x, y), dtype if rounding_mode else to_float_dtype(dtype))
+
+
+@meta_rule("aten.float_power.Tensor_Tensor", "aten.float_power.Tensor_Scalar", "aten.float_power.Scalar")
+def float_power(x: Any, y: Any) -> TensorSpec:
+    wide = torch.complex128 if result_dtype((x, y)).is_complex else torch.float64
+    return iterate((x, y), wide)
+
+
+@meta_rule("aten.ldexp.Tensor")
+def ldexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    power = iterate((y,), to_float_dtype(result_dtype((2.0, y))))
+    return iterate((x, power), result_dtype((x, power)))
+
+
+@meta_rule("aten.logaddexp.default", "aten.logaddexp2.default")
+def logaddexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    return iterate((x, y), to_float_dtype(result_dtype((x, y))))
+
+
+# Ternary and more: which operands are promoted is the same as which are iterated over.
+@meta_rule("aten.addcmul.default", "aten.addcdiv.default", "aten.lerp.Tensor")
+def ternary(x: Any, y: Any, z: Any, *, value: Any = 1) -> TensorSpec:
+    return iterate((x, y, z), result_dtype((x, y, z)))
+
+
+@meta_rule("aten.lerp.Scalar")
+def lerp_scalar(x: TensorSpec, y: TensorSpec, weight: Any) -> TensorSpec:
+    return iterate((x, y), result_dtype((x, y)))
+
+
+@meta_rule("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor")
+def clamp(x: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
+    return iterate((x, min, max), result_dtype((x, min, max)))
+
+
+@meta_rule(
+    "aten.clamp_min.default", "aten.clamp_min.Tensor", "aten.clamp_max.default", "aten.clamp_max.Tensor"
+)
+def clamp_one(x: TensorSpec, bound: Any) -> TensorSpec:
+    return iterate((x, bound), result_dtype((x, bound)))
+
+
+@meta_rule("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def where(condition: TensorSpec, x: Any, y: Any) -> TensorSpec:
+    # The numbers become 0-d tensors, and the iterator sees all three in this order.
+    tensors = [v for v in (x, y) if type(v) is TensorSpec]
+    if len(tensors) == 2 and tensors[0].dtype is tensors[1].dtype:
+        dtype = tensors[0].dtype
+    else:
+        dtype = result_dtype((x, y))
+    return iterate((condition, *tensors), dtype)
+
+
+@meta_rule("aten.isclose.default")
+def isclose(x: TensorSpec, y: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return iterate((x, y), torch.bool)
+
+
+def _complex_of(x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    wide = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+    return iterate((x, y), wide[x.dtype])
+
+
+meta_rule("aten.complex.default", "aten.polar.default")(_complex_of)
+
+
+@meta_rule("aten.frexp.Tensor")
+def frexp(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    return iterate((x,), x.dtype), iterate((x,), torch.int32)
+
+
+# Backwards that are elementwise over their tensor arguments: op and how many leading operands are tensors.
+BACKWARD = {
+    "tanh_backward.default": 2,
+    "sigmoid_backward.default": 2,
+    "threshold_backward.default": 2,
+    "gelu_backward.default": 2,
+    "silu_backward.default": 2,
+    "mish_backward.default": 2,
+    "hardswish_backward.default": 2,
+    "hardsigmoid_backward.default": 2,
+    "hardtanh_backward.default": 2,
+    "leaky_relu_backward.default": 2,
+    "softplus_backward.default": 2,
+    "hardshrink_backward.default": 2,
+    "softshrink_backward.default": 2,
+    "logit_backward.default": 2,
+    "log_sigmoid_backward.default": 2,
+}
+
+
+def _backward(name: str, count: int) -> None:
+    @meta_rule(f"aten.{name}")
+    def rule(*args: Any, **kwargs: Any) -> TensorSpec:
+        return iterate(args[:count], result_dtype(args[:count]))
+
+
+for _name, _count in BACKWARD.items():
+    _backward(_name, _count)
+
+
+@meta_rule("aten._prelu_kernel_backward.default")
+def prelu_backward(grad: TensorSpec, x: TensorSpec, weight: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    out = iterate((x, weight, grad), x.dtype)
+    return out, out
+
+
+@meta_rule("aten.elu_backward.default")
+def elu_backward(grad: TensorSpec, *args: Any) -> TensorSpec:
+    return iterate((grad, args[-1]), result_dtype((grad, args[-1])))
+
+
+@meta_rule("aten.rrelu_with_noise_backward.default")
+def rrelu_backward(grad: TensorSpec, x: TensorSpec, noise: TensorSpec, *args: Any) -> TensorSpec:
+    return iterate((grad, noise), result_dtype((grad, noise)))
+
+
+@meta_rule("aten.log_sigmoid_forward.default")
+def log_sigmoid_forward(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    out = iterate((x,), x.dtype)
+    buffer = out if x.device.type == "cpu" else TensorSpec((0,), x.dtype, x.device)
+    return out, buffer
+
+
+@meta_rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
+    shape = broadcast_shapes((x.shape, mask.shape))
+    if len(shape) == len(x.shape) and all(a is b or a == b for a, b in zip(shape, x.shape, strict=True)):
+        from prims.spec.layout import like_strides
+
+        return TensorSpec(x.shape, x.dtype, x.device, like_strides(x.shape, x.strides))
+    expanded = TensorSpec(shape, x.dtype, x.device, broadcast_strides(x, shape))
+    return iterate((expanded,), x.dtype)
+
+
+def promoted(x: Any, y: Any) -> torch.dtype:
+    """``torch.promote_types`` of two specs or numbers, without categories."""
+    a = x.dtype if isinstance(x, TensorSpec) else number_dtype(x)
+    b = y.dtype if isinstance(y, TensorSpec) else number_dtype(y)
+    return promote_types(a, b)

@@ -1,0 +1,266 @@
+"""Gathering, scattering and advanced indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.errors import DataDependentError
+from prims.spec import layout
+from prims.spec.infer import meta_rule
+from prims.spec.iterator import broadcast_shapes, dense_in_order, iterate
+from prims.spec.promote import result_dtype
+from prims.spec.rules.creation import with_format
+from prims.spec.rules.views import numel, wrap_dim
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+
+
+@meta_rule("aten.gather.default")
+def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
+    wrap_dim(dim, x.ndim)
+    return TensorSpec(index.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.take.default")
+def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
+    return TensorSpec(index.shape, x.dtype, x.device)
+
+
+@meta_rule(
+    "aten.scatter.src",
+    "aten.scatter.value",
+    "aten.scatter.reduce",
+    "aten.scatter.value_reduce",
+    "aten.scatter_add.default",
+    "aten.scatter_reduce.two",
+    "aten.index_reduce.default",
+)
+def scatter(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
+    wrap_dim(dim, x.ndim)
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule(
+    "aten.index_copy.default",
+    "aten.index_add.default",
+)
+def index_copy(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
+    wrap_dim(dim, x.ndim)
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor", "aten.masked_scatter.default")
+def like_self(x: TensorSpec, *args: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.put.default")
+def put(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule(
+    "aten.select_scatter.default",
+    "aten.slice_scatter.default",
+    "aten.diagonal_scatter.default",
+)
+def view_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.as_strided_scatter.default")
+def as_strided_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.index_select.default")
+def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
+    d = wrap_dim(dim, x.ndim)
+    if not x.shape:
+        return TensorSpec((), x.dtype, x.device)
+    return TensorSpec((*x.shape[:d], numel(index.shape), *x.shape[d + 1 :]), x.dtype, x.device)
+
+
+@meta_rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
+    """Advanced indexing: adjacent indices give their common shape in place, others in front.
+
+    ATen moves the indexed dimensions to the front where they are not adjacent, restrides the source so that
+    they have stride zero, and lets the iterator lay out the result over it and the indices.
+    """
+    for i in indices:
+        if i is not None and i.dtype in (torch.bool, torch.uint8):
+            raise DataDependentError(
+                "indexing with a mask gives a result whose size depends on the mask's values"
+            )
+    if len(indices) > x.ndim:
+        raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
+    given = [d for d, i in enumerate(indices) if i is not None]
+    if not given:
+        return with_format(x, None, x.dtype, x.device)
+    common = broadcast_shapes([i.shape for i in indices if i is not None])
+    dims = list(range(x.ndim))
+    adjacent = given == list(range(given[0], given[-1] + 1))
+    if not adjacent:
+        dims = given + [d for d in dims if d not in given]
+        at = 0
+    else:
+        at = given[0]
+    rest = [d for d in dims if d not in given]
+    before, after = rest[:at], rest[at:]
+    shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
+    source = TensorSpec(
+        shape,
+        x.dtype,
+        x.device,
+        (*(x.strides[d] for d in before), *(0,) * len(common), *(x.strides[d] for d in after)),
+    )
+    spread = []
+    for i in indices:
+        if i is None:
+            continue
+        pad = len(common) - i.ndim
+        steps = [0] * pad + [
+            0 if type(s) is int and s == 1 and not (type(c) is int and c == 1) else t
+            for s, t, c in zip(i.shape, i.strides, common[pad:], strict=True)
+        ]
+        strides = (*(0,) * len(before), *steps, *(0,) * len(after))
+        spread.append(TensorSpec(shape, x.dtype, x.device, strides))
+    return _index_result(source, spread)
+
+
+def _index_result(source: TensorSpec, spread: list[TensorSpec]) -> TensorSpec:
+    operands = [source.strides, *(s.strides for s in spread)]
+    order = layout.permutation(source.shape, operands)
+    return TensorSpec(source.shape, source.dtype, source.device, dense_in_order(source.shape, order))
+
+
+@meta_rule("aten.index_put.default", "aten._unsafe_index_put.default", "aten._index_put_impl.default")
+def index_put(x: TensorSpec, indices: Any, values: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.embedding.default")
+def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return TensorSpec((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
+
+
+@meta_rule("aten.embedding_dense_backward.default")
+def embedding_dense_backward(
+    grad: TensorSpec, indices: TensorSpec, num_weights: Size, padding_idx: Any, scale: bool
+) -> TensorSpec:
+    return TensorSpec((num_weights, grad.shape[-1]), grad.dtype, grad.device)
+
+
+@meta_rule("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
+def embedding_bag(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorSpec | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    out = TensorSpec((bags, weight.shape[1]), weight.dtype, weight.device)
+    integer = indices.dtype
+    counts = TensorSpec((bags,), integer, weight.device)
+    cpu = weight.device.type == "cpu"
+    if mode == 2:
+        maxima = TensorSpec((bags, weight.shape[1]), integer, weight.device)
+    else:
+        maxima = TensorSpec((0,) if not cpu else (bags,), integer, weight.device)
+    positions = TensorSpec((indices.shape[0],) if mode != 2 or not cpu else (0,), integer, weight.device)
+    return out, positions, counts, maxima
+
+
+@meta_rule("aten.nonzero.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor")
+def data_sized(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    raise DataDependentError("the size of the result depends on the values of a tensor")
+
+
+@meta_rule("aten._local_scalar_dense.default", "aten.item.default", "aten.is_nonzero.default")
+def local_scalar(x: TensorSpec) -> Any:
+    raise DataDependentError("a Python number is read from a tensor of which only metadata is known here")
+
+
+@meta_rule(
+    "aten.unique_dim.default",
+    "aten._unique2.default",
+    "aten.unique_consecutive.default",
+    "aten._unique.default",
+)
+def unique(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+    raise DataDependentError("the size of the result depends on the values of a tensor")
+
+
+@meta_rule("aten.bincount.default")
+def bincount(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+    raise DataDependentError("the size of the result depends on the values of a tensor")
+
+
+@meta_rule("aten.searchsorted.Tensor")
+def searchsorted(
+    sequence: TensorSpec, x: TensorSpec, *, out_int32: bool = False, **kwargs: Any
+) -> TensorSpec:
+    return TensorSpec(x.shape, torch.int32 if out_int32 else torch.int64, x.device)
+
+
+@meta_rule("aten.searchsorted.Scalar")
+def searchsorted_scalar(
+    sequence: TensorSpec, x: Any, *, out_int32: bool = False, **kwargs: Any
+) -> TensorSpec:
+    return TensorSpec((), torch.int32 if out_int32 else torch.int64, sequence.device)
+
+
+@meta_rule("aten.bucketize.Tensor")
+def bucketize(
+    x: TensorSpec, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
+) -> TensorSpec:
+    return TensorSpec(x.shape, torch.int32 if out_int32 else torch.int64, x.device)
+
+
+@meta_rule("aten.isin.Tensor_Tensor")
+def isin(x: TensorSpec, test: TensorSpec, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, torch.bool, x.device)
+
+
+@meta_rule("aten.isin.Tensor_Scalar")
+def isin_scalar(x: TensorSpec, test: Any, **kwargs: Any) -> TensorSpec:
+    return iterate((x,), torch.bool)
+
+
+@meta_rule("aten.isin.Scalar_Tensor")
+def isin_of_scalar(x: Any, test: TensorSpec, **kwargs: Any) -> TensorSpec:
+    return TensorSpec((), torch.bool, test.device)
+
+
+@meta_rule("aten.select_backward.default")
+def select_backward(grad: TensorSpec, sizes: Sequence[Size], dim: int, index: Size) -> TensorSpec:
+    return TensorSpec(sizes, grad.dtype, grad.device)
+
+
+@meta_rule(
+    "aten.slice_backward.default", "aten.diagonal_backward.default", "aten.index_select_backward.default"
+)
+def slice_backward(grad: TensorSpec, sizes: Sequence[Size], *args: Any) -> TensorSpec:
+    return TensorSpec(sizes, grad.dtype, grad.device)
+
+
+@meta_rule("aten.unfold_backward.default")
+def unfold_backward(grad: TensorSpec, sizes: Sequence[Size], *args: Any) -> TensorSpec:
+    return TensorSpec(sizes, grad.dtype, grad.device)
+
+
+@meta_rule("aten.value_selecting_reduction_backward.default")
+def value_selecting_reduction_backward(
+    grad: TensorSpec, dim: int, indices: TensorSpec, sizes: Sequence[Size], keepdim: bool
+) -> TensorSpec:
+    return TensorSpec(sizes, result_dtype((grad,)), grad.device)

@@ -1,0 +1,124 @@
+"""Losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prims.spec.infer import meta_rule
+from prims.spec.iterator import iterate
+from prims.spec.promote import result_dtype
+from prims.spec.rules.creation import with_format
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+NONE = 0  # at::Reduction::None
+
+
+def _reduced(out: TensorSpec, reduction: int) -> TensorSpec:
+    return out if reduction == NONE else TensorSpec((), out.dtype, out.device)
+
+
+@meta_rule("aten.nll_loss_forward.default")
+def nll_loss_forward(
+    x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
+) -> tuple[TensorSpec, TensorSpec]:
+    total = TensorSpec((), x.dtype, x.device)
+    if reduction == NONE and x.ndim == 2:
+        return TensorSpec((x.shape[0],), x.dtype, x.device), total
+    return total, total
+
+
+@meta_rule("aten.nll_loss_backward.default")
+def nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.nll_loss2d_forward.default")
+def nll_loss2d_forward(
+    x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
+) -> tuple[TensorSpec, TensorSpec]:
+    total = TensorSpec((), x.dtype, x.device)
+    if reduction == NONE:
+        return TensorSpec((x.shape[0], x.shape[2], x.shape[3]), x.dtype, x.device), total
+    return total, total
+
+
+@meta_rule("aten.nll_loss2d_backward.default")
+def nll_loss2d_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return with_format(x, torch.contiguous_format, x.dtype, x.device)
+
+
+@meta_rule("aten.mse_loss.default")
+def mse_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpec:
+    return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
+
+
+@meta_rule("aten.smooth_l1_loss.default", "aten.huber_loss.default")
+def smooth_l1_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
+    return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
+
+
+@meta_rule("aten.soft_margin_loss.default")
+def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpec:
+    return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
+
+
+@meta_rule(
+    "aten.mse_loss_backward.default",
+    "aten.smooth_l1_loss_backward.default",
+    "aten.huber_loss_backward.default",
+    "aten.soft_margin_loss_backward.default",
+)
+def mse_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
+    return iterate((x, target, grad), result_dtype((x, target)))
+
+
+@meta_rule("aten.binary_cross_entropy.default")
+def binary_cross_entropy(
+    x: TensorSpec, target: TensorSpec, weight: TensorSpec | None = None, reduction: int = 1
+) -> TensorSpec:
+    return _reduced(with_format(x, None, x.dtype, x.device), reduction)
+
+
+@meta_rule("aten.binary_cross_entropy_backward.default")
+def binary_cross_entropy_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.binary_cross_entropy_with_logits.default")
+def bce_with_logits(
+    x: TensorSpec, target: TensorSpec, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> TensorSpec:
+    operands = (x, target, weight)
+    return _reduced(iterate(operands, result_dtype(operands)), reduction)
+
+
+@meta_rule("aten.multi_margin_loss.default")
+def multi_margin_loss(
+    x: TensorSpec, target: TensorSpec, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> TensorSpec:
+    if reduction == NONE and x.ndim == 2:
+        return TensorSpec((x.shape[0],), x.dtype, x.device)
+    return TensorSpec((), x.dtype, x.device)
+
+
+@meta_rule("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(
+    x: TensorSpec, target: TensorSpec, reduction: int
+) -> tuple[TensorSpec, TensorSpec]:
+    is_target = TensorSpec(target.shape, x.dtype, x.device)
+    if reduction == NONE and x.ndim == 2:
+        return TensorSpec((x.shape[0],), x.dtype, x.device), is_target
+    return TensorSpec((), x.dtype, x.device), is_target
+
+
+@meta_rule("aten._ctc_loss.default")
+def ctc_loss(
+    log_probs: TensorSpec, targets: TensorSpec, input_lengths: Any, target_lengths: Any, *args: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    batch = log_probs.shape[1]
+    longest = 2 * max(map(int, target_lengths), default=0) + 1
+    alpha = TensorSpec((batch, max(map(int, input_lengths)), longest), log_probs.dtype, log_probs.device)
+    return TensorSpec((batch,), log_probs.dtype, log_probs.device), alpha

@@ -134,7 +134,6 @@ def _aot_eager(options: Options, report: Report) -> Backend:
                 bw_compiler=run_as_it_is,
                 options=options,
                 report=report,
-                decompose=False,
             )
 
     return backend

@@ -1,0 +1,105 @@
+"""See it work: a transformer and a convnet, eager and compiled, with what became of their operators.
+
+``nox -s demo``, or ``python integration-tests/demo.py [--models bert resnet50] [--small] [--runs 10]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zoo
+
+
+def median_seconds(call: Callable[[], Any], runs: int) -> float:
+    """The median of ``runs`` timed calls, after one to warm up."""
+    call()
+    samples = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def relative_error(actual: Any, reference: Any) -> float:
+    """The largest error over all outputs, relative to the largest reference value."""
+    worst = 0.0
+    for x, y in zip(zoo.tensors(actual), zoo.tensors(reference), strict=True):
+        scale = y.abs().max().item() or 1.0
+        worst = max(worst, (x.double() - y.double()).abs().max().item() / scale)
+    return worst
+
+
+def show(name: str, *, small: bool, runs: int, console: Any) -> None:
+    """Compile one model and print what happened."""
+    import compile_api
+    from rich.table import Table
+
+    case = zoo.build(name, small=small)
+    with torch.no_grad():
+        expected = case()
+        compiled = compile_api.compile(case.model)
+        start = time.perf_counter()
+        actual = compiled(*case.args, **case.kwargs)
+        first = time.perf_counter() - start
+        eager = median_seconds(case, runs)
+        steady = median_seconds(lambda: compiled(*case.args, **case.kwargs), runs)
+    report = compiled.report()
+
+    times = Table(title=f"{name}: {len(report.graphs)} graphs, {len(report.breaks)} breaks", title_justify="left")
+    for column in ("eager call", "compiled call", "speedup", "first call", "error against eager"):
+        times.add_column(column, justify="right")
+    times.add_row(
+        f"{eager * 1e3:.1f} ms",
+        f"{steady * 1e3:.1f} ms",
+        f"{eager / steady:.2f}x",
+        f"{first:.2f} s",
+        f"{relative_error(actual, expected):.1e}",
+    )
+    console.print(times)
+
+    fused = Table(title="Generated kernels (those with the most operators)", title_justify="left")
+    for column in ("kernel", "loops", "operators fused into it"):
+        fused.add_column(column)
+    for kernel in sorted(report.kernels, key=lambda k: -len(k.ops))[:5]:
+        counts = Counter(kernel.ops)
+        fused.add_row(kernel.name, str(kernel.loops), " ".join(f"{op}x{n}" if n > 1 else op for op, n in counts.items()))
+    console.print(fused)
+    total = sum(len(kernel.ops) for kernel in report.kernels)
+    console.print(f"{total} operators in {len(report.kernels)} kernels; library calls: ", end="")
+    console.print(", ".join(f"{op} x{n}" for op, n in sorted(report.extern_counts().items())) or "none")
+    for fallback in report.fallbacks:
+        console.print(f"fallback in {fallback.stage}: {fallback.reason}", style="red")
+    phases = ", ".join(
+        f"{phase} {seconds:.2f}" for phase, seconds in report.seconds.items() if not phase.startswith("pass:")
+    )
+    console.print(f"seconds: {phases}\n")
+
+
+def main() -> None:
+    """Parse the command line and show each model, with an empty kernel cache of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["bert", "resnet50"], choices=zoo.names())
+    parser.add_argument("--small", action="store_true", help="shrunken models, for a quick look")
+    parser.add_argument("--runs", type=int, default=10)
+    options = parser.parse_args()
+    from rich.console import Console
+
+    console = Console()
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, cold kernel cache\n")
+    with tempfile.TemporaryDirectory(prefix="quintet-demo-") as cache:
+        os.environ["QUINTET_CACHE_DIR"] = cache
+        for name in options.models:
+            show(name, small=options.small, runs=options.runs, console=console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""compile()'s arguments, modes, backends, fallbacks and messages."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import compile_api
+from compile_api import CompileWarning, environment
+from compile_api.modes import MODE_OPTIONS, make_options
+from prims.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: compile_api.compile(3), ["3", "int", "callable"]),
+        (lambda: compile_api.compile(torch.sin, mode="fastest"), ["fastest", "'max-autotune'"]),
+        (lambda: compile_api.compile(torch.sin, mode=3), ["3", "'default'"]),
+        (lambda: compile_api.compile(torch.sin, backend="inducto"), ["inducto", "Did you mean 'inductor'"]),
+        (lambda: compile_api.compile(torch.sin, backend=None), ["None", "f(gm, example_inputs)"]),
+        (lambda: compile_api.compile(torch.sin, options={"fuell": 3}), ["fuell", "Did you mean 'fuel'"]),
+        (lambda: compile_api.compile(torch.sin, options={"fuel": -3}), ["fuel", "-3"]),
+        (lambda: compile_api.compile(torch.sin, options=[3]), ["[3]", "dict"]),
+        (lambda: compile_api.compile(torch.sin, options={3: 3}), ["3", "string"]),
+        (lambda: compile_api.compile(torch.sin, fullgraph="all"), ["fullgraph", "all"]),
+        (lambda: compile_api.compile(dynamic=3), ["dynamic", "3"]),
+        (lambda: compile_api.register_backend(3), ["3", "callable"]),
+        (lambda: compile_api.register_backend(lambda gm, x: gm, name="inductor"), ["inductor", "exists"]),
+        (lambda: compile_api.lookup_backend("none"), ["none", "aot_eager"]),
+    ],
+)
+def test_bad_arguments_are_named(call, words):
+    with pytest.raises(UserError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_modes():
+    def options(**kwargs):
+        return make_options(**{"fullgraph": False, "dynamic": None, "mode": None, "options": None, **kwargs})
+
+    assert options().mode == "default"
+    assert options(mode="max-autotune").max_autotune and options(mode="max-autotune").cudagraphs
+    assert not options(mode="max-autotune-no-cudagraphs").cudagraphs
+    assert options(mode="reduce-overhead").cudagraphs
+    assert not options(mode="max-autotune", options={"max_autotune": False}).max_autotune
+    assert options(fullgraph=True, dynamic=False).fullgraph
+    for mode in MODE_OPTIONS:
+        assert options(mode=mode).mode == mode
+
+
+def test_environment_options_apply(monkeypatch):
+    monkeypatch.setenv("QUINTET_VERIFY", "every_pass")
+    monkeypatch.setenv("QUINTET_MODE", "max-autotune")
+    made = make_options(fullgraph=False, dynamic=None, mode=None, options=None)
+    assert made.verify == "every_pass" and made.mode == "max-autotune" and made.max_autotune
+    assert make_options(fullgraph=False, dynamic=None, mode="default", options=None).max_autotune is False
+
+
+def test_disable_returns_the_model():
+    model = torch.nn.Linear(2, 2)
+    assert compile_api.compile(model, disable=True) is model
+
+
+def test_decorators_keep_names_and_reports():
+    @compile_api.compile(backend="eager")
+    def with_arguments(x):
+        """Doc."""
+        return x + 1
+
+    @compile_api.compile
+    def plain(x):
+        return x + 1
+
+    assert with_arguments.__name__ == "with_arguments" and with_arguments.__doc__ == "Doc."
+    assert plain.__name__ == "plain"
+    assert with_arguments.report().graphs == [] and with_arguments.report() is not plain.report()
+
+
+class Callable:
+    def __init__(self) -> None:
+        self.scale = 3
+
+    def __call__(self, x):
+        return x * self.scale
+
+    @compile_api.compile(backend="eager")
+    def method(self, x):
+        return x + self.scale
+
+
+def test_kinds_of_callables():
+    x = torch.randn(3)
+    thing = Callable()
+    torch.testing.assert_close(compile_api.compile(thing, backend="eager")(x), x * 3)
+    torch.testing.assert_close(thing.method(x), x + 3)
+    torch.testing.assert_close(compile_api.compile(torch.sin, backend="eager")(x), x.sin())
+    import functools
+
+    partial = functools.partial(torch.add, alpha=2)
+    torch.testing.assert_close(compile_api.compile(partial, backend="eager")(x, x), 3 * x)
+
+
+def test_builtin_backends_agree():
+    def function(x, y):
+        return torch.softmax(x @ y, -1).relu() + 1
+
+    x, y = torch.randn(4, 5), torch.randn(5, 6)
+    for name in ("eager", "aot_eager", "inductor"):
+        compiled = compile_api.compile(function, backend=name, fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, y), function(x, y))
+        assert not compiled.report().fallbacks, name
+        assert any(graph.dialect == "torch" for graph in compiled.report().graphs)
+
+
+def test_registered_backends():
+    seen = []
+
+    @compile_api.register_backend(name="recording")
+    def recording(gm, example_inputs):
+        seen.append((type(gm), [tuple(x.shape) for x in example_inputs]))
+        return gm.forward
+
+    assert "recording" in compile_api.list_backends()
+    x = torch.randn(3)
+    torch.testing.assert_close(compile_api.compile(lambda x: x.sin() + 1, backend="recording")(x), x.sin() + 1)
+    assert seen == [(torch.fx.GraphModule, [(3,)])]
+    assert compile_api.register_backend(recording, name="recording") is recording
+    with pytest.raises(UserError, match="exists"):
+        compile_api.register_backend(lambda gm, x: gm.forward, name="recording")
+
+
+@pytest.mark.parametrize("result", [ZeroDivisionError("backend is broken"), 7])
+def test_a_failing_backend_falls_back_once(result):
+    calls = []
+
+    def broken(gm, example_inputs):
+        calls.append(gm)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    compiled = compile_api.compile(lambda x: x.sin() + 1, backend=broken)
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), x.sin() + 1)
+    assert len(calls) == len(compiled.report().fallbacks) == 1
+    assert compiled.report().fallbacks[0].stage == "backend broken"
+    assert str(result) in compiled.report().fallbacks[0].reason
+
+
+def test_strict_raises():
+    def broken(gm, example_inputs):
+        raise ZeroDivisionError("backend is broken")
+
+    compiled = compile_api.compile(lambda x: x.sin() + 1, backend=broken, options={"strict": True})
+    with pytest.raises(ZeroDivisionError):
+        compiled(torch.randn(3))
+
+
+@pytest.mark.parametrize("stage", ["lower", "codegen", "run"])
+def test_a_failing_stage_falls_back_once(monkeypatch, stage):
+    import inductor_gen
+    import prims.lower
+
+    def broken(*args, **kwargs):
+        raise AssertionError("a defect")
+
+    if stage == "lower":
+        monkeypatch.setattr(prims.lower, "lower", broken)
+    elif stage == "codegen":
+        monkeypatch.setattr(inductor_gen, "compile_graph", broken)
+    else:
+        monkeypatch.setattr(inductor_gen, "compile_graph", lambda *args, **kwargs: broken)
+    compiled = compile_api.compile(lambda x: x.sin() + 1)
+    x = torch.randn(3)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), x.sin() + 1)
+    (fallback,) = compiled.report().fallbacks
+    assert fallback.stage == stage and "a defect" in fallback.reason
+
+
+def test_unsupported_device_is_named():
+    compiled = compile_api.compile(lambda x: x + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        environment._warned.clear()
+        for _ in range(2):
+            assert compiled(torch.empty(3, device="meta")).device.type == "meta"
+    (message,) = [str(w.message) for w in caught if issubclass(w.category, CompileWarning)]
+    assert "'meta'" in message and "cpu" in message
+    assert len(compiled.report().fallbacks) == 1
+
+
+@pytest.mark.parametrize(("version", "found"), [((3, 14, 0), "3.14"), ((3, 10, 2), "3.10")])
+def test_unsupported_python(monkeypatch, version, found):
+    class Info(tuple):
+        pass
+
+    monkeypatch.setattr(sys, "version_info", Info(version))
+    monkeypatch.setattr(sys, "version", f"{found}.0 (main)")
+    problem = environment.unsupported_environment()
+    assert problem is not None and found in problem and "3.11 to 3.13" in problem
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "3.0", "nightly"])
+def test_unsupported_torch(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(environment, "_warned", set())
+    with pytest.warns(CompileWarning, match="2.11 to 2.13") as caught:
+        compiled = compile_api.compile(lambda x: x.sin() + 1)
+        module = compile_api.compile(torch.nn.Linear(2, 2))
+    assert len(caught) == 1 and version in str(caught[0].message)
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin() + 1)
+    assert module(torch.ones(2)).shape == (2,)
+    assert version in compiled.report().fallbacks[0].reason
+
+
+def test_supported_here():
+    assert environment.unsupported_environment() is None
+
+
+def test_import_is_light():
+    script = (
+        "import sys, time, torch\nstart = time.perf_counter()\nimport compile_api\n"
+        "print(time.perf_counter() - start)\n"
+        "print([m for m in ('sympy', 'networkx', 'rich', 'triton', 'torch._dynamo', 'torch._inductor') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    seconds, modules = done.stdout.splitlines()
+    assert float(seconds) < 0.5
+    assert modules == "[]"
+
+
+def test_functions_can_be_pickled_by_name():
+    assert pickle.loads(pickle.dumps(compile_api.Options())) == compile_api.Options()

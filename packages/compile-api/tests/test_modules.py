@@ -1,0 +1,195 @@
+"""A compiled module is the module: state, identity of class, hooks, copies. No stage but capture's entry is needed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+import compile_api
+from compile_api import CompiledModule
+from compile_api.module import compile_module
+from prims.report import Report
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, *, scale=1.0):
+        return self.fc(x) * scale
+
+    def twice(self, x):
+        return self(self.fc.weight.sum() * 0 + x) * 2
+
+
+class Counting:
+    """Stands for capture: counts what is optimised and called."""
+
+    def __init__(self) -> None:
+        self.optimised: list[object] = []
+        self.calls = 0
+
+    def __call__(self, fn):
+        self.optimised.append(fn)
+
+        def run(*args, **kwargs):
+            self.calls += 1
+            return fn(*args, **kwargs)
+
+        return run
+
+
+@pytest.fixture
+def made():
+    model, counting = Net(), Counting()
+    return model, compile_module(model, counting, {"backend": "eager"}, Report()), counting
+
+
+def test_same_class_and_state(made):
+    model, compiled, _ = made
+    assert isinstance(compiled, Net) and isinstance(compiled, CompiledModule)
+    assert not isinstance(model, CompiledModule)
+    assert type(compiled).__name__ == "Net" and repr(compiled) == repr(model)
+    assert list(compiled.state_dict()) == list(model.state_dict()) == ["fc.weight", "fc.bias", "count"]
+    assert compiled.fc is model.fc and compiled._orig_mod is model
+    assert [p.data_ptr() for p in compiled.parameters()] == [p.data_ptr() for p in model.parameters()]
+
+
+def test_calls_go_through_the_compiled_forward(made):
+    model, compiled, counting = made
+    x = torch.randn(4, 3)
+    assert counting.optimised == []
+    torch.testing.assert_close(compiled(x, scale=2.0), model(x, scale=2.0))
+    assert counting.calls == 1 and len(counting.optimised) == 1
+    torch.testing.assert_close(compiled.twice(x), model.twice(x))
+    assert counting.calls == 2, "methods of the compiled module call the compiled forward"
+    assert counting.optimised[0].__self__ is model
+
+
+def test_assignments_are_shared_both_ways(made):
+    model, compiled, _ = made
+    compiled.fc = nn.Linear(3, 5)
+    assert model.fc.out_features == 5
+    model.extra = nn.Parameter(torch.ones(1))
+    assert "extra" in dict(compiled.named_parameters())
+    compiled.note = 3
+    assert model.note == 3
+    del compiled.note
+    assert not hasattr(model, "note")
+    compiled.eval()
+    assert not model.training and not model.fc.training
+    compiled.to(torch.float64)
+    assert model.fc.weight.dtype == torch.float64
+
+
+def test_replaced_forward_is_compiled_anew(made):
+    model, compiled, counting = made
+    x = torch.randn(4, 3)
+    compiled(x)
+    model.forward = lambda x: x + 1
+    torch.testing.assert_close(compiled(x), x + 1)
+    torch.testing.assert_close(compiled(x), x + 1)
+    assert len(counting.optimised) == 2 and counting.calls == 3
+    compiled.forward = lambda x: x + 2
+    torch.testing.assert_close(model(x), x + 2)
+    torch.testing.assert_close(compiled(x), x + 2)
+    del compiled.forward
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_root_hooks(made):
+    model, compiled, counting = made
+    x, calls = torch.randn(4, 3), []
+    compiled(x)
+    handle = compiled.register_forward_hook(lambda m, a, out: calls.append(type(m).__name__) or out * 0)
+    pre = compiled.register_forward_pre_hook(lambda m, a: calls.append("pre"))
+    assert compiled(x).abs().sum() == 0 and calls == ["pre", "Net"]
+    assert model(x).abs().sum() == 0
+    handle.remove(), pre.remove()
+    torch.testing.assert_close(compiled(x), model(x))
+    assert calls == ["pre", "Net"] * 2
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_checkpoints(made, prefix):
+    _, compiled, _ = made
+    source = Net().state_dict()
+    checkpoint = OrderedDict((prefix + key, value) for key, value in source.items())
+    result = compiled.load_state_dict(checkpoint)
+    assert not result.missing_keys and not result.unexpected_keys
+    assert all(torch.equal(compiled.state_dict()[key], value) for key, value in source.items())
+    assert list(checkpoint) == [prefix + key for key in source]
+
+
+def test_checkpoint_of_a_parent(made):
+    _, compiled, _ = made
+    parent = nn.Sequential(compiled, nn.ReLU())
+    assert list(parent.state_dict()) == ["0.fc.weight", "0.fc.bias", "0.count"]
+    checkpoint = {key.replace("0.", "0._orig_mod."): value + 1 for key, value in parent.state_dict().items()}
+    parent.load_state_dict(checkpoint)
+    assert torch.equal(parent.state_dict()["0.count"], checkpoint["0._orig_mod.count"])
+    assert compile_api.strip_prefix(checkpoint).keys() == parent.state_dict().keys()
+
+
+def test_wrong_checkpoints_are_errors(made):
+    _, compiled, _ = made
+    with pytest.raises(RuntimeError, match="Missing key"):
+        compiled.load_state_dict({"_orig_mod.fc.weight": torch.zeros(2, 3)})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        compiled.load_state_dict({**compiled.state_dict(), "_orig_mod.other": torch.zeros(1)})
+
+
+def test_copies_are_independent_and_compiled():
+    compiled = compile_api.compile(Net(), backend="eager")
+    for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert isinstance(clone, CompiledModule) and isinstance(clone, Net)
+        assert clone._orig_mod is not compiled._orig_mod
+        assert torch.equal(clone.fc.weight, compiled.fc.weight)
+        clone.fc.weight.data.zero_()
+        assert not torch.equal(clone.fc.weight, compiled.fc.weight)
+        assert clone.report() is not compiled.report()
+    nested = copy.deepcopy(nn.Sequential(compiled, compiled))
+    assert nested[0] is nested[1]
+    stream = io.BytesIO()
+    torch.save(compiled, stream)
+    stream.seek(0)
+    assert isinstance(torch.load(stream, weights_only=False), CompiledModule)
+
+
+def test_signature_is_the_originals():
+    compiled = compile_api.compile(Net(), backend="eager")
+    assert list(inspect.signature(compiled.forward).parameters) == ["x", "scale"]
+
+
+def test_compiling_twice_does_not_nest():
+    model = Net()
+    again = compile_api.compile(compile_api.compile(model, backend="eager"), backend="eager")
+    assert again._orig_mod is model
+
+
+class Slotted(nn.Module):
+    """A class that counts its subclasses, as libraries' registries do."""
+
+    made: list[str] = []
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Slotted.made.append(cls.__qualname__)
+
+    def forward(self, x):
+        return super().__repr__() and x + 1
+
+
+def test_zero_argument_super_and_subclass_hooks():
+    compiled = compile_module(Slotted(), Counting(), {}, Report())
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert Slotted.made == ["Slotted"]

@@ -44,7 +44,8 @@ typedef struct Entry {
     PyCodeObject *code;
     GuardTree *guards; /* may be NULL: matches always */
     PyObject *tag;
-    PyObject *func;    /* function of `code`, made on the first run; NULL before */
+    PyObject *func;    /* function of `code`, kept for the globals of a module; else NULL */
+    const void *unkept_globals; /* globals for which none is kept; only compared */
     CodeState *state;  /* where it is cached; NULL when it is not */
     Context *context;  /* borrowed; valid while `state` is set */
     Py_ssize_t hits;
@@ -87,6 +88,7 @@ enum NodeKind {
     NODE_ROOT,
     NODE_LOCAL,
     NODE_CLOSURE,
+    NODE_CLOSURE_CELL,
     NODE_GLOBAL,
     NODE_GLOBALS_DICT,
     NODE_BUILTIN,
@@ -99,6 +101,7 @@ enum NodeKind {
     NODE_DICT_KEY,
     NODE_TYPE,
     NODE_FUNC_CLOSURE,
+    NODE_FUNC_CLOSURE_CELL,
     NODE_FUNC_DEFAULTS,
     NODE_FUNC_KWDEFAULTS,
     NODE_FUNC_CODE,

@@ -185,6 +185,12 @@ tree_closure(GuardTree *self, PyObject *args)
 }
 
 static PyObject *
+tree_closure_cell(GuardTree *self, PyObject *args)
+{
+    return root_by_index(self, args, "n|O:closure_cell", NODE_CLOSURE_CELL);
+}
+
+static PyObject *
 root_by_name(GuardTree *self, PyObject *name, int kind)
 {
     if (!PyUnicode_Check(name)) {
@@ -325,6 +331,12 @@ static PyObject *
 tree_func_closure(GuardTree *self, PyObject *args)
 {
     return child_by_index(self, args, "in:func_closure", NODE_FUNC_CLOSURE);
+}
+
+static PyObject *
+tree_func_closure_cell(GuardTree *self, PyObject *args)
+{
+    return child_by_index(self, args, "in:func_closure_cell", NODE_FUNC_CLOSURE_CELL);
 }
 
 static PyObject *
@@ -1027,6 +1039,7 @@ tree_length(GuardTree *self)
 static PyMethodDef tree_methods[] = {
     METHOD(local, METH_VARARGS),
     METHOD(closure, METH_VARARGS),
+    METHOD(closure_cell, METH_VARARGS),
     {"global_", (PyCFunction)tree_global, METH_O, NULL},
     METHOD(globals_dict, METH_NOARGS),
     METHOD(builtin, METH_O),
@@ -1040,6 +1053,7 @@ static PyMethodDef tree_methods[] = {
     METHOD(dict_key, METH_VARARGS),
     METHOD(type_of, METH_O),
     METHOD(func_closure, METH_VARARGS),
+    METHOD(func_closure_cell, METH_VARARGS),
     METHOD(func_defaults, METH_O),
     METHOD(func_kwdefaults, METH_O),
     METHOD(func_code, METH_O),

@@ -137,14 +137,18 @@ get_global(const GuardSource *source, PyObject *name)
     return borrow(value);
 }
 
+/* The cell itself, or what is in it. */
 static PyObject *
-get_cell(PyObject *cells, Py_ssize_t index)
+get_cell(PyObject *cells, Py_ssize_t index, bool contents)
 {
     if (cells == NULL || !PyTuple_Check(cells) || index >= PyTuple_GET_SIZE(cells)) {
         return NULL;
     }
     PyObject *cell = PyTuple_GET_ITEM(cells, index);
-    return PyCell_Check(cell) ? borrow(PyCell_GET(cell)) : NULL;
+    if (!PyCell_Check(cell)) {
+        return NULL;
+    }
+    return borrow(contents ? PyCell_GET(cell) : cell);
 }
 
 static PyObject *
@@ -156,7 +160,8 @@ get_function_part(PyObject *object, int kind, Py_ssize_t index)
     PyFunctionObject *function = (PyFunctionObject *)object;
     switch (kind) {
     case NODE_FUNC_CLOSURE:
-        return get_cell(function->func_closure, index);
+    case NODE_FUNC_CLOSURE_CELL:
+        return get_cell(function->func_closure, index, kind == NODE_FUNC_CLOSURE);
     case NODE_FUNC_DEFAULTS:
         return Py_NewRef(function->func_defaults != NULL ? function->func_defaults : Py_None);
     case NODE_FUNC_KWDEFAULTS:
@@ -188,7 +193,8 @@ read_node(const Node *node, PyObject *parent, const GuardSource *source)
     case NODE_LOCAL:
         return node->index < source->nargs ? borrow(source->args[node->index]) : NULL;
     case NODE_CLOSURE:
-        return get_cell(source->closure, node->index);
+    case NODE_CLOSURE_CELL:
+        return get_cell(source->closure, node->index, node->kind == NODE_CLOSURE);
     case NODE_GLOBAL:
         return get_global(source, node->arg);
     case NODE_GLOBALS_DICT:
@@ -212,6 +218,7 @@ read_node(const Node *node, PyObject *parent, const GuardSource *source)
     case NODE_TYPE:
         return Py_NewRef(Py_TYPE(parent));
     case NODE_FUNC_CLOSURE:
+    case NODE_FUNC_CLOSURE_CELL:
     case NODE_FUNC_DEFAULTS:
     case NODE_FUNC_KWDEFAULTS:
     case NODE_FUNC_CODE:

@@ -11,6 +11,8 @@ root_path(const Node *node)
     case NODE_CLOSURE:
         return node->name != NULL ? PyUnicode_FromFormat("C[%R]", node->name)
                                   : PyUnicode_FromFormat("C[%zd]", node->index);
+    case NODE_CLOSURE_CELL:
+        return PyUnicode_FromFormat("closure[%zd]", node->index);
     case NODE_GLOBAL:
         return PyUnicode_FromFormat("G[%R]", node->arg);
     case NODE_GLOBALS_DICT:
@@ -60,6 +62,9 @@ guard_path(GuardTree *tree, int id)
         break;
     case NODE_FUNC_CLOSURE:
         path = PyUnicode_FromFormat("%U.__closure__[%zd].cell_contents", parent, node->index);
+        break;
+    case NODE_FUNC_CLOSURE_CELL:
+        path = PyUnicode_FromFormat("%U.__closure__[%zd]", parent, node->index);
         break;
     case NODE_FUNC_DEFAULTS:
         path = PyUnicode_FromFormat("%U.__defaults__", parent);

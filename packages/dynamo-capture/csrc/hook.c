@@ -428,18 +428,37 @@ parameter_count(PyCodeObject *code)
            + ((code->co_flags & CO_VARKEYWORDS) != 0);
 }
 
-/* The entry's code as a function with the frame's globals: a borrowed reference (the entry keeps it). */
+/* Whether these are the globals of an imported module. */
+static bool
+belongs_to_module(PyObject *globals)
+{
+    PyObject *name = PyDict_GetItemString(globals, "__name__");
+    PyObject *module = name != NULL && PyUnicode_Check(name) ? PyImport_GetModule(name) : NULL;
+    bool belongs = module != NULL && PyModule_Check(module) && PyModule_GetDict(module) == globals;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return belongs;
+}
+
+/* The entry's code as a function with the frame's globals (new reference). The entry keeps it only for globals
+ * of an imported module: others may be meant to die, and a reference from a cache entry would keep them alive
+ * (entry -> function -> globals -> the user's function -> its code -> entry, unseen by the collector). */
 static PyObject *
 entry_function(Entry *entry, PyObject *globals)
 {
-    if (entry->func == NULL || PyFunction_GET_GLOBALS(entry->func) != globals) {
-        PyObject *func = PyFunction_New((PyObject *)entry->code, globals);
-        if (func == NULL) {
-            return NULL;
-        }
-        Py_XSETREF(entry->func, func);
+    if (entry->func != NULL && PyFunction_GET_GLOBALS(entry->func) == globals) {
+        return Py_NewRef(entry->func);
     }
-    return entry->func;
+    PyObject *func = PyFunction_New((PyObject *)entry->code, globals);
+    if (func != NULL && entry->unkept_globals != globals) {
+        if (belongs_to_module(globals)) {
+            Py_XSETREF(entry->func, Py_NewRef(func));
+        }
+        else {
+            entry->unkept_globals = globals;
+        }
+    }
+    return func;
 }
 
 /* Calls the entry's code; args has a free place before it. */
@@ -453,9 +472,9 @@ call_entry(Entry *entry, _PyInterpreterFrame *frame, PyObject **args, Py_ssize_t
     if (entry->code->co_argcount != nargs) {
         PyErr_Format(PyExc_SystemError, "dynamo_capture: the code cached for %U takes %d arguments, not %zd",
                      FRAME_CODE(frame)->co_qualname, entry->code->co_argcount, nargs);
+        Py_DECREF(func);
         return NULL;
     }
-    Py_INCREF(func);
     PyFunctionObject *function = (PyFunctionObject *)func;
     if (entry->code->co_nfreevars > 0) {
         /* The callee copies the cells before any other code can run, so one function serves all closures. */

@@ -450,11 +450,12 @@ tensor_meta_text(const TensorMeta *meta)
     PyObject *strides = dims_text(meta->ndim, meta->strides);
     PyObject *text = NULL;
     if (sizes != NULL && strides != NULL && meta->native) {
+        char keys[24];
+        snprintf(keys, sizeof keys, "0x%llx", (unsigned long long)meta->keys);
         text = PyUnicode_FromFormat(
-            "%s(size=%R, stride=%R%s, scalar_type=%d, device=%d:%d, requires_grad=%s, keys=0x%llx)",
+            "%s(size=%R, stride=%R%s, scalar_type=%d, device=%d:%d, requires_grad=%s, keys=%s)",
             meta->type->tp_name, sizes, strides, meta->contiguous ? ", contiguous" : "", meta->scalar_type,
-            meta->device_type, meta->device_index, meta->requires_grad ? "True" : "False",
-            (unsigned long long)meta->keys);
+            meta->device_type, meta->device_index, meta->requires_grad ? "True" : "False", keys);
     }
     else if (sizes != NULL && strides != NULL) {
         text = PyUnicode_FromFormat("%s(size=%R, stride=%R%s, dtype=%S, device=%S, requires_grad=%s)",
@@ -702,7 +703,7 @@ find_state_functions(void)
            && FIND(global_context, "_ZN2at13globalContextEv")
            && FIND(deterministic, "_ZNK2at7Context23deterministicAlgorithmsEv")
            && FIND(deterministic_warn, "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv")
-           && FIND(default_dtype, "_ZN3c1033get_default_dtype_as_scalartypeEv")
+           && FIND(default_dtype, "_ZN3c1031get_default_dtype_as_scalartypeEv")
            && FIND(autocast_dtype, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE")
            && FIND(autocast_cache, "_ZN2at8autocast25is_autocast_cache_enabledEv") && local_keys() != NULL;
 }

@@ -149,6 +149,8 @@ class GuardTree:
         """The `index`-th parameter, in the order of `Context.translate`'s `args`."""
     def closure(self, index: int, name: str | None = None) -> int:
         """The contents of the closure cell `index` (fails while the cell is empty)."""
+    def closure_cell(self, index: int) -> int:
+        """The closure cell `index` itself."""
     def global_(self, name: str) -> int:
         """`globals[name]`, else (as the language does) `builtins[name]`."""
     def globals_dict(self) -> int:
@@ -178,6 +180,8 @@ class GuardTree:
         """`type(parent)`."""
     def func_closure(self, parent: int, index: int) -> int:
         """`parent.__closure__[index].cell_contents` of a Python function."""
+    def func_closure_cell(self, parent: int, index: int) -> int:
+        """`parent.__closure__[index]`, the cell itself."""
     def func_defaults(self, parent: int) -> int:
         """`parent.__defaults__` of a Python function (None if it has none)."""
     def func_kwdefaults(self, parent: int) -> int:

@@ -40,7 +40,8 @@ def _is_dtype(value: Any) -> bool:
 
 
 _SCHEMA_CHECKS: dict[str, _Checker] = {
-    "Tensor": _is_node,
+    # The dispatcher hands a number over as itself where it stands for a tensor (`mul.Tensor(x, 2)`).
+    "Tensor": lambda v: _is_node(v) or is_number(v),
     "int": lambda v: _is_dtype(v) or _is_node(v) or isinstance(v, bool),
     "number": lambda v: is_number(v) or _is_node(v),
     "float": lambda v: is_number(v) or _is_node(v),
@@ -57,7 +58,8 @@ def _schema_check(kind: str) -> _Checker:
         inner = _schema_check(kind[len("Optional[") : -1])
         return lambda v: v is None or inner(v)
     if kind.startswith("List["):
-        item = _schema_check(kind[len("List[") : -1])
+        inner_kind = kind[len("List[") : -1]
+        item = _is_node if inner_kind == "Tensor" else _schema_check(inner_kind)
         # A number stands for a list of equal ones where the schema says int[2].
         return lambda v: all(map(item, v)) if _is_sequence(v) else is_number(v)
     return _SCHEMA_CHECKS.get(kind, lambda v: True)

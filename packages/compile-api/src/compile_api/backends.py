@@ -18,6 +18,7 @@ from prims.errors import QuintetError, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+from prims.spec import TensorSpec
 
 __all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "register_backend"]
 
@@ -191,11 +192,8 @@ def _is_missing_tool(error: Exception) -> bool:
 
 
 def _device_types(env: Envelope) -> set[str]:
-    found = {desc.spec.device.type for desc in env.inputs if hasattr(desc.spec, "device")}
-    for desc in env.outputs:
-        if hasattr(desc.spec, "device"):
-            found.add(desc.spec.device.type)
-    return found or {"cpu"}
+    specs = [desc.spec for desc in env.inputs] + [desc.spec for desc in env.outputs]
+    return {spec.device.type for spec in specs if isinstance(spec, TensorSpec)} or {"cpu"}
 
 
 class _Guarded:

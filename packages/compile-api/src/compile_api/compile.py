@@ -48,7 +48,7 @@ def compile(
     Raises:
         UserError: not callable; an unknown mode, backend or option.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "fullgraph": fullgraph,
         "dynamic": dynamic,
         "backend": backend,

@@ -57,7 +57,7 @@ class _State:
 class _Forward:
     """``forward`` of a compiled module: a data descriptor, so that it wins over an assigned ``model.forward``."""
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: Any, owner: Any) -> Any:
         state: _State = owner._quintet_state
         if instance is None:
             return type(state.original).forward
@@ -125,7 +125,7 @@ def compile_module(
         optimize: makes the compiled form of a bound ``forward``.
         settings: ``compile()``'s keyword arguments, for copies and pickles.
     """
-    base = type(model)
+    base: Any = type(model)
     state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
     namespace = {
         "__module__": base.__module__,

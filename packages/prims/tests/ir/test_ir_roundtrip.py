@@ -102,6 +102,7 @@ def test_nan_literal():
 
 def test_layouts_and_devices():
     import torch as t
+
     from prims.spec import TensorSpec
 
     b = Builder("torch")

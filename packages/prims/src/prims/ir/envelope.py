@@ -120,7 +120,7 @@ class SymbolEntry:
     name: str
     min: int | None
     max: int | None
-    hint: int | None
+    hint: int | float | None
     binding: SymbolBinding | None = None
 
 

@@ -30,7 +30,7 @@ def target_name(target: Any) -> str:
     if _is_primitive(target):
         return f"prim.{target.name}"
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return f"@torch.ops.{str(target)}"
+        return f"@torch.ops.{target!s}"
     return "@" + _dotted_name(target)
 
 

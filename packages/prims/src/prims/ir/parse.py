@@ -42,7 +42,7 @@ _TOKEN = re.compile(
 )
 _HEADER = re.compile(r"envelope (\w+) (\d+)\.(\d+) by (\S+) (\S+)$")
 _SYMBOL = re.compile(
-    r"symbol (\w+) in \[(-?\d+|-inf), (-?\d+|inf)\](?: hint (-?\d+))?(?: from input (\d+)(?: dim (\d+))?)?$"
+    r"symbol (\w+) in \[(-?\d+|-inf), (-?\d+|inf)\](?: hint (\S+))?(?: from input (\d+)(?: dim (\d+))?)?$"
 )
 _INPUT = re.compile(r"input %(\w+) : (.*?) kind=(\w+)( grad)?(?: source=(\".*\"))?$")
 _OUTPUT = re.compile(r"output (\d+) : (.*?) kind=(\w+)(?: source=(\".*\"))?$")
@@ -151,10 +151,10 @@ class _Parser:
             name,
             None if low == "-inf" else int(low),
             None if high == "inf" else int(high),
-            None if hint is None else int(hint),
+            None if hint is None else _number(hint),
             None if index is None else SymbolBinding(int(index), None if dim is None else int(dim)),
         )
-        self.context.declare(name, entry.hint, min=entry.min, max=entry.max, source="")
+        self.context.declare(name, entry.hint, entry.min, entry.max)
         self.entries.append(entry)
 
     def input(self, line: str) -> None:

@@ -224,7 +224,7 @@ class _Decoder:
         for item in self.data["symbols"]:
             binding = None if item["binding"] is None else SymbolBinding(*item["binding"])
             entries.append(SymbolEntry(item["name"], item["min"], item["max"], item["hint"], binding))
-            self.context.declare(item["name"], item["hint"], min=item["min"], max=item["max"], source="")
+            self.context.declare(item["name"], item["hint"], item["min"], item["max"])
         return SymbolTable(self.context, tuple(entries))
 
     def node(self, item: dict[str, Any]) -> torch.fx.Node:

@@ -52,7 +52,7 @@ _SCHEMA_CHECKS: dict[str, _Checker] = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _schema_check(kind: str) -> _Checker:
     if kind.startswith("Optional["):
         inner = _schema_check(kind[len("Optional[") : -1])
@@ -68,7 +68,7 @@ def _schema_check(kind: str) -> _Checker:
 _Schema = tuple[tuple[tuple[str, _Checker, bool, str], ...], dict[str, tuple[_Checker, bool, str]], int]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _schema_of(op: Any) -> _Schema:
     positional = []
     by_name: dict[str, tuple[_Checker, bool, str]] = {}
@@ -83,7 +83,7 @@ def _schema_of(op: Any) -> _Schema:
     return tuple(positional), by_name, required_count
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def is_functional(op: Any) -> bool:
     """An overload that writes none of its arguments."""
     return not op._schema.is_mutable

@@ -44,7 +44,8 @@ def test_contents(dist, folder):
     assert not any("test" in name.split("/")[0] or "__pycache__" in name for name in names)
     source = {str(p.relative_to(PACKAGES / folder / "src")) for p in (PACKAGES / folder / "src").rglob("*.py")}
     assert source <= set(names), source - set(names)
-    members = tarfile.open(artefact(dist, folder, ".tar.gz")).getnames()
+    with tarfile.open(artefact(dist, folder, ".tar.gz")) as archive:
+        members = archive.getnames()
     for wanted in ("pyproject.toml", "README.md", "LICENSE", "PKG-INFO"):
         assert any(name.endswith("/" + wanted) for name in members), wanted
 

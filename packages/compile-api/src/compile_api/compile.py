@@ -105,8 +105,8 @@ def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     wrapped = getattr(fn, "__wrapped__", None)
     if hasattr(fn, "report") and wrapped is not None:
         return wrapped
-    call = getattr(type(fn), "__call__", None)
-    if isinstance(call, types.FunctionType) and not isinstance(fn, type):
+    call = None if isinstance(fn, type) else vars(type(fn)).get("__call__")
+    if isinstance(call, types.FunctionType):
         return types.MethodType(call, fn)
 
     def call_it(*args: Any, **kwargs: Any) -> Any:

@@ -59,8 +59,7 @@ def nested_output():
     b = Builder("torch")
     x = b.input("x", spec(2))
     b.graph.output(((x,),))
-    env = b_finish_without_output(b, (OutputDesc("output", spec(2)),))
-    return env
+    return b_finish_without_output(b, (OutputDesc("output", spec(2)),))
 
 
 def b_finish_without_output(b, outputs):

@@ -86,7 +86,8 @@ class _Parser:
 
     def parse(self) -> Envelope:
         header = None
-        for self.number, line in enumerate(self.lines, start=1):
+        for number, line in enumerate(self.lines, start=1):
+            self.number = number
             if not line.strip():
                 continue
             if header is None:
@@ -320,8 +321,7 @@ class _Arguments:
             name = token[1:]
             if name not in self.parser.constants:
                 raise self.parser.fail(f"constant {name!r} is not declared")
-            node = graph.create_node("get_attr", name)
-            return node
+            return graph.create_node("get_attr", name)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         self.expect("(")

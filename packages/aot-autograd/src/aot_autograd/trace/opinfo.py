@@ -31,6 +31,7 @@ class OpInfo:
         twin: the functional overload that computes what a writing overload writes.
         drop: names of ``out`` arguments that the twin does not take.
         names: the positional arguments' names.
+        defaults: ``(position, name, value)`` of arguments that have a default here and none in the twin.
         returns_written: for each return of a writing overload, the index in ``written`` that it hands back, or None.
     """
 
@@ -43,6 +44,7 @@ class OpInfo:
     drop: tuple[str, ...]
     names: tuple[str, ...]
     returns_written: tuple[int | None, ...]
+    defaults: tuple[tuple[int, str, Any], ...] = ()
 
 
 #: In-place random fills whose functional twin is not named after them.
@@ -96,7 +98,17 @@ def _describe(func: OpOverload) -> OpInfo:
         "aten::resize_as_",
     )
     twin = _find_twin(func, drop)
-    return OpInfo("write", random, metadata, effect, written, twin, drop, names, returns)
+    defaults = () if twin is None else _missing_defaults(func, twin)
+    return OpInfo("write", random, metadata, effect, written, twin, drop, names, returns, defaults)
+
+
+def _missing_defaults(func: OpOverload, twin: OpOverload) -> tuple[tuple[int, str, Any], ...]:
+    required = {a.name for a in twin._schema.arguments if not a.has_default_value()}
+    return tuple(
+        (position, a.name, a.default_value)
+        for position, a in enumerate(func._schema.arguments)
+        if a.has_default_value() and a.name in required
+    )
 
 
 def _find_twin(func: OpOverload, drop: tuple[str, ...]) -> OpOverload | None:

@@ -352,6 +352,9 @@ class Tracer(TorchDispatchMode):
             twin_kwargs = {name: value for name, value in kwargs.items() if name not in info.drop}
         else:
             twin_args, twin_kwargs = args, kwargs
+        for position, name, value in info.defaults:
+            if position >= len(twin_args) and name not in twin_kwargs:
+                twin_kwargs = {**twin_kwargs, name: value}
         node, node_spec, spec = self._call(info.twin, twin_args, twin_kwargs)
         if isinstance(spec, TensorSpec):
             values, specs = [node], [node_spec]

@@ -1,0 +1,444 @@
+"""Training behaviour of compiled graphs: regions, custom functions, hooks, errors, absent gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aot_checks import check, nonleaf
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from aot_autograd import aot_function, joint_graph, partition_joint, run_eagerly
+from prims.errors import UserError
+from prims.options import Options
+from prims.report import Report
+
+
+def module_graph(module: nn.Module, count: int = 1) -> torch.fx.GraphModule:
+    """A graph that calls ``module`` on its inputs."""
+    graph = torch.fx.Graph()
+    inputs = tuple(graph.placeholder(f"x{i}") for i in range(count))
+    root = nn.Module()
+    root.inner = module
+    graph.output(graph.call_module("inner", inputs))
+    return torch.fx.GraphModule(root, graph)
+
+
+def function_graph(function, count: int = 1) -> torch.fx.GraphModule:
+    """A graph that calls ``function`` whole."""
+    graph = torch.fx.Graph()
+    inputs = tuple(graph.placeholder(f"x{i}") for i in range(count))
+    graph.output(graph.call_function(function, inputs))
+    return torch.fx.GraphModule(nn.Module(), graph)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.qkv = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (part.view(b, t, 4, 4).transpose(1, 2) for part in self.qkv(self.norm(x)).split(16, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.drop(self.out(y.transpose(1, 2).reshape(b, t, c)))
+
+
+MODULES = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.GELU()), (4, 6)),
+    "convnet": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.3)
+        ),
+        (2, 3, 8, 8),
+    ),
+    "attention": (Block, (2, 5, 16)),
+    "tied": (lambda: _tied(), (4, 6)),
+    "momentum average": (lambda: nn.BatchNorm1d(6, momentum=None), (8, 6)),
+}
+
+
+def _tied() -> nn.Module:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second)
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", [n for n in MODULES if n != "momentum average"])
+def test_module(name, train):
+    make, shape = MODULES[name]
+    torch.manual_seed(0)
+    module = make().train(train)
+    check(module_graph(module), lambda: [leaf(*shape)], calls=3)
+
+
+def test_buffers_follow_eager():
+    import copy
+
+    module = nn.BatchNorm1d(6)
+    gm = module_graph(module)
+    reference = copy.deepcopy(module)
+    compiled = aot_function(gm, [torch.randn(8, 6)], fw_compiler=run_eagerly, options=Options(strict=True))
+    for _ in range(3):
+        x = torch.randn(8, 6)
+        torch.testing.assert_close(compiled(x), reference(x))
+    for mine, theirs in zip(module.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_parameters_are_read_at_every_call():
+    module = nn.Linear(3, 2)
+    compiled = aot_function(module_graph(module), [torch.randn(4, 3)], fw_compiler=run_eagerly)
+    with torch.no_grad():
+        module.weight.zero_()
+    module.bias = nn.Parameter(torch.ones(2))
+    assert torch.equal(compiled(torch.randn(4, 3)), torch.ones(4, 2))
+
+
+# Regions and constructs
+
+
+def no_grad_region(x, y):
+    with torch.no_grad():
+        scale = x.abs().mean()
+    return x * scale + y
+
+
+def enable_grad_region(x, y):
+    with torch.no_grad():
+        a = x * 2
+        with torch.enable_grad():
+            b = y * x
+    return a, b
+
+
+def detached(x, y):
+    return x.detach() * y + x.detach().sin()
+
+
+def autocast_region(x, y):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = x @ y.t()
+    return z.float() * 2
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x * x + 0.125
+
+
+class TwoResults(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.mark_non_differentiable(index := y > 0)
+        ctx.save_for_backward(y)
+        return x * y, index
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (y,) = ctx.saved_tensors
+        return gradient * y, None
+
+
+def checkpointed(x, y):
+    def part(a, b):
+        return torch.sin(a * b).exp()
+
+    return checkpoint(part, x, y, use_reentrant=False) * 2
+
+
+def hooked(x, y):
+    z = x * y
+    z.register_hook(lambda gradient: gradient * 2)
+    return z.sin()
+
+
+def inner_gradient(x, y):
+    with torch.enable_grad():
+        z = (x * x * y).sum()
+        (gradient,) = torch.autograd.grad(z, x, create_graph=True)
+    return gradient * y
+
+
+FUNCTIONS = {
+    "no_grad region": no_grad_region,
+    "enable_grad region": enable_grad_region,
+    "detach": detached,
+    "autocast region": autocast_region,
+    "custom function": lambda x, y: Cube.apply(x) * y,
+    "custom function, two results": lambda x, y: TwoResults.apply(x, y),
+    "checkpoint": checkpointed,
+    "hook on an intermediate": hooked,
+    "gradient inside": inner_gradient,
+    "integer result": lambda x, y: ((x * y).argmax(dim=1), x * y),
+    "softmax": lambda x, y: F.softmax(x, 1) * y.log_softmax(0),
+    "dropout": lambda x, y: F.dropout(x, 0.5) + y,
+    "bernoulli and normal": lambda x, y: x * torch.bernoulli(torch.full_like(y, 0.5)) + torch.randn_like(y),
+    "unused input": lambda x, y: x * 2,
+    "zero-dimensional result": lambda x, y: (x * y).mean(),
+    "cross entropy": lambda x, y: F.cross_entropy(x, y.detach().argmax(1)),
+    "embedding": lambda x, y: F.embedding(torch.tensor([[0, 2], [3, 1]]), x) * 2,
+    "complex": lambda x, y: torch.view_as_real(torch.complex(x, y) * torch.complex(y, x)),
+    "index": lambda x, y: x[torch.tensor([0, 0, 2])] * y[:3],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_construct(name):
+    check(function_graph(FUNCTIONS[name], 2), lambda: [leaf(4, 4), leaf(4, 4)])
+
+
+@pytest.mark.parametrize("name", ["no_grad region", "dropout", "embedding", "autocast region", "checkpoint"])
+def test_construct_without_gradients(name):
+    with torch.no_grad():
+        check(function_graph(FUNCTIONS[name], 2), lambda: [torch.randn(4, 4), torch.randn(4, 4)])
+    with torch.inference_mode():
+        check(function_graph(FUNCTIONS[name], 2), lambda: [torch.randn(4, 4), torch.randn(4, 4)])
+
+
+def test_autocast_around():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check(function_graph(lambda x, y: x @ y, 2), lambda: [leaf(4, 4), leaf(4, 4)], rtol=2e-2, atol=2e-2)
+
+
+def test_write_to_a_parameter_without_gradient():
+    def step(p, g):
+        with torch.no_grad():
+            p.add_(g, alpha=-0.1)
+        return g * 2
+
+    check(function_graph(step, 2), lambda: [leaf(4, 4), torch.randn(4, 4)])
+
+
+# Gradients for some results or inputs only
+
+
+def two_heads(x, y):
+    shared = x.sin()
+    return shared * y, shared.cos()
+
+
+def test_unused_result_gives_no_gradient():
+    x, y = leaf(3, 3), leaf(3, 3)
+    report = Report()
+    compiled = aot_function(
+        function_graph(two_heads, 2), [x, y], fw_compiler=run_eagerly, options=Options(strict=True), report=report
+    )
+    compiled(x, y)[1].sum().backward()
+    assert y.grad is None
+    torch.testing.assert_close(x.grad, -torch.sin(x.detach().sin()) * x.detach().cos())
+    compiled(x, y)[0].sum().backward()
+    torch.testing.assert_close(y.grad, x.detach().sin())
+    assert [graph.name for graph in report.graphs] == ["forward"] + ["backward for some outputs"] * 2
+
+
+def test_gradient_of_one_input_only():
+    x, y = leaf(3, 3), leaf(3, 3)
+    compiled = aot_function(function_graph(two_heads, 2), [x, y], fw_compiler=run_eagerly)
+    (gradient,) = torch.autograd.grad(compiled(x, y)[0].sum(), [y])
+    torch.testing.assert_close(gradient, x.detach().sin())
+
+
+def test_backward_is_compiled_once_and_late():
+    compiled_graphs = []
+
+    def compiler(env, report):
+        compiled_graphs.append(env)
+        return run_eagerly(env)
+
+    x, y = leaf(3, 3), leaf(3, 3)
+    compiled = aot_function(function_graph(torch.mul, 2), [x, y], fw_compiler=compiler)
+    result = compiled(x, y)
+    assert len(compiled_graphs) == 1
+    result.sum().backward()
+    compiled(x, y).sum().backward()
+    assert len(compiled_graphs) == 2
+    assert [desc.kind for desc in compiled_graphs[1].inputs].count("tangent") == 1
+
+
+def test_expanded_and_transposed_gradients():
+    x = leaf(3, 4)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
+    weight = torch.randn(4, 3)
+    compiled(x).backward(weight.t())
+    torch.testing.assert_close(x.grad, weight.t() * x.detach().cos())
+
+
+# Errors are eager's
+
+
+def _error(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return type(error), str(error)
+    return None
+
+
+def test_leaf_written_in_place():
+    gm = function_graph(lambda x: x.mul_(2))
+    report = Report()
+    compiled = aot_function(gm, [leaf(3)], fw_compiler=run_eagerly, report=report)
+    assert report.fallbacks
+    assert _error(compiled, leaf(3)) == _error(lambda x: x.mul_(2), leaf(3)) != None  # noqa: E711
+
+
+def test_second_backward_through_freed_graph():
+    x = leaf(3)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
+
+    def twice(f):
+        loss = f(x).sum()
+        loss.backward()
+        loss.backward()
+
+    assert _error(twice, compiled) == _error(twice, torch.sin) != None  # noqa: E711
+
+
+def test_backward_twice_with_retained_graph():
+    x = leaf(3)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
+    loss = compiled(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_wrong_gradient_shape():
+    x = leaf(3)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
+    ours = _error(lambda: compiled(x).backward(torch.ones(4)))
+    theirs = _error(lambda: torch.sin(x).backward(torch.ones(4)))
+    assert ours is not None and theirs is not None and ours[0] is theirs[0]
+    assert ours[1].split("output")[0] == theirs[1].split("output")[0]
+
+
+def test_saved_tensor_changed_before_backward():
+    x = leaf(3)
+    compiled = aot_function(function_graph(lambda x: (x * 2).exp()), [x], fw_compiler=run_eagerly)
+    result = compiled(x)
+    with torch.no_grad():
+        result.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_input_changed_before_backward():
+    x, y = leaf(3), torch.randn(3)
+    compiled = aot_function(function_graph(torch.mul, 2), [x, y], fw_compiler=run_eagerly)
+    result = compiled(x, y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+def test_second_derivative_is_refused_with_advice():
+    x = leaf(3)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), x.detach().cos())
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        gradient.sum().backward()
+
+
+def test_hooks_on_results_inputs_and_parameters():
+    module = nn.Linear(3, 3)
+    compiled = aot_function(module_graph(module), [leaf(2, 3)], fw_compiler=run_eagerly)
+    seen = []
+    module.weight.register_hook(lambda g: seen.append("weight"))
+    module.bias.register_post_accumulate_grad_hook(lambda p: seen.append("bias"))
+    x = leaf(2, 3)
+    x.register_hook(lambda g: g * 3)
+    result = compiled(x)
+    result.register_hook(lambda g: g * 2)
+    result.sum().backward()
+    assert sorted(seen) == ["bias", "weight"]
+    torch.testing.assert_close(x.grad, 6 * torch.ones(2, 3) @ module.weight.detach())
+
+
+def test_results_can_be_written_in_place():
+    x = leaf(4, 4)
+    compiled = aot_function(function_graph(lambda x: (x.sin().t(), x.cos())), [x], fw_compiler=run_eagerly)
+    first, _ = compiled(x)
+    first.mul_(2)
+    first.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_inputs_that_share_memory_run_eagerly():
+    def write(x, y):
+        x.add_(1)
+        return y * 2
+
+    report = Report()
+    compiled = aot_function(
+        function_graph(write, 2), [torch.zeros(4), torch.zeros(4)], fw_compiler=run_eagerly, report=report
+    )
+    base = torch.zeros(8)
+    assert torch.equal(compiled(base[:4], base[2:6]), torch.tensor([2.0, 2.0, 0.0, 0.0]))
+    assert "shares memory" in report.fallbacks[0].reason
+
+
+def test_data_dependent_program_runs_eagerly():
+    report = Report()
+    gm = function_graph(lambda x: x * x.sum().item())
+    compiled = aot_function(gm, [torch.ones(3)], fw_compiler=run_eagerly, report=report)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
+    assert len(report.fallbacks) == 1 and report.fallbacks[0].stage == "aot_autograd"
+
+
+def test_failing_compiler_runs_the_graph():
+    def compiler(env, report):
+        raise ValueError("no")
+
+    report = Report()
+    x = leaf(3)
+    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=compiler, report=report)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    assert ["no" in record.reason for record in report.fallbacks] == [True, True]
+
+
+def test_bad_arguments():
+    gm = function_graph(torch.sin)
+    with pytest.raises(UserError, match="GraphModule"):
+        aot_function(torch.sin, [torch.ones(3)], fw_compiler=run_eagerly)
+    with pytest.raises(UserError, match="inputs"):
+        aot_function(gm, [], fw_compiler=run_eagerly)
+    with pytest.raises(UserError, match="fw_compiler"):
+        aot_function(gm, [torch.ones(3)], fw_compiler=5)
+    with pytest.raises(UserError, match="gradient"):
+        joint_graph(gm, [torch.ones(3)])
+
+
+def test_joint_graph_runs():
+    x, y = leaf(3, 3), leaf(3, 3)
+    joint = joint_graph(function_graph(two_heads, 2), [x, y])
+    joint.envelope.verify("every_pass")
+    tangents = [torch.randn(3, 3), torch.randn(3, 3)]
+    results = joint.envelope.module()(x.detach(), y.detach(), *tangents)
+    expected = torch.autograd.grad(two_heads(x, y), [x, y], tangents)
+    for mine, theirs in zip(results[2:], expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    partition = partition_joint(joint)
+    assert {desc.kind for desc in partition.forward.outputs} == {"output", "saved"}
+
+
+def test_nonleaf_inputs():
+    check(function_graph(two_heads, 2), lambda: [nonleaf(torch.randn(3, 3)), leaf(3, 3)])

@@ -6,7 +6,8 @@ A floating-point result passes where, element by element, it has eager's NaNs an
 
 `exact` is the PyTorch reference on float64 operands, `eager` the same in the tested dtype. `scale` is, for the
 primitives that add, the reference on the operands' absolute values (so that cancellation is not blamed on the
-backend), 1 for functions with a root away from 0, else 0. Everything else - integers, bools, data movement, random bits - must be equal bit for bit.
+backend), 1 for functions with a root away from 0, else 0. Everything else - integers, bools, data movement, random
+bits - must be equal bit for bit.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ def _round(data: Any, dtype: torch.dtype) -> Any:
     if dtype == torch.bfloat16:
         bits = np.array(data, dtype=np.float32, order="C").view(np.uint32)
         # To nearest, ties to even: add half a unit less one, and one more when the kept part is odd.
-        rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)) << np.uint32(16)
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)) << np.uint32(16)
         return np.where(np.isnan(data), data, rounded.view(np.float32)).astype(np.float32)
     return data
 

@@ -1,7 +1,7 @@
 """Local identities applied while a graph is built: data, one named `Rewrite` each.
 
-All of them keep every bit of a finite result and NaN-ness (``x + 0.0`` is not among them: it turns -0.0 into 0.0),
-except `pow_small`, which gives the products and roots that eager's own ``pow`` kernels compute.
+All of them keep every bit of a result (so ``x + 0.0`` is not among them: it turns -0.0 into 0.0), except that
+`pow_small` multiplies, as eager's own ``pow`` kernels do, where the primitive's ``pow`` may round differently.
 """
 
 from __future__ import annotations
@@ -95,10 +95,6 @@ def _pow_small(p: Any, args: tuple[Any, ...], spec: Any) -> Any:
         return p.mul(x, x)
     if _is(y, 3):
         return p.mul(p.mul(x, x), x)
-    if _is(y, 0.5):
-        return p.sqrt(x)
-    if _is(y, -0.5):
-        return p.rsqrt(x)
     if _is(y, -1):
         return p.reciprocal(x)
     return None

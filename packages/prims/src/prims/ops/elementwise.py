@@ -34,7 +34,7 @@ unary("trunc", "x without its fraction", FLOATS, torch.trunc, "trunc", c="trunc{
 unary("round", "nearest integer, halves to even", FLOATS, torch.round, "rint",
       c="nearbyint{f}({0})", triton="libdevice.nearbyint({0})")  # fmt: skip
 unary("reciprocal", "1 / x", FLOATS, torch.reciprocal, lambda x: np.asarray(1, x.dtype) / x,
-      c="(({T})1 / {0})", triton={"float64": "(1.0 / {0})", "float": "tl.div_rn(tl.full_like({0}, 1.0), {0})"})  # fmt: skip
+      c="(({T})1 / {0})", triton={"float64": "(1.0 / {0})", "float": "q_reciprocal({0})"})  # fmt: skip
 unary("sqrt", "square root; NaN below 0", FLOATS, torch.sqrt, "sqrt",
       c="sqrt{f}({0})", triton={"float64": "tl.sqrt({0})", "float": "tl.sqrt_rn({0})"})  # fmt: skip
 unary("rsqrt", "1 / sqrt(x)", FLOATS, torch.rsqrt, lambda x: np.asarray(1, x.dtype) / np.sqrt(x),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,17 +30,19 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 # ---- metadata -------------------------------------------------------------------------------------------
 
 
-def elementwise_constraints(name: str) -> dict[str, str]:
+def elementwise_constraints(name: str, arity: int) -> dict[str, str]:
     """The labelled constraints of an elementwise primitive."""
     up = name.upper()
-    return {
-        f"{up}-C1": "tensor operands have one shape",
-        f"{up}-C2": "tensor operands have one dtype",
+    labels = {
         f"{up}-C3": "the operand dtype is one the primitive is defined for",
         f"{up}-C4": "at least one operand is a tensor",
-        f"{up}-C5": "a number operand is of a kind the dtype holds (no float beside integers)",
-        f"{up}-C6": "tensor operands are on one device",
     }
+    if arity > 1:
+        labels[f"{up}-C1"] = "tensor operands have one shape"
+        labels[f"{up}-C2"] = "tensor operands have one dtype"
+        labels[f"{up}-C5"] = "a number operand is of a kind the dtype holds (no float beside integers)"
+        labels[f"{up}-C6"] = "tensor operands are on one device"
+    return labels
 
 
 def check_number(value: Any, dtype: torch.dtype, label: str) -> None:
@@ -96,7 +98,7 @@ def torch_elementwise(fn: Callable[..., Any]) -> Callable[..., Any]:
             for x in operands
         ]
         out = fn(*tensors)
-        return out.to(first.dtype) if out.dtype == compute else out
+        return (out.to(first.dtype) if out.dtype == compute else out).contiguous()
 
     return reference
 
@@ -196,13 +198,12 @@ def _binary_samples(
 # ---- constructors ---------------------------------------------------------------------------------------
 
 
-def _constants(fields: Mapping[str, Any], name: str, dtypes: tuple[torch.dtype, ...]) -> dict[str, Any]:
-    rule = fields.get("dtype_rule", "same")
+def _common(name: str, arity: int, dtypes: tuple[torch.dtype, ...], rule: str) -> dict[str, Any]:
     return {
         "meta": elementwise_meta(name, dtypes, rule),
         "dtypes": dtypes,
         "dtype_rule": rule,
-        "constraints": elementwise_constraints(name),
+        "constraints": elementwise_constraints(name, arity),
     }
 
 
@@ -232,7 +233,7 @@ def unary(
         torch_ref=torch_elementwise(torch_fn),
         numpy_ref=numpy_elementwise(numpy_fn),
         samples=_unary_samples(domain, edges),
-        **_constants({"dtype_rule": dtype_rule}, name, dtypes),
+        **_common(name, 1, dtypes, dtype_rule),
     )
 
 
@@ -266,7 +267,7 @@ def binary(
         torch_ref=torch_elementwise(torch_fn),
         numpy_ref=numpy_elementwise(numpy_fn),
         samples=_binary_samples(domains, right, edges),
-        **_constants({"dtype_rule": dtype_rule}, name, dtypes),
+        **_common(name, 2, dtypes, dtype_rule),
     )
 
 

@@ -151,7 +151,7 @@ def _indexed_shape(name: str, x: Any, indices: Any, dims: Any) -> tuple[Any, ...
     require(len(indices) == len(dims), f"{up}-C1", f"{len(indices)} indices for {len(dims)} dimensions")
     for d in dims:
         require_dim(x, d, f"{up}-C2")
-    rising = all(a < b for a, b in zip(dims, dims[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(dims))
     require(rising, f"{up}-C2", f"dims {dims} are not ascending")
     for index in indices:
         _require_index(index, x, f"{up}-C3")

@@ -9,14 +9,10 @@ __all__ = ["C_HELPERS", "C_SIMD", "TRITON_HELPERS"]
 
 #: libm functions with vector versions in glibc's libmvec: arity and the first glibc that has them.
 C_SIMD: dict[str, tuple[int, str]] = {
-    **{name: (1, "2.22") for name in ("sin", "cos", "exp", "log")},
+    **dict.fromkeys(("sin", "cos", "exp", "log"), (1, "2.22")),
     "pow": (2, "2.22"),
-    **{
-        name: (1, "2.35")
-        for name in (
-            "acos acosh asin asinh atan atanh cosh erf erfc exp2 expm1 log10 log1p log2 sinh tan tanh"
-        ).split()
-    },
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "erfc"), (1, "2.35")),
+    **dict.fromkeys(("exp2", "expm1", "log10", "log1p", "log2", "sinh", "tan", "tanh"), (1, "2.35")),
     "atan2": (2, "2.35"),
     "hypot": (2, "2.35"),
 }
@@ -212,6 +208,9 @@ static inline double q_normal64(int64_t seed, int64_t offset, int64_t i) {
 _triton("q_div", """
 def q_div(a, b):
     return tl.div_rn((a + tl.zeros_like(b)).to(tl.float32), (b + tl.zeros_like(a)).to(tl.float32))""")
+_triton("q_reciprocal", """
+def q_reciprocal(x):
+    return tl.div_rn(tl.zeros_like(x) + 1.0, x)""")
 _triton("q_fdiv", """
 def q_fdiv(a, b):
     q = a // b
@@ -232,7 +231,7 @@ def q_floor_div(a, b):
     q = tl.where((r != 0) & ((b < 0) != (r < 0)), q - 1, q)
     whole = libdevice.floor(q)
     whole = tl.where(q - whole > 0.5, whole + 1, whole)
-    whole = tl.where(q == 0, libdevice.copysign(q * 0, a / b), whole)
+    whole = tl.where(q == 0, libdevice.copysign(tl.zeros_like(q), a / b), whole)
     return tl.where(b == 0, a / b, whole)""")
 _triton("q_ipow", """
 def q_ipow(x, e):
@@ -260,7 +259,7 @@ def q_digamma(x):
     pi = 3.14159265358979323846
     negative = x < 0
     pole = negative & (x == libdevice.floor(x))
-    shift = tl.where(negative, -pi / libdevice.tan(pi * libdevice.fmod(x, 1.0)), x * 0)
+    shift = tl.where(negative, -pi / libdevice.tan(pi * libdevice.fmod(x, 1.0)), tl.zeros_like(x))
     y = tl.where(negative, 1 - x, x)
     for _ in range(20):
         small = y < 20
@@ -269,7 +268,7 @@ def q_digamma(x):
     inv = 1 / (y * y)
     tail = inv * (1.0 / 12 - inv * (1.0 / 120 - inv * (1.0 / 252 - inv * (1.0 / 240 - inv / 132))))
     value = shift + libdevice.log(y) - 0.5 / y - tail
-    value = tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), -x), value)
+    value = tl.where(x == 0, libdevice.copysign(tl.zeros_like(x) + float("inf"), -x), value)
     return tl.where(pole, float("nan"), value)""")
 _triton("q_philox4", """
 def q_philox4(seed, counter):

@@ -50,7 +50,7 @@ def _reduce_torch(fn: Callable[..., Any]) -> Callable[..., Any]:
     def reference(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
         if not dims:
             return x.clone(memory_format=torch.contiguous_format)
-        return fn(x.to(compute_dtype(x.dtype)), dims).to(x.dtype)
+        return fn(x.to(compute_dtype(x.dtype)), dims).to(x.dtype).contiguous()
 
     return reference
 
@@ -133,7 +133,7 @@ for _name, _word in (("argmax", "greatest"), ("argmin", "least")):
     define(
         _name, "x: T, dim: dim", "reduce", dtype_rule="int64",
         doc=f"index of the first {_word} element, as int64; a NaN counts as {_word}",
-        meta=_arg_meta(_name), torch_ref=lambda x, dim, f=getattr(torch, _name): f(x, dim),
+        meta=_arg_meta(_name), torch_ref=lambda x, dim, n=_name: getattr(torch, n)(x, dim),
         numpy_ref=lambda x, dim, n=_name: np.asarray(getattr(np, n)(x, axis=dim)).astype(np.int64),
         samples=_arg_samples, dtypes=NUMERIC,
         constraints={
@@ -169,9 +169,9 @@ for _name, _word in (("cumsum", "sum"), ("cumprod", "product")):
     define(
         _name, "x: T, dim: dim", "scan", doc=f"running {_word} along a dimension, its own element included",
         meta=_scan_meta(_name),
-        torch_ref=lambda x, dim, f=getattr(torch, _name): f(
+        torch_ref=lambda x, dim, n=_name: getattr(torch, n)(
             x.to(compute_dtype(x.dtype)), dim, dtype=compute_dtype(x.dtype)
-        ).to(x.dtype),
+        ).to(x.dtype).contiguous(),
         numpy_ref=lambda x, dim, n=_name: getattr(np, n)(x, axis=dim, dtype=x.dtype),
         samples=_scan_samples, dtypes=NUMERIC,
         constraints={
@@ -197,7 +197,10 @@ def _dot_meta(x: Any, y: Any) -> Any:
 
 
 def _dot_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for left, right in (((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 1)), ((2, 2, 1, 6), (2, 2, 6, 3)), ((3, 0), (0, 2)), ((0, 3), (3, 2))):
+    shapes = (
+        ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 1)), ((2, 2, 1, 6), (2, 2, 6, 3)), ((3, 0), (0, 2)), ((0, 3), (3, 2)),
+    )  # fmt: skip
+    for left, right in shapes:
         (x,) = next(iter(shaped_samples(dtype, 1, [(-3.0, 3.0)], seed=3))).args
         values = x.reshape(-1).repeat(10)
         yield Sample((_take(values, left), _take(values.flip(0), right)), f"{left} @ {right}")

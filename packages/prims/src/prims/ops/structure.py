@@ -5,6 +5,7 @@ Views have no aliasing meaning here: a prim-dialect value is a logical array.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ def _as_value(v: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _where_torch(c: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
     dtype = next(v.dtype for v in (x, y) if isinstance(v, torch.Tensor))
-    return torch.where(c, _as_value(x, dtype, c.device), _as_value(y, dtype, c.device))
+    return torch.where(c, _as_value(x, dtype, c.device), _as_value(y, dtype, c.device)).contiguous()
 
 
 def _where_numpy(c: Any, x: Any, y: Any) -> Any:
@@ -128,7 +129,7 @@ define(
     numpy_ref=numpy_elementwise(lambda x, y, z: x * y + z),
     samples=_fma_samples, dtypes=NUMERIC,
     c={"float": "({0} * {1} + {2})", "int": "(({T})({0} * {1} + {2}))"}, triton="({0} * {1} + {2})",
-    constraints=elementwise_constraints("fma"),
+    constraints=elementwise_constraints("fma", 3),
 )  # fmt: skip
 
 # ---- convert, bitcast -----------------------------------------------------------------------------------
@@ -157,7 +158,9 @@ define(
     "convert", "x: T, dtype: dtype", "cast", dtype_rule="attr",
     doc="to another dtype: floats round to nearest even, floats to integers truncate (out of range: any value), "
     "integers wrap, anything to bool is x != 0",
-    meta=_convert_meta, torch_ref=lambda x, dtype: x.to(dtype, copy=True), numpy_ref=_convert_numpy,
+    meta=_convert_meta,
+    torch_ref=lambda x, dtype: x.to(dtype, copy=True, memory_format=torch.contiguous_format),
+    numpy_ref=_convert_numpy,
     samples=_convert_samples, dtypes=ALL,
     constraints={"CONVERT-C1": "both dtypes are real numbers or bool"},
 )  # fmt: skip
@@ -280,7 +283,7 @@ define(
 def _broadcast_meta(x: Any, shape: Any, dims: Any) -> Any:
     require(len(dims) == x.ndim, "BROADCAST-C1", f"{len(dims)} dims for an input of {x.ndim} dimensions")
     inside = all(0 <= d < len(shape) for d in dims)
-    rising = all(a < b for a, b in zip(dims, dims[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(dims))
     require(inside and rising, "BROADCAST-C2", f"dims {dims} are not ascending below {len(shape)}")
     for size, d in zip(x.shape, dims, strict=True):
         target = shape[d]
@@ -290,11 +293,12 @@ def _broadcast_meta(x: Any, shape: Any, dims: Any) -> Any:
     return array_spec(shape, x.dtype, x.device)
 
 
-def _spread_shape(x_shape: Sequence[int], shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+def _spread(x: Any, shape: Sequence[int], dims: Sequence[int]) -> Any:
+    """A tensor or array with its dimensions placed at `dims` among ones, ready to repeat."""
     spread = [1] * len(shape)
-    for size, d in zip(x_shape, dims, strict=True):
+    for size, d in zip(x.shape, dims, strict=True):
         spread[d] = size
-    return tuple(spread)
+    return x.reshape(spread)
 
 
 def _broadcast_samples(dtype: torch.dtype) -> Iterator[Sample]:
@@ -308,10 +312,11 @@ def _broadcast_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 define(
     "broadcast", "x: T, shape: Ss, dims: ints", "view",
-    doc="input dimension i becomes output dimension dims[i], repeated where its size is 1 (StableHLO's broadcast_in_dim)",
+    doc="input dimension i becomes output dimension dims[i], repeated where its size is 1 (as StableHLO's "
+    "broadcast_in_dim)",
     meta=_broadcast_meta,
-    torch_ref=lambda x, shape, dims: x.reshape(_spread_shape(x.shape, shape, dims)).expand(shape).clone(),
-    numpy_ref=lambda x, shape, dims: np.broadcast_to(x.reshape(_spread_shape(x.shape, shape, dims)), shape).copy(),
+    torch_ref=lambda x, shape, dims: _spread(x, shape, dims).expand(shape).clone(memory_format=torch.contiguous_format),
+    numpy_ref=lambda x, shape, dims: np.broadcast_to(_spread(x, shape, dims), shape).copy(),
     samples=_broadcast_samples, dtypes=ALL,
     constraints={
         "BROADCAST-C1": "one output dimension is named per input dimension",
@@ -513,7 +518,7 @@ def _flip_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 define(
     "flip", "x: T, dims: dims", "view", doc="reverses dimensions",
-    meta=_flip_meta, torch_ref=lambda x, dims: torch.flip(x, dims),
+    meta=_flip_meta, torch_ref=lambda x, dims: torch.flip(x, dims).contiguous(),
     numpy_ref=lambda x, dims: np.flip(x, dims).copy(), samples=_flip_samples, dtypes=ALL,
     constraints={"FLIP-C1": "dims are in range and distinct"},
 )  # fmt: skip

@@ -1,0 +1,83 @@
+"""The C templates of all elementwise rows, compiled with gcc, conform to the references in every dtype."""
+
+import ctypes
+import math
+import subprocess
+
+import prims_c_harness as harness
+import pytest
+import torch
+
+from prims.conformance import check_backend
+from prims.ops import TABLE
+from prims.ops.templates import c_literal, c_prelude, c_type
+
+pytestmark = pytest.mark.skipif(harness.compiler() is None, reason="no gcc")
+DTYPES = TABLE["eq"].dtypes
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory):
+    return harness.CBackend(tmp_path_factory.mktemp("c"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_templates_conform(backend, dtype):
+    report = check_backend(backend, dtypes=[dtype])
+    assert report.ok, str(report)
+    done = {op.name for op in TABLE.values() if dtype in op.dtypes} - set(report.unsupported)
+    assert {"eq", "where", "convert", "logical_and"} <= done
+    elementwise = {op.name for op in TABLE.values() if op.c is not None and dtype in op.dtypes}
+    assert elementwise <= done
+
+
+def test_bodies_are_vectorised(backend):
+    """libm calls go to libmvec, and no helper call is left in the hot branch-free rows."""
+    library = backend.library(torch.float32)
+    symbols = subprocess.run(["nm", "-D", library._name], capture_output=True, text=True).stdout
+    if "_ZGV" not in symbols:
+        pytest.skip("this gcc or glibc has no libmvec")
+    for name in ("expf", "tanhf", "erff", "logf", "powf", "sinf"):
+        assert f"v_{name}" in symbols or f"vv_{name}" in symbols, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_literals(dtype, tmp_path):
+    if dtype.is_floating_point:
+        values = [0.0, -0.0, 1.0, 0.1, -2.5, 1e30, 1e-30, 3.4e38, math.pi, math.inf, -math.inf, math.nan, 7]
+    elif dtype == torch.bool:
+        values = [False, True]
+    else:
+        info = torch.iinfo(dtype)
+        values = [0, 1, info.max, info.min, 5, True]
+    ctype = c_type(dtype)
+    text = f"{ctype} values[] = {{{', '.join(c_literal(v, dtype) for v in values)}}};\n"
+    (tmp_path / "l.c").write_text(c_prelude(text) + text)
+    so = tmp_path / "l.so"
+    subprocess.run(["gcc", "-Wall", "-Werror", "-shared", "-fPIC", str(tmp_path / "l.c"), "-o", str(so)], check=True)
+    library = ctypes.CDLL(str(so))
+    store = harness.storage(dtype)
+    address = ctypes.addressof(ctypes.c_char.in_dll(library, "values"))
+    raw = ctypes.string_at(address, len(values) * store.itemsize)
+    got = torch.frombuffer(bytearray(raw), dtype=store)
+    want = torch.tensor(values, dtype=torch.float64 if dtype.is_floating_point else store).to(store)
+    assert torch.equal(got.nan_to_num(1.25), want.nan_to_num(1.25))
+    if dtype.is_floating_point:
+        assert torch.equal(torch.signbit(got), torch.signbit(want))
+        assert torch.equal(got.isnan(), want.isnan())
+
+
+def test_integer_division_by_zero_does_not_trap(backend):
+    x = torch.tensor([1, -1, -(2**63), 0])
+    for name in ("trunc_div", "floor_div", "remainder", "fmod"):
+        assert backend(TABLE[name], (x, torch.zeros_like(x))).tolist() == [0, 0, 0, 0]
+        low = backend(TABLE[name], (x, -torch.ones_like(x)))
+        assert low.tolist() == ([-1, 1, -(2**63), 0] if name.endswith("div") else [0, 0, 0, 0])
+
+
+def test_prelude_has_only_what_is_used():
+    assert "q_philox" not in c_prelude("float y = expf(x);")
+    assert "float expf(float);" in c_prelude("float y = expf(x);")
+    assert "simd" not in c_prelude("float y = expf(x);", simd=False)
+    text = c_prelude("q_normal32(seed, offset, i)")
+    assert text.index("q_philox4(") < text.index("q_normal32(") and "cosf" in text

@@ -1,0 +1,458 @@
+"""C kernels.
+
+A kernel is one function ``void k(void* const* p, const int64_t* n)``: pointers and sizes as parameters, so that
+equal layers share one function whatever their sizes. Its shape::
+
+    outer loops (parallel)                 for a lane in the reduction    for an outer lane: tiles of TILE columns
+      values that need no inner loop       scalars                        arrays over the tile
+      stage 0: inner loops                 simd reduction                 acc[lane] op= value
+      values after the first reduction     ...
+      stage 1: inner loops ...
+
+Sums run in float over short stretches and are collected in double, so that long reductions stay as accurate as
+eager's cascaded ones. Values that are expensive and needed in several stages go to a per-thread row buffer.
+"""
+
+from __future__ import annotations
+
+import torch
+from prims.ops import templates
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.cexpr import Names
+from inductor_gen.codegen.renderer import KernelSource, describe
+from inductor_gen.loops.body import Body, Store, Val, op_cost
+from inductor_gen.schedule.loopnest import Hint, Nest
+
+__all__ = ["CRenderer", "acc_type", "identity"]
+
+TILE = 256
+BLOCK = 2048
+ROW_BYTES = 256 << 10
+GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def acc_type(op: str, dtype: torch.dtype) -> str:
+    """The C type that partial results are collected in over a whole reduction."""
+    if op in ("sum", "prod", "cumsum", "cumprod") and dtype.is_floating_point:
+        return "double"
+    return "int" if dtype == torch.bool else templates.c_type(dtype)
+
+
+def identity(op: str, dtype: torch.dtype) -> str:
+    """The reduction's neutral element as a C literal."""
+    if op in ("sum", "cumsum", "any"):
+        return "0"
+    if op in ("prod", "cumprod", "all"):
+        return "1"
+    if dtype.is_floating_point:
+        return "(-INFINITY)" if op == "amax" else "INFINITY"
+    if dtype == torch.bool:
+        return "0" if op == "amax" else "1"
+    info = torch.iinfo(dtype)
+    return templates.c_literal(info.min if op == "amax" else info.max, dtype)
+
+
+_COMBINE = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def open(self, head: str) -> None:
+        self.line(head + " {" if head else "{")
+        self.depth += 1
+
+    def close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.depth -= 1
+            self.line("}")
+
+
+class CRenderer:
+    """Renders loop nests as C for a number of threads (0: unknown, plan for several)."""
+
+    def __init__(self, hint: Hint, threads: int = 0) -> None:
+        self.hint = hint
+        self.threads = threads or 8
+
+    def render(self, nest: Nest) -> KernelSource:
+        """The C kernel of a nest."""
+        return _Kernel(nest, self.hint, self.threads).finish()
+
+
+class _Kernel:
+    def __init__(self, nest: Nest, hint: Hint, threads: int) -> None:
+        self.nest = nest
+        self.body: Body = nest.body
+        self.hint = hint
+        self.threads = threads
+        self.w = _Writer()
+        self.inner = frozenset(nest.inner)
+        self.lane = nest.lane
+        self.names = Names(self.body, [*nest.outer, *nest.inner])
+        self.tiled = bool(nest.inner) and self.lane is not None and not nest.lane_is_inner
+        self.rows: dict[int, str] = {}
+        self.arrays: set[int] = set()
+        self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
+        self.stages = self._stage_count()
+        self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
+        self.split_inner = self._parallel_inside()
+
+    # ---- facts ------------------------------------------------------------------------------------------
+
+    def _indirect(self, s: Store) -> bool:
+        return any(a in self.body.atoms for a in s.at.symbols)
+
+    def _stage_count(self) -> int:
+        if not self.inner:
+            return 0
+        last = -1
+        for v in self.reduces:
+            last = max(last, v.args[0].stage if v.op == "reduce" else v.stage)
+        for s in self.body.stores:
+            if self.is_inner(s.value):
+                last = max(last, s.value.stage)
+        return last + 1
+
+    def is_inner(self, v: Val) -> bool:
+        """Does the value change inside the reduction?"""
+        return v.op == "scan" or bool(v.deps & self.inner)
+
+    def _extent(self, variables: list[Expr]) -> int:
+        total = 1
+        for v in variables:
+            total *= max(self.hint(self.body.space[v]), 1)
+        return total
+
+    def _parallel_inside(self) -> bool:
+        """Is there too little outer work to share among threads, and enough inside?"""
+        if not self.inner:
+            return False
+        if any(v.op == "scan" or v.attr in ("argmax", "argmin") for v in self.reduces):
+            return False
+        outer = self._extent([v for v in self.nest.outer if not (self.tiled and v is self.lane)])
+        if self.tiled:
+            outer *= -(-self._extent([self.lane]) // TILE)  # type: ignore[list-item]
+        return outer < self.threads and self._extent(self.nest.inner) >= 4096
+
+    # ---- assembling -------------------------------------------------------------------------------------
+
+    def finish(self) -> KernelSource:
+        if self.scatter:
+            self._scatter()
+        elif self.inner:
+            self._choose_rows()
+            self._reduction()
+        else:
+            self._pointwise()
+        lines = self.w.lines
+        head = self.names.declarations()
+        text = "void KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
+        text += "\n}\n"
+        name, comment, ops = describe(self.nest, text)
+        return KernelSource(
+            name=name, text=text, comment=comment, buffers=tuple(self.names.buffers), outputs=self.names.outputs,
+            sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1),
+        )  # fmt: skip
+
+    def _work(self) -> str:
+        """A C expression for the number of elements visited."""
+        factors = [self.names.extent(v) for v in (*self.nest.outer, *self.nest.inner)]
+        return " * ".join(factors) or "1"
+
+    def _team(self, collapse: int, extra: str = "", schedule: str = "schedule(static)") -> str:
+        cost = sum(op_cost(v.op) for v in self.body.vals)
+        grain = max(GRAIN * 4 // max(cost, 4), 512)
+        parts = ["#pragma omp parallel for"]
+        if collapse > 1:
+            parts.append(f"collapse({collapse})")
+        parts.append(schedule)
+        if extra:
+            parts.append(extra)
+        parts.append(f"if ({self._work()} > {grain})")
+        return " ".join(parts)
+
+    def _loop(self, v: Expr) -> None:
+        name = self.names.var(v)
+        self.w.open(f"for (int64_t {name} = 0; {name} < {self.names.extent(v)}; {name}++)")
+
+    def _collapsed(self, loops: list[Expr]) -> int:
+        """How many of the outermost loops to share: as few as give every thread several turns."""
+        have = 1
+        for count, v in enumerate(loops, 1):
+            have *= max(self.hint(self.body.space[v]), 1)
+            if have >= 8 * self.threads:
+                return count
+        return len(loops)
+
+    def emit(self, v: Val, local: dict[int, str] | None = None) -> None:
+        self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")
+
+    def store(self, s: Store) -> None:
+        self.w.line(self.names.store(s))
+
+    # ---- pointwise --------------------------------------------------------------------------------------
+
+    def _pointwise(self) -> None:
+        outer = self.nest.outer
+        if not outer:
+            for v in self.body.vals:
+                self.emit(v)
+            for s in self.body.stores:
+                self.store(s)
+            return
+        around = outer[:-1]
+        lane = outer[-1]
+        inside = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
+        collapse = 0 if inside else self._collapsed(around)
+        done: set[int] = set()
+        self._hoist(done, [])
+        for depth, v in enumerate(around):
+            if depth == 0 and collapse:
+                self.w.line(self._team(collapse))
+            self._loop(v)
+            if depth + 1 >= collapse:
+                self._hoist(done, around[: depth + 1])
+        if inside:
+            self.w.line(self._team(1).replace("parallel for", "parallel for simd"))
+        else:
+            self.w.line("#pragma omp simd")
+        self._loop(lane)
+        for v in self.body.vals:
+            if v.id not in done:
+                self.emit(v)
+        for s in self.body.stores:
+            self.store(s)
+        self.w.close(len(outer))
+
+    def _hoist(self, done: set[int], bound: list[Expr]) -> None:
+        """Emit what depends on the variables bound so far only."""
+        have = frozenset(bound)
+        for v in self.body.vals:
+            if v.id not in done and v.deps <= have and v.stage == 0 and v.op not in ("reduce", "scan"):
+                if self.tiled or not self.is_inner(v):
+                    self.emit(v)
+                    done.add(v.id)
+
+    # ---- scatter ----------------------------------------------------------------------------------------
+
+    def _scatter(self) -> None:
+        """Serial over the variables that collide, parallel over those that address distinct elements."""
+        from inductor_gen.loops.body import linear
+
+        store = self.body.stores[0]
+        free = [v for v in self.nest.outer if linear(self.body, store.at, v) not in (None,) and v in store.at.symbols]
+        serial = [v for v in self.nest.outer if v not in free]
+        loops = [*free[:-1], *serial, *free[-1:]] if free else serial
+        if free and len(free) == 1:
+            loops = [*serial, free[0]]
+        done: set[int] = set()
+        self._hoist(done, [])
+        parallel = len(free) > 1
+        for depth, v in enumerate(loops):
+            if parallel and depth == 0:
+                self.w.line(self._team(1))
+            self._loop(v)
+            self._hoist(done, loops[: depth + 1])
+        self.store(store)
+        self.w.close(len(loops))
+
+    # ---- reductions -------------------------------------------------------------------------------------
+
+    def _needed(self, stage: int) -> list[Val]:
+        """The inner values that a stage's loop computes, in order."""
+        roots = [v.args[0] for v in self.reduces if v.op == "reduce" and v.args[0].stage == stage]
+        roots += [v.args[1] for v in self.reduces if v.op == "reduce" and len(v.args) > 1 and v.args[0].stage == stage]
+        roots += [v for v in self.reduces if v.op == "scan" and v.stage == stage]
+        roots += [s.value for s in self.body.stores if self.is_inner(s.value) and s.value.stage == stage]
+        by_id = {v.id: v for v in self.body.vals}
+        roots += [by_id[i] for i in self.rows if by_id[i].stage == stage]
+        found: dict[int, Val] = {}
+        todo = list(roots)
+        for s in self.body.stores:
+            if self.is_inner(s.value) and s.value.stage == stage:
+                todo += [self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms]
+        while todo:
+            v = todo.pop()
+            if v.id in found or not self.is_inner(v):
+                continue
+            found[v.id] = v
+            if v.id in self.rows and v.stage < stage:
+                continue
+            todo += self.body.inputs_of(v)
+        return [found[i] for i in sorted(found)]
+
+    def _choose_rows(self) -> None:
+        """Find expensive values that later stages need again, and give them row buffers."""
+        if self.tiled or self.split_inner:
+            return
+        for stage in range(1, self.stages):
+            for v in self._needed(stage):
+                if v.stage < stage and (op_cost(v.op) >= 8 or v.op == "scan") and v.id not in self.rows:
+                    if v.op == "scan" or self._row_bytes(v) <= ROW_BYTES:
+                        self.rows[v.id] = f"row{len(self.rows)}"
+
+    def _row_bytes(self, v: Val) -> int:
+        return self._extent(self.nest.inner) * 8 * (len(self.rows) + 1)
+
+    def _reduction(self) -> None:
+        outer = [v for v in self.nest.outer if not (self.tiled and v is self.lane)]
+        tiles = self.tiled
+        done: set[int] = set()
+        self._hoist(done, [])
+        shared = 0 if self.split_inner else self._collapsed(outer)
+        if tiles and not self.split_inner and self._extent(outer) < 8 * self.threads:
+            shared = len(outer) + 1
+        if self.rows:
+            self.w.line(f"#pragma omp parallel if ({self._work()} > {GRAIN})")
+            self.w.open("")
+            self._allocate_rows()
+        for depth, v in enumerate(outer):
+            if depth == 0 and shared:
+                self._share(shared)
+            self._loop(v)
+            if depth + 1 >= shared:
+                self._hoist(done, outer[: depth + 1])
+        if tiles:
+            if not outer and shared:
+                self._share(1)
+            extent = self.names.extent(self.lane)  # type: ignore[arg-type]
+            self.w.open(f"for (int64_t t_ = 0; t_ < {extent}; t_ += {TILE})")
+            self.w.line(f"const int64_t m_ = {extent} - t_ < {TILE} ? {extent} - t_ : {TILE};")
+            self._hoist(done, outer)
+        self._sections(done)
+        self.w.close(len(outer) + (1 if tiles else 0))
+        if self.rows:
+            for name in self.rows.values():
+                self.w.line(f"free({name});")
+            self.w.close()
+
+    def _share(self, collapse: int) -> None:
+        if self.rows:
+            self.w.line("#pragma omp for" + (f" collapse({collapse})" if collapse > 1 else "") + " schedule(static)")
+        else:
+            self.w.line(self._team(collapse))
+
+    def _allocate_rows(self) -> None:
+        extents = " * ".join(self.names.extent(v) for v in self.nest.inner)
+        by_id = {v.id: v for v in self.body.vals}
+        for i, name in self.rows.items():
+            ctype = self.names.type_of(by_id[i])
+            self.w.line(f"{ctype}* const {name} = ({ctype}*)malloc(sizeof({ctype}) * ({extents}) + 64);")
+
+    def _sections(self, done: set[int]) -> None:
+        self._choose_arrays(done)
+        for stage in range(self.stages + 1):
+            self._outer_section(stage, done)
+            if stage < self.stages:
+                self._inner_section(stage)
+
+    def _choose_arrays(self, done: set[int]) -> None:
+        """With an outer lane: which outer values must outlive their loop over the tile."""
+        if not self.tiled:
+            return
+        for stage in range(self.stages):
+            for v in self._needed(stage):
+                for a in self.body.inputs_of(v):
+                    if not self.is_inner(a) and self.lane in a.deps and a.op != "load" and a.id not in done:
+                        self.arrays.add(a.id)
+            for r in self.reduces:
+                if r.op == "reduce" and r.args[0].stage == stage:
+                    a = r.args[0]
+                    if not self.is_inner(a) and self.lane in a.deps and a.op != "load":
+                        self.arrays.add(a.id)
+        for v in self.body.vals:
+            if self.is_inner(v):
+                continue
+            for a in self.body.inputs_of(v):
+                if a.stage != v.stage and self.lane in a.deps and not self.is_inner(a) and a.op not in ("load", "reduce"):
+                    self.arrays.add(a.id)
+        for s in self.body.stores:
+            for a in (self.body.atoms[x] for x in s.at.symbols if x in self.body.atoms):
+                if not self.is_inner(a) and self.lane in a.deps and a.op != "load":
+                    self.arrays.add(a.id)
+
+    def _outer_values(self, stage: int, done: set[int]) -> list[Val]:
+        return [
+            v
+            for v in self.body.vals
+            if not self.is_inner(v) and v.stage == stage and v.id not in done and v.op != "reduce"
+        ]
+
+    def _outer_section(self, stage: int, done: set[int]) -> None:
+        vals = self._outer_values(stage, done)
+        stores = [s for s in self.body.stores if not self.is_inner(s.value) and s.value.stage == stage]
+        if not self.tiled:
+            for v in vals:
+                self.emit(v)
+                done.add(v.id)
+            for s in stores:
+                self.store(s)
+            return
+        for v in vals:
+            if self.lane not in v.deps:
+                self.emit(v)
+                done.add(v.id)
+            elif v.id in self.arrays:
+                self.w.line(f"{self.names.type_of(v)} {self.names.val(v)}a[{TILE}];")
+        rest = [v for v in vals if self.lane in v.deps]
+        if rest or stores:
+            self._lane_loop()
+            self._reload(rest, stores)
+            for v in rest:
+                self.emit(v)
+                if v.id in self.arrays:
+                    self.w.line(f"{self.names.val(v)}a[l_] = {self.names.val(v)};")
+            for s in stores:
+                self.store(s)
+            self.w.close()
+
+    def _reload(self, vals: list[Val], stores: list[Store]) -> None:
+        """Bring outer values of other sections into a loop over the tile."""
+        have = {v.id for v in vals}
+        needed: dict[int, Val] = {}
+
+        def visit(a: Val) -> None:
+            if a.id in have or a.id in needed or self.is_inner(a) or self.lane not in a.deps:
+                return
+            if a.op == "load":
+                for b in self.body.inputs_of(a):
+                    visit(b)
+            needed[a.id] = a
+
+        for v in vals:
+            if v.op != "reduce":
+                for a in self.body.inputs_of(v):
+                    visit(a)
+        for s in stores:
+            visit(s.value)
+            for x in s.at.symbols:
+                if x in self.body.atoms:
+                    visit(self.body.atoms[x])
+        for i in sorted(needed):
+            a = needed[i]
+            name = self.names.val(a)
+            if a.op == "load":
+                self.emit(a)
+            else:
+                self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
+
+    def _lane_loop(self) -> None:
+        self.w.line("#pragma omp simd")
+        self.w.open("for (int64_t l_ = 0; l_ < m_; l_++)")
+        self.w.line(f"const int64_t {self.names.var(self.lane)} = t_ + l_;")  # type: ignore[arg-type]
+
+    def _inner_section(self, stage: int) -> None:
+        from inductor_gen.codegen.creduce import emit_stage
+
+        emit_stage(self, stage)
+
+

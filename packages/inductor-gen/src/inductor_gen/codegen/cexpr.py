@@ -1,0 +1,241 @@
+"""C expressions for SSA values, indices and stores, with the parameters that they turn out to need."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from prims.ops import TABLE, templates
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.loops.graph import Node
+
+__all__ = ["Names", "prelude", "storage_type"]
+
+_STORAGE = {torch.bool: "uint8_t", torch.float16: "_Float16", torch.bfloat16: "uint16_t"}
+
+#: Integers up to this stand in the text; larger ones are parameters, so that kernels serve several sizes.
+LITERAL = 16
+
+
+def storage_type(dtype: torch.dtype) -> str:
+    """The C type of an element in memory."""
+    return _STORAGE.get(dtype) or templates.c_type(dtype)
+
+
+class Names:
+    """Names of variables, values, pointers and sizes of one kernel, handed out in order of first use."""
+
+    def __init__(self, body: Body, loops: list[Expr]) -> None:
+        self.body = body
+        self.space = dict(body.space)
+        self.sizes: list[Expr] = []
+        self._size_names: dict[Expr, str] = {}
+        self.buffers: list[Node] = []
+        self._pointers: dict[Node, str] = {}
+        self._vars = {v: f"i{k}" for k, v in enumerate(loops)}
+        self._vals: dict[int, str] = {}
+        written: list[Node] = []
+        for s in body.stores:
+            if s.buffer not in written:
+                written.append(s.buffer)
+        self.outputs = len(written)
+        for node in written:
+            self._pointers[node] = f"out{len(self.buffers)}"
+            self.buffers.append(node)
+
+    # ---- names ------------------------------------------------------------------------------------------
+
+    def var(self, v: Expr) -> str:
+        """A loop variable."""
+        return self._vars[v]
+
+    def val(self, v: Val) -> str:
+        """An SSA value."""
+        return self._vals.setdefault(v.id, f"v{len(self._vals)}")
+
+    def pointer(self, node: Node) -> str:
+        """A buffer's pointer."""
+        name = self._pointers.get(node)
+        if name is None:
+            name = self._pointers[node] = f"in{len(self.buffers)}"
+            self.buffers.append(node)
+        return name
+
+    def type_of(self, v: Val) -> str:
+        """The C type a value is held in; bools are ints, which vectorise beside floats."""
+        return "int" if v.dtype == torch.bool else templates.c_type(v.dtype)
+
+    def param(self, e: Expr) -> str:
+        """A size that is known at the call."""
+        name = self._size_names.get(e)
+        if name is None:
+            name = self._size_names[e] = f"n{len(self.sizes)}"
+            self.sizes.append(e)
+        return name
+
+    def extent(self, v: Expr) -> str:
+        """The number of values of a loop variable."""
+        return self.size(self.space[v])
+
+    def size(self, e: Expr) -> str:
+        """A size expression as a C atom."""
+        if e.kind == "const" and -2 <= e.args[0] <= LITERAL:
+            return str(e.args[0]) if e.args[0] >= 0 else f"({e.args[0]})"
+        return self.param(e)
+
+    def declarations(self) -> list[str]:
+        """The statements that unpack the parameters."""
+        lines = []
+        for k, node in enumerate(self.buffers):
+            const = "const " if k >= self.outputs else ""
+            ctype = storage_type(node.dtype)  # type: ignore[arg-type]
+            lines.append(f"{const}{ctype}* restrict {self._pointers[node]} = ({const}{ctype}*)p_[{k}];")
+        for k, e in enumerate(self.sizes):
+            if e.is_float:
+                lines.append(f"double n{k}; memcpy(&n{k}, n_ + {k}, 8);")
+            else:
+                lines.append(f"const int64_t n{k} = n_[{k}];")
+        return lines
+
+    # ---- indices ----------------------------------------------------------------------------------------
+
+    def _is_loop(self, atom: Expr) -> bool:
+        return any(s in self._vars or s in self.body.atoms for s in atom.symbols)
+
+    def index(self, e: Expr) -> str:
+        """An index expression."""
+        groups: dict[tuple[Expr, ...], dict[tuple[tuple[Expr, int], ...], int]] = {}
+        for mono, coeff in e.terms:
+            moving: list[Expr] = []
+            fixed: list[tuple[Expr, int]] = []
+            for atom, power in mono:
+                if self._is_loop(atom):
+                    moving += [atom] * power
+                else:
+                    fixed.append((atom, power))
+            groups.setdefault(tuple(moving), {})[tuple(fixed)] = coeff
+        from prims.spec import expr as ex
+
+        parts = []
+        for moving_atoms, terms in groups.items():
+            factor = ex.from_terms(terms)
+            names = [self._atom(a) for a in moving_atoms]
+            if not names:
+                parts.append(self.size(factor))
+            elif factor.kind == "const" and factor.args[0] == 1:
+                parts.append("*".join(names))
+            else:
+                parts.append("*".join([*names, self.size(factor)]))
+        return " + ".join(parts) if parts else "0"
+
+    def _atom(self, atom: Expr) -> str:
+        if atom in self._vars:
+            return self._vars[atom]
+        found = self.body.atoms.get(atom)
+        if found is not None:
+            return self.val(found)
+        a, b = (self.index(x) if self._is_loop(x) else self.size(x) for x in atom.args[:2])
+        match atom.kind:
+            case "floordiv":
+                return f"(({a}) / ({b}))"
+            case "mod":
+                return f"(({a}) % ({b}))"
+            case "min":
+                return f"(({a}) < ({b}) ? ({a}) : ({b}))"
+            case "max":
+                return f"(({a}) > ({b}) ? ({a}) : ({b}))"
+        raise AssertionError(f"index atom {atom} of kind {atom.kind}")
+
+    # ---- values -----------------------------------------------------------------------------------------
+
+    def expression(self, v: Val) -> str:
+        """The C expression of an SSA value over its operands' names."""
+        args = [self.val(a) for a in v.args]
+        match v.op:
+            case "const":
+                return templates.c_literal(v.attr, v.dtype)
+            case "size":
+                return f"(({self.type_of(v)}){self.size(v.attr)})"
+            case "index":
+                return self.index(v.at)  # type: ignore[arg-type]
+            case "test":
+                return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
+            case "load":
+                return self._load(v, args)
+            case "convert":
+                return templates.c_convert(args[0], v.args[0].dtype, v.dtype)
+            case "bitcast":
+                return self._bitcast(v, args[0])
+        if v.op.startswith("random_"):
+            return templates.c_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
+        operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
+        return templates.c_expr(TABLE[v.op], args, operand)
+
+    def _load(self, v: Val, args: list[str]) -> str:
+        node: Node = v.attr
+        element = f"{self.pointer(node)}[{self.index(v.at)}]"  # type: ignore[arg-type]
+        if v.dtype == torch.bfloat16:
+            element = f"qi_from_bf16({element})"
+        elif v.dtype == torch.float16:
+            element = f"(float){element}"
+        return f"{args[0]} ? {element} : 0" if args else element
+
+    def _bitcast(self, v: Val, arg: str) -> str:
+        src, dst = v.args[0].dtype, v.dtype
+        a, b = storage_type(src), storage_type(dst)
+        bits = f"(union {{{a} a; {b} b;}}){{.a = {self.stored(arg, src)}}}.b"
+        if dst == torch.bfloat16:
+            return f"qi_from_bf16({bits})"
+        return bits
+
+    def stored(self, name: str, dtype: torch.dtype) -> str:
+        """A value as it goes to memory."""
+        if dtype == torch.bfloat16:
+            return f"qi_to_bf16({name})"
+        if dtype == torch.float16:
+            return f"(_Float16){name}"
+        return name
+
+    def store(self, s: Store) -> str:
+        """The statement of a store."""
+        target = f"{self.pointer(s.buffer)}[{self.index(s.at)}]"
+        name = self.val(s.value)
+        dtype = s.value.dtype
+        if s.mode == "set":
+            return f"{target} = {self.stored(name, dtype)};"
+        old = target
+        if dtype == torch.bfloat16:
+            old = f"qi_from_bf16({target})"
+        elif dtype == torch.float16:
+            old = f"(float){target}"
+        row = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}[s.mode]
+        if dtype == torch.bool:
+            row = {"add": "logical_or", "mul": "logical_and", "max": "logical_or", "min": "logical_and"}[s.mode]
+        ctype = self.type_of(s.value)
+        combined = templates.c_expr(TABLE[row], ["q_old", name], dtype)
+        return f"{{ const {ctype} q_old = {old}; {target} = {self.stored(combined, dtype)}; }}"
+
+
+_HALF_HELPERS = """\
+static inline float qi_from_bf16(uint16_t x) {
+    return (union { uint32_t i; float f; }){ .i = (uint32_t)x << 16 }.f;
+}
+static inline uint16_t qi_to_bf16(float x) { /* to nearest, ties to even; NaN stays NaN */
+    const uint32_t u = (union { float f; uint32_t i; }){ .f = x }.i;
+    const uint16_t r = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    return x != x ? (uint16_t)0x7fc0 : r;
+}
+"""
+
+
+def _glibc() -> tuple[int, ...]:
+    name, version = platform.libc_ver()
+    return tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else (0, 0)
+
+
+def prelude(text: str) -> str:
+    """The includes and helpers that C text needs. libm calls vectorise where glibc has all vector versions (2.35)."""
+    head = templates.c_prelude(text, simd=_glibc() >= (2, 35))
+    return head + (_HALF_HELPERS if "qi_" in text else "")

@@ -1,0 +1,279 @@
+"""The inner loops of a reduction kernel in C: one stage, its accumulators and its stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inductor_gen.codegen import c
+from inductor_gen.loops.body import Val
+
+if TYPE_CHECKING:
+    from inductor_gen.codegen.c import _Kernel
+
+__all__ = ["emit_stage"]
+
+_CLAUSE = {"sum": "+", "prod": "*", "any": "|", "all": "&", "amax": "max", "amin": "min"}
+_ARGS = ("argmax", "argmin")
+
+
+class _Stage:
+    """Emits one stage. Names: ``vKs`` collects over the whole reduction, ``vKc`` over a short stretch of it,
+    ``vKn`` notes a NaN, ``vKb`` is the best value beside an arg-reduction's position ``vKs``."""
+
+    def __init__(self, kernel: _Kernel, stage: int) -> None:
+        self.k = kernel
+        self.w = kernel.w
+        self.stage = stage
+        self.reduces = [v for v in kernel.reduces if v.op == "reduce" and v.args[0].stage == stage]
+        self.scans = [v for v in kernel.reduces if v.op == "scan" and v.stage == stage]
+        self.vals = kernel._needed(stage)
+        self.stores = [s for s in kernel.body.stores if kernel.is_inner(s.value) and s.value.stage == stage]
+        self.tiled = kernel.tiled
+        loops = [v for v in kernel.nest.inner]
+        self.loops = loops
+        last = kernel._extent(loops[-1:])
+        limit = c.BLOCK if not self.tiled else 512
+        self.sums = [r for r in self.reduces if self._is_sum(r)]
+        self.blocked = kernel.split_inner and len(loops) == 1
+        if self.sums and last >= 2 * limit:
+            self.blocked = True
+        self.two_level = self.blocked or len(loops) > 1
+        self.block = limit
+
+    def _is_sum(self, r: Val) -> bool:
+        return r.attr in ("sum", "prod") and r.dtype.is_floating_point
+
+    # ---- names and types --------------------------------------------------------------------------------
+
+    def name(self, r: Val) -> str:
+        return self.k.names.val(r)
+
+    def at(self, base: str) -> str:
+        return f"{base}[l_]" if self.tiled else base
+
+    def operand_type(self, r: Val) -> str:
+        return self.k.names.type_of(r.args[0])
+
+    def total_type(self, r: Val) -> str:
+        if self._is_sum(r) and not self.two_level:
+            return self.k.names.type_of(r)
+        if r.attr in _ARGS:
+            return "int64_t"
+        if self._is_sum(r):
+            return c.acc_type(r.attr, r.dtype)
+        return self.k.names.type_of(r)
+
+    # ---- accumulators -----------------------------------------------------------------------------------
+
+    def declare(self, ctype: str, name: str, value: str) -> None:
+        if self.tiled:
+            self.w.line(f"{ctype} {name}[{c.TILE}];")
+            self.fill(name, value)
+        else:
+            self.w.line(f"{ctype} {name} = {value};")
+
+    def fill(self, name: str, value: str) -> None:
+        if self.tiled:
+            count = c.TILE if self.k.split_inner else "m_"
+            self.w.line(f"for (int64_t l_ = 0; l_ < {count}; l_++) {name}[l_] = {value};")
+        else:
+            self.w.line(f"{name} = {value};")
+
+    def begin(self) -> None:
+        for r in self.reduces:
+            n = self.name(r)
+            if r.attr in _ARGS:
+                self.declare("int64_t", n + "s", "-1")
+                self.declare(self.operand_type(r), n + "b", "0")
+                continue
+            self.declare(self.total_type(r), n + "s", c.identity(r.attr, r.dtype))
+            if self._has_nan(r):
+                self.declare("int", n + "n", "0")
+        for s in self.scans:
+            self.declare(c.acc_type(s.attr, s.dtype), self.name(s) + "s", c.identity(s.attr, s.dtype))
+
+    def _has_nan(self, r: Val) -> bool:
+        return r.attr in ("amax", "amin") and r.dtype.is_floating_point
+
+    def partial(self, r: Val) -> str:
+        """The accumulator that the innermost loop updates."""
+        return self.name(r) + ("c" if self._is_sum(r) and self.two_level else "s")
+
+    def update(self, r: Val) -> None:
+        x = self.k.names.val(r.args[0])
+        acc = self.at(self.partial(r))
+        match r.attr:
+            case "sum":
+                self.w.line(f"{acc} += {x};")
+            case "prod":
+                self.w.line(f"{acc} *= {x};")
+            case "any":
+                self.w.line(f"{acc} |= ({x} != 0);")
+            case "all":
+                self.w.line(f"{acc} &= ({x} != 0);")
+            case "amax" | "amin":
+                sign = "<" if r.attr == "amax" else ">"
+                if self._has_nan(r):
+                    self.w.line(f"{self.at(self.name(r) + 'n')} |= ({x} != {x});")
+                self.w.line(f"{acc} = {acc} {sign} {x} ? {x} : {acc};")
+            case _:
+                self._update_arg(r, x)
+
+    def _update_arg(self, r: Val, x: str) -> None:
+        best, at = self.at(self.name(r) + "b"), self.at(self.name(r) + "s")
+        place = self.k.names.val(r.args[1])
+        sign = ">" if r.attr == "argmax" else "<"
+        n = self.name(r)
+        better = f"({x} {sign} {best})"
+        tie = f"(({x} == {best}) & ({place} < {at}))"
+        if r.args[0].dtype.is_floating_point:
+            nan = f"(({x} != {x}) & (({best} == {best}) | ({place} < {at})))"
+            better = f"(({better} & ({best} == {best})) | {nan})"
+        self.w.line(f"const int {n}t = ({at} < 0) | {better} | {tie};")
+        self.w.line(f"{best} = {n}t ? {x} : {best};")
+        self.w.line(f"{at} = {n}t ? {place} : {at};")
+
+    def open_stretch(self) -> None:
+        for r in self.sums:
+            ctype = self.k.names.type_of(r)
+            self.declare(ctype, self.name(r) + "c", c.identity(r.attr, r.dtype))
+
+    def close_stretch(self) -> None:
+        for r in self.sums:
+            n = self.name(r)
+            sign = "+" if r.attr == "sum" else "*"
+            if self.tiled:
+                self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}s[l_] {sign}= {n}c[l_];")
+            else:
+                self.w.line(f"{n}s {sign}= {n}c;")
+
+    def finish(self) -> None:
+        for r in self.reduces:
+            n = self.name(r)
+            ctype = self.k.names.type_of(r)
+            value = f"({ctype}){self.at(n + 's')}"
+            if self._has_nan(r):
+                value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}"
+            if self.tiled:
+                self.w.line(f"{ctype} {n}a[{c.TILE}];")
+                self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}a[l_] = {value};")
+            else:
+                self.w.line(f"const {ctype} {n} = {value};")
+
+    # ---- loops ------------------------------------------------------------------------------------------
+
+    def clauses(self, names: str) -> list[str]:
+        """OpenMP reduction clauses for the accumulators: ``names`` is "partial" (innermost) or "total"."""
+        groups: dict[str, list[str]] = {}
+        for r in self.reduces:
+            base = self.partial(r) if names == "partial" else self.name(r) + "s"
+            suffix = f"[:{c.TILE}]" if self.tiled else ""
+            groups.setdefault(_CLAUSE[r.attr], []).append(base + suffix)
+            if self._has_nan(r):
+                groups.setdefault("|", []).append(self.name(r) + "n" + suffix)
+        return [f"reduction({op}:{','.join(items)})" for op, items in groups.items()]
+
+    def emit(self) -> None:
+        self.begin()
+        self.done: set[int] = set()
+        around, last = self.loops[:-1], self.loops[-1]
+        team = " ".join(self.clauses("total")) if self.k.split_inner else None
+        opened = 0
+        for depth, v in enumerate(around):
+            if depth == 0 and team is not None:
+                self.w.line(self.k._team(1, team))
+            self.k._loop(v)
+            opened += 1
+            self.place(self.loops[: depth + 1])
+        name, extent = self.k.names.var(last), self.k.names.extent(last)
+        start, stop = "0", extent
+        if self.blocked:
+            if not around and team is not None:
+                self.w.line(self.k._team(1, team))
+            self.w.open(f"for (int64_t b_ = 0; b_ < {extent}; b_ += {self.block})")
+            self.w.line(f"const int64_t e_ = {extent} - b_ < {self.block} ? {extent} : b_ + {self.block};")
+            start, stop = "b_", "e_"
+            opened += 1
+        if self.two_level:
+            self.open_stretch()
+        self.innermost(name, start, stop)
+        if self.two_level:
+            self.close_stretch()
+        self.w.close(opened)
+        self.finish()
+
+    def place(self, bound: list) -> None:
+        """Values that do not depend on loops further in."""
+        have = frozenset(bound)
+        for v in self.vals:
+            ready = v.deps & self.k.inner <= have and (not self.tiled or self.k.lane not in v.deps)
+            if v.id not in self.done and ready and v.op != "scan" and v.id not in self.k.rows:
+                if all(not self.k.is_inner(a) or a.id in self.done for a in self.k.body.inputs_of(v)):
+                    self.k.emit(v)
+                    self.done.add(v.id)
+
+    def innermost(self, name: str, start: str, stop: str) -> None:
+        plain = not self.scans and not any(r.attr in _ARGS for r in self.reduces)
+        if self.tiled:
+            self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
+            self.place(self.loops)
+            self.k._lane_loop()
+            extra = [r.args[0] for r in self.reduces if not self.k.is_inner(r.args[0])]
+            self.k._reload([v for v in self.vals if v.id not in self.done], [])
+            self._reload_plain(extra)
+            self.statements()
+            self.w.close(2)
+            return
+        if plain:
+            self.w.line(" ".join(["#pragma omp simd", *self.clauses("partial")]))
+        self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
+        self.statements()
+        self.w.close()
+
+    def _reload_plain(self, extra: list[Val]) -> None:
+        for a in extra:
+            if self.k.lane in a.deps:
+                name = self.k.names.val(a)
+                if a.op == "load":
+                    self.k.emit(a)
+                else:
+                    self.w.line(f"const {self.k.names.type_of(a)} {name} = {name}a[l_];")
+
+    def _row_position(self) -> str:
+        position = ""
+        for v in self.loops:
+            name = self.k.names.var(v)
+            position = name if not position else f"({position})*{self.k.names.extent(v)} + {name}"
+        return position
+
+    def statements(self) -> None:
+        for v in self.vals:
+            if v.id in self.done:
+                continue
+            row = self.k.rows.get(v.id)
+            if row is not None and v.stage < self.stage:
+                self.w.line(
+                    f"const {self.k.names.type_of(v)} {self.k.names.val(v)} = {row}[{self._row_position()}];"
+                )
+                continue
+            if v.op == "scan":
+                acc = self.at(self.name(v) + "s")
+                sign = "+" if v.attr == "cumsum" else "*"
+                self.w.line(f"{acc} {sign}= {self.k.names.val(v.args[0])};")
+                ctype = self.k.names.type_of(v)
+                self.w.line(f"const {ctype} {self.name(v)} = ({ctype}){acc};")
+            else:
+                self.k.emit(v)
+            if row is not None:
+                self.w.line(f"{row}[{self._row_position()}] = {self.k.names.val(v)};")
+        for r in self.reduces:
+            self.update(r)
+        for s in self.stores:
+            self.k.store(s)
+
+
+def emit_stage(kernel: _Kernel, stage: int) -> None:
+    """Write the inner loop of one stage."""
+    _Stage(kernel, stage).emit()
+
+

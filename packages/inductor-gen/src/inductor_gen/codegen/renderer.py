@@ -1,0 +1,65 @@
+"""The interface between scheduled loop nests and a target language."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.schedule.loopnest import Nest
+
+__all__ = ["KernelSource", "Renderer", "describe"]
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel's text and what a call of it passes.
+
+    Attributes:
+        name: a readable name, unique by content: equal texts have equal names.
+        text: the source, sizes and pointers as parameters, so that equal computations share one kernel.
+        comment: the operators and the user's source lines, of the first use.
+        buffers: the buffers whose pointers are passed, in order; the first ``outputs`` of them are written.
+        sizes: the int64 parameters, in order (floats travel as the bits of a double).
+        ops: the operators fused, in order.
+        loops: number of loop nests.
+    """
+
+    name: str
+    text: str
+    comment: str
+    buffers: tuple[Node, ...]
+    outputs: int
+    sizes: tuple[Expr, ...]
+    ops: tuple[str, ...]
+    loops: int
+
+
+class Renderer(Protocol):
+    """Turns a scheduled loop nest into source text."""
+
+    def render(self, nest: Nest) -> KernelSource:
+        """The kernel of a nest. Raises ``prims.errors.Unsupported`` for what the language cannot express."""
+        ...
+
+
+def describe(nest: Nest, text: str) -> tuple[str, str, tuple[str, ...]]:
+    """``name, comment, ops`` of a kernel whose text (with ``KERNEL`` for its name) is given."""
+    ops = tuple(n.op for n in nest.body.nodes)
+    short: list[str] = []
+    for op in ops:
+        if op not in short:
+            short.append(op)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    name = "_".join(["k", *short[:6], digest])
+    lines = ["ops: " + " ".join(ops[:40]) + (" ..." if len(ops) > 40 else "")]
+    seen: set[str] = set()
+    for node in nest.body.nodes:
+        where = str(node.source) if node.source is not None else ""
+        if where and where not in seen and len(seen) < 12:
+            seen.add(where)
+            lines.append(f"from {where}")
+    return name, "\n".join(lines).replace("*/", "* /"), ops

@@ -1,0 +1,91 @@
+"""``compile_graph`` and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+
+from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.runtime.compiler import Unit, load_kernels
+from inductor_gen.runtime.launch import LAUNCHER, as_launcher
+from inductor_gen.runtime.wrapper import Wrapper
+
+__all__ = ["CompiledGraph", "Kernel", "compile_graph"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests."""
+
+    name: str
+    ops: tuple[str, ...]
+    source: str
+    loops: int = 1
+
+
+class CompiledGraph:
+    """A callable of the envelope's flat inputs (tensors, ints for sizes) that returns the list of flat outputs.
+
+    Attributes:
+        source: the Python text of the function that runs the graph.
+        kernels: the generated kernels, one entry per launch, in order.
+        externs: names of the operators called, in order.
+        compiled: how many kernels the C compiler had to be asked for (0 from a warm cache).
+    """
+
+    def __init__(
+        self, call: Callable[[list[Any]], list[Any]], source: str, kernels: Sequence[Kernel], externs: Sequence[str],
+        compiled: int,
+    ) -> None:  # fmt: skip
+        self._call = call
+        self.source = source
+        self.kernels = tuple(kernels)
+        self.externs = tuple(externs)
+        self.compiled = compiled
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self._call(inputs)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"CompiledGraph({len(self.kernels)} kernels, {len(self.externs)} extern calls)"
+
+
+def compile_graph(
+    env_prim: Envelope, *, options: Options | None = None, report: Report | None = None
+) -> CompiledGraph:
+    """Compile a prim-dialect envelope.
+
+    Inputs must arrive with the sizes and strides of their descriptors; outputs have those of theirs. Mutations are
+    not applied: the caller copies. ``report`` receives a record per kernel launch and extern call.
+
+    Raises:
+        UserError: there is no C compiler.
+        Unsupported: the graph holds something that neither a kernel nor an operator can compute.
+    """
+    options = options if options is not None else Options.from_environment()
+    unit = lower_graph(env_prim, options, report)
+    sources = [call.source for call in unit.calls if isinstance(call, KernelCall)]
+    units = {s.name: Unit(s.name, s.text, s.comment) for s in sources}
+    if report is None:
+        addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
+    else:
+        with report.phase("inductor.compile"):
+            addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
+    wrapper = Wrapper(unit, addresses, as_launcher(addresses[LAUNCHER.name]))
+    call = wrapper.build()
+    kernels = [Kernel(s.name, s.ops, _with_comment(s.comment, s.text, s.name), s.loops) for s in sources]
+    if report is not None:
+        for k in kernels:
+            report.kernel(k.name, k.ops, k.loops)
+        for name in wrapper.externs:
+            report.extern(name)
+    return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled)
+
+
+def _with_comment(comment: str, text: str, name: str) -> str:
+    return f"/* {comment} */\n{text.replace('KERNEL', name, 1)}"

@@ -1,0 +1,37 @@
+"""How the wrapper calls an operator: the fastest public function for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inductor_gen.loops.graph import Node
+
+__all__ = ["function_for"]
+
+#: Plain functions skip the overload's argument handling, about a microsecond of Python per call.
+_DIRECT: dict[str, Callable[..., Any]] = {
+    "aten.mm.default": torch.mm,
+    "aten.bmm.default": torch.bmm,
+    "aten.convolution.default": torch.convolution,
+    "dot": torch.matmul,
+}
+
+#: Arguments that are keyword-only, or merely named, in the direct function.
+_NAMED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "aten.addmm.default": (torch.addmm, ("beta", "alpha")),
+    "aten.baddbmm.default": (torch.baddbmm, ("beta", "alpha")),
+}
+
+
+def function_for(node: Node) -> tuple[str, Callable[..., Any]]:
+    """``(readable name, callable)`` for an extern node; it takes the node's own arguments."""
+    if node.op in _DIRECT:
+        function = _DIRECT[node.op]
+        return f"torch.{function.__name__}", function
+    if node.op in _NAMED and len(node.args) <= 3:
+        function = _NAMED[node.op][0]
+        return f"torch.{function.__name__}", function
+    return node.op, node.target

@@ -1,0 +1,37 @@
+"""The aten overloads that stay single nodes in the prim dialect, per device."""
+
+from __future__ import annotations
+
+__all__ = ["claims"]
+
+_COMMON = """
+mm addmm bmm baddbmm convolution convolution_backward
+max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+adaptive_max_pool2d adaptive_max_pool3d
+sort sort.stable topk kthvalue mode median median.dim nanmedian nanmedian.dim
+_fft_r2c _fft_c2r _fft_c2c
+linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_eigh _linalg_svd _linalg_solve_ex _linalg_det linalg_lu_factor_ex
+triangular_solve linalg_solve_triangular cholesky_solve
+_cdist_forward grid_sampler_2d grid_sampler_3d
+nonzero _unique2 unique_dim multinomial bincount searchsorted.Tensor bucketize.Tensor histc
+_embedding_bag _ctc_loss
+"""
+
+_CPU = """
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+"""
+
+_CUDA = """
+_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+"""
+
+
+def claims(device_type: str) -> frozenset[str]:
+    """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
+
+    Everything else is to be decomposed into primitives, for which kernels are generated.
+    """
+    text = _COMMON + (_CUDA if device_type == "cuda" else _CPU)
+    return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())

@@ -1,0 +1,438 @@
+"""Loop bodies: what a cluster computes at one point of its iteration space, as hash-consed SSA values.
+
+Every value knows which loop variables it depends on and its *stage*: 0 before any reduction, one more after each
+reduction on its way. A renderer emits one inner loop per stage; everything device-specific is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from prims.errors import InternalError
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, nonneg, substitute, upper
+from inductor_gen.loops.views import Index, pull
+from inductor_gen.schedule.fusion import Cluster, Fusion, inner_dims
+
+__all__ = ["Body", "Layout", "Store", "Val", "trace"]
+
+_COST = {
+    "div": 4, "sqrt": 4, "rsqrt": 5, "reciprocal": 4, "floor_div": 6, "remainder": 6, "trunc_div": 6, "fmod": 20,
+    "exp": 10, "exp2": 10, "expm1": 14, "log": 10, "log2": 10, "log10": 10, "log1p": 14, "sin": 12, "cos": 12,
+    "tan": 16, "asin": 14, "acos": 14, "atan": 14, "sinh": 16, "cosh": 16, "tanh": 14, "asinh": 20, "acosh": 20,
+    "atanh": 20, "erf": 14, "erfc": 24, "erfinv": 30, "lgamma": 40, "digamma": 40, "sigmoid": 13, "pow": 20,
+    "atan2": 20, "hypot": 8, "random_uniform": 30, "random_normal": 60, "random_bits": 30,
+}  # fmt: skip
+
+
+def op_cost(op: str) -> int:
+    """Rough cycles per element of an elementwise primitive, vectorised; a plain addition is 1."""
+    return _COST.get(op, 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Strides in elements of a buffer; the pointer that a kernel gets is that of element 0."""
+
+    strides: tuple[Expr, ...]
+
+    def position(self, index: Index) -> Expr:
+        """The element's distance from element 0."""
+        total = ZERO
+        for i, stride in zip(index, self.strides, strict=True):
+            if i is not ZERO:
+                total = ex.add(total, ex.mul(i, stride))
+        return total
+
+
+class Val:
+    """One SSA value.
+
+    ``op`` is a primitive's name, or one of: ``const`` (``attr`` the number), ``size`` (``attr`` an expression over
+    sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
+    buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
+    ``scan`` (``attr`` the primitive's name).
+    """
+
+    __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
+
+    def __init__(self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any, at: Expr | None) -> None:
+        self.op = op
+        self.args = args
+        self.dtype = dtype
+        self.attr = attr
+        self.at = at
+        self.id = -1
+        self.deps: frozenset[Expr] = frozenset()
+        self.stage = 0
+        self.node: Node | None = None
+
+    def __repr__(self) -> str:
+        return f"v{self.id}={self.op}{[a.id for a in self.args]}"
+
+
+@dataclass
+class Store:
+    """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``)."""
+
+    buffer: Node
+    at: Expr
+    value: Val
+    mode: str = "set"
+
+
+@dataclass
+class Body:
+    """Loop variables with their sizes, outer before inner, the values in topological order and the stores."""
+
+    outer: list[Expr]
+    inner: list[Expr]
+    space: dict[Expr, Expr]
+    vals: list[Val] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    atoms: dict[Expr, Val] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    parts: int = 1
+
+    def indices(self) -> list[Expr]:
+        """Every index expression, with repetitions."""
+        found = [v.at for v in self.vals if v.at is not None]
+        return found + [s.at for s in self.stores]
+
+    def refresh(self) -> None:
+        """Recompute dependences and stages after index expressions changed."""
+        inner = frozenset(self.inner)
+        for v in self.vals:
+            deps: set[Expr] = set()
+            stage = 0
+            inputs = list(v.args)
+            if v.at is not None:
+                for s in v.at.symbols:
+                    if s in self.space:
+                        deps.add(s)
+                    elif s in self.atoms:
+                        inputs.append(self.atoms[s])
+            for a in inputs:
+                deps |= a.deps
+                stage = max(stage, a.stage)
+            if v.op == "reduce":
+                deps -= inner
+                stage += 1
+            v.deps = frozenset(deps)
+            v.stage = stage
+
+    def inputs_of(self, v: Val) -> list[Val]:
+        """The values that ``v`` needs, those inside its index included."""
+        if v.at is None or not self.atoms:
+            return list(v.args)
+        return [*v.args, *(self.atoms[s] for s in sorted(v.at.symbols, key=str) if s in self.atoms)]
+
+    def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
+        """Substitute loop variables everywhere."""
+        for v in self.vals:
+            if v.at is not None:
+                v.at = substitute(v.at, mapping)
+        for s in self.stores:
+            s.at = substitute(s.at, mapping)
+
+
+class _Tracer:
+    def __init__(self, fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout]) -> None:
+        self.fusion = fusion
+        self.cluster = cluster
+        self.layouts = layouts
+        inner = list(cluster.inner)
+        self.body = Body([v for v in cluster.space if v not in cluster.inner], inner, dict(cluster.space))
+        self.interned: dict[Any, Val] = {}
+        self.memo: dict[Any, Val] = {}
+
+    # ---- values -----------------------------------------------------------------------------------------
+
+    def val(
+        self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any = None, at: Expr | None = None
+    ) -> Val:
+        token = (type(attr).__name__, str(attr)) if isinstance(attr, float) else attr
+        key = (op, tuple(a.id for a in args), dtype, token, at)
+        found = self.interned.get(key)
+        if found is None:
+            found = Val(op, args, dtype, attr, at)
+            found.id = len(self.body.vals)
+            self.body.vals.append(found)
+            self.interned[key] = found
+        return found
+
+    def const(self, value: Any, dtype: torch.dtype) -> Val:
+        if isinstance(value, (bool, int, float)):
+            return self.val("const", (), dtype, value)
+        return self.val("size", (), dtype, value.expr if hasattr(value, "expr") else value.node.expr)
+
+    def atom(self, v: Val) -> Expr:
+        """The value as a symbol for index expressions."""
+        symbol = ex.symbol(f"v{v.id}")
+        self.body.atoms[symbol] = v
+        return symbol
+
+    def condition(self, where: tuple[Expr, ...]) -> Val | None:
+        """The conjunction of ``w >= 0``; None when all hold everywhere."""
+        result: Val | None = None
+        for w in where:
+            if self.decided(w):
+                continue
+            test = self.val("test", (), torch.bool, None, w)
+            result = test if result is None else self.val("logical_and", (result, test), torch.bool)
+        return result
+
+    def decided(self, w: Expr) -> bool | None:
+        """Does ``w >= 0`` hold everywhere (True), nowhere (False), or is it unknown (None)?"""
+        space = self.body.space
+        low = upper(ex.neg(w), space)
+        if low is not None and nonneg(ex.neg(low)):
+            return True
+        high = upper(w, space)
+        if high is not None and nonneg(ex.sub(ex.neg(high), ONE)):
+            return False
+        return None
+
+    def value(self, node: Node, index: Index, where: tuple[Expr, ...] = ()) -> Val:
+        """The value of a node at an index, meant only where the conditions hold."""
+        key = (node.id, index, where)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self._value(node, index, where)
+        return found
+
+    def _value(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        cluster = self.cluster
+        if self.fusion.of.get(node) is cluster and cluster.homes[node] == index:
+            return self.computed(node)
+        if node.kind == "view":
+            return self._view(node, index, where)
+        if node.kind == "create":
+            return self._create(node, index)
+        if node in self.fusion.inlined:
+            return self._pointwise(node, index, where)
+        return self.load(node, index, where)
+
+    def computed(self, node: Node) -> Val:
+        """The value of a node of this cluster, at its home."""
+        key = (node.id, None, ())
+        found = self.memo.get(key)
+        if found is not None:
+            return found
+        at = self.cluster.operands[node]
+        if node.kind == "reduce":
+            found = self._reduce(node, at)
+        elif node.kind == "scan":
+            found = self.val("scan", (self.value(node.args[0], at),), node.dtype, node.op)
+        else:
+            found = self._pointwise(node, at, ())
+        if found.node is None:
+            found.node = node
+        self.memo[key] = found
+        return found
+
+    def load(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        """An element of a buffer."""
+        condition = self.condition(where)
+        args = () if condition is None else (condition,)
+        return self.val("load", args, node.dtype, node, self.layouts[node].position(index))
+
+    def _view(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        branches = []
+        for b in pull(node, index, self.body.space):
+            known = [self.decided(w) for w in b.where]
+            if any(k is False for k in known):
+                continue
+            branches.append((b, tuple(w for w, k in zip(b.where, known, strict=True) if k is None)))
+            if not branches[-1][1]:
+                break
+        branch, _ = branches[-1]
+        not_before: tuple[Expr, ...] = tuple(
+            ex.sub(ex.neg(w[0]), ONE) for b, w in branches[:-1] if len(w) == 1
+        )
+        result = self._branch(branch, node, (*where, *not_before))
+        for i in range(len(branches) - 2, -1, -1):
+            branch, tests = branches[i]
+            earlier = tuple(ex.sub(ex.neg(w[0]), ONE) for _, w in branches[:i] if len(w) == 1)
+            chosen = self._branch(branch, node, (*where, *earlier, *tests))
+            condition = self.condition(tests)
+            if condition is None:
+                result = chosen
+            else:
+                result = self.val("where", (condition, chosen, result), node.dtype)
+        return result
+
+    def _branch(self, branch: Any, node: Node, where: tuple[Expr, ...]) -> Val:
+        if branch.node is None:
+            return self.const(branch.value, node.dtype)
+        return self.value(branch.node, branch.index, where)
+
+    def _create(self, node: Node, index: Index) -> Val:
+        if node.op == "full":
+            return self.const(node.args[1], node.dtype)
+        _, start, step, dtype, _ = node.args
+        if all(isinstance(x, int) or hasattr(x, "expr") for x in (start, step)) and not dtype.is_floating_point:
+            from inductor_gen.loops.index import size
+
+            at = ex.add(size(start), ex.mul(size(step), index[0]))
+            v = self.val("index", (), torch.int64, None, at)
+            return v if dtype == torch.int64 else self.val("convert", (v,), dtype)
+        # floats: computed in float64, rounded once
+        i = self.val("convert", (self.val("index", (), torch.int64, None, index[0]),), torch.float64)
+        scaled = self.val("mul", (i, self.const(step, torch.float64)), torch.float64)
+        v = self.val("add", (scaled, self.const(start, torch.float64)), torch.float64)
+        return v if dtype == torch.float64 else self.val("convert", (v,), dtype)
+
+    def _reduce(self, node: Node, at: Index) -> Val:
+        x = self.value(node.args[0], at)
+        inner = set(self.cluster.inner)
+        over = {v for d in inner_dims(node) for v in at[d].symbols if v in inner}
+        if node.op in ("argmax", "argmin"):
+            if not over:
+                return self.const(0, torch.int64)
+            position = self.val("index", (), torch.int64, None, at[inner_dims(node)[0]])
+            return self.val("reduce", (x, position), torch.int64, node.op)
+        if not over:
+            return x
+        return self.val("reduce", (x,), node.dtype, node.op)
+
+    # ---- pointwise --------------------------------------------------------------------------------------
+
+    def _pointwise(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        match node.op:
+            case "gather":
+                return self._gather(node, index, where)
+            case "index":
+                return self._index(node, index, where)
+            case "convert":
+                return self._convert(self.value(node.args[0], index, where), node.args[1])
+            case "bitcast":
+                return self.val("bitcast", (self.value(node.args[0], index, where),), node.args[1])
+            case "copy":
+                return self.value(node.args[0], index, where)
+            case "random_uniform" | "random_normal" | "random_bits":
+                return self._random(node, index)
+        operand = next(a.dtype for a in node.args[1 if node.op == "where" else 0 :] if isinstance(a, Node)) if (
+            node.op != "where" or any(isinstance(a, Node) for a in node.args[1:])
+        ) else node.dtype
+        args = tuple(
+            self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args
+        )
+        return self.val(node.op, args, node.dtype)
+
+    def _convert(self, x: Val, dtype: torch.dtype) -> Val:
+        return x if x.dtype == dtype else self.val("convert", (x,), dtype)
+
+    def _random(self, node: Node, index: Index) -> Val:
+        _, seed, offset, dtype, _ = node.args
+        position = self.val("index", (), torch.int64, None, flatten(index, node.shape))
+        return self.val(
+            node.op,
+            (self.value(seed, (ZERO,) * len(seed.shape)), self.const(offset, torch.int64), position),
+            dtype,
+        )
+
+    def _gather(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        x, positions, dim = node.args
+        i = self.atom(self._convert(self.value(positions, index, where), torch.int64))
+        return self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
+
+    def wrapped(self, i: Val, extent: Expr) -> Val:
+        """An index that may be negative, counted from the end."""
+        i = self._convert(i, torch.int64)
+        negative = self.val("lt", (i, self.const(0, torch.int64)), torch.bool)
+        moved = self.val("add", (i, self.val("size", (), torch.int64, extent)), torch.int64)
+        return self.val("where", (negative, moved, i), torch.int64)
+
+    def _index(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        x, indices, dims = node.args
+        rank = len(indices[0].shape)
+        at: list[Expr | None] = [None] * len(x.shape)
+        for source, d in zip(indices, dims, strict=True):
+            at[d] = self.atom(self.wrapped(self.value(source, index[:rank], where), x.shape[d]))
+        rest = iter(index[rank:])
+        return self.value(x, tuple(next(rest) if i is None else i for i in at), where)
+
+
+def trace(fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping[Node, Layout]) -> Body:
+    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers."""
+    tracer = _Tracer(fusion, cluster, layouts)
+    body = tracer.body
+    wanted = set(stored)
+    for node in cluster.nodes:
+        v = tracer.computed(node)
+        if node in wanted:
+            body.stores.append(Store(node, layouts[node].position(cluster.homes[node]), v))
+    body.nodes = list(cluster.nodes)
+    _drop_dead(body)
+    body.refresh()
+    return body
+
+
+def trace_scatter(fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping[Node, Layout]) -> Body:
+    """The body that combines a scatter's or index_put's values into its buffer, which holds ``x`` already."""
+    tracer = _Tracer(fusion, cluster, layouts)
+    body = tracer.body
+    index = cluster.operands[node]
+    if node.op == "scatter":
+        x, positions, src, dim, mode = node.args
+        i = tracer.atom(tracer._convert(tracer.value(positions, index), torch.int64))
+        at = tuple(i if d == dim else a for d, a in enumerate(index))
+        value = tracer.value(src, index)
+    else:
+        x, indices, dims, values, accumulate = node.args
+        rank = len(indices[0].shape)
+        parts: list[Expr | None] = [None] * len(x.shape)
+        for source, d in zip(indices, dims, strict=True):
+            parts[d] = tracer.atom(tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d]))
+        rest = iter(index[rank:])
+        at = tuple(next(rest) if i is None else i for i in parts)
+        value = tracer.value(values, index)
+        mode = "add" if accumulate else "set"
+    body.stores.append(Store(node, layouts[node].position(at), value, mode))
+    body.nodes = [node]
+    _drop_dead(body)
+    body.refresh()
+    return body
+
+
+def _drop_dead(body: Body) -> None:
+    live: set[int] = set()
+    todo = [s.value for s in body.stores]
+    for s in body.stores:
+        todo += [body.atoms[a] for a in s.at.symbols if a in body.atoms]
+    while todo:
+        v = todo.pop()
+        if v.id in live:
+            continue
+        live.add(v.id)
+        todo += body.inputs_of(v)
+    body.vals = [v for v in body.vals if v.id in live]
+    body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}
+
+
+def linear(body: Body, at: Expr, variable: Expr) -> Expr | None:
+    """The stride of a variable in an index, None where it is not linear or goes through loaded values."""
+    for s in at.symbols:
+        if s in body.atoms and variable in body.atoms[s].deps:
+            return None
+    return coefficient(at, variable)
+
+
+def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:
+    """A variable and divisor whose split would remove a division from an index."""
+    from inductor_gen.loops.index import range_atoms
+
+    for at in indices:
+        for variable, divisor in range_atoms(at, space):
+            return variable, divisor
+    return None
+
+
+__all__ += ["linear", "op_cost", "split_request", "trace_scatter"]

@@ -1,0 +1,171 @@
+"""The code generator's view of a prim-dialect envelope: plain nodes with sizes as expressions."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from prims.errors import InternalError
+from prims.ir import Envelope
+from prims.ops import PrimOp
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.index import size
+
+__all__ = ["Graph", "Node", "build_graph"]
+
+_KIND_OF_ROW = {
+    "unary": "pointwise",
+    "binary": "pointwise",
+    "ternary": "pointwise",
+    "cast": "pointwise",
+    "create": "create",
+    "random": "pointwise",
+    "view": "view",
+    "reduce": "reduce",
+    "scan": "scan",
+    "dot": "extern",
+}
+_KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
+
+
+class Node:
+    """One value of the graph.
+
+    Attributes:
+        id: position in the graph; ascending in topological order.
+        kind: ``input size constant pointwise create view reduce scan scatter extern item``.
+        op: the primitive's name, or the overload's (``aten.mm.default``).
+        args: canonical arguments, nodes for tensors.
+        ins: the nodes among the arguments, in order.
+        shape: sizes; dtype and device None for values that are not tensors.
+        users: nodes that take this one, each once.
+    """
+
+    __slots__ = (
+        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "shape", "source", "spec", "target", "users",
+    )  # fmt: skip
+
+    def __init__(self, id: int, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> None:
+        self.id = id
+        self.kind = kind
+        self.op = op
+        self.args = args
+        self.kwargs: dict[str, Any] = {}
+        self.target: Any = None
+        self.spec = spec
+        self.source = source
+        self.users: list[Node] = []
+        self.ins: list[Node] = []
+        shape = getattr(spec, "shape", None)
+        self.shape: tuple[Expr, ...] = () if shape is None else tuple(size(s) for s in shape)
+        self.dtype: torch.dtype | None = getattr(spec, "dtype", None)
+        self.device: torch.device | None = getattr(spec, "device", None)
+
+    def __repr__(self) -> str:
+        return f"%{self.id}:{self.op}"
+
+    def link(self) -> None:
+        """Fill ``ins`` from the arguments and enter this node among their users."""
+        seen: set[int] = set()
+        for value in _nodes_in((self.args, tuple(self.kwargs.values()))):
+            if value.id not in seen:
+                seen.add(value.id)
+                self.ins.append(value)
+                value.users.append(self)
+
+
+def _nodes_in(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [n for v in value for n in _nodes_in(v)]
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in _nodes_in(v)]
+    return []
+
+
+@dataclass
+class Graph:
+    """Nodes in topological order, the inputs among them in order, and the flat outputs (nodes or literals)."""
+
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def add(self, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> Node:
+        """Append a node (not for use in the middle of the graph)."""
+        node = Node(len(self.nodes), kind, op, args, spec, source)
+        self.nodes.append(node)
+        node.link()
+        return node
+
+
+def _overload_name(target: Any) -> str:
+    return f"{target.namespace}.{target._schema.name.split('::')[-1]}.{target._overloadname}"
+
+
+def build_graph(env: Envelope) -> Graph:
+    """The graph of a prim-dialect envelope, dead nodes removed."""
+    live = _live(env)
+    graph = Graph()
+    value: dict[Any, Any] = {}
+
+    def look(x: Any) -> Any:
+        if isinstance(x, torch.fx.Node):
+            return value[x]
+        if isinstance(x, (tuple, list)):
+            return type(x)(look(v) for v in x) if type(x) in (tuple, list) else tuple(look(v) for v in x)
+        if isinstance(x, dict):
+            return {k: look(v) for k, v in x.items()}
+        return x
+
+    for node in env.graph.nodes:
+        if node.op == "placeholder":
+            desc = env.inputs[len(graph.inputs)]
+            is_tensor = hasattr(desc.spec, "shape")
+            made = graph.add("input" if is_tensor else "size", desc.name, (), desc.spec)
+            graph.inputs.append(made)
+            value[node] = made if is_tensor else desc.spec
+        elif node.op == "get_attr":
+            made = graph.add("constant", str(node.target), (), node.meta["spec"])
+            made.target = env.constants[str(node.target)]
+            value[node] = made
+        elif node.op == "output":
+            graph.outputs = [look(v) for v in node.args[0]]
+        elif node in live:
+            value[node] = _convert(graph, node, look)
+    return graph
+
+
+def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
+    target = node.target
+    spec = node.meta.get("spec")
+    source = node.meta.get("source")
+    if isinstance(target, PrimOp):
+        args = target.bind(*look(node.args), **look(dict(node.kwargs)))
+        kind = _KIND_OF_NAME.get(target.name) or _KIND_OF_ROW.get(target.kind)
+        if kind is None:
+            raise InternalError(f"primitive {target.name!r} has kind {target.kind!r}, which no lowering knows")
+        made = Node(len(graph.nodes), kind, target.name, args, spec, source)
+    elif target is operator.getitem:
+        base, index = look(node.args)
+        made = Node(len(graph.nodes), "item", "getitem", (base, index), spec, source)
+    else:
+        made = Node(len(graph.nodes), "extern", _overload_name(target), look(node.args), spec, source)
+        made.kwargs = look(dict(node.kwargs))
+    made.target = target
+    graph.nodes.append(made)
+    made.link()
+    return made
+
+
+def _live(env: Envelope) -> set[Any]:
+    live: set[Any] = set()
+    for node in reversed(list(env.graph.nodes)):
+        if node.op == "output" or node in live:
+            live.update(node.all_input_nodes)
+            live.add(node)
+    return live

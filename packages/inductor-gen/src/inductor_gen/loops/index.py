@@ -1,0 +1,274 @@
+"""Index arithmetic: size expressions over loop variables, with the ranges of those variables.
+
+An index is a :class:`prims.spec.expr.Expr` whose symbols are loop variables (``i0 ...``), values read from
+memory (``v0 ...``, for indirect indexing) and sizes. Expressions are hash-consed and in normal form, so equal
+indices are the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+__all__ = [
+    "ONE",
+    "ZERO",
+    "Ranges",
+    "coefficient",
+    "contiguous_strides",
+    "div",
+    "flatten",
+    "nonneg",
+    "product",
+    "range_atoms",
+    "rem",
+    "size",
+    "substitute",
+    "unflatten",
+    "upper",
+]
+
+ZERO = ex.const(0)
+ONE = ex.const(1)
+
+#: Loop variable -> its number of values; every other symbol is a size (>= 1 where it matters).
+Ranges = Mapping[Expr, Expr]
+
+
+def size(value: Any) -> Expr:
+    """An int, a ``Sym`` or an ``Expr`` as an ``Expr``."""
+    if isinstance(value, int):
+        return ex.const(value)
+    if isinstance(value, Expr):
+        return value
+    inner = getattr(value, "expr", None)
+    if isinstance(inner, Expr):
+        return inner
+    node = getattr(value, "node", None)  # a torch.SymInt
+    if node is not None and isinstance(getattr(node, "expr", None), Expr):
+        return node.expr  # type: ignore[no-any-return]
+    raise TypeError(f"not a size: {value!r} (a {type(value).__name__})")
+
+
+def product(factors: Iterable[Expr]) -> Expr:
+    """The product of sizes, 1 for none."""
+    return ex.product(factors)
+
+
+def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Row-major strides in elements, as torch gives them (a size of 0 counts as 1)."""
+    strides: list[Expr] = []
+    step = ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        step = ex.mul(step, ONE if extent is ZERO else extent)
+    return tuple(reversed(strides))
+
+
+def _bound(e: Expr, ranges: Ranges, want_upper: bool) -> Expr | None:
+    """An upper or lower bound as an expression over sizes, or None when none is known."""
+    total = ZERO
+    for mono, coeff in e.terms:
+        factor = ex.const(coeff)
+        use_upper = want_upper if coeff > 0 else not want_upper
+        for atom, power in mono:
+            for _ in range(power):
+                limit = _atom_bound(atom, ranges, use_upper)
+                if limit is None:
+                    return None
+                factor = ex.mul(factor, limit)
+        total = ex.add(total, factor)
+    return total
+
+
+def _atom_bound(atom: Expr, ranges: Ranges, want_upper: bool) -> Expr | None:
+    if atom.kind == "symbol":
+        extent = ranges.get(atom)
+        if extent is not None:
+            return ex.sub(extent, ONE) if want_upper else ZERO
+        return None if atom.name.startswith("v") else atom
+    if not any(s in ranges for s in atom.symbols):
+        return None if any(s.name.startswith("v") for s in atom.symbols) else atom
+    if atom.kind == "mod":
+        return ex.sub(atom.args[1], ONE) if want_upper else ZERO
+    if atom.kind == "floordiv":
+        inner = _bound(atom.args[0], ranges, want_upper)
+        return None if inner is None else ex.floordiv(inner, atom.args[1])
+    return None
+
+
+def upper(e: Expr, ranges: Ranges) -> Expr | None:
+    """The largest value the index takes."""
+    return _bound(e, ranges, True)
+
+
+def nonneg(e: Expr | None) -> bool:
+    """Is the size expression provably >= 0 (sizes are >= 1)?"""
+    if e is None:
+        return False
+    total = 0
+    for mono, coeff in e.terms:
+        if coeff < 0 and mono:
+            return False
+        total += coeff
+    return total >= 0
+
+
+def _within(e: Expr, extent: Expr, ranges: Ranges) -> bool:
+    low = _bound(e, ranges, False)
+    high = _bound(e, ranges, True)
+    return nonneg(low) and high is not None and nonneg(ex.sub(ex.sub(extent, ONE), high))
+
+
+def _split(e: Expr, divisor: Expr) -> tuple[Expr, Expr]:
+    """``q, r`` with ``e == q * divisor + r``, where q takes each term that divides exactly."""
+    quotient, rest = ZERO, ZERO
+    for mono, coeff in e.terms:
+        term = ex.from_terms({mono: coeff})
+        part = ex.floordiv(term, divisor)
+        if ex.mul(part, divisor) is term:
+            quotient = ex.add(quotient, part)
+        else:
+            rest = ex.add(rest, term)
+    return quotient, rest
+
+
+def div(e: Expr, divisor: Expr, ranges: Ranges) -> Expr:
+    """``e // divisor`` for ``e >= 0``, using the ranges of the loop variables."""
+    if divisor is ONE:
+        return e
+    quotient, rest = _split(e, divisor)
+    if _within(rest, divisor, ranges):
+        return quotient
+    return ex.floordiv(e, divisor)
+
+
+def rem(e: Expr, divisor: Expr, ranges: Ranges) -> Expr:
+    """``e % divisor`` for ``e >= 0``, using the ranges of the loop variables."""
+    if divisor is ONE:
+        return ZERO
+    if _within(e, divisor, ranges):
+        return e
+    _, rest = _split(e, divisor)
+    if _within(rest, divisor, ranges):
+        return rest
+    return ex.mod(e, divisor)
+
+
+def flatten(index: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
+    """The row-major position of a multi-dimensional index."""
+    total = ZERO
+    for i, stride in zip(index, contiguous_strides(shape), strict=True):
+        if i is not ZERO:
+            total = ex.add(total, ex.mul(i, stride))
+    return total
+
+
+def unflatten(position: Expr, shape: Sequence[Expr], ranges: Ranges) -> tuple[Expr, ...]:
+    """The multi-dimensional index of a row-major position."""
+    out: list[Expr] = []
+    outermost = next((d for d, extent in enumerate(shape) if extent is not ONE), 0)
+    rest = position
+    strides = contiguous_strides(shape)
+    for d, extent in enumerate(shape):
+        if extent is ONE:
+            out.append(ZERO)
+            continue
+        q = div(rest, strides[d], ranges)
+        out.append(q if d == outermost else rem(q, extent, ranges))
+        if d == outermost and strides[d] is not ONE:
+            rest = rem(rest, strides[d], ranges)
+    return tuple(out)
+
+
+def regroup(
+    index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr], ranges: Ranges
+) -> tuple[Expr, ...]:
+    """The index into shape ``target`` of the element that ``index`` names in ``source`` (a reshape).
+
+    Both shapes are cut into the finest groups of equal size first, so that dimensions which the reshape does not
+    touch keep their index as it is.
+    """
+    out: list[Expr] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        first, second = i, j
+        left = source[i] if i < len(source) else ONE
+        right = target[j] if j < len(target) else ONE
+        i, j = min(i + 1, len(source)), min(j + 1, len(target))
+        while left is not right:
+            grow_left = j >= len(target) or (i < len(source) and _smaller(left, right))
+            if grow_left and i < len(source):
+                left = ex.mul(left, source[i])
+                i += 1
+            elif j < len(target):
+                right = ex.mul(right, target[j])
+                j += 1
+            else:
+                break  # equal, but not in a way that normal forms show
+        group, wanted = source[first:i], target[second:j]
+        if len(group) == len(wanted) and all(a is b for a, b in zip(group, wanted, strict=True)):
+            out.extend(index[first:i])
+        else:
+            out.extend(unflatten(flatten(index[first:i], group), wanted, ranges))
+    return tuple(out)
+
+
+def _smaller(a: Expr, b: Expr) -> bool:
+    if a.is_const and b.is_const:
+        return bool(a.value < b.value)
+    gap = ex.sub(b, a)
+    if nonneg(gap):
+        return True
+    if nonneg(ex.neg(gap)):
+        return False
+    # Neither is known to be smaller: the one with fewer factors is more likely to need another.
+    return len(a.terms[0][0]) <= len(b.terms[0][0])
+
+
+def substitute(e: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
+    """The index with loop variables replaced."""
+    if not replacements or not any(s in replacements for s in e.symbols):
+        return e
+    return ex.to_expr(ex.substitute(e, replacements))
+
+
+def coefficient(e: Expr, variable: Expr) -> Expr | None:
+    """The stride of ``variable`` in the index, or None where the index is not linear in it."""
+    if variable not in e.symbols:
+        return ZERO
+    terms: dict[Any, int] = {}
+    for mono, coeff in e.terms:
+        left = []
+        found = 0
+        for atom, power in mono:
+            if atom is variable:
+                found = power
+            elif variable in atom.symbols:
+                return None
+            else:
+                left.append((atom, power))
+        if found > 1:
+            return None
+        if found:
+            terms[tuple(left)] = coeff
+    return ex.from_terms(terms)
+
+
+def range_atoms(e: Expr, ranges: Ranges) -> list[tuple[Expr, Expr]]:
+    """``(variable, divisor)`` of each floordiv or mod whose numerator is led by a plain loop variable."""
+    found: list[tuple[Expr, Expr]] = []
+    for mono, _ in e.terms:
+        for atom, _power in mono:
+            if atom.kind in ("floordiv", "mod"):
+                numerator, divisor = atom.args
+                for inner_mono, coeff in numerator.terms:
+                    if len(inner_mono) == 1 and inner_mono[0][1] == 1 and inner_mono[0][0] in ranges and coeff == 1:
+                        found.append((inner_mono[0][0], divisor))
+                    elif inner_mono and inner_mono[0][0] in ranges and coeff > 1 and divisor.is_const:
+                        if divisor.value % coeff == 0:
+                            found.append((inner_mono[0][0], ex.const(divisor.value // coeff)))
+    return found

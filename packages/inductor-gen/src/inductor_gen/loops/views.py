@@ -1,0 +1,208 @@
+"""View primitives as index maps: ``pull`` from an output index to the input's, ``push`` the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prims.errors import InternalError
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, ZERO, Ranges, product, regroup, size
+
+__all__ = ["Branch", "pull", "push", "view_strides"]
+
+Index = tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An input of a view at an index. It is meant where every expression in ``where`` is >= 0; later branches of
+    the same view stand for what is left. ``value`` is a literal for padding, when ``node`` is None."""
+
+    node: Node | None
+    index: Index
+    where: tuple[Expr, ...] = ()
+    value: Any = None
+
+
+def _pull_broadcast(node: Node, index: Index) -> Index:
+    x, _, dims = node.args
+    return tuple(
+        ZERO if x.shape[i] is ONE and node.shape[d] is not ONE else index[d] for i, d in enumerate(dims)
+    )
+
+
+def _pull_permute(node: Node, index: Index) -> Index:
+    out = [ZERO] * len(index)
+    for position, d in enumerate(node.args[1]):
+        out[d] = index[position]
+    return tuple(out)
+
+
+def _pull_slice(node: Node, index: Index) -> Index:
+    _, starts, _, steps = node.args
+    return tuple(
+        ex.add(size(start), ex.mul(i, size(step)) if step != 1 else i)
+        for i, start, step in zip(index, starts, steps, strict=True)
+    )
+
+
+def _pull_flip(node: Node, index: Index) -> Index:
+    x, dims = node.args
+    return tuple(
+        ex.sub(ex.sub(x.shape[d], ONE), i) if d in dims else i for d, i in enumerate(index)
+    )
+
+
+def _pull_pad(node: Node, index: Index) -> list[Branch]:
+    x, value, low, high = node.args
+    moved = tuple(ex.sub(i, size(lo)) for i, lo in zip(index, low, strict=True))
+    where: list[Expr] = []
+    for d, i in enumerate(moved):
+        if size(low[d]) is not ZERO:
+            where.append(i)
+        if size(high[d]) is not ZERO:
+            where.append(ex.sub(ex.sub(x.shape[d], ONE), i))
+    where = [w for w in where if not w.is_const or w.value < 0]
+    if not where:
+        return [Branch(x, moved)]
+    return [Branch(x, moved, tuple(where)), Branch(None, (), (), value)]
+
+
+def _pull_concat(node: Node, index: Index) -> list[Branch]:
+    xs, dim = node.args
+    out: list[Branch] = []
+    start = ZERO
+    parts = [x for x in xs if x.shape[dim] is not ZERO] or [xs[0]]
+    for x in parts:
+        moved = tuple(ex.sub(i, start) if d == dim else i for d, i in enumerate(index))
+        start = ex.add(start, x.shape[dim])
+        last = x is parts[-1] and len(out) == len(parts) - 1
+        out.append(Branch(x, moved, () if last else (ex.sub(ex.sub(start, ONE), index[dim]),)))
+    return out
+
+
+def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
+    """Where the element ``index`` of a view comes from; more than one branch for ``pad`` and ``concat``."""
+    match node.op:
+        case "broadcast":
+            return [Branch(node.args[0], _pull_broadcast(node, index))]
+        case "reshape":
+            x = node.args[0]
+            return [Branch(x, regroup(index, node.shape, x.shape, ranges))]
+        case "permute":
+            return [Branch(node.args[0], _pull_permute(node, index))]
+        case "slice":
+            return [Branch(node.args[0], _pull_slice(node, index))]
+        case "flip":
+            return [Branch(node.args[0], _pull_flip(node, index))]
+        case "pad":
+            return _pull_pad(node, index)
+        case "concat":
+            return _pull_concat(node, index)
+    raise InternalError(f"view primitive {node.op!r} has no index map")
+
+
+def push(node: Node, index: Index, ranges: Ranges, reduced: Sequence[Expr]) -> Index | None:
+    """The index of a view's element that comes from element ``index`` of its input, or None.
+
+    Dimensions that a broadcast adds are matched with the loop variables ``reduced``, all of them in order.
+    """
+    match node.op:
+        case "permute":
+            return tuple(index[d] for d in node.args[1])
+        case "reshape":
+            return regroup(index, node.args[0].shape, node.shape, ranges)
+        case "flip":
+            return _pull_flip(node, index)
+        case "broadcast":
+            return _push_broadcast(node, index, ranges, reduced)
+    return None
+
+
+def _push_broadcast(node: Node, index: Index, ranges: Ranges, reduced: Sequence[Expr]) -> Index | None:
+    x, _, dims = node.args
+    out: list[Expr | None] = [None] * len(node.shape)
+    for i, d in enumerate(dims):
+        if x.shape[i] is node.shape[d]:
+            out[d] = index[i]
+    added = [d for d, i in enumerate(out) if i is None]
+    sizes = [node.shape[d] for d in added]
+    extents = [ranges[v] for v in reduced]
+    if product(sizes) is ONE:
+        return tuple(ZERO if i is None else i for i in out)
+    if product(sizes) is not product(extents) or any(v in i.symbols for i in index for v in reduced):
+        return None
+    for d, i in zip(added, regroup(tuple(reduced), extents, sizes, ranges), strict=True):
+        out[d] = i
+    return tuple(out)  # type: ignore[arg-type]
+
+
+def view_strides(
+    node: Node, strides: tuple[Expr, ...], offset: Expr
+) -> tuple[tuple[Expr, ...], Expr] | None:
+    """Strides and offset of a view over its input's, or None where only a copy can represent it."""
+    match node.op:
+        case "permute":
+            return tuple(strides[d] for d in node.args[1]), offset
+        case "slice":
+            _, starts, _, steps = node.args
+            moved = offset
+            for start, stride in zip(starts, strides, strict=True):
+                moved = ex.add(moved, ex.mul(size(start), stride))
+            return tuple(ex.mul(s, size(step)) for s, step in zip(strides, steps, strict=True)), moved
+        case "broadcast":
+            x, _, dims = node.args
+            out = [ZERO] * len(node.shape)
+            for i, d in enumerate(dims):
+                if x.shape[i] is node.shape[d]:
+                    out[d] = strides[i]
+            return tuple(out), offset
+        case "reshape":
+            view = _reshape_strides(node.args[0].shape, strides, node.shape)
+            return None if view is None else (view, offset)
+    return None
+
+
+def _reshape_strides(
+    source: Sequence[Expr], strides: Sequence[Expr], target: Sequence[Expr]
+) -> tuple[Expr, ...] | None:
+    """Strides of a reshape that needs no copy; the usual greedy match of runs of contiguous dimensions."""
+    runs: list[tuple[Expr, Expr]] = []  # (size, innermost stride) of each maximal collapsible run
+    for extent, stride in zip(source, strides, strict=True):
+        if extent is ONE:
+            continue
+        if runs and runs[-1][1] is ex.mul(extent, stride):
+            runs[-1] = (ex.mul(runs[-1][0], extent), stride)
+        else:
+            runs.append((extent, stride))
+    out: list[Expr] = [ONE] * len(target)
+    dim = len(target) - 1
+    for extent, stride in reversed(runs):
+        step, left = stride, extent
+        while left is not ONE:
+            while dim >= 0 and target[dim] is ONE:
+                out[dim] = step
+                dim -= 1
+            if dim < 0:
+                return None
+            quotient = ex.floordiv(left, target[dim]) if target[dim] is not ZERO else ZERO
+            if ex.mul(quotient, target[dim]) is not left or quotient is ZERO:
+                return None
+            out[dim] = step
+            step = ex.mul(step, target[dim])
+            left = quotient
+            dim -= 1
+    step = ONE if not runs else ex.mul(runs[0][0], runs[0][1])
+    while dim >= 0:
+        if target[dim] is not ONE:
+            return None
+        out[dim] = step
+        dim -= 1
+    return tuple(out)
+
+

@@ -1,0 +1,134 @@
+"""The way from a prim-dialect envelope to a callable: one list of named steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.c import CRenderer
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
+from inductor_gen.loops.graph import Node
+from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
+from inductor_gen.schedule.loopnest import Hint, arrange
+from inductor_gen.schedule.plan import Plan, dissolve, kept_nodes, plan
+from inductor_gen.schedule.prepare import Prepared, prepare
+
+__all__ = ["STEPS", "Unit", "lower_graph"]
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A generated kernel to run."""
+
+    source: KernelSource
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """An operator to run through its own kernel."""
+
+    node: Node
+
+
+@dataclass
+class Unit:
+    """What the steps work on, and hand from one to the next."""
+
+    env: Envelope
+    options: Options
+    hint: Hint
+    prepared: Prepared | None = None
+    fusion: Fusion | None = None
+    plan: Plan | None = None
+    calls: list[KernelCall | ExternCall] = field(default_factory=list)
+
+
+def _prepare(unit: Unit) -> None:
+    unit.prepared = prepare(unit.env)
+
+
+def _fuse(unit: Unit) -> None:
+    assert unit.prepared is not None
+    unit.fusion = fuse(unit.prepared.graph, kept_nodes(unit.prepared), unit.options.fuel)
+
+
+def _dissolve(unit: Unit) -> None:
+    assert unit.fusion is not None and unit.prepared is not None
+    dissolve(unit.fusion, unit.prepared, unit.hint)
+
+
+def _plan(unit: Unit) -> None:
+    assert unit.fusion is not None and unit.prepared is not None
+    unit.plan = plan(unit.fusion, unit.prepared, unit.hint)
+
+
+def _body(unit: Unit, cluster: Cluster) -> Body:
+    """The body of a kernel cluster; variables are split where that removes divisions from its indices."""
+    assert unit.fusion is not None and unit.prepared is not None and unit.plan is not None
+    for _ in range(8):
+        if cluster.loops:
+            body = trace(unit.fusion, cluster, unit.plan.stored[cluster.id], unit.prepared.layouts)
+        else:
+            body = trace_scatter(unit.fusion, cluster, cluster.nodes[0], unit.prepared.layouts)
+        request = split_request(body.indices(), body.space)
+        if request is None or not unit.fusion.split(cluster, *request):
+            return body
+    return body
+
+
+def _render(unit: Unit) -> None:
+    assert unit.plan is not None
+    renderer = CRenderer(unit.hint, unit.options.threads)
+    for cluster in unit.plan.order:
+        if cluster.loops or cluster.space or cluster.nodes[0].kind == "scatter":
+            unit.calls.append(KernelCall(renderer.render(arrange(_body(unit, cluster), unit.hint))))
+        else:
+            unit.calls.append(ExternCall(cluster.nodes[0]))
+
+
+#: Each step reads and completes the unit, in this order.
+STEPS = (
+    ("prepare", _prepare),
+    ("fuse", _fuse),
+    ("dissolve", _dissolve),
+    ("plan", _plan),
+    ("render", _render),
+)
+
+
+def size_hint(env: Envelope) -> Hint:
+    """A number for any size expression: the first values seen, 64 where none was."""
+    hints: dict[str, Any] = {entry.name: entry.hint for entry in env.symbols}
+
+    def hint(e: Expr) -> int:
+        if e.kind == "const":
+            return int(e.args[0])
+        values = {s: hints.get(s.name) or 64 for s in e.symbols}
+        return int(e.evaluate(values))
+
+    return hint
+
+
+def lower_graph(env: Envelope, options: Options, report: Report | None = None) -> Unit:
+    """Run the steps.
+
+    Raises:
+        Unsupported: something in the graph has neither kernel nor operator.
+    """
+    unit = Unit(env, options, size_hint(env))
+    for name, step in STEPS:
+        if report is None:
+            step(unit)
+        else:
+            with report.phase(f"inductor.{name}"):
+                step(unit)
+    return unit
+
+
+__all__ += ["ExternCall", "KernelCall", "size_hint"]

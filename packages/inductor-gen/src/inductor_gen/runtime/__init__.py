@@ -1,0 +1,1 @@
+"""Compiling kernels to machine code, keeping them on disk, and calling them."""

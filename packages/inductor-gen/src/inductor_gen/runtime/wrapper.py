@@ -1,0 +1,262 @@
+"""The generated Python function that runs a graph: allocations, kernel launches, extern calls, in order."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from prims.errors import InternalError
+from prims.ir import Envelope
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.extern.calls import function_for
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ZERO
+from inductor_gen.pipeline import KernelCall, Unit
+from inductor_gen.runtime.launch import Launcher, program
+from inductor_gen.schedule.prepare import ViewRef
+
+__all__ = ["Wrapper"]
+
+
+class Wrapper:
+    """Writes ``call(args)`` for a lowered graph.
+
+    Attributes:
+        source: the text of the function.
+        externs: the names of the operators called, in order.
+    """
+
+    def __init__(self, unit: Unit, addresses: dict[str, int], launch: Launcher) -> None:
+        assert unit.prepared is not None
+        self.unit = unit
+        self.env: Envelope = unit.env
+        self.prepared = unit.prepared
+        self.addresses = addresses
+        self.lines: list[str] = []
+        self.space: dict[str, Any] = {
+            "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "launch": launch,
+            "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+            "ite": lambda c, a, b: a if c else b, "min": min, "max": max,
+        }  # fmt: skip
+        self.names: dict[Node, str] = {}
+        self.views: dict[Any, str] = {}
+        self.externs: list[str] = []
+        self.last_use: dict[str, int] = {}
+        self.free: dict[Any, list[str]] = {}
+        self.made: dict[str, Any] = {}
+        self.tables: dict[Any, str] = {}
+        self.functions: dict[int, str] = {}
+
+    # ---- entry ------------------------------------------------------------------------------------------
+
+    def build(self) -> Callable[[list[Any]], list[Any]]:
+        """Compile the function and return it."""
+        self._inputs()
+        self._liveness()
+        pending: list[KernelSource] = []
+        for k, call in enumerate(self.unit.calls):
+            if isinstance(call, KernelCall):
+                self._allocate(call.source)
+                pending.append(call.source)
+                following = self.unit.calls[k + 1] if k + 1 < len(self.unit.calls) else None
+                if not isinstance(following, KernelCall):
+                    self._launch(pending)
+                    pending = []
+                    self._release(k)
+            else:
+                self._extern(call.node)
+                self._release(k)
+        self.lines.append(f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]")
+        self.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
+        exec(compile(self.source, "<quintet wrapper>", "exec"), self.space)
+        return self.space["call"]  # type: ignore[no-any-return]
+
+    # ---- sizes ------------------------------------------------------------------------------------------
+
+    def expr(self, e: Expr) -> str:
+        """A size as Python text over the symbols bound at the top of the function."""
+        return str(e.args[0]) if e.kind == "const" else str(e)
+
+    def tuple(self, sizes: Any) -> str:
+        parts = [self.expr(s) for s in sizes]
+        return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
+
+    def _inputs(self) -> None:
+        used = [n for n in self.prepared.graph.inputs]
+        names = [f"a{k}" for k in range(len(used))]
+        if names:
+            self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        self.lines.append("args = None")
+        for node, name in zip(used, names, strict=True):
+            self.names[node] = name
+        for node in self.prepared.graph.nodes:
+            if node.kind == "constant":
+                name = f"c{len(self.names)}"
+                self.names[node] = name
+                self.space[name] = node.target
+        for entry in self.env.symbols:
+            binding = entry.binding
+            if binding is None:
+                raise InternalError(f"symbol {entry.name} is bound by no input")
+            source = names[binding.input_index]
+            where = source if binding.dim is None else f"{source}.shape[{binding.dim}]"
+            self.lines.append(f"{entry.name} = {where}")
+
+    # ---- buffers ----------------------------------------------------------------------------------------
+
+    def buffer(self, node: Node) -> Node:
+        """The node whose storage a node's value lives in (a scatter updates its copy)."""
+        return self.prepared.scattered.get(node, node)
+
+    def name(self, node: Node) -> str:
+        node = self.buffer(node)
+        if node.kind == "item" and node not in self.names:
+            return f"{self.name(node.args[0])}[{node.args[1]}]"
+        return self.names[node]
+
+    def _owner(self, node: Node) -> Node:
+        node = self.buffer(node)
+        return self._owner(node.args[0]) if node.kind == "item" else node
+
+    def _liveness(self) -> None:
+        self.dies: dict[Node, int] = {}
+        for k, call in enumerate(self.unit.calls):
+            used = call.source.buffers if isinstance(call, KernelCall) else (call.node, *call.node.ins)
+            for node in used:
+                self.dies[self._owner(node)] = k
+        for out in self.prepared.outputs:
+            if isinstance(out, ViewRef):
+                self.dies[self._owner(out.base)] = len(self.unit.calls)
+
+    def _layout_key(self, node: Node) -> Any:
+        return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
+
+    def _allocate(self, source: KernelSource) -> None:
+        for node in source.buffers[: source.outputs]:
+            if node in self.prepared.scattered or node in self.names:
+                continue
+            key = self._layout_key(node)
+            pool = self.free.get(key)
+            name = f"b{len(self.names)}"
+            self.names[node] = name
+            self.made[name] = key
+            if pool:
+                self.lines.append(f"{name} = {pool.pop()}")
+                continue
+            strides = self.tuple(self.prepared.layouts[node].strides)
+            place = "" if str(node.device) == "cpu" else f", device={self._object(node.device)}"
+            self.lines.append(
+                f"{name} = empty_strided({self.tuple(node.shape)}, {strides}, dtype={node.dtype}{place})"
+            )
+            self.space.setdefault("torch", torch)
+
+    def _object(self, value: Any) -> str:
+        name = f"o{len(self.space)}"
+        self.space[name] = value
+        return name
+
+    def _release(self, step: int) -> None:
+        """Drop what no later step needs; buffers of our own go to the pool for equal ones."""
+        gone = [n for n, last in self.dies.items() if last <= step and n in self.names]
+        for node in sorted(gone, key=lambda n: n.id):
+            del self.dies[node]
+            name = self.names[node]
+            if name in self.made and self._wanted_later(self.made[name], step):
+                self.free.setdefault(self.made[name], []).append(name)
+            elif node.kind != "constant":
+                self.lines.append(f"{name} = None")
+
+    def _wanted_later(self, key: Any, step: int) -> bool:
+        for call in self.unit.calls[step + 1 :]:
+            if isinstance(call, KernelCall):
+                for node in call.source.buffers[: call.source.outputs]:
+                    if node not in self.names and node not in self.prepared.scattered and self._layout_key(node) == key:
+                        return True
+        return False
+
+    # ---- kernels ----------------------------------------------------------------------------------------
+
+    def _launch(self, sources: list[KernelSource]) -> None:
+        slots: dict[str, int] = {}
+        calls = []
+        sizes: list[Expr] = []
+        for source in sources:
+            places = [slots.setdefault(self.name(n), len(slots)) for n in source.buffers]
+            calls.append((self.addresses[source.name], len(sizes), places))
+            sizes.extend(source.sizes)
+            self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
+        number = len(self.space)
+        self.space[f"program{number}"] = program(calls)
+        self.space[f"slots{number}"] = ctypes.c_void_p * max(len(slots), 1)
+        pointers = ", ".join(f"{name}.data_ptr()" for name in slots)
+        self.lines.append(f"launch(program{number}, slots{number}({pointers}), {self._sizes(sizes)})")
+
+    def _sizes(self, sizes: list[Expr]) -> str:
+        number = len(self.space)
+        kind = ctypes.c_int64 * max(len(sizes), 1)
+        if all(e.is_const for e in sizes):
+            values = [_float_bits(e.value) if e.is_float else e.value for e in sizes]
+            self.space[f"sizes{number}"] = kind(*values)
+            return f"sizes{number}"
+        self.space[f"sizes{number}"] = kind
+        texts = [f"pack_float({self.expr(e)})" if e.is_float else self.expr(e) for e in sizes]
+        return f"sizes{number}({', '.join(texts)})"
+
+    # ---- externs ----------------------------------------------------------------------------------------
+
+    def _extern(self, node: Node) -> None:
+        name, function = function_for(node)
+        self.externs.append(node.op)
+        key = f"f_{node.op.replace('.', '_')}"
+        self.space[key] = function
+        args, kwargs = self.prepared.externs[node]
+        parts = [self._value(a) for a in args]
+        parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
+        target = f"x{len(self.names)}"
+        self.names[node] = target
+        self.lines.append(f"{target} = {key}({', '.join(parts)})  # {name}")
+
+    def _value(self, x: Any) -> str:
+        if isinstance(x, ViewRef):
+            return self.view(x)
+        if isinstance(x, (list, tuple)):
+            return "[" + ", ".join(self._value(v) for v in x) + "]"
+        if x is None or isinstance(x, (bool, int, str)):
+            return repr(x)
+        if isinstance(x, float):
+            return repr(x) if math.isfinite(x) else self._object(x)
+        if hasattr(x, "expr") or hasattr(getattr(x, "node", None), "expr"):
+            inner = x.expr if hasattr(x, "expr") else x.node.expr
+            return self.expr(inner)
+        return self._object(x)
+
+    def view(self, ref: ViewRef) -> str:
+        """A tensor expression for a view of a buffer."""
+        base = self.name(ref.base)
+        have = self.prepared.layouts[ref.base].strides
+        if ref.shape == ref.base.shape and ref.strides == have and ref.offset is ZERO:
+            return base
+        if len(ref.shape) == 2 and ref.offset is ZERO and ref.base.shape == ref.shape[::-1] and ref.strides == have[::-1]:
+            return f"{base}.t()"
+        offset = ""
+        if ref.offset is not ZERO:
+            offset = f", {base}.storage_offset() + {self.expr(ref.offset)}"
+        return f"as_strided({base}, {self.tuple(ref.shape)}, {self.tuple(ref.strides)}{offset})"
+
+    def _result(self, out: Any) -> str:
+        if isinstance(out, ViewRef):
+            return self.view(out)
+        return self._value(out)
+
+
+def _float_bits(value: float) -> int:
+    import struct
+
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+

@@ -1,0 +1,126 @@
+"""The order of a body's loops: which one is vectorised, the order of the others, and which collapse into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.body import Body, linear, op_cost
+from inductor_gen.loops.index import ONE, ZERO, coefficient
+
+__all__ = ["Nest", "arrange"]
+
+Hint = Callable[[Expr], int]
+
+
+class Nest:
+    """A body with its loops in order.
+
+    Attributes:
+        lane: the variable that runs through vector lanes, innermost; None for a body of one point.
+        lane_is_inner: whether it is a reduction variable.
+    """
+
+    def __init__(self, body: Body, outer: list[Expr], inner: list[Expr], lane: Expr | None) -> None:
+        self.body = body
+        self.outer = outer
+        self.inner = inner
+        self.lane = lane
+        self.lane_is_inner = lane is not None and lane in inner
+
+    @property
+    def sequential(self) -> bool:
+        """Must the inner loops run in order (a scan, or the first of equal extremes)?"""
+        return any(v.op == "scan" for v in self.body.vals)
+
+
+def _accesses(body: Body) -> list[tuple[Expr, float]]:
+    found = [(v.at, 1.0) for v in body.vals if v.op == "load" and v.at is not None]
+    return found + [(s.at, 1.5) for s in body.stores]
+
+
+def _choose_lane(body: Body, hint: Hint) -> Expr | None:
+    best: Expr | None = None
+    best_score = float("-inf")
+    has_scan = any(v.op == "scan" for v in body.vals)
+    for v in [*body.outer, *body.inner]:
+        if has_scan and v in body.inner and body.outer:
+            continue
+        score = 0.0
+        extent = hint(body.space[v])
+        for at, weight in _accesses(body):
+            stride = linear(body, at, v)
+            if stride is ONE:
+                score += weight
+            elif stride is not ZERO:
+                score -= weight
+        if extent < 8:
+            score -= 2.0
+        score += min(extent, 64) / 1000.0
+        if score >= best_score:
+            best, best_score = v, score
+    return best
+
+
+def _rank(body: Body, v: Expr, hint: Hint) -> int:
+    total = 0
+    for at, _ in _accesses(body):
+        stride = linear(body, at, v)
+        total += hint(stride) if stride is not None else 1
+    return total
+
+
+def _collapse(body: Body, order: list[Expr]) -> list[Expr]:
+    """Merge neighbours that every index walks as one."""
+    at = 0
+    while at + 1 < len(order):
+        first, second = order[at], order[at + 1]
+        if _can_merge(body, first, second):
+            merged = ex.symbol(f"{first.name}_{second.name}")
+            body.space[merged] = ex.mul(body.space[first], body.space[second])
+            body.replace_index({first: ZERO, second: merged})
+            del body.space[first], body.space[second]
+            for group in (body.outer, body.inner):
+                if first in group:
+                    group[group.index(first)] = merged
+                    group.remove(second)
+            order[at : at + 2] = [merged]
+            at = max(at - 1, 0)
+        else:
+            at += 1
+    return order
+
+
+def _can_merge(body: Body, first: Expr, second: Expr) -> bool:
+    extent = body.space[second]
+    for at in body.indices():
+        if first not in at.symbols and second not in at.symbols:
+            continue
+        a, b = coefficient(at, first), coefficient(at, second)
+        if a is None or b is None or a is not ex.mul(b, extent):
+            return False
+    # A value that depends on the first alone would be computed for each step of the second.
+    return not any(first in v.deps and second not in v.deps and op_cost(v.op) > 8 for v in body.vals)
+
+
+def arrange(body: Body, hint: Hint) -> Nest:
+    """Order and collapse the loops of a body, in place."""
+    lane = _choose_lane(body, hint)
+    scans = any(v.op == "scan" for v in body.vals)
+    outer = sorted(body.outer, key=lambda v: -_rank(body, v, hint))
+    inner = list(body.inner) if scans else sorted(body.inner, key=lambda v: -_rank(body, v, hint))
+    for group in (outer, inner):
+        if lane in group and not (scans and group is inner):
+            group.remove(lane)
+            group.append(lane)
+    outer, inner = _collapse(body, outer), _collapse(body, inner)
+    body.refresh()
+    if lane is not None and lane not in body.space:
+        lane = next(v for v in (*outer, *inner) if lane.name in v.name.split("_"))
+    if scans and lane in inner:
+        lane = inner[-1]
+    return Nest(body, outer, inner, lane)
+
+

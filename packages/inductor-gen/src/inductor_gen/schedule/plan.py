@@ -1,0 +1,201 @@
+"""From fused clusters to an ordered list of kernels and extern calls."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from inductor_gen.loops.body import Layout, op_cost
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, contiguous_strides
+from inductor_gen.schedule.fusion import Cluster, Fusion
+from inductor_gen.schedule.loopnest import Hint
+from inductor_gen.schedule.prepare import Prepared, ViewRef
+
+__all__ = ["Plan", "dissolve", "plan"]
+
+#: Cost (see ``op_cost``) up to which a small chain is recomputed in its consumers rather than stored and loaded.
+CHEAP = 12
+MAX_COPIES = 4
+
+
+@dataclass
+class Plan:
+    """Clusters in execution order, and the nodes that each kernel cluster writes to memory."""
+
+    order: list[Cluster] = field(default_factory=list)
+    stored: dict[int, list[Node]] = field(default_factory=dict)
+
+
+def kept_nodes(prepared: Prepared) -> set[Node]:
+    """Nodes that must be in memory whatever fusion does: outputs and what externs and scatters take."""
+    kept: set[Node] = set()
+    for out in prepared.outputs:
+        if isinstance(out, ViewRef):
+            kept.add(out.base)
+    for node in prepared.graph.nodes:
+        if node.kind in ("extern", "item"):
+            kept.update(node.ins)
+    kept.update(prepared.scattered.values())
+    return kept
+
+
+def _numel(node: Node, hint: Hint) -> int:
+    total = 1
+    for s in node.shape:
+        total *= hint(s)
+    return total
+
+
+def dissolve(fusion: Fusion, prepared: Prepared, hint: Hint) -> None:
+    """Compute small or single-use pointwise clusters inside their consumers.
+
+    A pointwise cluster whose values are all read by other kernels through index maps that fusion could not follow
+    (a slice, a broadcast, a concatenation) disappears when recomputing it costs less than a trip through memory.
+    """
+    kept = kept_nodes(prepared)
+    consumers = _consumers(fusion)
+    for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
+        if not cluster.loops or any(n.kind != "pointwise" or n in kept for n in cluster.nodes):
+            continue
+        readers: dict[int, Cluster] = {}
+        for node in cluster.nodes:
+            for user in consumers.get(node, ()):
+                if fusion.of.get(user) is not cluster and user in fusion.of:
+                    readers[fusion.of[user].id] = fusion.of[user]
+        if not readers or not _worth(fusion, cluster, list(readers.values()), hint):
+            continue
+        bit = 1 << cluster.id
+        for node in cluster.nodes:
+            fusion.inlined.add(node)
+            del fusion.of[node]
+        del fusion.clusters[cluster.id]
+        for other in fusion.clusters.values():
+            if other.anc & bit:
+                other.anc = (other.anc & ~bit) | cluster.anc
+        for node in cluster.nodes:
+            for base in fusion.bases(node):
+                consumers.setdefault(base, []).extend(u for n in cluster.nodes for u in consumers.get(n, ()))
+
+
+def _consumers(fusion: Fusion) -> dict[Node, list[Node]]:
+    found: dict[Node, list[Node]] = {}
+    for node in fusion.graph.nodes:
+        if node in fusion.of:
+            for base in fusion.bases(node):
+                found.setdefault(base, []).append(node)
+    return found
+
+
+def _worth(fusion: Fusion, cluster: Cluster, readers: list[Cluster], hint: Hint) -> bool:
+    cost = sum(op_cost(n.op) for n in cluster.nodes)
+    size = max(_numel(n, hint) for n in cluster.nodes)
+    read = [1]
+    for reader in readers:
+        if not reader.loops and not reader.space:
+            return False
+        total = 1
+        for extent in reader.space.values():
+            total *= hint(extent)
+        read.append(total)
+    if len(readers) == 1 and max(read) <= size:
+        return not any(_reads_by_index(n, cluster) for n in readers[0].nodes) or cost <= CHEAP
+    if len(readers) > MAX_COPIES:
+        return False
+    if cost <= 1 and len(cluster.nodes) == 1:
+        return True
+    return size * 4 <= max(read) and cost <= CHEAP
+
+
+def _reads_by_index(node: Node, cluster: Cluster) -> bool:
+    return node.op in ("gather", "index")
+
+
+def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:
+    """Order the clusters and find what each writes."""
+    kept = kept_nodes(prepared)
+    stored: dict[int, set[Node]] = {}
+    for node in kept:
+        if node in fusion.of and fusion.of[node].loops:
+            stored.setdefault(fusion.of[node].id, set()).add(node)
+    needs: dict[int, set[int]] = {c: set() for c in fusion.clusters}
+    for node, cluster in fusion.of.items():
+        for base in fusion.bases(node):
+            source = fusion.of.get(base)
+            if source is None or source is cluster:
+                continue
+            needs[cluster.id].add(source.id)
+            if source.loops:
+                stored.setdefault(source.id, set()).add(base)
+    out = Plan(order=_topological(fusion, needs))
+    for cluster in fusion.clusters.values():
+        if cluster.loops:
+            out.stored[cluster.id] = sorted(stored.get(cluster.id, ()), key=lambda n: n.id)
+    out.order = [c for c in out.order if not c.loops or out.stored[c.id]]
+    _choose_layouts(fusion, out, prepared)
+    return out
+
+
+def _topological(fusion: Fusion, needs: dict[int, set[int]]) -> list[Cluster]:
+    """Consumers soon after their producers: the ready cluster with the earliest last node first."""
+    users: dict[int, list[int]] = {}
+    for c, sources in needs.items():
+        for s in sources:
+            users.setdefault(s, []).append(c)
+    waiting = {c: len(sources) for c, sources in needs.items()}
+    last = {c.id: max((n.id for n in c.nodes), default=0) for c in fusion.clusters.values()}
+    ready = [(last[c], c) for c, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Cluster] = []
+    while ready:
+        _, c = heapq.heappop(ready)
+        order.append(fusion.clusters[c])
+        for u in users.get(c, ()):
+            waiting[u] -= 1
+            if waiting[u] == 0:
+                heapq.heappush(ready, (last[u], u))
+    if len(order) != len(fusion.clusters):
+        from prims.errors import InternalError
+
+        raise InternalError("fusion made a cycle of kernels")
+    return order
+
+
+def _choose_layouts(fusion: Fusion, out: Plan, prepared: Prepared) -> None:
+    """Give intermediate values a layout: their same-shaped inputs' where these agree on a dense one (channels
+    last), else row-major."""
+    layouts = prepared.layouts
+    for cluster in out.order:
+        for node in out.stored.get(cluster.id, ()):
+            if node not in layouts:
+                layouts[node] = _followed(fusion, cluster, node, layouts)
+
+
+def _followed(fusion: Fusion, cluster: Cluster, node: Node, layouts: dict[Node, Layout]) -> Layout:
+    row_major = Layout(contiguous_strides(node.shape))
+    if len(node.shape) < 4:
+        return row_major
+    home = cluster.homes[node]
+    for other in cluster.nodes:
+        for base in fusion.bases(other):
+            layout = layouts.get(base)
+            if layout is None or base.shape != node.shape or fusion.of.get(base) is cluster:
+                continue
+            if cluster.operands[other] == home and layout.strides != row_major.strides and _dense(base, layout):
+                return layout
+    return row_major
+
+
+def _dense(node: Node, layout: Layout) -> bool:
+    """Do the strides visit every element of a block exactly once?"""
+    left = {(s, n) for s, n in zip(layout.strides, node.shape, strict=True) if n is not ONE}
+    from prims.spec import expr as ex
+
+    step = ONE
+    while left:
+        found = next((pair for pair in left if pair[0] is step), None)
+        if found is None:
+            return False
+        left.remove(found)
+        step = ex.mul(step, found[1])
+    return True

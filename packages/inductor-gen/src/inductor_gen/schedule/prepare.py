@@ -1,0 +1,240 @@
+"""Before fusion: decide where values must be in memory and in which layout, and mark it with ``copy`` nodes.
+
+Extern operators take strided tensors and graph outputs have the strides that eager gives them. A view of a buffer
+that strides can express costs nothing; where they cannot, a ``copy`` node (a pointwise identity) takes the view's
+place, so that fusion writes the values in the layout wanted straight from the kernel that makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from prims.errors import InternalError, QuintetError
+from prims.ir import Envelope
+from prims.spec import TensorSpec, infer
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.body import Layout
+from inductor_gen.loops.graph import Graph, Node, build_graph
+from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, size
+from inductor_gen.loops.views import view_strides
+
+__all__ = ["Prepared", "ViewRef", "prepare"]
+
+#: Overloads that read any operand whose rows or columns are contiguous at full speed.
+_BLAS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "dot"})
+
+
+@dataclass(frozen=True)
+class ViewRef:
+    """A strided view of a buffer; ``offset`` counts from the buffer's element 0."""
+
+    base: Node
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+
+
+@dataclass
+class Prepared:
+    """A graph with copies in place.
+
+    Attributes:
+        layouts: of every buffer: inputs, extern results, and nodes that kernels write.
+        externs: per extern node, its arguments with a ViewRef for each tensor.
+        outputs: per graph output a ViewRef, or the literal or size it is.
+        scattered: scatter node -> the copy whose buffer it updates.
+    """
+
+    graph: Graph
+    layouts: dict[Node, Layout] = field(default_factory=dict)
+    externs: dict[Node, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    outputs: list[Any] = field(default_factory=list)
+    scattered: dict[Node, Node] = field(default_factory=dict)
+    specs: dict[Node, Any] = field(default_factory=dict)
+
+
+class _Preparer:
+    def __init__(self, env: Envelope) -> None:
+        self.env = env
+        self.old = build_graph(env)
+        self.context = env.symbols.context or _context_of(env)
+        self.out = Prepared(Graph())
+        self.owned: set[Node] = set()  # buffers that some output already is
+        self.new_nodes: list[Node] = []
+
+    # ---- building ---------------------------------------------------------------------------------------
+
+    def run(self) -> Prepared:
+        for node in self.old.nodes:
+            if node.kind in ("input", "constant"):
+                self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+            elif node.kind == "extern":
+                self._extern(node)
+            elif node.kind == "item":
+                self._item(node)
+            elif node.kind == "scatter":
+                self._scatter(node)
+            self.new_nodes.append(node)
+        self._outputs()
+        graph = self.out.graph
+        graph.inputs = self.old.inputs
+        graph.nodes = self.new_nodes
+        for k, node in enumerate(graph.nodes):
+            node.id = k
+        for node in graph.nodes:
+            node.users = []
+            node.ins = []
+        for node in graph.nodes:
+            node.link()
+        return self.out
+
+    def copy(self, x: Node, strides: tuple[Expr, ...] | None = None) -> Node:
+        """A new node that equals ``x`` and will be written to memory with these strides."""
+        spec = TensorSpec(x.spec.shape, x.dtype, x.device)  # type: ignore[arg-type]
+        node = Node(0, "pointwise", "copy", (x,), spec, x.source)
+        self.new_nodes.append(node)
+        self.out.layouts[node] = Layout(strides if strides is not None else contiguous_strides(node.shape))
+        return node
+
+    def layout(self, node: Node) -> Layout:
+        """The layout of a buffer; a kernel's is row-major unless an output asked for another before."""
+        return self.out.layouts.setdefault(node, Layout(contiguous_strides(node.shape)))
+
+    def resolve(self, x: Node) -> ViewRef | None:
+        """``x`` as a strided view of a buffer, or None where only a copy can be one."""
+        chain: list[Node] = []
+        while x.kind == "view":
+            if x.op in ("pad", "concat", "flip"):
+                return None
+            chain.append(x)
+            x = x.args[0]
+        if x.kind == "create":
+            return None
+        strides, offset = self.layout(x).strides, ZERO
+        shape = x.shape
+        for view in reversed(chain):
+            moved = view_strides(view, strides, offset)
+            if moved is None:
+                return None
+            strides, offset = moved
+            shape = view.shape
+        return ViewRef(x, shape, strides, offset)
+
+    # ---- externs ----------------------------------------------------------------------------------------
+
+    def _extern(self, node: Node) -> None:
+        def place(x: Any) -> Any:
+            if isinstance(x, Node):
+                return self._operand(node, x)
+            if isinstance(x, (tuple, list)):
+                return [place(v) for v in x]
+            return x
+
+        args = tuple(place(a) for a in node.args)
+        kwargs = {k: place(v) for k, v in node.kwargs.items()}
+        self.out.externs[node] = (args, kwargs)
+        node.args = tuple(_bases(a) for a in args)
+        node.kwargs = {k: _bases(v) for k, v in kwargs.items()}
+        node.spec = self._infer(node, args, kwargs)
+        if isinstance(node.spec, TensorSpec):
+            self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+
+    def _infer(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return node.spec
+        try:
+            specs = {k: self._spec_of(v) for k, v in kwargs.items()}
+            return infer(node.target, tuple(self._spec_of(a) for a in args), specs)
+        except QuintetError:
+            return node.spec  # no rule: the aten dialect's own metadata, made from the same layouts
+
+    def _spec_of(self, x: Any) -> Any:
+        if isinstance(x, ViewRef):
+            shape, strides = (tuple(self._plain(e) for e in part) for part in (x.shape, x.strides))
+            return TensorSpec(shape, x.base.dtype, x.base.device, strides)  # type: ignore[arg-type]
+        return [self._spec_of(v) for v in x] if isinstance(x, (tuple, list)) else x
+
+    def _plain(self, e: Expr) -> Any:
+        if e.is_const:
+            return e.value
+        if self.context is None:
+            raise InternalError("a symbolic size in an envelope without a symbol context")
+        return self.context.make(e)
+
+    def _operand(self, node: Node, x: Node) -> ViewRef:
+        ref = self.resolve(x)
+        if ref is None or not self._suits(node, x, ref):
+            ref = self.resolve(self.copy(x))
+        assert ref is not None
+        return ref
+
+    def _suits(self, node: Node, x: Node, ref: ViewRef) -> bool:
+        """Is the view as good for the operator as a fresh contiguous copy made while computing it?"""
+        if ref.base.kind not in ("pointwise", "reduce", "scan"):
+            return True  # in memory already; operators take any strides
+        if x is ref.base or ref.strides == contiguous_strides(ref.shape):
+            return True
+        return node.op in _BLAS and any(s is ONE for s in ref.strides[-2:])
+
+    def _item(self, node: Node) -> None:
+        base, index = node.args
+        node.spec = base.spec[index]
+        if isinstance(node.spec, TensorSpec):
+            self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+
+    def _scatter(self, node: Node) -> None:
+        target = self.copy(node.args[0])
+        node.args = (target, *node.args[1:])
+        self.out.scattered[node] = target
+        self.out.layouts[node] = self.out.layouts[target]
+
+    # ---- outputs ----------------------------------------------------------------------------------------
+
+    def _outputs(self) -> None:
+        aliases = {a.output_index: a for a in self.env.aliases}
+        for k, (desc, x) in enumerate(zip(self.env.outputs, self.old.outputs, strict=True)):
+            self.out.outputs.append(self._output(desc.spec, x, aliases.get(k)) if isinstance(x, Node) else x)
+
+    def _output(self, spec: Any, x: Node, alias: Any) -> ViewRef:
+        wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
+        if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
+            if x not in self.out.layouts:
+                self.out.layouts[x] = Layout(wanted)
+        ref = self.resolve(x)
+        if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
+            if alias is not None or (ref.base.kind not in ("input", "constant") and ref.base not in self.owned):
+                self.owned.add(ref.base)
+                return ref
+        made = self.resolve(self.copy(x, wanted))
+        assert made is not None
+        return made
+
+
+def _bases(x: Any) -> Any:
+    if isinstance(x, ViewRef):
+        return x.base
+    return tuple(_bases(v) for v in x) if isinstance(x, (tuple, list)) else x
+
+
+def _context_of(env: Envelope) -> Any:
+    """The symbol context of a parsed envelope: that of any symbolic size in it."""
+    for desc in env.inputs:
+        sizes = getattr(desc.spec, "shape", (desc.spec,))
+        for s in sizes:
+            if hasattr(s, "ctx"):
+                return s.ctx
+    return None
+
+
+def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[Expr, ...]) -> bool:
+    if any(s is ZERO for s in shape):
+        return have == want
+    return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
+
+
+def prepare(env: Envelope) -> Prepared:
+    """The graph of a prim-dialect envelope, with copies where values must be laid out anew."""
+    return _Preparer(env).run()

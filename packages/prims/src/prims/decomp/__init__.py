@@ -7,21 +7,24 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `reductions`, `softmax`, `normalisation`, `losses`: what reduces
 - `views`, `indexing`, `factory`: shapes, gathers and scatters, constants
 - `matmul`: matrix products and attention
-- `pooling`, `resampling`: windows, padding and interpolation
+- `pooling`, `padding`, `resampling`: windows, borders and interpolation
 - `backward`: gradients of the above that are not beside their forward
 - `optimisers`: foreach ops
 """
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
     activations,
+    backward,
     elementwise,
     factory,
     indexing,
     losses,
     matmul,
     normalisation,
+    padding,
     pooling,
     reductions,
+    resampling,
     softmax,
     views,
 )

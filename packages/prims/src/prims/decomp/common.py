@@ -235,6 +235,11 @@ def numel(x: Value) -> Size:
     return prod(x.shape)
 
 
+def is_empty(x: Value) -> bool:
+    """Is a size known to be 0?"""
+    return any(isinstance(s, int) and s == 0 for s in x.shape)
+
+
 def full_like(p: Any, x: Value, value: Any, dtype: torch.dtype | None = None) -> Value:
     """A constant of a value's shape, dtype and device."""
     dtype = dtype or x.dtype
@@ -287,7 +292,7 @@ def in_opmath(fn: Callable[..., Any]) -> Callable[..., Any]:
         compute = opmath(out)
 
         def widen(x: Any) -> Any:
-            return to_dtype(p, x, compute) if is_value(x) and x.dtype != torch.bool else x
+            return to_dtype(p, x, compute) if is_value(x) else x
 
         result = fn(p, *map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
         if isinstance(result, tuple):

@@ -344,15 +344,35 @@ def _float_binary(name: str) -> Callable[..., Value]:
     return fn
 
 
-for _name, _bool in {
-    "maximum": "logical_or",
-    "minimum": "logical_and",
-    "fmax": "logical_or",
-    "fmin": "logical_and",
-    "nextafter": None,
-    "hypot": None,
-}.items():
+for _name, _bool in {"maximum": "logical_or", "minimum": "logical_and", "hypot": None}.items():
     decomposition(f"aten.{_name}.default")(_binary(_name, _bool))
+
+
+def _nan_losing(name: str, plain: str, for_bool: str) -> Callable[..., Value]:
+    """fmax and fmin: the same as maximum and minimum where there is no NaN."""
+
+    def fn(p: Any, self: Value, other: Value) -> Value:
+        x, y = operands(p, self, other)
+        if x.dtype == torch.bool:
+            return getattr(p, for_bool)(x, y)
+        return getattr(p, plain if is_integral(x.dtype) else name)(x, y)
+
+    return fn
+
+
+decomposition("aten.fmax.default")(_nan_losing("fmax", "maximum", "logical_or"))
+decomposition("aten.fmin.default")(_nan_losing("fmin", "minimum", "logical_and"))
+
+
+@decomposition("aten.nextafter.default")
+def nextafter(p: Any, self: Value, other: Value) -> Value:
+    """The next number towards `other`."""
+    x, y = operands(p, self, other)
+    if x.dtype in REDUCED:
+        raise unsupported("nextafter in reduced precision")
+    return p.nextafter(x, y)
+
+
 for _name in ("atan2",):
     decomposition(f"aten.{_name}.default")(_float_binary(_name))
 decomposition("aten.copysign.Tensor", "aten.copysign.Scalar")(_float_binary("copysign"))

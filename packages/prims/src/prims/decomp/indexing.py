@@ -13,6 +13,7 @@ from prims.decomp.common import (
     broadcast_shapes,
     expand,
     full_like,
+    is_empty,
     iota_along,
     is_integral,
     is_value,
@@ -62,6 +63,8 @@ def index_select(p: Any, self: Value, dim: int, index: Value) -> Value:
 @decomposition("aten.gather.default")
 def gather(p: Any, self: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """out[i][j][k] = self[index[i][j][k]][j][k] (for dim 0)."""
+    if is_empty(index):
+        return p.full(tuple(index.shape), number(0, self.dtype), self.dtype, self.device)
     if self.ndim == 0 or index.ndim == 0:
         x, at = _at_least_1d(p, self), _at_least_1d(p, index)
         return reshaped(p, p.gather(x, _integer(p, at), 0), index.shape)
@@ -133,8 +136,10 @@ def index_put(
 ) -> Value:
     """self with self[indices] set to (or increased by) values."""
     found = [i for i in indices if i is not None]
-    if len(found) == 1 and found[0].dtype == torch.bool and values.ndim == 0 and indices[0] is not None:
-        return _masked_put(p, self, found[0], values, accumulate)
+    if len(found) == 1 and found[0].dtype == torch.bool and indices[0] is not None:
+        value = _one_row(p, values, self.ndim - found[0].ndim)
+        if value is not None:
+            return _masked_put(p, self, found[0], value, accumulate)
     at, dims = _indices(p, self, indices)
     k = at[0].ndim
     rest = tuple(s for d, s in enumerate(self.shape) if d not in dims)
@@ -153,8 +158,18 @@ def _put(p: Any, x: Value, at: Sequence[Value], dims: Sequence[int], values: Val
     return to_dtype(p, p.index_put(x_, tuple(at), tuple(dims), v, accumulate), x.dtype)
 
 
+def _one_row(p: Any, values: Value, rest: int) -> Value | None:
+    """Values that are the same for every index: at most `rest` dimensions, or one more of size 1."""
+    if values.ndim <= rest:
+        return values
+    first = values.shape[0]
+    if values.ndim == rest + 1 and isinstance(first, int) and first == 1:
+        return p.reshape(values, tuple(values.shape[1:]))
+    return None
+
+
 def _masked_put(p: Any, self: Value, mask: Value, value: Value, accumulate: bool) -> Value:
-    """index_put with a mask and one value has a static shape: it is a where()."""
+    """index_put with a mask and the same values everywhere has a static shape: it is a where()."""
     lead = p.broadcast(mask, tuple(self.shape), tuple(range(mask.ndim)))
     fill = expand(p, to_dtype(p, value, self.dtype), self.shape)
     return p.where(lead, p.add(self, fill) if accumulate else fill, self)
@@ -165,6 +180,8 @@ def _masked_put(p: Any, self: Value, mask: Value, value: Value, accumulate: bool
 
 def scattered(p: Any, self: Value, dim: int, index: Value, src: Any, reduce: str) -> Value:
     """scatter() of a tensor or a number; index may be smaller than src."""
+    if is_empty(index):
+        return self
     at = _integer(p, index)
     x = self
     if x.ndim == 0:
@@ -303,6 +320,8 @@ def masked_scatter(p: Any, self: Value, mask: Value, source: Value) -> Value:
     """self with its masked elements taken, in order, from source."""
     shape = broadcast_shapes(self.shape, mask.shape)
     x = reshaped(p, expand(p, self, shape), (prod(shape),))
+    if is_empty(source):
+        return reshaped(p, x, shape)
     m = reshaped(p, expand(p, mask, shape), (prod(shape),))
     at = p.maximum(p.sub(p.cumsum(to_dtype(p, m, torch.int64), 0), 1), 0)
     taken = p.index(reshaped(p, source, (numel(source),)), (at,), (0,))

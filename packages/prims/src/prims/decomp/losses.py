@@ -234,7 +234,7 @@ def _nll(
     else:
         loss = p.where(valid, p.neg(p.mul(picked, w)), 0.0)
     everything = tuple(range(loss.ndim))
-    if reduction == NONE:
+    if reduction == NONE and x.ndim > 1:
         return to_dtype(p, loss, dtype), p.full((), 0.0, dtype, self.device)
     total_weight = p.sum(w, everything) if everything else w
     total = p.sum(loss, everything) if everything else loss

@@ -439,15 +439,24 @@ def adaptive_avg_pool(p: Any, self: Value, output_size: Sequence[Size]) -> Value
     return _adaptive(p, self, output_size)
 
 
-@decomposition("aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default")
-def adaptive_avg_pool_backward(p: Any, grad_output: Value, self: Value) -> Value:
-    """Each interval's gradient, shared among its elements."""
-    n = 2 if self.ndim - 2 <= 2 else 3
-    g = to_dtype(p, grad_output, opmath(grad_output.dtype))
+def _adaptive_backward(p: Any, grad: Value, self: Value, n: int) -> Value:
+    g = to_dtype(p, grad, opmath(grad.dtype))
     first = self.ndim - n
-    for i in range(n):
-        g = _adaptive_line_backward(p, g, first + i, self.shape[first + i])
-    return to_dtype(p, g, grad_output.dtype)
+    for dim in range(first, self.ndim):
+        g = _adaptive_line_backward(p, g, dim, self.shape[dim])
+    return to_dtype(p, g, grad.dtype)
+
+
+@decomposition("aten._adaptive_avg_pool2d_backward.default")
+def adaptive_avg_pool2d_backward(p: Any, grad_output: Value, self: Value) -> Value:
+    """Each interval's gradient, shared among its elements."""
+    return _adaptive_backward(p, grad_output, self, 2)
+
+
+@decomposition("aten._adaptive_avg_pool3d_backward.default")
+def adaptive_avg_pool3d_backward(p: Any, grad_output: Value, self: Value) -> Value:
+    """Each interval's gradient, shared among its elements."""
+    return _adaptive_backward(p, grad_output, self, 3)
 
 
 def _adaptive_line_backward(p: Any, g: Value, dim: int, size: Size) -> Value:

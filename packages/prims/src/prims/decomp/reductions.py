@@ -39,6 +39,11 @@ def _finish(p: Any, out: Value, x: Value, dims: Sequence[int], keepdim: bool) ->
     return keep(p, out, x.shape, dims) if keepdim and x.ndim else out
 
 
+def _bool_result(p: Any, self: Value, name: str, dims: Sequence[int]) -> Value:
+    """A sum or product asked for in bool."""
+    return reduced(p, "any" if name == "sum" else "all", as_bool(p, self), dims)
+
+
 def _accumulated(p: Any, self: Value, dtype: torch.dtype | None) -> tuple[Value, torch.dtype]:
     """The input in its accumulation dtype, and the result's dtype: integers sum in int64, reduced
     precision in float32."""
@@ -59,6 +64,9 @@ def sum_dims(
     p: Any, self: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over dimensions."""
+    if dtype == torch.bool:
+        dims = norm_dims(dim, self.ndim)
+        return _finish(p, _bool_result(p, self, "sum", dims), self, dims, keepdim)
     x, out = _accumulated(p, self, dtype)
     dims = norm_dims(dim, x.ndim)
     return _finish(p, to_dtype(p, reduced(p, "sum", x, dims), out), x, dims, keepdim)
@@ -75,6 +83,9 @@ def prod_dim(
     p: Any, self: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Value:
     """Product over one dimension."""
+    if dtype == torch.bool:
+        dims = norm_dims(dim, self.ndim)
+        return _finish(p, _bool_result(p, self, "prod", dims), self, dims, keepdim)
     x, out = _accumulated(p, self, dtype)
     dims = norm_dims(dim, x.ndim)
     return _finish(p, to_dtype(p, reduced(p, "prod", x, dims), out), x, dims, keepdim)

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Value, full_like, norm_dim, opmath, spread, to_dtype
+from prims.decomp.common import Value, full_like, is_empty, norm_dim, opmath, spread, to_dtype
 from prims.decomp.registry import decomposition
 
 
 def _shifted(p: Any, x: Value, dims: tuple[int, ...]) -> Value:
     """x minus its largest element, so that exp() does not overflow."""
+    if is_empty(x):
+        return x
     return p.sub(x, spread(p, p.amax(x, dims), x.shape, dims)) if x.ndim else p.sub(x, x)
 
 

@@ -10,7 +10,7 @@ import torch.fx
 
 import prims
 from prims.decomp.registry import get
-from prims.errors import Unsupported
+from prims.errors import Unsupported, VerifierError
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
@@ -58,6 +58,13 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return fn(p, *args, **kwargs)
         except Unsupported as error:
             return extern(node, args, kwargs, error.reason)
+        except VerifierError as error:
+            # A primitive that is not defined for these operands (a dtype, mostly).
+            return extern(node, args, kwargs, error.message)
+        except Exception as error:
+            if context.options.strict:
+                raise
+            return extern(node, args, kwargs, f"its decomposition failed: {type(error).__name__}: {error}")
 
     out = build.run(emit)
     return out.replace(

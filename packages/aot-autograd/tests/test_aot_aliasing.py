@@ -63,6 +63,10 @@ PROGRAMS = {
     "relu_": lambda x, y: (x * y).relu_(),
     "write then read old view": lambda x, y: _stale(x * 1),
     "index_put_": lambda x, y: _on(x * 1, lambda z: z.index_put_((torch.tensor([0, 2]),), y[:2])),
+    "t_": lambda x, y: (x * y).t_() * 2,
+    "unsqueeze_ of a result": lambda x, y: (x * y).unsqueeze_(1),
+    "write after unsqueeze_": lambda x, y: _on(x * y, lambda z: z.unsqueeze_(1).add_(1)),
+    "channels last pool": lambda x, y: _pool(x * y),
     "no results": lambda x, y: (x.add_(y), None)[1],
 }
 
@@ -92,6 +96,11 @@ def _views_only(z):
 
 def _with_detach(z):
     return z, z.detach(), z.view(-1).detach()
+
+
+def _pool(z):
+    z = z.view(1, 4, 2, 3).contiguous(memory_format=torch.channels_last)
+    return torch.nn.functional.adaptive_avg_pool2d(z, 1) * 2
 
 
 def _stale(z):

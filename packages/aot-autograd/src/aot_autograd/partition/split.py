@@ -65,7 +65,8 @@ def is_random(node: torch.fx.Node) -> bool:
 
 def needed_by_backward(joint: Joint) -> list[torch.fx.Node]:
     """The forward values (inputs included, tangents not) that the backward nodes and the gradients use directly."""
-    tangents = {n for n, d in zip(joint.envelope.placeholders(), joint.envelope.inputs, strict=True) if d.kind == "tangent"}
+    inputs = zip(joint.envelope.placeholders(), joint.envelope.inputs, strict=True)
+    tangents = {node for node, desc in inputs if desc.kind == "tangent"}
     found: dict[torch.fx.Node, None] = {}
 
     def use(node: torch.fx.Node) -> None:

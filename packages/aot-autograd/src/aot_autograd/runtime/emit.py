@@ -21,7 +21,13 @@ __all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols"]
 
 aten = torch.ops.aten
 
-_SIZE_FUNCTIONS = {"min": builtins.min, "max": builtins.max, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc}
+_SIZE_FUNCTIONS = {
+    "min": builtins.min,
+    "max": builtins.max,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+}
 
 
 class Source:
@@ -54,7 +60,7 @@ class Source:
         """Compile ``def <head>:`` with the lines as its body; returns the function."""
         text = f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
         namespace = dict(self.globals)
-        exec(compile(text, f"<aot_autograd {head.split('(')[0]}>", "exec"), namespace)  # noqa: S102
+        exec(compile(text, f"<aot_autograd {head.split('(')[0]}>", "exec"), namespace)
         function = namespace[head.split("(")[0]]
         function.__source__ = text
         return function
@@ -68,7 +74,7 @@ class Source:
         text = str(expr)
         try:
             hints = dict.fromkeys(names, 8)
-            if eval(text, {"__builtins__": {}, **_SIZE_FUNCTIONS}, hints) != expr.evaluate(hints):  # noqa: S307
+            if eval(text, {"__builtins__": {}, **_SIZE_FUNCTIONS}, hints) != expr.evaluate(hints):
                 raise InternalError(f"the text of size {text} has another value")
         except (NameError, SyntaxError, TypeError):
             evaluate = self.name(expr.evaluate, "size")
@@ -97,7 +103,8 @@ def emit_symbols(source: Source, outcome: Outcome, names: set[str], args: str = 
     for entry in table:
         if entry.name in names and entry.binding is not None:
             at = f"{args}[{entry.binding.input_index}]"
-            source.line(f"{entry.name} = {at}" if entry.binding.dim is None else f"{entry.name} = {at}.shape[{entry.binding.dim}]")
+            dim = entry.binding.dim
+            source.line(f"{entry.name} = {at}" + ("" if dim is None else f".shape[{dim}]"))
 
 
 def symbols_of_results(outcome: Outcome) -> set[str]:

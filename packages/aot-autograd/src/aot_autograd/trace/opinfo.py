@@ -28,7 +28,7 @@ class OpInfo:
         metadata_write: changes its argument's shape or strides in place (``t_``, ``resize_``).
         effect: has an effect besides its result and must not be removed.
         written: ``(position, name)`` of each written argument, in schema order.
-        twin: the functional overload that computes what a writing overload writes.
+        twin: the functional overload that computes what a writing overload writes (for ``t_``, the view ``t``).
         drop: names of ``out`` arguments that the twin does not take.
         names: the positional arguments' names.
         defaults: ``(position, name, value)`` of arguments that have a default here and none in the twin.
@@ -97,7 +97,7 @@ def _describe(func: OpOverload) -> OpInfo:
         "aten::resize_",
         "aten::resize_as_",
     )
-    twin = _find_twin(func, drop)
+    twin = _find_twin(func, drop, metadata)
     defaults = () if twin is None else _missing_defaults(func, twin)
     return OpInfo("write", random, metadata, effect, written, twin, drop, names, returns, defaults)
 
@@ -111,7 +111,7 @@ def _missing_defaults(func: OpOverload, twin: OpOverload) -> tuple[tuple[int, st
     )
 
 
-def _find_twin(func: OpOverload, drop: tuple[str, ...]) -> OpOverload | None:
+def _find_twin(func: OpOverload, drop: tuple[str, ...], metadata: bool) -> OpOverload | None:
     schema = func._schema
     full = schema.name + ("." + schema.overload_name if schema.overload_name else "")
     named = _TWINS.get(full) or _TWINS.get(schema.name)

@@ -17,7 +17,7 @@ import aot_autograd
 from aot_autograd.trace.opinfo import op_info
 from aot_autograd.trace.program import Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
-from aot_autograd.trace.views import Storage, ViewStep, is_dense
+from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
@@ -208,7 +208,7 @@ def _add_output(outcome: Outcome, tensor: torch.Tensor) -> int:
         raise Unsupported("the graph makes a new leaf that needs a gradient (requires_grad_ on a result)")
     node = tracer.read(tensor)
     spec = node.meta["spec"]
-    if spec.strides != state.spec.strides:
+    if not same_strides(spec, state.spec):
         node, spec = tracer.relayout(node, spec, state.spec)
     elif node.op == "placeholder" or any(node is other for other in outcome.nodes):
         node, spec = tracer.emit(aten.clone.default, (node,), {})

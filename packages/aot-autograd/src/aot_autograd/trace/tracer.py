@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_autograd.trace import special
 from aot_autograd.trace.opinfo import OpInfo, bind, op_info
-from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, undo
+from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
@@ -86,7 +86,7 @@ class Tracer(TorchDispatchMode):
         self._last_placeholder = node
         self.inputs.append(desc)
         self.input_tensors.append(tensor)
-        if tensor is not None:
+        if tensor is not None and isinstance(desc.spec, TensorSpec):
             self._attach(tensor, Storage(desc.spec, node, base=tensor, input_index=index))
         return node
 
@@ -274,7 +274,7 @@ class Tracer(TorchDispatchMode):
         """Abstract tensors for a node's results; elements of a tuple get ``getitem`` nodes."""
         if isinstance(spec, TensorSpec):
             tensor = abstract_from_spec(spec)
-            if node_spec is not spec and node_spec.strides != spec.strides and is_dense(spec):
+            if node_spec is not spec and not same_strides(node_spec, spec) and is_dense(spec):
                 node, node_spec = self.relayout(node, node_spec, spec)
             storage = Storage(spec, node, base=tensor)
             self._attach(tensor, storage)
@@ -338,7 +338,7 @@ class Tracer(TorchDispatchMode):
     def write_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an in-place or ``out=`` overload by its functional twin."""
         if info.metadata_write:
-            raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
+            return self.metadata_op(func, info, args, kwargs)
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         if info.random and self.backward:
@@ -353,7 +353,9 @@ class Tracer(TorchDispatchMode):
         else:
             twin_args, twin_kwargs = args, kwargs
         for position, name, value in info.defaults:
-            if position >= len(twin_args) and name not in twin_kwargs:
+            if position == len(twin_args):
+                twin_args = (*twin_args, value)
+            elif position > len(twin_args) and name not in twin_kwargs:
                 twin_kwargs = {**twin_kwargs, name: value}
         node, node_spec, spec = self._call(info.twin, twin_args, twin_kwargs)
         if isinstance(spec, TensorSpec):
@@ -378,6 +380,32 @@ class Tracer(TorchDispatchMode):
         if not results:
             return None
         return results[0] if len(results) == 1 else tuple(results)
+
+    def metadata_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record ``t_``, ``unsqueeze_`` and the like: the tensor object becomes another view of its storage."""
+        target = args[0]
+        state = state_of(target)
+        storage = state.storage
+        is_input = storage.input_index is not None and target is self.input_tensors[storage.input_index]
+        if info.twin is None or op_info(info.twin).kind != "view" or is_input:
+            raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
+        spec = infer(info.twin, args, kwargs)
+        same = spec.shape == state.spec.shape and spec.storage_offset == state.spec.storage_offset
+        if not (same and same_strides(spec, state.spec)):
+            if info.twin is aten.as_strided.default:
+                raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
+            step = ViewStep(info.twin, args[1:], kwargs, state.spec, spec)
+            state.node, _ = self.emit(step.func, (self.read(target), *step.args), kwargs)
+            state.generation = storage.generation
+            state.chain = (*state.chain, step)
+            if storage.base is target:
+                storage.base = None
+        with torch._C._DisableTorchDispatch():
+            torch.Tensor.as_strided_(
+                target, to_torch_all(spec.shape), to_torch_all(spec.strides), to_torch(spec.storage_offset)
+            )
+        target.spec = state.spec = spec
+        return target
 
     def write(self, target: torch.Tensor, node: torch.fx.Node, spec: TensorSpec) -> None:
         """``target`` and everything that shares its storage now hold the value ``node``.
@@ -408,7 +436,7 @@ class Tracer(TorchDispatchMode):
             sources.append(before)
         for step, before in zip(reversed(steps), reversed(sources), strict=True) if steps else ():
             value, value_spec = undo(step, before, value, value_spec, self.emit)
-        if value_spec.strides != storage.spec.strides and is_dense(storage.spec):
+        if not same_strides(value_spec, storage.spec) and is_dense(storage.spec):
             value, value_spec = self.relayout(value, value_spec, storage.spec)
         storage.node = value
         storage.generation += 1
@@ -416,9 +444,14 @@ class Tracer(TorchDispatchMode):
         if not steps:
             state.node = value
             state.generation = storage.generation
-        elif spec.strides == own.strides:
+        elif same_strides(spec, own):
             state.node = node
             state.generation = storage.generation
+
+
+def to_torch_all(sizes: Sequence[Any]) -> list[Any]:
+    """Sizes as the dispatcher takes them."""
+    return [to_torch(size) for size in sizes]
 
 
 def _overlaps(spec: TensorSpec) -> bool:
@@ -429,8 +462,3 @@ def _has_tensor(spec: Any) -> bool:
     if isinstance(spec, TensorSpec):
         return True
     return isinstance(spec, (list, tuple)) and any(_has_tensor(s) for s in spec)
-
-
-def source_of_nodes(nodes: Sequence[torch.fx.Node]) -> list[SourceLoc | None]:
-    """The source locations of nodes, for messages."""
-    return [node.meta.get("source") for node in nodes]

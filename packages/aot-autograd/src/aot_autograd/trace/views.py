@@ -25,7 +25,7 @@ from prims.spec import layout
 if TYPE_CHECKING:
     from prims.spec import TensorSpec
 
-__all__ = ["Storage", "TensorState", "ViewStep", "is_dense", "undo"]
+__all__ = ["Storage", "TensorState", "ViewStep", "is_dense", "same_strides", "undo"]
 
 aten = torch.ops.aten
 
@@ -106,6 +106,13 @@ _IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_
 def is_dense(spec: TensorSpec) -> bool:
     """Whether the elements fill one gap-free block, each memory cell used once."""
     return spec.is_contiguous() or layout.is_dense(spec.shape, spec.strides)
+
+
+def same_strides(a: TensorSpec, b: TensorSpec) -> bool:
+    """Equal strides in every dimension that has more than one element (specs of one shape)."""
+    return a.strides == b.strides or all(
+        x == y or (type(n) is int and n == 1) for n, x, y in zip(a.shape, a.strides, b.strides, strict=True)
+    )
 
 
 def undo(step: ViewStep, base: torch.fx.Node, value: torch.fx.Node, spec: TensorSpec, emit: Emit) -> Any:

@@ -20,7 +20,7 @@ from prims.ir.passes import Fuel, Observer, Pass, print_observer, run_passes
 from prims.ir.serial import from_json, load, save, to_json
 from prims.ir.source import SourceLoc
 from prims.ir.text import hash_envelope, print_text
-from prims.ir.verify import verify
+from prims.ir.verifier import verify
 from prims.ir.versions import (
     CURRENT,
     VersionError,

@@ -211,7 +211,7 @@ class Envelope:
         Raises:
             VerifierError: a constraint is broken.
         """
-        from prims.ir.verify import verify
+        from prims.ir.verifier import verify
 
         return verify(self, level)
 

@@ -1,7 +1,8 @@
 """Builds the C extension `dynamo_capture._native` with the system's C compiler.
 
 As a hatchling build hook it puts the extension into the wheel (also an editable one) and gives the wheel its
-platform tag. `python hatch_build.py` builds it in place, into `src/dynamo_capture/`, for the Python that runs it.
+platform tag. `python hatch_build.py` builds it in place, into `src/dynamo_capture/`, for the Python that
+runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ except ImportError:  # run as a script: hatchling is not needed
 
 ROOT = Path(__file__).resolve().parent
 TARGET_DIR = Path("src", "dynamo_capture")
-FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra"]
+FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"]
+FLAGS += ["-Wall", "-Wextra"]
 # Declarations in CPython's internal headers and the usual idioms of type slots trip these.
 FLAGS += ["-Wno-unused-parameter", "-Wno-missing-field-initializers", "-Wno-cast-function-type"]
 
@@ -72,7 +74,10 @@ def check_python() -> Path:
 
 
 def build(root: Path = ROOT) -> Path:
-    """Compiles the extension into `root/src/dynamo_capture` if it is older than its sources; returns its path.
+    """Compiles the extension into `root/src/dynamo_capture` if it is older than its sources.
+
+    Returns:
+        The extension's path.
 
     Raises:
         BuildError: no compiler, no headers, or the compilation failed.
@@ -88,7 +93,8 @@ def build(root: Path = ROOT) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         scratch.unlink(missing_ok=True)
-        raise BuildError(f"compiling dynamo-capture's extension failed:\n{shlex.join(command)}\n{done.stderr}")
+        text = shlex.join(command)
+        raise BuildError(f"compiling dynamo-capture's extension failed:\n{text}\n{done.stderr}")
     sys.stderr.write(done.stderr)
     os.replace(scratch, target)
     return target

@@ -1,14 +1,14 @@
 """The frame hook and the guard evaluator (C extension; needs no torch).
 
-**Frame hook (PEP 523).** While a `Context` is active on a thread, every Python frame that starts on it is looked
-up in its code object's extra slot. Unknown code is shown once to `Context.filter`; code to be traced is matched
-against its cached entries (per code *and* context) by their guards; on a miss `Context.translate` is asked for a
-new `Entry`. Frames of generators, coroutines, class bodies and modules are always left alone, and so is
-everything while a trace or profile function is set.
+**Frame hook (PEP 523).** While a `Context` is active on a thread, every Python frame that starts on it is
+looked up in its code object's extra slot. Unknown code is shown once to `Context.filter`; code to be traced
+is matched against its cached entries (per code *and* context) by their guards; on a miss `Context.translate`
+is asked for a new `Entry`. Frames of generators, coroutines, class bodies and modules are always left alone,
+and so is everything while a trace or profile function is set.
 
 **Guards.** A `GuardTree` is a tree of accessors (hash-consed: asking for the same accessor of the same parent
-gives the same node id) with checks on the nodes. Evaluation is depth first, each node once, stopping at the first
-failure. An accessor that raises `Exception` (a missing key or attribute ...) fails the guard.
+gives the same node id) with checks on the nodes. Evaluation is depth first, each node once, stopping at the
+first failure. An accessor that raises `Exception` (a missing key or attribute ...) fails the guard.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,25 @@ TRACE: Final[int]  # (filter, mark) look for entries, and ask `translate` on a m
 class Context:
     """One compile configuration: cache entries are kept per (code object, context).
 
-    `filter(code, globals) -> action` is called once per code object (not per context: its answer, unless `RUN`,
-    is remembered on the code for every context).
+    `filter(code, globals) -> action` is called once per code object (not per context: its answer, unless
+    `RUN`, is remembered on the code for every context).
 
-    `translate(code, func, args, globals, builtins, closure, entries) -> Entry | action` is called when no entry
-    matches. `args` maps each parameter's name to its value in the order of the frame's local variables:
-    positional, keyword-only, then the `*args` tuple, then the `**kwargs` dict. `closure` is the function's tuple
-    of cells (() if none; one per `co_freevars`). `entries` lists this context's entries for the code, most
-    recently used first. It may answer
+    `translate(code, func, args, globals, builtins, closure, entries) -> Entry | action` is called when no
+    entry matches. `args` maps each parameter's name to its value in the order of the frame's local variables:
+    positional, keyword-only, then the `*args` tuple, then the `**kwargs` dict. `closure` is the function's
+    tuple of cells (() if none; one per `co_freevars`). `entries` lists this context's entries for the code,
+    most recently used first. It may answer
 
     - an `Entry`: cached (in front) and run at once, without evaluating its guards;
     - `RUN`: run this frame plainly, ask again next time;
-    - `SKIP` / `SKIP_RECURSIVE`: for this context, never ask again: the existing entries stay in use, and a frame
+    - `SKIP` / `SKIP_RECURSIVE`: for this context, never ask again: the existing entries stay in use, and a
+      frame
       that matches none of them runs plainly (this is how a recompile limit is made).
 
-    While a callback runs the hook is inactive on the thread. An exception from a callback propagates out of the
-    frame, as if the user's function had raised it. When a context dies its entries everywhere are dropped (so an
-    entry, its code or its guards must not hold its context strongly, or neither dies before `reset_code`).
+    While a callback runs the hook is inactive on the thread. An exception from a callback propagates out of
+    the frame, as if the user's function had raised it. When a context dies its entries everywhere are
+    dropped (so an entry, its code or its guards must not hold its context strongly, or neither dies before
+    `reset_code`).
     """
 
     def __init__(
@@ -68,10 +70,10 @@ class Entry:
 
     `code` replaces the frame's code. Its parameters (plain positional ones: no defaults, keyword-only, `*` or
     `**`) are the original's locals-parameters in the order of `args` above, followed by one parameter per
-    `guards.collect`ed node. `len(code.co_freevars)` is 0 or equal to the original's, in the same order; it gets
-    the original frame's closure cells, globals and builtins. Put whatever else it needs (compiled graphs, resume
-    functions) into `co_consts` or the globals. `code` is marked `SKIP` (it is never traced itself) but the hook
-    stays active inside it, so call the compiled graph through `activate(graph, None)`.
+    `guards.collect`ed node. `len(code.co_freevars)` is 0 or equal to the original's, in the same order; it
+    gets the original frame's closure cells, globals and builtins. Put whatever else it needs (compiled
+    graphs, resume functions) into `co_consts` or the globals. `code` is marked `SKIP` (it is never traced
+    itself) but the hook stays active inside it, so call the compiled graph through `activate(graph, None)`.
 
     Give `code` the original's `co_name`, `co_qualname`, `co_filename` and line table: in tracebacks its frame
     stands for the user's, which is not shown.
@@ -118,7 +120,8 @@ class activate:
     __dict__: dict[str, Any]
 
 def mark(code: CodeType, action: int) -> None:
-    """Set what the hook does with `code` (`SKIP`, `SKIP_RECURSIVE`, `TRACE`; `RUN` forgets the filter's answer).
+    """Set what the hook does with `code` (`SKIP`, `SKIP_RECURSIVE`, `TRACE`; `RUN` forgets the filter's
+    answer).
 
     Entries are kept. Raises ValueError for another action.
     """
@@ -138,8 +141,8 @@ def reset_all() -> None:
 class GuardTree:
     """Accessors and checks over a frame's values. Node ids are small ints.
 
-    Every `check_*` takes `text` (shown by `explain_failure`; by default made from the node's path) and `reason`
-    (why the guard exists, e.g. the user's line).
+    Every `check_*` takes `text` (shown by `explain_failure`; by default made from the node's path) and
+    `reason` (why the guard exists, e.g. the user's line).
     """
 
     def __init__(self) -> None: ...
@@ -166,12 +169,13 @@ class GuardTree:
     def attr(self, parent: int, name: str) -> int:
         """`getattr(parent, name)`, with all its semantics."""
     def dict_attr(self, parent: int, name: str) -> int:
-        """`parent.__dict__[name]` for an instance (a class or module too); no class lookup, no `__getattr__`."""
+        """`parent.__dict__[name]` for an instance (a class or module too); no class lookup, no
+        `__getattr__`."""
     def instance_dict(self, parent: int) -> int:
         """`parent.__dict__` itself (for `check_contains`, `check_dict_keys`)."""
     def item(self, parent: int, key: object) -> int:
-        """`parent[key]`: the raw dict item (dict and subclasses, no `__missing__`), tuple and list by int index
-        (negative too), anything else through `__getitem__`."""
+        """`parent[key]`: the raw dict item (dict and subclasses, no `__missing__`), tuple and list by int
+        index (negative too), anything else through `__getitem__`."""
     def module_item(self, parent: int, table: str, name: str) -> int:
         """`parent.__dict__[table][name]`; table is "_parameters", "_buffers" or "_modules"."""
     def dict_key(self, parent: int, index: int) -> int:
@@ -229,7 +233,8 @@ class GuardTree:
     ) -> None:
         """The object has no instance `__dict__` or no `name` in it (so a class attribute is not shadowed)."""
     def check_set(
-        self, node: int, value: frozenset[Any] | set[Any], *, text: str | None = None, reason: str | None = None
+        self, node: int, value: frozenset[Any] | set[Any], *, text: str | None = None, reason: str | None =
+        None
     ) -> None:
         """A set or frozenset with equal contents."""
     def check_tensor(
@@ -245,8 +250,8 @@ class GuardTree:
         text: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """A tensor of the example's exact Python type, dtype, device, layout, dispatch keys (conj and neg bits,
-        inference, functorch wrappers, subclass), dimension, and
+        """A tensor of the example's exact Python type, dtype, device, layout, dispatch keys (conj and neg
+        bits, inference, functorch wrappers, subclass), dimension, and
 
         - `sizes`: per dimension an int, or None for "dynamic: at least `min_size`"; default the example's;
         - `strides`: per dimension an int, or None for unchecked; default the example's, or if any size is
@@ -275,13 +280,14 @@ class GuardTree:
         reason: str | None = None,
     ) -> None:
         """A postfix integer program leaves a nonzero value. Tokens: an int; operands `("size", node, dim)`,
-        `("stride", node, dim)`, `("offset", node)`, `("numel", node)`, `("int", node)`; operators `+ - *` `//`
-        `%` (floor, as Python) `ceildiv min max neg abs == != < <= > >= and or not`. 64-bit; overflow or division
-        by zero fails the guard. Several checks that share operands: pass them in one program joined by `and`."""
+        `("stride", node, dim)`, `("offset", node)`, `("numel", node)`, `("int", node)`; operators `+ - *`
+        `//` `%` (floor, as Python) `ceildiv min max neg abs == != < <= > >= and or not`. 64-bit; overflow or
+        division by zero fails the guard. Several checks that share operands: pass them in one program joined
+        by `and`."""
     def check_global_state(self, *, text: str | None = None, reason: str | None = None) -> None:
-        """The torch state of now: grad and inference mode, thread-local dispatch keys (autocast, dispatch modes,
-        functorch), autocast dtypes, torch-function stack depth and enablement, deterministic algorithms, default
-        dtype. Needs `init_torch`."""
+        """The torch state of now: grad and inference mode, thread-local dispatch keys (autocast, dispatch
+        modes, functorch), autocast dtypes, torch-function stack depth and enablement, deterministic
+        algorithms, default dtype. Needs `init_torch`."""
     def check_call(
         self, fn: Callable[[], object], value: object, *, text: str | None = None, reason: str | None = None
     ) -> None:
@@ -332,9 +338,10 @@ def init_torch(
     state_readers: tuple[Callable[[], object], ...],
     libraries: tuple[str, ...],
 ) -> dict[str, bool]:
-    """Called by `dynamo_capture.hook.init_torch`, once: `plain_types` may be read natively, `probes` are tensors
-    with what Python knows of them, the state readers are the slow path of `check_global_state`, `libraries` are
-    paths of the loaded torch libraries. Returns which native paths agreed with the probes ("tensor", "state")."""
+    """Called by `dynamo_capture.hook.init_torch`, once: `plain_types` may be read natively, `probes` are
+    tensors with what Python knows of them, the state readers are the slow path of `check_global_state`,
+    `libraries` are paths of the loaded torch libraries. Returns which native paths agreed with the probes
+    ("tensor", "state")."""
 
 def use_native(tensor: bool, state: bool) -> None:
     """Switch the native paths of later checks on (where they agreed with the probes) or off."""

@@ -1,8 +1,8 @@
 """The Python side of the native frame hook: tells the extension about torch.
 
-The extension itself needs no torch. `init_torch` gives it the tensor types, probe tensors whose metadata Python
-states, and readers of torch's global state; it returns which native fast paths agreed with the probes. The others
-read attributes, which is slower but means the same.
+The extension itself needs no torch. `init_torch` gives it the tensor types, probe tensors whose metadata
+Python states, and readers of torch's global state; it returns which native fast paths agreed with the
+probes. The others read attributes, which is slower but means the same.
 """
 
 from __future__ import annotations

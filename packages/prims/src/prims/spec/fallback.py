@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from prims.errors import DataDependentError, Unsupported
-from prims.spec.infer import Rule, op_name, unsupported
+from prims.spec.infer import Rule, has_rule, resolve, unsupported
 from prims.spec.sym import Sym, from_torch, to_torch
-from prims.spec.tensorspec import TensorSpec
+from prims.spec.tensorspec import TensorSpec, spec_of
 
 OpOverload = torch._ops.OpOverload
 _Key = torch._C.DispatchKey
@@ -39,8 +39,6 @@ def lift(x: Any) -> Any:
 
 def lower(x: Any) -> Any:
     """The inverse of :func:`lift`."""
-    from prims.spec.tensorspec import spec_of
-
     if isinstance(x, torch.Tensor):
         return spec_of(x)
     if isinstance(x, (list, tuple)):
@@ -92,44 +90,54 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
         return None
     count = len(func._schema.returns)
     functional = _functional_of(func)
+    names = [name for _, name in written]
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
         if functional is not None:
-            _check_out(func, functional, targets, args, kwargs, [name for _, name in written])
+            targets = _new_metadata(functional, targets, args, {k: v for k, v in kwargs.items() if k not in names})
         return None if count == 0 else targets[0] if count == 1 else tuple(targets[:count])
 
     return rule
 
 
 def _functional_of(func: OpOverload) -> OpOverload | None:
-    """The functional overload of an ``out=`` one (``sin`` of ``sin.out``), where there is a direct rule for it."""
+    """The functional overload that tells the new metadata: of an ``out=`` overload (``sin`` of ``sin.out``) and of
+    an in-place one that changes sizes or strides (``squeeze`` of ``squeeze_``). Other in-place ones change none.
+    """
+    name, packet = func._overloadname, func._overloadpacket
+    if torch.Tag.inplace_view in func.tags:
+        base = packet.__name__.removesuffix("_")
+        name = "int" if base == "transpose" else name
+        return getattr(getattr(torch.ops.aten, base, None), name, None)
     if not any(a.is_out for a in func._schema.arguments):
         return None
-    name = func._overloadname
-    packet = func._overloadpacket
     for candidate in (name.removesuffix("_out"), "default" if name == "out" else ""):
         if candidate and candidate != name and candidate in packet.overloads():
             return getattr(packet, candidate)  # type: ignore[no-any-return]
     return None
 
 
-def _check_out(
-    func: OpOverload,
-    functional: OpOverload,
-    targets: list[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    names: list[str],
-) -> None:
-    from prims.spec.infer import has_rule, resolve
-
+def _new_metadata(
+    functional: OpOverload, targets: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """The written arguments' metadata after the call: an output of another shape is resized."""
     if not has_rule(functional):
-        return
-    out = resolve(functional)(*args, **{k: v for k, v in kwargs.items() if k not in names})
-    for target, new in zip(targets, out if isinstance(out, tuple) else (out,), strict=False):
-        if isinstance(new, TensorSpec) and isinstance(target, TensorSpec) and target.shape != new.shape:
-            raise Unsupported(f"{op_name(func)} resizes its output from {list(target.shape)} to {list(new.shape)}")
+        return targets
+    out = resolve(functional)(*args, **kwargs)
+    results = list(out) if isinstance(out, tuple) else [out]
+    for i, (target, new) in enumerate(zip(targets, results, strict=False)):
+        if not isinstance(new, TensorSpec) or not isinstance(target, TensorSpec):
+            continue
+        if _is_view(functional):
+            targets[i] = new
+        elif target.shape != new.shape:
+            targets[i] = TensorSpec(new.shape, target.dtype, target.device, new.strides, target.storage_offset)
+    return targets
+
+
+def _is_view(func: OpOverload) -> bool:
+    return any(r.alias_info is not None for r in func._schema.returns)
 
 
 def _custom_fake(func: OpOverload) -> Rule | None:

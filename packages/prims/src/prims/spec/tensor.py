@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prims.errors import DataDependentError
+from prims.errors import DataDependentError, Unsupported
 from prims.spec.infer import resolve, to_spec
 from prims.spec.sym import SymNode, to_torch
 from prims.spec.tensorspec import TensorSpec
@@ -126,13 +126,25 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         out = plan.rule(*map(to_spec, args))
     if plan.identity:
         return _mutated(func, plan, out, args, kwargs)
-    result = wrap(out)
-    if plan.views:
-        for r, a in plan.views:
-            if a < len(args) and isinstance(args[a], AbstractTensor):
-                whole = result if len(func._schema.returns) == 1 else result[r]
-                for view in whole if isinstance(whole, (list, tuple)) else (whole,):
-                    torch._functionalize_unsafe_set(view, args[a])
+    return _views(func, plan, out, args) if plan.views else wrap(out)
+
+
+def _views(func: OpOverload, plan: _Plan, out: Any, args: tuple[Any, ...]) -> Any:
+    """Results that share their base's storage.
+
+    In inference mode a view of a normal tensor is a normal tensor: it shares the version counter.
+    """
+    base = args[plan.views[0][1]]
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch.inference_mode(False):
+            result = wrap(out)
+    else:
+        result = wrap(out)
+    for r, a in plan.views:
+        if isinstance(args[a], AbstractTensor):
+            whole = result if len(func._schema.returns) == 1 else result[r]
+            for view in whole if isinstance(whole, (list, tuple)) else (whole,):
+                torch._functionalize_unsafe_set(view, args[a])
     return result
 
 
@@ -152,29 +164,36 @@ def _mutated(func: OpOverload, plan: _Plan, out: Any, args: tuple[Any, ...], kwa
     """Results of an in-place or ``out=`` overload: the written arguments."""
     targets = {r: args[a] if a < len(args) else kwargs[name] for r, a, name in plan.identity}
     if len(func._schema.returns) == 1:
-        return _written(func, targets[0], out)
+        return _written(targets[0], out)
     return tuple(
-        _written(func, targets[r], value) if r in targets else wrap(value) for r, value in enumerate(out)
+        _written(targets[r], value) if r in targets else wrap(value) for r, value in enumerate(out)
     )
 
 
-def _written(func: OpOverload, target: Any, new: Any) -> Any:
+def _written(target: Any, new: Any) -> Any:
     if isinstance(target, AbstractTensor) and isinstance(new, TensorSpec) and new is not target.spec:
-        if not _same_layout(new, target.spec):
-            raise _metadata_mutation(func)
+        set_metadata(target, new)
     return target
 
 
-def _same_layout(a: TensorSpec, b: TensorSpec) -> bool:
-    return len(a.shape) == len(b.shape) and all(
-        x is y or x == y for x, y in zip(a.shape, b.shape, strict=True)
-    )
+def set_metadata(target: AbstractTensor, spec: TensorSpec) -> None:
+    """Change a tensor's metadata in place, as ``transpose_`` or ``resize_`` do."""
+    old = target.spec
+    if old.dtype is not spec.dtype:
+        raise Unsupported(f"a result of dtype {spec.dtype} written to an output of dtype {old.dtype}")
+    if _needs_more(old, spec):
+        torch._functionalize_unsafe_set(target, make(spec))
+    with torch._C._DisableTorchDispatch():
+        target.as_strided_(
+            tuple(map(to_torch, spec.shape)), tuple(map(to_torch, spec.strides)), to_torch(spec.storage_offset)
+        )
+    target.spec = spec
 
 
-def _metadata_mutation(func: OpOverload) -> Exception:
-    from prims.errors import Unsupported
-
-    return Unsupported(f"{func} changes the shape of a tensor in place")
+def _needs_more(old: TensorSpec, new: TensorSpec) -> bool:
+    """Whether the new metadata may reach past the memory that the old one used."""
+    a, b = old.numel(), new.numel()
+    return not (a is b or a == b)
 
 
 class AbstractMode(TorchDispatchMode):
@@ -190,8 +209,11 @@ class AbstractMode(TorchDispatchMode):
     ) -> Any:
         return dispatch(func, args, kwargs or {})
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, the default, wraps __torch_dispatch__ in a function that imports torch._dynamo when first called.
+        return False
 
-AbstractMode.__torch_dispatch__.__isabstractmethod__ = False  # type: ignore[attr-defined]
 
 
 def abstract(

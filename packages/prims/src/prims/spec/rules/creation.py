@@ -10,7 +10,8 @@ import torch
 
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.promote import number_dtype
+from prims.spec.iterator import iterate
+from prims.spec.promote import number_dtype, result_dtype
 from prims.spec.sym import Sym, SymFloat, sym_max
 from prims.spec.tensorspec import TensorSpec
 
@@ -347,9 +348,7 @@ def native_dropout(x: TensorSpec, p: float, train: bool | None) -> tuple[TensorS
 
 @meta_rule("aten.native_dropout_backward.default")
 def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) -> TensorSpec:
-    from prims.spec.iterator import iterate
-
-    return iterate((grad, mask), grad.dtype)
+    return iterate((grad, mask), result_dtype((grad, scale)))
 
 
 @meta_rule(

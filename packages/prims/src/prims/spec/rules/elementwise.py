@@ -43,7 +43,7 @@ UNARY: dict[DtypeRule, str] = {
         special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
         special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
         special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc
-        polygamma special_polygamma mvlgamma deg2rad rad2deg""",
+        mvlgamma deg2rad rad2deg""",
     _same: """neg sign sgn floor ceil trunc round frac positive bitwise_not relu silu mish hardswish hardsigmoid
         hardtanh elu celu selu gelu leaky_relu softplus hardshrink softshrink threshold log_sigmoid
         nan_to_num conj_physical _conj_physical""",
@@ -65,6 +65,11 @@ for _rule, _text in UNARY.items():
         _unary(f"{_name}.default", _rule)
 for _rule, _text in UNARY_OVERLOADS.items():
     _unary(_text, _rule)
+
+
+@meta_rule("aten.polygamma.default")
+def polygamma(n: int, x: TensorSpec) -> TensorSpec:
+    return iterate((x,), to_float_dtype(x.dtype))
 
 
 @meta_rule("aten.angle.default")

@@ -10,7 +10,7 @@ import torch
 from prims.errors import DataDependentError
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes, dense_in_order, iterate
+from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order, iterate
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import numel, wrap_dim
@@ -53,9 +53,16 @@ def index_copy(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
-@meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor", "aten.masked_scatter.default")
+@meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def like_self(x: TensorSpec, *args: Any) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.masked_scatter.default")
+def masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> TensorSpec:
+    shape = broadcast_shapes((x.shape, mask.shape))
+    expanded = TensorSpec(shape, x.dtype, x.device, broadcast_strides(x, shape))
+    return TensorSpec(shape, x.dtype, x.device, layout.like_strides(shape, expanded.strides))
 
 
 @meta_rule("aten.put.default")

@@ -406,3 +406,23 @@ def movedim(x: TensorSpec, source: Sequence[int], destination: Sequence[int]) ->
         order[wrap_dim(d, x.ndim)] = s
     rest = iter(d for d in range(x.ndim) if d not in moved)
     return permute(x, [next(rest) if d is None else d for d in order])
+
+
+@meta_rule("aten.resize_.default")
+def resize_(x: TensorSpec, size: Sequence[Size], *, memory_format: Any = None) -> TensorSpec:
+    if len(size) == x.ndim and all(a is b or a == b for a, b in zip(size, x.shape, strict=True)):
+        return x
+    strides = None
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        strides = layout.channels_last_strides(tuple(size))
+    return TensorSpec(size, x.dtype, x.device, strides, x.storage_offset)
+
+
+@meta_rule("aten.set_.source_Tensor")
+def set_(x: TensorSpec, source: TensorSpec) -> TensorSpec:
+    return source
+
+
+@meta_rule("aten.set_.default")
+def set_empty(x: TensorSpec) -> TensorSpec:
+    return TensorSpec((0,), x.dtype, x.device)

@@ -1,0 +1,177 @@
+"""Linear algebra and Fourier transforms: results of LAPACK-style kernels, most of them column-major."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prims.spec import layout
+from prims.spec.infer import meta_rule
+from prims.spec.iterator import broadcast_shapes
+from prims.spec.promote import complex_dtype, real_dtype, to_float_dtype
+from prims.spec.rules.creation import with_format
+from prims.spec.rules.views import wrap_dim
+from prims.spec.sym import sym_min
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+
+
+def column_major(shape: tuple[Size, ...], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    """A batch of Fortran-ordered matrices."""
+    n = len(shape)
+    return TensorSpec(shape, dtype, device, layout.strides_in_order(shape, (n - 2, n - 1, *range(n - 3, -1, -1))))
+
+
+@meta_rule("aten.linalg_matrix_exp.default")
+def matrix_exp(x: TensorSpec) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.cholesky.default")
+def cholesky(x: TensorSpec, upper: bool = False) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device) if upper else column_major(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.cholesky_inverse.default")
+def cholesky_inverse(x: TensorSpec, upper: bool = False) -> TensorSpec:
+    return column_major(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten._cholesky_solve_helper.default")
+def cholesky_solve(x: TensorSpec, a: TensorSpec, upper: bool) -> TensorSpec:
+    return column_major(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.geqrf.default")
+def geqrf(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    tau = TensorSpec((*x.shape[:-2], sym_min(x.shape[-2], x.shape[-1])), x.dtype, x.device)
+    return column_major(x.shape, x.dtype, x.device), tau
+
+
+@meta_rule("aten.ormqr.default")
+def ormqr(x: TensorSpec, tau: TensorSpec, other: TensorSpec, *args: Any) -> TensorSpec:
+    return column_major(other.shape, other.dtype, other.device)
+
+
+@meta_rule("aten.linalg_householder_product.default")
+def householder_product(x: TensorSpec, tau: TensorSpec) -> TensorSpec:
+    return column_major(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.linalg_eig.default")
+def linalg_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    dtype = complex_dtype(x.dtype)
+    return TensorSpec(x.shape[:-1], dtype, x.device), column_major(x.shape, dtype, x.device)
+
+
+@meta_rule("aten.linalg_solve_triangular.default")
+def solve_triangular(
+    a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> TensorSpec:
+    batch = broadcast_shapes((a.shape[:-2], b.shape[:-2]))
+    shape = (*batch, *b.shape[-2:])
+    out = column_major(shape, b.dtype, b.device)
+    if left:
+        return out
+    n = len(shape)
+    return TensorSpec(shape, b.dtype, b.device) if n >= 2 else out
+
+
+@meta_rule("aten.linalg_lstsq.default")
+def lstsq(
+    a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None = None
+) -> tuple[TensorSpec, ...]:
+    batch = broadcast_shapes((a.shape[:-2], b.shape[:-2] if b.ndim > 1 else ()))
+    m, n = a.shape[-2:]
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    columns: Size = 1 if vector else b.shape[-1]
+    if vector:
+        batch = a.shape[:-2]
+    rows = m if m > n else n
+    work = column_major((*batch, rows, columns), a.dtype, a.device)
+    solution = TensorSpec((*batch, n, columns), a.dtype, a.device, work.strides)
+    if vector:
+        solution = TensorSpec(solution.shape[:-1], a.dtype, a.device, solution.strides[:-1])
+    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    full = m > n and driver != "gelsy"
+    residuals = TensorSpec((*batch, columns) if full else (0,), real_dtype(a.dtype), a.device)
+    rank = TensorSpec(batch if driver != "gels" else (0,), torch.int64, a.device)
+    smallest = m if m < n else n
+    values = TensorSpec(
+        (*batch, smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device
+    )
+    return solution, residuals, rank, values
+
+
+# ---- Fourier transforms ------------------------------------------------------------------------------------
+
+
+def _by_stride(x: TensorSpec, dims: list[int]) -> list[int]:
+    """Dimensions from the largest stride to the smallest."""
+    return layout.sort_dims(sorted(dims), x.shape, x.strides)[::-1]
+
+
+def _transformed(x: TensorSpec, shape: tuple[Size, ...], dims: list[int], dtype: torch.dtype) -> TensorSpec:
+    """Laid out as ATen's MKL path does: batch dimensions by descending stride, then the transformed ones."""
+    order = [*_by_stride(x, [d for d in range(x.ndim) if d not in dims]), *dims]
+    return TensorSpec(shape, dtype, x.device, layout.strides_in_order(shape, reversed(order)))
+
+
+@meta_rule("aten._fft_c2c.default")
+def fft_c2c(x: TensorSpec, dim: Any, normalization: int, forward: bool) -> TensorSpec:
+    if not dim:
+        return with_format(x, None, x.dtype, x.device)
+    return _transformed(x, x.shape, _by_stride(x, [wrap_dim(d, x.ndim) for d in dim]), x.dtype)
+
+
+@meta_rule("aten._fft_r2c.default")
+def fft_r2c(x: TensorSpec, dim: Any, normalization: int, onesided: bool) -> TensorSpec:
+    *first, last = (wrap_dim(d, x.ndim) for d in dim)
+    shape = list(x.shape)
+    if onesided:
+        shape[last] = shape[last] // 2 + 1
+    return _transformed(x, tuple(shape), [*_by_stride(x, first), last], complex_dtype(x.dtype))
+
+
+@meta_rule("aten._fft_c2r.default")
+def fft_c2r(x: TensorSpec, dim: Any, normalization: int, last_dim_size: Size) -> TensorSpec:
+    *first, last = (wrap_dim(d, x.ndim) for d in dim)
+    if first:
+        # A multi-dimensional one is a complex transform of the other dimensions first.
+        x = fft_c2c(x, first, normalization, False)
+    shape = list(x.shape)
+    shape[last] = last_dim_size
+    return _transformed(x, tuple(shape), [last], real_dtype(x.dtype))
+
+
+# ---- distances ---------------------------------------------------------------------------------------------
+
+
+@meta_rule("aten._cdist_forward.default")
+def cdist_forward(x: TensorSpec, y: TensorSpec, p: float, compute_mode: int | None) -> TensorSpec:
+    batch = broadcast_shapes((x.shape[:-2], y.shape[:-2]))
+    return TensorSpec((*batch, x.shape[-2], y.shape[-2]), x.dtype, x.device)
+
+
+@meta_rule("aten._euclidean_dist.default")
+def euclidean_dist(x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    return TensorSpec((*x.shape[:-1], y.shape[-2]), x.dtype, x.device)
+
+
+@meta_rule("aten._cdist_backward.default")
+def cdist_backward(grad: TensorSpec, x: TensorSpec, y: TensorSpec, p: float, out: TensorSpec) -> TensorSpec:
+    batch = broadcast_shapes((x.shape[:-2], y.shape[:-2]))
+    return TensorSpec((*batch, *x.shape[-2:]), x.dtype, x.device)
+
+
+@meta_rule("aten._pdist_forward.default")
+def pdist_forward(x: TensorSpec, p: float = 2.0) -> TensorSpec:
+    n = x.shape[0]
+    return TensorSpec((n * (n - 1) // 2,), to_float_dtype(x.dtype), x.device)
+
+
+@meta_rule("aten._pdist_backward.default")
+def pdist_backward(grad: TensorSpec, x: TensorSpec, p: float, out: TensorSpec) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)

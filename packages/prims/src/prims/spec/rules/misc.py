@@ -1,0 +1,183 @@
+"""Overloads that belong to no larger family: fused layers, histograms, random tensors with tensor parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from prims.errors import DataDependentError
+from prims.spec.infer import meta_rule
+from prims.spec.iterator import iterate
+from prims.spec.rules.creation import with_format
+from prims.spec.rules.norms import native_batch_norm
+from prims.spec.tensorspec import TensorSpec
+
+Size = Any  # int | Sym
+
+
+@meta_rule("aten._batch_norm_with_update.default")
+def batch_norm_with_update(
+    x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    reserve = TensorSpec((0,), torch.uint8, x.device)
+    return *native_batch_norm(x, weight, bias, mean, var, True, momentum, eps), reserve
+
+
+@meta_rule("aten._batch_norm_no_update.default")
+def batch_norm_no_update(
+    x: TensorSpec, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    reserve = TensorSpec((0,), torch.uint8, x.device)
+    return *native_batch_norm(x, weight, bias, mean, var, False, momentum, eps), reserve
+
+
+@meta_rule("aten._native_multi_head_attention.default")
+def native_multi_head_attention(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    embed_dim: Size,
+    num_head: Size,
+    qkv_weight: TensorSpec,
+    qkv_bias: TensorSpec,
+    proj_weight: TensorSpec,
+    proj_bias: TensorSpec,
+    mask: TensorSpec | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[TensorSpec, TensorSpec | None]:
+    b, t, _ = query.shape
+    weights = None
+    if need_weights:
+        shape = (b, t, key.shape[1]) if average_attn_weights else (b, num_head, t, key.shape[1])
+        weights = TensorSpec(shape, query.dtype, query.device)
+    return TensorSpec(query.shape, query.dtype, query.device), weights
+
+
+@meta_rule("aten._transformer_encoder_layer_fwd.default")
+def transformer_encoder_layer(src: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return TensorSpec(src.shape, src.dtype, src.device)
+
+
+@meta_rule("aten.rrelu_with_noise.default")
+def rrelu_with_noise(x: TensorSpec, noise: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.max_unpool2d.default")
+def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]) -> TensorSpec:
+    return TensorSpec((*x.shape[:-2], *output_size), x.dtype, x.device)
+
+
+@meta_rule("aten.max_unpool3d.default")
+def max_unpool3d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size], *args: Any) -> TensorSpec:
+    return TensorSpec((*x.shape[:-3], *output_size), x.dtype, x.device)
+
+
+@meta_rule("aten.normal.Tensor_Tensor")
+def normal(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    from prims.spec.iterator import broadcast_shapes
+
+    return TensorSpec(broadcast_shapes((mean.shape, std.shape)), mean.dtype, mean.device)
+
+
+@meta_rule("aten.normal.Tensor_float")
+def normal_mean(mean: TensorSpec, std: float = 1.0, *, generator: Any = None) -> TensorSpec:
+    return with_format(mean, None, mean.dtype, mean.device)
+
+
+@meta_rule("aten.normal.float_Tensor")
+def normal_std(mean: float, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    return with_format(std, None, std.dtype, std.device)
+
+
+@meta_rule("aten.poisson.default", "aten._standard_gamma.default", "aten._sample_dirichlet.default")
+def poisson(x: TensorSpec, generator: Any = None) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
+@meta_rule("aten.binomial.default")
+def binomial(count: TensorSpec, prob: TensorSpec, generator: Any = None) -> TensorSpec:
+    return iterate((count, prob), count.dtype)
+
+
+@meta_rule("aten.histogram.bin_ct")
+def histogram(x: TensorSpec, bins: int = 100, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    return TensorSpec((bins,), x.dtype, x.device), TensorSpec((bins + 1,), x.dtype, x.device)
+
+
+@meta_rule("aten.histogram.bins_tensor")
+def histogram_bins(x: TensorSpec, bins: TensorSpec, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    return TensorSpec((bins.shape[0] - 1,), x.dtype, x.device), TensorSpec(bins.shape, x.dtype, x.device)
+
+
+@meta_rule("aten._histogramdd_bin_edges.default")
+def histogramdd_bin_edges(x: TensorSpec, bins: Sequence[int], **kwargs: Any) -> list[TensorSpec]:
+    return [TensorSpec((n + 1,), x.dtype, x.device) for n in bins]
+
+
+@meta_rule("aten._histogramdd_from_bin_tensors.default")
+def histogramdd_from_bins(x: TensorSpec, bins: Sequence[TensorSpec], **kwargs: Any) -> TensorSpec:
+    return TensorSpec([b.shape[0] - 1 for b in bins], x.dtype, x.device)
+
+
+@meta_rule("aten._histogramdd_from_bin_cts.default")
+def histogramdd_from_counts(x: TensorSpec, bins: Sequence[int], **kwargs: Any) -> TensorSpec:
+    return TensorSpec(bins, x.dtype, x.device)
+
+
+@meta_rule("aten.nonzero_static.default")
+def nonzero_static(x: TensorSpec, *, size: Size, fill_value: int = -1) -> TensorSpec:
+    return TensorSpec((size, x.ndim), torch.int64, x.device, (1, size))
+
+
+@meta_rule("aten._ctc_loss.Tensor")
+def ctc_loss_tensor(*args: Any, **kwargs: Any) -> Any:
+    raise DataDependentError("the size of a saved tensor of ctc_loss depends on the lengths' values")
+
+
+@meta_rule("aten.segment_reduce.default")
+def segment_reduce(
+    data: TensorSpec,
+    reduce: str,
+    *,
+    lengths: TensorSpec | None = None,
+    indices: TensorSpec | None = None,
+    offsets: TensorSpec | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> TensorSpec:
+    if lengths is not None:
+        shape = (*lengths.shape, *data.shape[axis + 1 :])
+    else:
+        assert offsets is not None
+        shape = (*offsets.shape[:-1], offsets.shape[-1] - 1, *data.shape[axis + 1 :])
+    return TensorSpec(shape, data.dtype, data.device)
+
+
+@meta_rule("aten._thnn_fused_lstm_cell.default")
+def fused_lstm_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, cx: TensorSpec, *args: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    out = TensorSpec(cx.shape, cx.dtype, cx.device)
+    return out, out, TensorSpec(input_gates.shape, cx.dtype, cx.device)
+
+
+@meta_rule("aten._thnn_fused_gru_cell.default")
+def fused_gru_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, hx: TensorSpec, *args: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    workspace = TensorSpec((hx.shape[0], hx.shape[1] * 5), hx.dtype, hx.device)
+    return TensorSpec(hx.shape, hx.dtype, hx.device), workspace
+
+
+@meta_rule("aten.mkldnn_rnn_layer.default")
+def mkldnn_rnn_layer(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
+    hx, cx, hidden_size = args[4], args[5], args[9]
+    out = TensorSpec((x.shape[0], x.shape[1], hidden_size), x.dtype, x.device)
+    workspace = TensorSpec((0,), torch.uint8, x.device)
+    return out, TensorSpec(hx.shape, hx.dtype, hx.device), TensorSpec(cx.shape, cx.dtype, cx.device), workspace

@@ -39,7 +39,7 @@ struct CodeState {
 HookStats hook_stats;
 static CodeState all_states = {.previous = &all_states, .next = &all_states};
 static Py_ssize_t extra_index = -1;
-static _PyFrameEvalFunction plain_eval = _PyEval_EvalFrameDefault;
+static _PyFrameEvalFunction other_eval = _PyEval_EvalFrameDefault; /* the one before ours */
 static Py_ssize_t active_count;
 
 /* An owned reference. The initial-exec model makes reading it one instruction. */
@@ -63,6 +63,25 @@ static __thread Context *active __attribute__((tls_model("initial-exec")));
 #define FRAME_AT_START(f) ((f)->instr_ptr == _PyCode_CODE(FRAME_CODE(f)))
 #define THREAD_IS_TRACED(ts) ((ts)->c_tracefunc != NULL || (ts)->c_profilefunc != NULL)
 #endif
+
+/* Runs a frame as without the hook.
+ *
+ * With any evaluation function a Python call nests on the C stack. Python 3.12 allows 1500 units of such nesting,
+ * two a call, which would end a recursion earlier than without the hook; so while the limit on Python calls alone
+ * bounds the C stack well enough, they are given back. */
+static inline PyObject *
+plain_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
+{
+#if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
+    if (ts->py_recursion_limit <= 4000) {
+        ts->c_recursion_remaining += 2;
+        PyObject *result = other_eval(ts, frame, throwflag);
+        ts->c_recursion_remaining -= 2;
+        return result;
+    }
+#endif
+    return other_eval(ts, frame, throwflag);
+}
 
 /* Ends a frame that never ran, with `result` (stolen; NULL: the exception that is set).
  *
@@ -381,7 +400,7 @@ install(void)
     PyInterpreterState *interp = PyInterpreterState_Get();
     _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interp);
     if (current != hook_eval) {
-        plain_eval = current;
+        other_eval = current;
         _PyInterpreterState_SetEvalFrameFunc(interp, hook_eval);
     }
 }
@@ -391,7 +410,7 @@ uninstall(void)
 {
     PyInterpreterState *interp = PyInterpreterState_Get();
     if (_PyInterpreterState_GetEvalFrameFunc(interp) == hook_eval) {
-        _PyInterpreterState_SetEvalFrameFunc(interp, plain_eval);
+        _PyInterpreterState_SetEvalFrameFunc(interp, other_eval);
     }
 }
 

@@ -88,6 +88,8 @@ class Wrapper:
 
     def _inputs(self) -> None:
         used = [n for n in self.prepared.graph.inputs]
+        kinds = (desc.kind for desc in self.env.inputs)
+        self.held = {n for n, kind in zip(used, kinds, strict=True) if kind in ("parameter", "buffer", "constant")}
         names = [f"a{k}" for k in range(len(used))]
         if names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
@@ -162,14 +164,17 @@ class Wrapper:
 
     def _release(self, step: int) -> None:
         """Drop what no later step needs; buffers of our own go to the pool for equal ones."""
+        dropped: list[str] = []
         gone = [n for n, last in self.dies.items() if last <= step and n in self.names]
         for node in sorted(gone, key=lambda n: n.id):
             del self.dies[node]
             name = self.names[node]
             if name in self.made and self._wanted_later(self.made[name], step):
                 self.free.setdefault(self.made[name], []).append(name)
-            elif node.kind != "constant":
-                self.lines.append(f"{name} = None")
+            elif node.kind != "constant" and node not in self.held:
+                dropped.append(name)
+        if dropped:
+            self.lines.append(" = ".join(dropped) + " = None")
 
     def _wanted_later(self, key: Any, step: int) -> bool:
         for call in self.unit.calls[step + 1 :]:

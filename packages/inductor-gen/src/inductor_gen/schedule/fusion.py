@@ -246,7 +246,7 @@ class Fusion:
     def _operand_in(self, node: Node, cluster: Cluster) -> Index | None:
         for _ in range(6):
             split = False
-            for x in node.ins if node.kind != "reduce" else node.args[:1]:
+            for x in _aligned(node):
                 at = self._forward(x, cluster)
                 if at is None:
                     continue
@@ -368,6 +368,18 @@ def inner_dims(node: Node) -> tuple[int, ...]:
     """The dimensions of its operand that a reduction drops, or that a scan runs along."""
     dims = node.args[1]
     return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def _aligned(node: Node) -> list[Node]:
+    """The operands that are read at the very index of the node (of its operand, for a reduction)."""
+    if node.kind in ("reduce", "scan"):
+        return [node.args[0]]
+    if node.op == "gather":
+        return [node.args[1]]
+    if node.op == "index":
+        indices = node.args[1]
+        return list(indices) if len(indices[0].shape) == len(node.shape) else []
+    return [x for x in node.ins if len(x.shape) == len(node.shape)]
 
 
 def _home_of(node: Node, operand: Index) -> Index:

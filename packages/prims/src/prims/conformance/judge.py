@@ -6,7 +6,8 @@ A floating-point result passes where, element by element, it has eager's NaNs an
 
 `exact` is the PyTorch reference on float64 operands, `eager` the same in the tested dtype. `scale` is, for the
 primitives that add, the reference on the operands' absolute values (so that cancellation is not blamed on the
-backend), 1 for functions with a root away from 0, else 0. Everything else - integers, bools, data movement, random
+backend), 1 for functions with a root away from 0, else 0. The basic arithmetic must also get the sign of a zero
+right. Everything else - integers, bools, data movement, random
 bits - must be equal bit for bit.
 """
 
@@ -28,6 +29,9 @@ GROWTH = 4.0
 _EXACT_KINDS = ("view", "create", "cast")
 _EXACT = ("nextafter", "random_bits", "random_uniform", "gather", "index", "where")
 _ROOTED = {"lgamma": 1.0, "digamma": 1.0, "random_normal": 8.0}
+_SIGNED_ZEROS = frozenset(
+    ("neg", "abs", "copysign", "add", "sub", "mul", "div", "floor", "ceil", "trunc", "round", "sqrt", "reciprocal")
+)
 _ADDING = ("sum", "cumsum", "dot", "fma", "scatter", "index_put")
 
 
@@ -72,6 +76,10 @@ def _judge_float(op: PrimOp, args: tuple[Any, ...], eager: torch.Tensor, result:
     same = torch.where(special, (eager == result) | (eager.isnan() & result.isnan()), torch.isfinite(result))
     if not bool(same.all()):
         return _mismatch(~same, result, eager, "NaN or infinity differs")
+    if op.name in _SIGNED_ZEROS:
+        zeros = (eager == 0) & (result == 0) & (torch.signbit(eager) != torch.signbit(result))
+        if bool(zeros.any()):
+            return _mismatch(zeros, result, eager, "a zero has the wrong sign")
     exact = eager.double()
     if op.kind != "random":
         exact = op.torch_ref(*op.bind(*map_values(_widen, args)))

@@ -20,7 +20,8 @@ INT_BOOL = INTS + BOOL
 # ---- arithmetic and rounding ----------------------------------------------------------------------------
 
 unary("neg", "-x; integers wrap", NUMERIC, torch.neg, "negative",
-      c={"float": "(-{0})", "int": "(({T})(-{0}))"}, triton="(-{0})")  # fmt: skip
+      c={"float": "(-{0})", "int": "(({T})(-{0}))"},
+      triton={"float": "({0} * -1.0)", "int": "(-{0})"})  # fmt: skip
 unary("abs", "|x|; the least integer stays itself", NUMERIC, torch.abs, "abs",
       c={"float": "fabs{f}({0})", "uint8": "{0}", "int": "(({T})({0} < 0 ? -{0} : {0}))"},
       triton={"uint8": "{0}", "float": "tl.abs({0})", "int": "tl.abs({0})"})  # fmt: skip
@@ -34,7 +35,7 @@ unary("trunc", "x without its fraction", FLOATS, torch.trunc, "trunc", c="trunc{
 unary("round", "nearest integer, halves to even", FLOATS, torch.round, "rint",
       c="nearbyint{f}({0})", triton="libdevice.nearbyint({0})")  # fmt: skip
 unary("reciprocal", "1 / x", FLOATS, torch.reciprocal, lambda x: np.asarray(1, x.dtype) / x,
-      c="(({T})1 / {0})", triton={"float64": "(1.0 / {0})", "float": "q_reciprocal({0})"})  # fmt: skip
+      c="(({T})1 / {0})", triton={"float64": "(1.0 / {0})", "float": "tl.div_rn(1.0, {0})"})  # fmt: skip
 unary("sqrt", "square root; NaN below 0", FLOATS, torch.sqrt, "sqrt",
       c="sqrt{f}({0})", triton={"float64": "tl.sqrt({0})", "float": "tl.sqrt_rn({0})"})  # fmt: skip
 unary("rsqrt", "1 / sqrt(x)", FLOATS, torch.rsqrt, lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
@@ -113,11 +114,11 @@ binary("add", "x + y; integers wrap", NUMERIC, torch.add, "add", c=_arithmetic("
 binary("sub", "x - y; integers wrap", NUMERIC, torch.sub, "subtract", c=_arithmetic("-"), triton="({0} - {1})")
 binary("mul", "x * y; integers wrap", NUMERIC, torch.mul, "multiply", c=_arithmetic("*"), triton="({0} * {1})")
 binary("div", "x / y, IEEE", FLOATS, torch.div, "divide", c="({0} / {1})",
-       triton={"float64": "({0} / {1})", "float": "q_div({0}, {1})"})  # fmt: skip
+       triton={"float64": "({0} / {1})", "float": "tl.div_rn({0}, {1})"})  # fmt: skip
 binary("trunc_div", "quotient rounded toward 0; an integer y must not be 0", NUMERIC,
        lambda x, y: torch.div(x, y, rounding_mode="trunc"), nm.trunc_div,
        c=_int_or("trunc{f}({0} / {1})", "(({T})q_tdiv({0}, {1}))"),
-       triton={"float64": "libdevice.trunc({0} / {1})", "float": "libdevice.trunc(q_div({0}, {1}))",
+       triton={"float64": "libdevice.trunc({0} / {1})", "float": "libdevice.trunc(tl.div_rn({0}, {1}))",
                "int": "({0} // {1})"}, right=_NONZERO)  # fmt: skip
 binary("floor_div", "quotient rounded down, as Python's //; an integer y must not be 0", NUMERIC,
        lambda x, y: torch.div(x, y, rounding_mode="floor"), nm.floor_div,
@@ -147,7 +148,7 @@ def _nextafter(x: Any, y: Any) -> Any:
 
 
 binary("nextafter", "the next representable number after x toward y", (torch.float32, torch.float64), _nextafter,
-       "nextafter", c="nextafter{f}({0}, {1})", triton="libdevice.nextafter({0}, {1})")  # fmt: skip
+       "nextafter", c="nextafter{f}({0}, {1})", triton="q_nextafter{bits}({0}, {1})")  # fmt: skip
 
 # ---- extrema --------------------------------------------------------------------------------------------
 

@@ -203,14 +203,8 @@ static inline double q_normal64(int64_t seed, int64_t offset, int64_t i) {
   return r * ((i & 1) ? sin(t) : cos(t));
 }""")
 
-# ---- Triton ---------------------------------------------------------------------------------------------
+# ---- Triton: constants stand in the expressions, as a float assigned to a name becomes a float32 ----------
 
-_triton("q_div", """
-def q_div(a, b):
-    return tl.div_rn((a + tl.zeros_like(b)).to(tl.float32), (b + tl.zeros_like(a)).to(tl.float32))""")
-_triton("q_reciprocal", """
-def q_reciprocal(x):
-    return tl.div_rn(tl.zeros_like(x) + 1.0, x)""")
 _triton("q_fdiv", """
 def q_fdiv(a, b):
     q = a // b
@@ -256,10 +250,10 @@ def q_shr(x, y, bits: tl.constexpr):
     return tl.where(valid, x >> tl.where(valid, y, 0), tl.where(x < 0, -1, 0)).to(x.dtype)""")
 _triton("q_digamma", """
 def q_digamma(x):
-    pi = 3.14159265358979323846
     negative = x < 0
     pole = negative & (x == libdevice.floor(x))
-    shift = tl.where(negative, -pi / libdevice.tan(pi * libdevice.fmod(x, 1.0)), tl.zeros_like(x))
+    angle = 3.14159265358979323846 * (x - libdevice.trunc(x))
+    shift = tl.where(negative, -3.14159265358979323846 / libdevice.tan(angle), tl.zeros_like(x))
     y = tl.where(negative, 1 - x, x)
     for _ in range(20):
         small = y < 20
@@ -268,8 +262,18 @@ def q_digamma(x):
     inv = 1 / (y * y)
     tail = inv * (1.0 / 12 - inv * (1.0 / 120 - inv * (1.0 / 252 - inv * (1.0 / 240 - inv / 132))))
     value = shift + libdevice.log(y) - 0.5 / y - tail
-    value = tl.where(x == 0, libdevice.copysign(tl.zeros_like(x) + float("inf"), -x), value)
+    value = tl.where(x == 0, libdevice.copysign(tl.zeros_like(x) + float("inf"), x * -1.0), value)
     return tl.where(pole, float("nan"), value)""")
+# libdevice.nextafter flushes subnormal results to zero; stepping the bits does not.
+for _bits, _float in ((32, "float32"), (64, "float64")):
+    _triton(f"q_nextafter{_bits}", f"""
+def q_nextafter{_bits}(x, y):
+    bits = x.to(tl.int{_bits}, bitcast=True)
+    away = (y > x) == (x > 0)
+    least = tl.where(y > 0, 1, {1 - 2 ** (_bits - 1)})
+    step = tl.where(x == 0, least, tl.where(away, bits + 1, bits - 1))
+    moved = step.to(tl.int{_bits}).to(tl.{_float}, bitcast=True)
+    return tl.where((x != x) | (y != y), float("nan"), tl.where(x == y, y, moved))""")
 _triton("q_philox4", """
 def q_philox4(seed, counter):
     k0 = seed.to(tl.uint64).to(tl.uint32)

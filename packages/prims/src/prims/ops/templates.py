@@ -249,7 +249,10 @@ def triton_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype) -> str:
 
 
 def triton_literal(value: Any, dtype: torch.dtype) -> str:
-    """A Python number as a Triton literal, an atom."""
+    """A Python number as a Triton literal, an atom, for use inside an expression with a value of `dtype`.
+
+    Assigned to a name, a float literal would become a float32 whatever `dtype` is.
+    """
     if dtype.is_floating_point:
         number = float(value)
         if not math.isfinite(number):

@@ -6,7 +6,7 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `elementwise`, `activations`: pointwise formulas
 - `reductions`, `softmax`, `normalisation`, `losses`: what reduces
 - `views`, `indexing`, `factory`: shapes, gathers and scatters, constants
-- `matmul`: matrix products and attention
+- `matmul`, `attention`: matrix products, attention and fused transformer layers
 - `pooling`, `padding`, `resampling`: windows, borders and interpolation
 - `backward`: gradients of the above that are not beside their forward
 - `optimisers`: foreach ops
@@ -14,6 +14,7 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
     activations,
+    attention,
     backward,
     elementwise,
     factory,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,12 +11,9 @@ from prims.decomp.common import (
     Value,
     broadcast_shapes,
     expand,
-    iota_along,
-    is_float,
     number,
     opmath,
     prod,
-    spread,
     to_dtype,
     unsupported,
 )
@@ -161,99 +157,3 @@ def linear(p: Any, input: Value, weight: Value, bias: Value | None = None) -> Va
     rows = reshaped(p, input, (prod(input.shape[:-1]), input.shape[-1]))
     out = call(p, "aten.addmm.default", bias, rows, right)
     return reshaped(p, out, (*input.shape[:-1], weight.shape[0]))
-
-
-# ---- attention ------------------------------------------------------------------------------------------
-
-
-@decomposition("aten._scaled_dot_product_flash_attention_for_cpu.default")
-def flash_attention_for_cpu(
-    p: Any,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, Value]:
-    """softmax(q k^T * scale + mask) v, and the logarithm of the sum of exponentials.
-
-    `[b, h, l, d]` each; the second result is `[b, h, l]`, float32 for reduced precision.
-    """
-    if dropout_p > 0.0:
-        raise unsupported("attention with dropout")
-    if not is_float(query.dtype):
-        raise unsupported(f"attention of {query.dtype}")
-    dtype, compute = query.dtype, opmath(query.dtype)
-    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else float(scale)
-    q, k = p.mul(to_dtype(p, query, compute), factor), to_dtype(p, key, compute)
-    scores = _scores(p, q, k, is_causal, attn_mask)
-    top = p.amax(scores, (3,))
-    safe = p.where(p.eq(top, -math.inf), 0.0, top)
-    e = p.exp(p.sub(scores, spread(p, safe, scores.shape, (3,))))
-    total = p.sum(e, (3,))
-    weights = p.div(e, spread(p, p.where(p.eq(total, 0.0), 1.0, total), e.shape, (3,)))
-    out = _batched(p, weights, to_dtype(p, value, compute))
-    return to_dtype(p, out, dtype), p.add(p.log(total), top)
-
-
-def _scores(p: Any, q: Value, k: Value, is_causal: bool, attn_mask: Value | None) -> Value:
-    """q k^T, masked. `q` is scaled already."""
-    scores = _batched(p, q, swapped(p, k, 2, 3))
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = p.where(expand(p, attn_mask, scores.shape), scores, -math.inf)
-        else:
-            scores = p.add(scores, expand(p, to_dtype(p, attn_mask, scores.dtype), scores.shape))
-    if is_causal:
-        shape = tuple(scores.shape[2:])
-        seen = p.le(iota_along(p, shape, 1, q.device), iota_along(p, shape, 0, q.device))
-        scores = p.where(expand(p, seen, scores.shape), scores, -math.inf)
-    return scores
-
-
-def _batched(p: Any, x: Value, y: Value) -> Value:
-    """A product of two 4-d values through bmm."""
-    b, h, m, k = x.shape
-    n = y.shape[3]
-    flat = call(p, "aten.bmm.default", p.reshape(x, (b * h, m, k)), p.reshape(y, (b * h, k, n)))
-    return p.reshape(flat, (b, h, m, n))
-
-
-@decomposition("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
-def flash_attention_for_cpu_backward(
-    p: Any,
-    grad_out: Value,
-    query: Value,
-    key: Value,
-    value: Value,
-    out: Value,
-    logsumexp: Value,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> tuple[Value, Value, Value]:
-    """Gradients by query, key and value; the weights are computed anew from the saved logsumexp.
-
-    Source: algorithm 4 of Dao et al., FlashAttention (2022), without its tiling.
-    """
-    if dropout_p > 0.0:
-        raise unsupported("attention with dropout")
-    compute = opmath(query.dtype)
-    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else float(scale)
-    g, q, k, v, o = (to_dtype(p, x, compute) for x in (grad_out, query, key, value, out))
-    lse = to_dtype(p, logsumexp, compute)
-    scores = _scores(p, p.mul(q, factor), k, is_causal, attn_mask)
-    weights = p.exp(p.sub(scores, spread(p, lse, scores.shape, (3,))))
-    weights = p.where(spread(p, p.eq(lse, -math.inf), scores.shape, (3,)), 0.0, weights)
-    by_value = _batched(p, swapped(p, weights, 2, 3), g)
-    by_weights = _batched(p, g, swapped(p, v, 2, 3))
-    delta = spread(p, p.sum(p.mul(g, o), (3,)), scores.shape, (3,))
-    by_scores = p.mul(weights, p.sub(by_weights, delta))
-    by_query = p.mul(_batched(p, by_scores, k), factor)
-    by_key = p.mul(_batched(p, swapped(p, by_scores, 2, 3), q), factor)
-    return tuple(to_dtype(p, x, query.dtype) for x in (by_query, by_key, by_value))  # type: ignore[return-value]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 
 import nox
 
@@ -30,6 +31,19 @@ LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
 TESTS = ["prims", "capture", "aot", "inductor", "api", "integration", "hook", "lint", "types"]
+
+
+def show_pyenv_interpreters() -> None:
+    """pyenv's `python3.12` works only while that version is selected: select all that are there."""
+    root = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    found = {path.name for path in root.glob("versions/3.1[123].*")}
+    running = platform.python_version()
+    if found and "PYENV_VERSION" not in os.environ:
+        ordered = [name for name in (running, *sorted(found - {running})) if name in found]
+        os.environ["PYENV_VERSION"] = ":".join(ordered)
+
+
+show_pyenv_interpreters()
 
 
 def install(session: nox.Session, *what: str) -> None:

@@ -71,6 +71,23 @@ def test_every_pass_finds_what_a_later_pass_would_hide():
         run_passes(aten_example(), passes, options=Options(verify="every_pass"))
 
 
+def changed_scale(env):
+    graph, _ = env.copy_graph()
+    node = next(n for n in graph.nodes if n.target is aten.add.Tensor)
+    node.kwargs = {"alpha": -0.501}
+    return env.replace(graph=graph)
+
+
+def test_reference_level_finds_a_changed_result():
+    same = Pass("keeps it", lambda env: env.replace(graph=env.copy_graph()[0]))
+    passes = [same, Pass("changes it", changed_scale)]
+    run_passes(aten_example(), passes, options=Options(verify="every_pass"))
+    run_passes(aten_example(), [same], options=Options(verify="reference"))
+    with pytest.raises(VerifierError, match="changes it") as caught:
+        run_passes(aten_example(), passes, options=Options(verify="reference"))
+    assert caught.value.label == "ENV-C14" and caught.value.node == "output 0"
+
+
 def test_modules_run_with_any_size():
     env = aten_example()
     module = env.module()

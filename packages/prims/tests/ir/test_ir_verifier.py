@@ -199,6 +199,7 @@ def with_unknown_method():
     return b.finish(b.method("no_such_method", (b.input("x", spec(2)),), spec(2)))
 
 
+@pytest.mark.filterwarnings("ignore:Raw SymInt")
 @pytest.mark.parametrize(("label", "make"), CASES, ids=[f"{label}-{i}" for i, (label, _) in enumerate(CASES)])
 def test_negative(label, make):
     with pytest.raises(VerifierError) as caught:
@@ -208,7 +209,8 @@ def test_negative(label, make):
 
 
 def test_every_constraint_has_a_negative_test():
-    assert {label for label, _ in CASES} == set(CONSTRAINTS)
+    # ENV-C14 is about passes; its negative test is in test_ir_passes.py.
+    assert {label for label, _ in CASES} | {"ENV-C14"} == set(CONSTRAINTS)
 
 
 def test_specification_lists_every_constraint():

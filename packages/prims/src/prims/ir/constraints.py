@@ -18,6 +18,7 @@ CONSTRAINTS: dict[str, str] = {
     "ENV-C11": "Every `get_attr` names an entry of `constants`, and every constant is a tensor.",
     "ENV-C12": "Every value is defined before it is used, in the same graph.",
     "ENV-C13": "Every node that computes a value has metadata in `node.meta['spec']`.",
+    "ENV-C14": "A pass changes no output beyond rounding, on sampled inputs. (reference)",
     "TORCH-C1": "Nodes are placeholders, get_attr, call_function, call_method and one output.",
     "TORCH-C2": "A call_function target is callable; a call_method target is a method of torch.Tensor, int or float.",
     "TORCH-C3": "No argument is a Sym or SymInt: sizes are nodes.",

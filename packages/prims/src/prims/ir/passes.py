@@ -77,6 +77,7 @@ def run_passes(
     for one in passes:
         if not one.required and not one.takes_fuel and not fuel.spend(one.name):
             continue
+        before = env
         if report is not None:
             with report.phase(f"pass:{one.name}"):
                 env = one.fn(env, fuel) if one.takes_fuel else one.fn(env)
@@ -87,6 +88,10 @@ def run_passes(
             observer(one.name, env)
         if each:
             _verify_after(env, level, one.name)
+        if level == "reference":
+            from prims.ir.reference import compare
+
+            compare(before, env, one.name)
     if level != "off" and not each and after is not None:
         _verify_after(env, level, after)
     return env

@@ -98,8 +98,6 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
             if not callable(compiled):
                 raise TypeError(f"backend {name!r} returned {compiled!r}, which is not callable")
             return compiled
-        except UserError:
-            raise
         except Exception as error:
             _fall_back(f"backend {name}", error, options, report)
             return gm.forward
@@ -108,9 +106,14 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
 
 
 def _fall_back(stage: str, error: Exception, options: Options, report: Report) -> None:
-    """Record why a region runs eagerly; raises instead under ``Options.strict``."""
+    """Record why a region runs eagerly; raises instead under ``Options.strict``.
+
+    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and so is also a warning.
+    """
     if options.strict:
         raise error
+    if isinstance(error, UserError):
+        warn_once(f"{error}\nUntil then the program runs eagerly.")
     reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
     report.fallback(stage, reason, getattr(error, "where", None))
     log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
@@ -177,18 +180,10 @@ class _Generator:
             stage = "codegen"
             with self.report.phase("codegen"):
                 compiled = inductor_gen.compile_graph(lowered, options=self.options, report=self.report)
-        except UserError:
-            raise
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
-            if _is_missing_tool(error):
-                warn_once(str(error))
             return env.module().forward
         return _Guarded(compiled, env, self.options, self.report)
-
-
-def _is_missing_tool(error: Exception) -> bool:
-    return isinstance(error, QuintetError) and "compiler" in str(error).lower()
 
 
 def _device_types(env: Envelope) -> set[str]:

@@ -124,10 +124,14 @@ intern_node(GuardTree *tree, int kind, int parent, PyObject *arg, Py_ssize_t ind
         return NULL;
     }
     bool by_identity = kind == NODE_CONSTANT || kind == NODE_WEAK || kind == NODE_CALL;
+    if (kind == NODE_ITEM && PyObject_Hash(arg) == -1) {
+        PyErr_Clear();
+        by_identity = true; /* a slice before Python 3.12 */
+    }
     PyObject *part = by_identity   ? PyLong_FromVoidPtr(arg)
                      : arg != NULL ? Py_NewRef(arg)
                                    : Py_NewRef(Py_None);
-    PyObject *key = Py_BuildValue("(iiNn)", kind, parent, part, index);
+    PyObject *key = Py_BuildValue("(iiiNn)", kind, parent, by_identity, part, index);
     if (key == NULL) {
         return NULL;
     }

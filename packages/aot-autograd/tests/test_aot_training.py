@@ -9,7 +9,15 @@ from aot_checks import check, nonleaf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from aot_autograd import aot_function, joint_graph, partition_joint, run_eagerly
+from aot_autograd import (
+    aot_function,
+    default_partition,
+    joint_graph,
+    min_cut_partition,
+    partition_joint,
+    run_eagerly,
+    saved_bytes,
+)
 from prims.errors import UserError
 from prims.options import Options
 from prims.report import Report
@@ -23,6 +31,14 @@ def module_graph(module: nn.Module, count: int = 1) -> torch.fx.GraphModule:
     root.inner = module
     graph.output(graph.call_module("inner", inputs))
     return torch.fx.GraphModule(root, graph)
+
+
+def least_memory(joint, options):
+    """The min-cut partition that keeps as little as it can."""
+    return min_cut_partition(joint, options.replace(memory_budget=0.0))
+
+
+PARTITIONS = {default_partition: "default", min_cut_partition: "min-cut", least_memory: "budget-0"}
 
 
 def function_graph(function, count: int = 1) -> torch.fx.GraphModule:
@@ -72,13 +88,14 @@ def _tied() -> nn.Module:
     return nn.Sequential(first, nn.Tanh(), second)
 
 
+@pytest.mark.parametrize("partition", PARTITIONS, ids=PARTITIONS.get)
 @pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", [n for n in MODULES if n != "momentum average"])
-def test_module(name, train):
+def test_module(name, train, partition):
     make, shape = MODULES[name]
     torch.manual_seed(0)
     module = make().train(train)
-    check(module_graph(module), lambda: [leaf(*shape)], calls=3)
+    check(module_graph(module), lambda: [leaf(*shape)], calls=3, partition=partition)
 
 
 def test_buffers_follow_eager():
@@ -199,9 +216,10 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.parametrize("partition", PARTITIONS, ids=PARTITIONS.get)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_construct(name):
-    check(function_graph(FUNCTIONS[name], 2), lambda: [leaf(4, 4), leaf(4, 4)])
+def test_construct(name, partition):
+    check(function_graph(FUNCTIONS[name], 2), lambda: [leaf(4, 4), leaf(4, 4)], partition=partition)
 
 
 @pytest.mark.parametrize("name", ["no_grad region", "dropout", "embedding", "autocast region", "checkpoint"])
@@ -442,3 +460,24 @@ def test_joint_graph_runs():
 
 def test_nonleaf_inputs():
     check(function_graph(two_heads, 2), lambda: [nonleaf(torch.randn(3, 3)), leaf(3, 3)])
+
+
+def test_saved_bytes_shrink_with_the_budget():
+    torch.manual_seed(0)
+    module = nn.Sequential(Block(), Block()).train()
+    joint = joint_graph(module_graph(module), [leaf(2, 5, 16)])
+    default = saved_bytes(joint, default_partition(joint, Options()))
+    sizes = [saved_bytes(joint, min_cut_partition(joint, Options(memory_budget=b))) for b in (1.0, 0.5, 0.2, 0.0)]
+    assert default > sizes[0] >= sizes[1] >= sizes[2] >= sizes[3]
+    assert sizes[1] <= 0.5 * default
+    # What is left at 0 are the dropout masks, one byte an element: random operators do not run twice.
+    assert sizes[3] == 2 * 2 * 5 * 16
+
+
+def test_contractions_are_not_run_again_at_full_budget():
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.Tanh())
+    joint = joint_graph(module_graph(module), [leaf(4, 8)])
+    partition = partition_joint(joint, min_cut_partition)
+    targets = [str(node.target) for node in partition.backward.op_nodes]
+    assert targets.count("aten.mm.default") == 4 and "aten.addmm.default" not in targets
+    assert "aten.gelu.default" in targets

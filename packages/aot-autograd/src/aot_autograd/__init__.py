@@ -11,6 +11,7 @@ from aot_autograd.entry import (
     run_eagerly,
 )
 from aot_autograd.partition.default import default_partition
+from aot_autograd.partition.mincut import min_cut_partition, saved_bytes
 from aot_autograd.partition.split import Partition, split_joint
 from aot_autograd.trace.outcome import Joint
 
@@ -22,7 +23,9 @@ __all__ = [
     "default_partition",
     "inference_graph",
     "joint_graph",
+    "min_cut_partition",
     "partition_joint",
     "run_eagerly",
+    "saved_bytes",
     "split_joint",
 ]

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 import aot_autograd
-from aot_autograd.trace.opinfo import op_info
+from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
@@ -60,7 +60,7 @@ def is_random(node: torch.fx.Node) -> bool:
     """Whether a node draws random numbers, so that computing it again would give others."""
     if node.target is operator.getitem:
         return is_random(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and op_info(node.target).random
+    return isinstance(node.target, torch._ops.OpOverload) and draws_random(node.target, node.args, node.kwargs)
 
 
 def needed_by_backward(joint: Joint) -> list[torch.fx.Node]:
@@ -166,8 +166,7 @@ def _forward(
 def _stays(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    info = op_info(node.target)
-    return info.effect or info.random
+    return op_info(node.target).effect or is_random(node)
 
 
 def _reachable(roots: Iterable[Any], stop: Iterable[torch.fx.Node] = ()) -> set[torch.fx.Node]:
@@ -210,13 +209,9 @@ def _backward(
         mapping[node] = graph.placeholder(desc.name)
         mapping[node].meta.update(node.meta)
         inputs.append(desc)
-    for node in body:
-        if not is_backward(node) and is_random(node):
-            raise InternalError(f"the partition would run the random operator {node.target} a second time")
-        try:
-            mapping[node] = graph.node_copy(node, mapping.__getitem__)
-        except KeyError as missing:
-            raise InternalError(f"the backward pass needs {missing}, which the partition does not save") from None
+    for node in (*(n for n in body if is_backward(n)), *results):
+        if node is not None:
+            _copy_with_operands(node, graph, mapping)
     present = [(index, node) for index, node in zip(joint.gradients, results, strict=True) if node is not None]
     graph.output(tuple(mapping[node] for _, node in present))
     outputs = tuple(
@@ -233,6 +228,28 @@ def _backward(
         symbols=SymbolTable.from_inputs(inputs, env.symbols.context),
     )
     return envelope, tuple(symbols), tuple(index for index, _ in present)
+
+
+def _copy_with_operands(
+    node: torch.fx.Node, graph: torch.fx.Graph, mapping: dict[torch.fx.Node, torch.fx.Node]
+) -> None:
+    """Copy a node, after the forward values that it uses: each is computed again just before its first use."""
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        if top in mapping:
+            stack.pop()
+            continue
+        missing = [operand for operand in top.all_input_nodes if operand not in mapping]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        if top.op == "placeholder":
+            raise InternalError(f"the backward pass needs input {top.name}, which the partition does not save")
+        if not is_backward(top) and is_random(top):
+            raise InternalError(f"the partition would run the random operator {top.target} a second time")
+        mapping[top] = graph.node_copy(top, mapping.__getitem__)
+        stack.pop()
 
 
 def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpInfo", "op_info"]
+__all__ = ["OpInfo", "bind", "draws_random", "op_info"]
 
 aten = torch.ops.aten
 
@@ -136,6 +136,16 @@ def _find_twin(func: OpOverload, drop: tuple[str, ...], metadata: bool) -> OpOve
         if [(a.name, str(a.type)) for a in arguments] == wanted:
             return candidate
     return None
+
+
+def draws_random(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether this call draws random numbers; attention does so only with a dropout probability above 0."""
+    info = op_info(func)
+    if not info.random:
+        return False
+    if "dropout_p" in info.names:
+        return bind(info, args, kwargs, "dropout_p", info.names.index("dropout_p")) not in (None, 0, 0.0)
+    return True
 
 
 def bind(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, position: int) -> Any:

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 import aot_autograd
-from aot_autograd.trace.opinfo import op_info
+from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.program import Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
@@ -255,8 +255,7 @@ def remove_dead(graph: torch.fx.Graph) -> None:
         if node.op != "call_function" or node.users:
             continue
         if isinstance(node.target, torch._ops.OpOverload):
-            info = op_info(node.target)
-            if info.effect or info.random:
+            if op_info(node.target).effect or draws_random(node.target, node.args, node.kwargs):
                 continue
         graph.erase_node(node)
 

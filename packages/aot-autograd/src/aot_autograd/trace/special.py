@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aot_autograd.trace.opinfo import op_info
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import abstract_from_spec, to_torch
@@ -213,3 +214,17 @@ def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
         state = _state(value)
         tracer.write(target, state.node, state.spec)
     return out, save_mean, save_rstd
+
+
+@_handles("bernoulli_.float", "bernoulli.p", "bernoulli.default")
+def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Passes the zeros and ones on through bool, so that a dropout mask can be saved in a byte per element."""
+    info = op_info(func)
+    if not torch.is_grad_enabled() or not _state(args[0]).spec.dtype.is_floating_point:
+        return NotImplemented
+    drawn = tracer.write_op(func, info, args, kwargs) if info.written else tracer.pure(func, args, kwargs, info)
+    spec = _state(drawn).spec
+    thin, _ = tracer.emit(aten._to_copy.default, (tracer.read(drawn),), {"dtype": torch.bool})
+    wide, wide_spec = tracer.emit(aten._to_copy.default, (thin,), {"dtype": spec.dtype})
+    tracer.write(drawn, wide, wide_spec)
+    return drawn

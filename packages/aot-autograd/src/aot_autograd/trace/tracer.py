@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_autograd.trace import special
-from aot_autograd.trace.opinfo import OpInfo, bind, op_info
+from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
@@ -261,7 +261,7 @@ class Tracer(TorchDispatchMode):
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], info: OpInfo | None = None
     ) -> Any:
         """Record a functional overload and return its abstract results."""
-        if info is not None and info.random and self.backward:
+        if info is not None and info.random and self.backward and draws_random(func, args, kwargs):
             raise Unsupported(
                 f"{func} draws random numbers during the backward pass", where=self._current_source()
             )

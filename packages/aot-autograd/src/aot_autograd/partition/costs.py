@@ -1,0 +1,150 @@
+"""What it costs to keep a value and to compute it again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from aot_autograd.partition.split import is_random, is_view
+from prims.ir.symbols import expr_of
+from prims.spec import TensorSpec
+
+__all__ = ["is_fusible", "size_in_bytes", "work"]
+
+#: Operators that are no pointwise ones but that a code generator still fuses into its consumers' kernels.
+_FUSIBLE = frozenset(
+    {
+        "clone",
+        "_to_copy",
+        "copy",
+        "expand",
+        "full",
+        "full_like",
+        "ones_like",
+        "zeros_like",
+        "zeros",
+        "ones",
+        "empty_like",
+        "empty",
+        "empty_strided",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "scalar_tensor",
+        "arange",
+        "constant_pad_nd",
+        "cat",
+        "stack",
+        "where",
+        "tril",
+        "triu",
+        "flip",
+        "roll",
+        "repeat",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "any",
+        "all",
+        "var",
+        "std",
+        "var_mean",
+        "std_mean",
+        "logsumexp",
+        "_softmax",
+        "_log_softmax",
+        "native_layer_norm",
+        "native_group_norm",
+        "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit_functional",
+        "rms_norm",
+        "_fused_rms_norm",
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "slice_scatter",
+        "select_scatter",
+        "diagonal_scatter",
+        "masked_fill",
+        "one_hot",
+        "linalg_vector_norm",
+        "_unsafe_view",
+        "glu",
+        "eye",
+        "logical_not",
+        "upsample_nearest2d",
+    }
+)
+_EXPENSIVE = frozenset(
+    {
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_convolution",
+        "matmul",
+        "linear",
+        "addbmm",
+        "mv",
+        "addmv",
+        "dot",
+    }
+)
+
+
+def _name(node: torch.fx.Node) -> str:
+    target = node.target
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def is_fusible(node: torch.fx.Node) -> bool:
+    """Whether computing a node again costs about as little as reading its operands."""
+    if node.target is operator.getitem:
+        return is_fusible(node.args[0])  # type: ignore[arg-type]
+    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
+        return False
+    return is_view(node) or torch.Tag.pointwise in node.target.tags or _name(node) in _FUSIBLE
+
+
+def number(size: Any, hints: Mapping[str, Any]) -> int:
+    """A size as a number: its value, or its value for the first sizes seen."""
+    expr = expr_of(size)
+    return int(size if expr is None else expr.evaluate(hints))
+
+
+def elements(spec: Any, hints: Mapping[str, Any]) -> int:
+    """The number of elements of a spec, or of all specs in a tuple."""
+    if isinstance(spec, TensorSpec):
+        total = 1
+        for size in spec.shape:
+            total *= number(size, hints)
+        return total
+    return sum(elements(item, hints) for item in spec) if isinstance(spec, (tuple, list)) else 0
+
+
+def size_in_bytes(spec: Any, hints: Mapping[str, Any]) -> int:
+    """The bytes that a value takes."""
+    return elements(spec, hints) * spec.dtype.itemsize if isinstance(spec, TensorSpec) else 0
+
+
+def work(node: torch.fx.Node, hints: Mapping[str, Any]) -> float:
+    """A rough count of the operations of a node: for contractions, outputs times the length of the sums."""
+    name = _name(node)
+    outputs = elements(node.meta["spec"], hints)
+    if name in _EXPENSIVE or "attention" in name:
+        operands = [elements(n.meta["spec"], hints) for n in node.all_input_nodes]
+        largest = sorted(operands)[-2:]
+        product = 1.0
+        for operand in largest:
+            product *= operand
+        # For [m, k] @ [k, n]: sqrt(mk * kn * mn) = m k n.
+        return 2.0 * (product * max(outputs, 1)) ** 0.5
+    return float(outputs)

@@ -1,0 +1,141 @@
+"""Choosing what to save by a minimum cut.
+
+Each forward value is a vertex split in two, joined by an edge whose capacity is the bytes that saving it takes. Values
+that exist anyway (parameters, inputs) hang at the source, together with results that must not be computed twice
+(contractions, random numbers); what the backward needs hangs at the sink. A minimum cut is then the cheapest set of
+values from which the rest can be computed again by fusible operators. Of all minimum cuts the one nearest the sink is
+taken, which computes least again.
+
+The formulation is that of H. He and S. Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
+Aware" (MLSys 2023); the memory budget below the cut's own level orders contractions by work per byte, as knapsack
+checkpointing does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from aot_autograd.partition.costs import is_fusible, size_in_bytes, work
+from aot_autograd.partition.default import default_partition
+from aot_autograd.partition.flow import INFINITE, FlowNetwork
+from aot_autograd.partition.split import is_backward, is_random, is_view, needed_by_backward
+from aot_autograd.trace.outcome import Joint
+from prims.options import Options
+from prims.spec import TensorSpec
+
+__all__ = ["min_cut_partition", "saved_bytes"]
+
+
+def min_cut_partition(joint: Joint, options: Options) -> list[torch.fx.Node]:
+    """The cheapest values to save, in bytes.
+
+    With ``options.memory_budget`` below 1, at most that share of what :func:`default_partition` saves is kept, as far
+    as that can be had by computing contractions, attention and other heavy operators again; those with the least work
+    per byte come first. Random operators are never run again.
+    """
+    problem = _Problem(joint)
+    chosen = problem.solve(frozenset())
+    if options.memory_budget >= 1:
+        return chosen
+    allowed = options.memory_budget * saved_bytes(joint, default_partition(joint, options))
+    if saved_bytes(joint, chosen) <= allowed:
+        return chosen
+    order = problem.heavy_by_work_per_byte()
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        if saved_bytes(joint, problem.solve(frozenset(order[:middle]))) <= allowed:
+            high = middle
+        else:
+            low = middle + 1
+    return problem.solve(frozenset(order[:high]))
+
+
+def saved_bytes(joint: Joint, saved: list[torch.fx.Node]) -> int:
+    """Bytes of the saved values, without those that exist anyway (parameters and other inputs)."""
+    hints = _hints(joint)
+    total = sum(size_in_bytes(n.meta["spec"], hints) for n in dict.fromkeys(saved) if n.op != "placeholder")
+    written = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
+    return total + sum(size_in_bytes(n.meta["spec"], hints) for n in set(saved) & written)
+
+
+def _hints(joint: Joint) -> Mapping[str, Any]:
+    context = joint.envelope.symbols.context
+    return {} if context is None else context.hints()
+
+
+class _Problem:
+    """The forward values on which the backward rests, and the network over them."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        self.hints = _hints(joint)
+        self.needed = needed_by_backward(joint)
+        self.written = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
+        live: set[torch.fx.Node] = set()
+        stack = list(self.needed)
+        while stack:
+            node = stack.pop()
+            if node not in live:
+                live.add(node)
+                stack.extend(node.all_input_nodes)
+        self.nodes = [n for n in joint.envelope.graph.nodes if n in live and not is_backward(n)]
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+
+    def solve(self, unlocked: frozenset[torch.fx.Node]) -> list[torch.fx.Node]:
+        """The values to save when ``unlocked`` heavy nodes may run again."""
+        count = len(self.nodes)
+        source, sink = 2 * count, 2 * count + 1
+        network = FlowNetwork(2 * count + 2)
+        for i, node in enumerate(self.nodes):
+            network.edge(2 * i, 2 * i + 1, self._price(node))
+            runs_again = is_fusible(node) or node in unlocked or self._of_unlocked(node, unlocked)
+            if node.op == "placeholder" or not runs_again:
+                network.edge(source, 2 * i, INFINITE)
+            else:
+                for operand in node.all_input_nodes:
+                    network.edge(2 * self.index[operand] + 1, 2 * i, INFINITE)
+        for node in self.needed:
+            network.edge(2 * self.index[node] + 1, sink, INFINITE)
+        network.max_flow(source, sink)
+        reaching = network.reaches(sink)
+        return [
+            node
+            for i, node in enumerate(self.nodes)
+            if reaching[2 * i + 1] and not reaching[2 * i] and not self._is_size(node)
+        ]
+
+    def _of_unlocked(self, node: torch.fx.Node, unlocked: frozenset[torch.fx.Node]) -> bool:
+        return node.target is operator.getitem and node.args[0] in unlocked
+
+    def _is_size(self, node: torch.fx.Node) -> bool:
+        return not isinstance(node.meta["spec"], TensorSpec)
+
+    def _price(self, node: torch.fx.Node) -> int:
+        spec = node.meta["spec"]
+        if node.op == "placeholder":
+            # It exists anyway, unless the runtime overwrites it: then saving makes a copy.
+            return size_in_bytes(spec, self.hints) + 1 if node in self.written else 0
+        if not isinstance(spec, TensorSpec) or is_view(node):
+            # A tuple is no value, and a view is saved as what it looks at.
+            return INFINITE
+        return size_in_bytes(spec, self.hints) + 1
+
+    def heavy_by_work_per_byte(self) -> list[torch.fx.Node]:
+        """Operators that are not fusible and not random, the cheapest to run again per byte first."""
+        heavy = [
+            n for n in self.nodes
+            if n.op == "call_function" and n.target is not operator.getitem and not is_fusible(n) and not is_random(n)
+        ]  # fmt: skip
+
+        def price(node: torch.fx.Node) -> float:
+            users = [u for u in node.users if u.target is operator.getitem] or [node]
+            kept = sum(size_in_bytes(n.meta["spec"], self.hints) for n in users)
+            return work(node, self.hints) / max(kept, 1)
+
+        return sorted(heavy, key=price)

@@ -30,7 +30,7 @@ EVERYTHING = STAGES["api"]
 LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
-TESTS = ["prims", "capture", "aot", "inductor", "api", "integration", "hook", "lint", "types"]
+TESTS = ["hook-3.11", "hook-3.12", "hook-3.13", *STAGES, "integration", "lint", "types"]
 
 
 def show_pyenv_interpreters() -> None:

@@ -19,7 +19,13 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 
 def _copied(tree: Any) -> Any:
-    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, tree)
+    """Copies of all tensors; one tensor in two places is one copy."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(x: Any) -> Any:
+        return copies.setdefault(id(x), x.detach().clone()) if isinstance(x, torch.Tensor) else x
+
+    return tree_map(copy, tree)
 
 
 class Recorder(TorchDispatchMode):

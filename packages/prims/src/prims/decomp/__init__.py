@@ -3,21 +3,23 @@
 A decomposition is a function ``(p, *args, **kwargs)`` written once against the handler interface: under
 `MetaHandler` it gives metadata, under `GraphHandler` a graph, under `TorchHandler` numbers. The families:
 
-- `elementwise`, `activations`: pointwise formulas
+- `elementwise`, `conversions`, `activations`, `special`: pointwise formulas
 - `reductions`, `softmax`, `normalisation`, `losses`: what reduces
 - `views`, `indexing`, `factory`: shapes, gathers and scatters, constants
 - `matmul`, `attention`: matrix products, attention and fused transformer layers
-- `pooling`, `padding`, `resampling`: windows, borders and interpolation
+- `pooling`, `windows`, `padding`, `resampling`: windows, borders and interpolation
 - `backward`: gradients of the above that are not beside their forward
-- `optimisers`: foreach ops
+- `foreach`: ops over lists of tensors
 """
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
     activations,
     attention,
     backward,
+    conversions,
     elementwise,
     factory,
+    foreach,
     indexing,
     losses,
     matmul,
@@ -27,7 +29,9 @@ from prims.decomp import (  # noqa: F401  (each registers its family)
     reductions,
     resampling,
     softmax,
+    special,
     views,
+    windows,
 )
 from prims.decomp.registry import by_name, call, covered, decomposition, get, overload
 

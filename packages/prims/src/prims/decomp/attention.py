@@ -29,7 +29,6 @@ from prims.decomp.softmax import softmax
 from prims.decomp.views import swapped
 
 
-
 @decomposition("aten._scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention_for_cpu(
     p: Any,

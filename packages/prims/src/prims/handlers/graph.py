@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,11 @@ def _node_of(arg: Any) -> Any:
     return arg.node if type(arg) is GraphValue else arg
 
 
+def _each(fn: Callable[[Any], Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`fn` on a primitive's canonical arguments, which nest only one tuple deep."""
+    return tuple(tuple(map(fn, a)) if type(a) is tuple else fn(a) for a in args)
+
+
 class GraphHandler(BaseHandler):
     """Emits nodes into `graph`, each distinct application once.
 
@@ -150,10 +155,12 @@ class GraphHandler(BaseHandler):
         found = self._nodes.get(key)
         if found is not None:
             return found
-        spec = op.meta(*map_values(_spec_of, bound))
+        spec = op.meta(*_each(_spec_of, bound))
         value = self._rewritten(op, bound, spec)
         if value is None:
-            value = self._emit(op, map_values(_node_of, bound), {}, spec)
+            node = self.graph.call_function(op, _each(_node_of, bound))
+            self._stamp(node, spec)
+            value = self.value(node)
         self._nodes[key] = value
         return value
 

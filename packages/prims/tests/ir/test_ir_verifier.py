@@ -244,10 +244,11 @@ def test_boundary_check_is_cheap_and_linear():
         env = b.finish(y)
         verify(env)
         samples = []
-        for _ in range(5):
-            start = time.perf_counter()
+        for _ in range(10):
+            # CPU time: other processes on the machine do not count.
+            start = time.thread_time()
             verify(env)
-            samples.append(time.perf_counter() - start)
+            samples.append(time.thread_time() - start)
         seconds[size] = min(samples)
-    assert seconds[1500] < 0.1, seconds
+    assert seconds[1500] < 0.05, seconds
     assert seconds[1500] < 8 * seconds[500], seconds

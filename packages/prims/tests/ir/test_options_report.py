@@ -64,14 +64,16 @@ def test_cache_key_holds_what_changes_code():
 
 def test_phases_subtract_nested_ones():
     report = Report()
+    start = time.perf_counter()
     with report.phase("outer"):
         time.sleep(0.02)
         with report.phase("inner"):
             time.sleep(0.05)
         with report.phase("inner"):
             time.sleep(0.01)
-    assert 0.055 < report.seconds["inner"] < 0.5
-    assert 0.015 < report.seconds["outer"] < report.seconds["inner"]
+    assert report.seconds["inner"] >= 0.06
+    total = time.perf_counter() - start
+    assert 0.02 <= report.seconds["outer"] <= total - report.seconds["inner"]
 
 
 def test_report_text_and_json():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from prims.conformance import check_backend, judge
-from prims.conformance.frozen import example, instance, read_snapshot, snapshot_names
+from prims.conformance import check_backend, check_compiler, instance, judge, symbolic_instance
+from prims.conformance.frozen import example, read_snapshot, snapshot_names
 from prims.errors import Unsupported, UserError
 from prims.ir import print_text
 from prims.ops import TABLE
@@ -67,6 +67,40 @@ def test_misuse():
         check_backend(3)
     with pytest.raises(UserError, match="gelu"):
         check_backend(reference, ops=["gelu"])
+
+
+def run_reference(env):
+    env.verify()
+    return lambda *inputs: run_torch(env, inputs)
+
+
+def test_a_compiler_is_checked_with_symbolic_sizes():
+    f32 = [torch.float32]
+    report = check_compiler(run_reference, dtypes=f32)
+    assert report.ok and not report.unsupported, str(report)
+    assert report.passed > check_backend(reference, dtypes=f32).passed * 2
+
+    def static_only(env):
+        shape = env.outputs[0].spec.shape
+        fixed = tuple(s if isinstance(s, int) else s.hint for s in shape)
+
+        def run(x):
+            return [torch.exp(x).reshape(fixed)]
+
+        return run
+
+    found = check_compiler(static_only, ops=["exp"], dtypes=f32)
+    assert found.failures and all("symbolic" in f.note for f in found.failures)
+
+
+def test_which_rows_have_symbolic_instances():
+    without = set()
+    for op in TABLE.values():
+        bound = [op.bind(*s.args) for s in op.samples(op.dtypes[0])]
+        if not any(symbolic_instance(op, args) for args in bound):
+            without.add(op.name)
+    # No tensor operand whose size could vary.
+    assert without == {"full", "iota", "random_bits", "random_uniform", "random_normal"}
 
 
 def test_judge_explains():

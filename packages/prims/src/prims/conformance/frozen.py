@@ -10,17 +10,12 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import torch
-import torch.fx
-
-from prims.handlers import GraphHandler
-from prims.handlers.base import map_values
-from prims.ir import Envelope, InputDesc, OutputDesc, parse_text, print_text
+from prims.conformance.compiled import instance
+from prims.ir import Envelope, parse_text, print_text
 from prims.ir.versions import CURRENT
 from prims.ops import TABLE, PrimOp
-from prims.spec import TensorSpec
 
-__all__ = ["example", "instance", "read_snapshot", "snapshot_names", "write_snapshots"]
+__all__ = ["example", "read_snapshot", "snapshot_names", "write_snapshots"]
 
 FOLDER = pathlib.Path(__file__).parent / "snapshots"
 
@@ -28,29 +23,6 @@ FOLDER = pathlib.Path(__file__).parent / "snapshots"
 def example(op: PrimOp) -> tuple[Any, ...]:
     """The canonical arguments of a row's first sample in its first dtype."""
     return op.bind(*next(iter(op.samples(op.dtypes[0]))).args)
-
-
-def instance(op: PrimOp, args: tuple[Any, ...]) -> tuple[Envelope, list[torch.Tensor]]:
-    """A prim-dialect envelope of the one call ``op(*args)``, and the tensors to run it on."""
-    graph = torch.fx.Graph()
-    handler = GraphHandler(graph, rewrites={})
-    inputs: list[InputDesc] = []
-    tensors: list[torch.Tensor] = []
-
-    def placeholder(arg: Any) -> Any:
-        if not isinstance(arg, torch.Tensor):
-            return arg
-        name = f"x{len(inputs)}"
-        spec = TensorSpec(tuple(arg.shape), arg.dtype, arg.device, arg.stride())
-        inputs.append(InputDesc(name, "input", spec))
-        tensors.append(arg)
-        return handler.placeholder(name, spec)
-
-    result = handler.prim(op, *map_values(placeholder, args))
-    graph.output((result.node,))
-    outputs = (OutputDesc("output", result.spec),)
-    env = Envelope("prim", CURRENT["prim"], "prims.conformance", "1", graph, tuple(inputs), outputs)
-    return env, tensors
 
 
 def _folder(version: tuple[int, int]) -> pathlib.Path:

@@ -339,6 +339,7 @@ def _reshape_samples(dtype: torch.dtype) -> Iterator[Sample]:
     for before, after in (((2, 6), (3, 4)), ((4,), (2, 1, 2)), ((), (1, 1)), ((1, 1), ()), ((0, 3), (3, 0, 2))):
         yield Sample((ramp(before, dtype), after), f"{before} to {after}")
     yield Sample((ramp((4, 3), dtype).t(), (2, 6)), "transposed")
+    yield Sample((ramp((3, 5), dtype), (1, 3, 1, 5)), "ones added")
 
 
 define(

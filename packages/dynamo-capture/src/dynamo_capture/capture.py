@@ -1,0 +1,322 @@
+"""One attempt to capture one frame: the state that all values and frames of the interpretation share."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture import rules
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.graph_builder import GraphBuilder
+from dynamo_capture.guards import GuardSet
+from dynamo_capture.side_effects import SideEffects
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import IdentityKey, LazyValue, ObservedError, Value
+from dynamo_capture.values.callables import BuiltinValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.functions import CellValue, FunctionValue
+from dynamo_capture.values.objects import DELETED, ExceptionValue
+from dynamo_capture.values.tensor import SymValue
+from dynamo_capture.wrap import wrap
+from prims.ir import SourceLoc
+from prims.spec import SymbolContext
+
+if TYPE_CHECKING:
+    from dynamo_capture.dynamic import DynamicSizes
+    from dynamo_capture.interpreter.frame import Frame
+
+__all__ = ["Capture", "FrameRequest"]
+
+_MAX_DEPTH = 160
+#: Instructions of one capture after which it is given up (a loop that would unroll without end).
+_MAX_INSTRUCTIONS = 4_000_000
+
+
+class FrameRequest:
+    """A frame to translate, as the hook hands it over."""
+
+    __slots__ = ("args", "builtins", "closure", "code", "func", "globals")
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        func: Any,
+        args: dict[str, Any],
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        closure: tuple[Any, ...],
+    ) -> None:
+        self.code = code
+        self.func = func
+        self.args = args
+        self.globals = globals_
+        self.builtins = builtins
+        self.closure = closure
+
+
+class Capture:
+    """The shared state ("tx") of one capture attempt.
+
+    Args:
+        request: the frame.
+        tree: the native guard tree to fill.
+        sizes: which dimensions and ints are dynamic.
+    """
+
+    def __init__(self, request: FrameRequest, tree: Any, sizes: DynamicSizes) -> None:
+        self.request = request
+        self.frames: list[Frame] = []
+        self.guards = GuardSet(tree, self.location)
+        self.side = SideEffects()
+        self.symbols = SymbolContext()
+        self.symbols.location = self.location
+        self.graph = GraphBuilder(self, self.symbols)
+        self.sizes = sizes
+        self.known: dict[int, Value] = {}
+        self.instructions = 0
+        self._alive: list[Any] = []
+        self._globals: dict[tuple[int, str], Value] = {}
+        self._fixed: set[str] = set()
+        self._cells: dict[int, CellValue] = {}
+        self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
+        #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
+        self.modes: dict[Any, tuple[Any, Any]] = {}
+        self.nesting = 0
+
+    # --- where we are -------------------------------------------------------------------------------------------
+
+    def location(self) -> SourceLoc | None:
+        """The user's line: the innermost frame that is not torch's or the standard library's."""
+        for frame in reversed(self.frames):
+            filename = frame.code.co_filename
+            if not rules.is_torch_file(filename):
+                return frame.location()
+        return self.frames[0].location() if self.frames else None
+
+    def user_stack(self) -> tuple[SourceLoc, ...]:
+        """The call stack of user lines, outermost first."""
+        return tuple(f.location() for f in self.frames if not rules.is_torch_file(f.code.co_filename))
+
+    def count(self, instructions: int) -> None:
+        """Instructions were interpreted; a capture that goes on without end is stopped."""
+        self.instructions += instructions
+        if self.instructions > _MAX_INSTRUCTIONS:
+            raise GraphBreak("QB14", f"over {_MAX_INSTRUCTIONS} instructions")
+
+    # --- objects to values --------------------------------------------------------------------------------------
+
+    def lazy(self, obj: Any, source: Source | None) -> Value:
+        """A value for an object that need not be looked at yet."""
+        return LazyValue(self, obj, source) if source is not None else wrap(self, obj, None)
+
+    def from_python(self, obj: Any, source: Source | None = None) -> Value:
+        """A value for an object that Python code has produced or holds."""
+        if source is None and type(obj) in CONST_TYPES:
+            return ConstantValue(obj)
+        if type(obj) in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            raise GraphBreak("QB06", "a symbolic number that the graph does not compute")
+        return self.lazy(obj, source)
+
+    def wrap(self, obj: Any, source: Source | None) -> Value:
+        """Look at an object (and guard what is seen)."""
+        return wrap(self, obj, source)
+
+    def remember(self, obj: Any, value: Value) -> None:
+        """``value`` stands for ``obj`` from now on, whatever the way to it."""
+        self.known[id(obj)] = value
+        self._alive.append(obj)
+
+    def function(self, fn: Any, source: Source | None) -> Value:
+        """A Python function; torch's operators written in Python become builtins."""
+        key = (id(fn), 0 if source is None else 1)
+        found = self._functions.get(key)
+        if found is not None:
+            if source is not None and found.source is not None and source is not found.source:
+                self.guards.same(source, found.source)
+            return found
+        from dynamo_capture.values.torch_calls import is_operator_function
+
+        original = getattr(fn, "__quintet_original__", None)
+        value: FunctionValue | BuiltinValue
+        if original is not None:
+            if source is not None:
+                self.guards.is_object(source, fn)
+            value = self.from_python(original).realize()  # type: ignore[assignment]
+        elif is_operator_function(fn):
+            if source is not None:
+                self.guards.is_object(source, fn)
+            value = BuiltinValue(fn, source)
+        else:
+            if source is not None:
+                self.guards.code_is(source, fn.__code__)
+            value = FunctionValue(fn, source)
+        self._functions[key] = value
+        self._alive.append(fn)
+        return value
+
+    def cell(self, cell: Any, source: Callable[[], Source], content: Callable[[], Source]) -> CellValue:
+        """An existing closure cell; one value per cell."""
+        found = self._cells.get(id(cell))
+        if found is None:
+            found = self._cells[id(cell)] = CellValue(cell=cell, source=source(), content_source=content())
+            self._alive.append(cell)
+        return found
+
+    def key_of_object(self, obj: Any) -> Any:
+        """The stand-in of a real dict key (see ``Value.key``)."""
+        if type(obj) is tuple:
+            return tuple(self.key_of_object(x) for x in obj)
+        return obj
+
+    def object_of_key(self, key: Any) -> Any:
+        """The real dict key of a stand-in."""
+        if isinstance(key, IdentityKey):
+            return key.value.realize().real()
+        if type(key) is tuple:
+            return tuple(self.object_of_key(x) for x in key)
+        return key
+
+    # --- exceptions ---------------------------------------------------------------------------------------------
+
+    def observed(self, error: BaseException) -> ObservedError:
+        """What the program raises, as the interpreter unwinds it."""
+        args = [self._argument(a) for a in error.args]
+        value = ExceptionValue(type(error), args)
+        value.real_error = error
+        return ObservedError(value)
+
+    def _argument(self, arg: Any) -> Value:
+        return ConstantValue(arg if type(arg) in CONST_TYPES else str(arg))
+
+    def observed_value(self, cls: type, args: list[Value]) -> ObservedError:
+        """Like :meth:`observed`, with values as arguments."""
+        return ObservedError(ExceptionValue(cls, args))
+
+    # --- names --------------------------------------------------------------------------------------------------
+
+    def load_global(self, globals_: dict[str, Any], builtins: dict[str, Any], name: str) -> Value:
+        """A global or builtin name of a frame.
+
+        Raises:
+            ObservedError: a NameError.
+        """
+        changed = self.side.global_value(globals_, name)
+        if changed is not None and changed is not DELETED:
+            return changed
+        key = (id(globals_), name)
+        found = self._globals.get(key)
+        if found is not None:
+            return found
+        if name in globals_ and changed is None:
+            obj = globals_[name]
+            source = self._global_source(globals_, name)
+        elif name in builtins:
+            obj, source = builtins[name], None
+        else:
+            raise self.observed(NameError(f"name {name!r} is not defined"))
+        value = self._globals[key] = self.from_python(obj, source)
+        return value
+
+    def _global_source(self, globals_: dict[str, Any], name: str) -> Source | None:
+        if globals_ is self.request.globals:
+            return Source("global_", None, name)
+        owner = globals_.get("__name__")
+        if isinstance(owner, str) and rules.is_library_name(owner):
+            return None
+        return Source("item", Source("constant", None, (globals_,)), name)
+
+    def module_attribute_source(self, module: Any, name: str, source: Source | None) -> Source | None:
+        """The source of ``module.name``; None for torch's and the standard library's modules."""
+        if rules.is_library_name(module.__name__):
+            return None
+        return Source("attr", source or Source("constant", None, (module,)), name)
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def call_function(self, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Call a Python function: a special meaning, or inlined."""
+        from dynamo_capture.interpreter.frame import inline_call
+        from dynamo_capture.values.torch_calls import special_function
+
+        if function.fn is not None:
+            special = special_function(function.fn)
+            if special is not None:
+                return special(self, args, kwargs)
+        if len(self.frames) > _MAX_DEPTH:
+            raise GraphBreak("QB13", function.describe())
+        return inline_call(self, function, args, kwargs)
+
+    def call_builtin(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Call a C function or a torch operator."""
+        from dynamo_capture.values.builtin_functions import call_builtin
+
+        return call_builtin(self, fn, args, kwargs)
+
+    def instantiate(self, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Call a class."""
+        from dynamo_capture.values.construct import instantiate
+
+        return instantiate(self, cls, args, kwargs)
+
+    def graph_call(self, fn: Any, args: list[Value], kwargs: dict[str, Value], *, method: bool = False) -> Value:
+        """Record a torch call in the graph."""
+        return self.graph.call(fn, args, kwargs, method=method)
+
+    def inline(self, fn: Any, *args: Value) -> Value:
+        """Inline one of this package's own Python functions that spell out a builtin's meaning."""
+        return FunctionValue(fn).call(self, list(args), {})
+
+    # --- symbolic numbers ---------------------------------------------------------------------------------------
+
+    def sym(self, size: Any, op: Any, operands: list[Value]) -> Value:
+        """A number read from a tensor's metadata: a constant, or ``op(*operands)`` when it is symbolic."""
+        if isinstance(size, (int, float)) and not isinstance(size, (torch.SymInt, torch.SymFloat)):
+            return ConstantValue(size)
+
+        def make() -> Any:
+            node = self.graph.graph.create_node(
+                "call_function", op, tuple(self.graph.lower(v)[0] for v in operands), {}
+            )
+            node.meta["spec"] = size.node
+            node.meta["source"] = self.location()
+            return node
+
+        return self.sym_from_example(size, make)
+
+    def sym_from_example(self, example: Any, make: Callable[[], Any]) -> Value:
+        """A symbolic number, or the constant that it is known to be."""
+        known = self.known_number(example)
+        return ConstantValue(known) if known is not None else SymValue(example, make)
+
+    def known_number(self, example: Any) -> Any:
+        """The number that a symbolic one must be, or None."""
+        node = example.node
+        if isinstance(example, torch.SymInt):
+            return node.maybe_as_int()
+        if isinstance(example, torch.SymBool):
+            return node.constant_bool()
+        expr = self.symbols.simplify(node.expr)
+        return expr.value if expr.is_const else None
+
+    def int_is_dynamic(self, source: Source, value: int) -> bool:
+        """Whether an int of the frame becomes a symbolic input."""
+        return self.sizes.int_is_dynamic(str(source), value)
+
+    def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> Any:
+        """Which dimensions of an input are symbolic."""
+        return self.sizes.dims(str(source), tensor, source.is_module_state is not None)
+
+    # --- guards that are not about one value --------------------------------------------------------------------
+
+    def guard_fixed_length(self, container: Any, text: str) -> None:
+        """A container that exists once per process (a registry of hooks) keeps its length."""
+        if text not in self._fixed:
+            self._fixed.add(text)
+            self.guards.length(Source("constant", None, (container,)), len(container))
+
+    def guard_symbolic_strides(self, source: Source, spec: Any) -> None:
+        """Symbolic strides of a tensor that is not contiguous keep their relation to its sizes."""
+        self.sizes.stride_guards.append((source, spec))

@@ -1,0 +1,104 @@
+"""Which sizes and ints are symbolic: by request, by mark, or because they changed since the last capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dynamo_capture.sources import Source
+
+__all__ = ["DynamicSizes", "mark_dynamic", "mark_static"]
+
+_DYNAMIC_MARK = "_quintet_dynamic_dims"
+_STATIC_MARK = "_quintet_static_dims"
+#: The marks of ``torch._dynamo.mark_dynamic`` and ``maybe_mark_dynamic``, honoured when present.
+_TORCH_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+
+
+def mark_dynamic(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -> None:
+    """Make dimensions of an input symbolic from the first capture on.
+
+    Args:
+        tensor: a tensor that will be passed to a compiled function.
+        dims: dimension index or indices; negative ones count from the end.
+    """
+    _mark(tensor, _DYNAMIC_MARK, dims)
+
+
+def mark_static(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -> None:
+    """Keep dimensions of an input specialised, also when they change."""
+    _mark(tensor, _STATIC_MARK, dims)
+
+
+def _mark(tensor: torch.Tensor, name: str, dims: int | list[int] | tuple[int, ...]) -> None:
+    wanted = {dims} if isinstance(dims, int) else set(dims)
+    for dim in wanted:
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
+    marked = {dim % tensor.dim() for dim in wanted}
+    setattr(tensor, name, frozenset(marked | getattr(tensor, name, frozenset())))
+
+
+class DynamicSizes:
+    """What one code object's captures have seen, by source.
+
+    Args:
+        dynamic: ``True`` makes every size of at least 2 symbolic at once, ``False`` none, ``None`` those that
+            changed between captures.
+    """
+
+    def __init__(self, dynamic: bool | None) -> None:
+        self.dynamic = dynamic
+        self.stride_guards: list[tuple[Source, Any]] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._changed: dict[str, set[int]] = {}
+        self._ints: dict[str, int] = {}
+        self._changed_ints: set[str] = set()
+        self._now_shapes: dict[str, tuple[int, ...]] = {}
+        self._now_ints: dict[str, int] = {}
+
+    def start(self) -> None:
+        """A capture (or its restart) begins."""
+        self.stride_guards = []
+        self._now_shapes = {}
+        self._now_ints = {}
+
+    def commit(self) -> None:
+        """The capture is done: what it saw is what the next one compares with."""
+        self._shapes.update(self._now_shapes)
+        self._ints.update(self._now_ints)
+
+    def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> list[int]:
+        """The symbolic dimensions of a tensor input."""
+        shape = tuple(tensor.shape)
+        self._now_shapes[source] = shape
+        marked: set[int] = set()
+        static: frozenset[int] = frozenset()
+        if tensor.__dict__:
+            for name in (_DYNAMIC_MARK, *_TORCH_MARKS):
+                marked |= set(getattr(tensor, name, ()))
+            static = getattr(tensor, _STATIC_MARK, frozenset())
+        if self.dynamic is False:
+            return []
+        if is_module_state:
+            return []
+        if self.dynamic:
+            marked |= set(range(len(shape)))
+        elif self.dynamic is None:
+            before = self._shapes.get(source)
+            changed = self._changed.setdefault(source, set())
+            if before is not None and len(before) == len(shape):
+                changed.update(d for d, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b)
+            marked |= changed
+        return sorted(d for d in marked - static if d < len(shape) and shape[d] > 1)
+
+    def int_is_dynamic(self, source: str, value: int) -> bool:
+        """Whether an int input is symbolic. 0, 1 and negative ints are always specialised."""
+        before = self._ints.get(source)
+        self._now_ints[source] = value
+        if self.dynamic is False or value < 2:
+            return False
+        if before is not None and before != value:
+            self._changed_ints.add(source)
+        return source in self._changed_ints

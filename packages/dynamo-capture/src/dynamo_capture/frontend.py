@@ -1,0 +1,345 @@
+"""The public entry points: ``optimize``, ``explain``, ``disable``, ``export_graph``, ``reset``."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from dynamo_capture import _native, hook
+from dynamo_capture.breaks import BreakInfo, SkipFrame
+from dynamo_capture.capture import FrameRequest
+from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.rules import skip_reason
+from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
+from dynamo_capture.values.torch_calls import ALLOWED
+from prims.errors import QuintetError, Unsupported, UserError
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_lock = threading.RLock()
+
+
+class Optimizer:
+    """One compile configuration: a backend with options, its hook context and what it has captured.
+
+    Args:
+        backend: ``backend(gm, example_inputs) -> callable``.
+        options: how to capture.
+        report: collects graphs, breaks, fallbacks and recompilations.
+    """
+
+    def __init__(self, backend: Backend, options: Options, report: Report) -> None:
+        self.backend = backend
+        self.options = options
+        self.report = report
+        self.captured: list[CapturedGraph] = []
+        self.states: dict[types.CodeType, CodeState] = {}
+        #: The code of the compiled function itself; ``fullgraph`` is about it.
+        self.root_code: types.CodeType | None = None
+        # The context must not keep the optimizer alive, nor the other way round through it.
+        self_ref = weakref.ref(self)
+
+        def translate_frame(*frame: Any) -> Any:
+            optimizer = self_ref()
+            return _native.RUN if optimizer is None else optimizer.translate_frame(*frame)
+
+        hook.init_torch()
+        self.context = _native.Context(_filter, translate_frame)
+        _optimizers.add(self)
+
+    def translate_frame(
+        self,
+        code: types.CodeType,
+        func: Any,
+        args: dict[str, Any],
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        closure: tuple[Any, ...],
+        entries: list[Any],
+    ) -> Any:
+        """What the hook calls when no cache entry matches a frame."""
+        if torch.overrides._get_current_function_mode() is not None or _dispatch_mode_active():
+            return _native.RUN
+        with _lock, self.report.phase("capture"):
+            return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+
+    def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
+        code = request.code
+        state = self.states.get(code)
+        if state is None:
+            state = self.states[code] = CodeState(DynamicSizes(self.options.dynamic))
+        where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+        if entries:
+            reason = _miss_reason(entries, request)
+            self.report.recompile(code.co_qualname, reason)
+            if len(entries) >= self.options.recompile_limit:
+                self.report.fallback("capture", f"recompile limit of {len(entries)} reached; last miss: {reason}", where)
+                return _native.SKIP
+        try:
+            result = translate(request, self._backend, self._options_for(code), self.report, state)
+        except SkipFrame as skip:
+            return self._skipped(state, skip, where)
+        except UserError:
+            raise
+        except Unsupported as error:
+            if self.options.fullgraph or self.options.strict:
+                raise
+            return self._failed(error, where)
+        except QuintetError as error:
+            return self._failed(error, where)
+        except _BackendError as error:
+            raise error.original from None
+        except Exception as error:
+            return self._failed(error, where)
+        state.captures += 1
+        state.sizes.commit()
+        self.captured.append(result.captured)
+        if result.captured.brk is not None:
+            self.report.graph_break(result.captured.brk.reason, result.captured.brk.where)
+        return _native.Entry(result.code, result.tree, tag=result.captured)
+
+    def _options_for(self, code: types.CodeType) -> Options:
+        return self.options
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        try:
+            return self.backend(gm, inputs)
+        except (UserError, Unsupported):
+            raise
+        except Exception as error:
+            raise _BackendError(error) from error
+
+    def _skipped(self, state: CodeState, skip: SkipFrame, where: str) -> Any:
+        at = skip.where or where
+        if skip.once:
+            state.raised += 1
+            if state.raised < 3:
+                return _native.RUN
+        elif self.options.fullgraph:
+            raise Unsupported(f"fullgraph=True, but the function runs eagerly: {skip.reason}", where=skip.where or where)
+        self.report.graph_break(skip.reason, at)
+        self.report.fallback("capture", skip.reason, at)
+        return _native.SKIP
+
+    def _failed(self, error: Exception, where: str) -> Any:
+        if self.options.strict:
+            raise error
+        self.report.fallback("capture", f"internal error: {type(error).__name__}: {error}", where)
+        return _native.SKIP
+
+
+class _BackendError(Exception):
+    """Carries an exception of the backend past the fallback for our own defects."""
+
+    def __init__(self, original: Exception) -> None:
+        super().__init__(str(original))
+        self.original = original
+
+
+def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
+    return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
+
+
+def _dispatch_mode_active() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _miss_reason(entries: list[Any], request: FrameRequest) -> str:
+    """Why the most recently used entry did not match."""
+    tree = entries[0].guards
+    if tree is None:
+        return "the entry is no longer valid"
+    try:
+        reason = tree.explain_failure(list(request.args.values()), request.globals, request.builtins, request.closure)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return reason or "a guard failed"
+
+
+def optimize(
+    fn: Any, backend: Backend, *, options: Options | None = None, report: Report | None = None
+) -> Callable[..., Any]:
+    """Compile a function, method or module by capturing the tensor programs that it runs.
+
+    Args:
+        fn: a callable. A module is run through its ``__call__`` (hooks included); its ``forward`` is captured.
+        backend: ``backend(gm, example_inputs) -> callable``; called once per captured graph.
+        options: see :class:`prims.options.Options`.
+        report: collects what happened.
+
+    Returns:
+        A callable with the signature of ``fn``.
+
+    Raises:
+        UserError: ``fn`` or ``backend`` is not callable.
+    """
+    if not callable(fn):
+        raise UserError(f"cannot compile {fn!r}: it is not callable", todo="Pass a function, a method or a module.")
+    if not callable(backend):
+        raise UserError(f"backend {backend!r} is not callable", todo="Pass a function of (gm, example_inputs).")
+    optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
+    target = _unwrapped(fn)
+    code = _code_of(target)
+    if code is not None and _native.marked(code) != _native.TRACE and not hasattr(target, "__quintet_disabled__"):
+        optimizer.root_code = code
+        if not code.co_flags & 0x2A0:
+            _native.mark(code, _native.TRACE)
+    active = _native.activate(target, optimizer.context)
+    wrapper: Any = active
+    if isinstance(fn, torch.nn.Module):
+        active.__dict__["_module"] = fn
+    else:
+        functools.update_wrapper(wrapper, target)
+    wrapper.__quintet_original__ = target
+    wrapper.__quintet_optimizer__ = optimizer
+    return wrapper  # type: ignore[no-any-return]
+
+
+def _unwrapped(fn: Any) -> Any:
+    original = getattr(fn, "__quintet_original__", None)
+    return fn if original is None or isinstance(fn, torch.nn.Module) else original
+
+
+def _code_of(fn: Any) -> types.CodeType | None:
+    if isinstance(fn, torch.nn.Module):
+        fn = fn.forward
+    fn = getattr(fn, "__func__", fn)
+    return getattr(fn, "__code__", None)
+
+
+def disable(fn: Any = None, recursive: bool = True) -> Any:
+    """Keep a function out of captured graphs; usable as a decorator, with or without arguments.
+
+    Args:
+        recursive: also run what the function calls eagerly; otherwise its callees are captured on their own.
+    """
+    if fn is None:
+        return lambda f: disable(f, recursive)
+    if not callable(fn):
+        raise UserError(f"cannot disable {fn!r}: it is not callable", todo="Pass a function.")
+    fn = _unwrapped(fn)
+    if recursive:
+        wrapper: Any = _native.activate(fn, None)
+        if hasattr(fn, "__name__"):
+            functools.update_wrapper(wrapper, fn)
+        wrapper.__quintet_disabled__ = True
+        return wrapper
+
+    @functools.wraps(fn)
+    def not_captured(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    code = _code_of(fn)
+    if code is not None:
+        _native.mark(code, _native.SKIP)
+    _native.mark(not_captured.__code__, _native.SKIP)
+    not_captured.__quintet_disabled__ = True  # type: ignore[attr-defined]
+    return not_captured
+
+
+def allow_in_graph(fn: F) -> F:
+    """Put calls of a Python function into graphs whole, instead of inlining it."""
+    ALLOWED.add(fn)
+    return fn
+
+
+def reset() -> None:
+    """Forget all captured graphs and guards, of every compiled function."""
+    _native.reset_all()
+    for optimizer in list(_optimizers):
+        optimizer.states.clear()
+        optimizer.captured.clear()
+
+
+@dataclass
+class Explanation:
+    """What capturing one call gave."""
+
+    graphs: list[torch.fx.GraphModule] = field(default_factory=list)
+    breaks: list[BreakInfo] = field(default_factory=list)
+    guards: list[str] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+    result: Any = None
+
+    @property
+    def graph_count(self) -> int:
+        """Number of graphs."""
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        """Number of breaks."""
+        return len(self.breaks)
+
+    @property
+    def op_count(self) -> int:
+        """Number of operators over all graphs."""
+        return sum(1 for gm in self.graphs for n in gm.graph.nodes if n.op.startswith("call"))
+
+    def __str__(self) -> str:
+        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} operators"]
+        for i, item in enumerate(self.breaks):
+            lines.append(f"break {i + 1}: {item.describe()}")
+        for i, gm in enumerate(self.graphs):
+            lines.append(f"graph {i + 1} ({gm.meta.get('name', '')}):")
+            lines.extend("  " + line for line in str(gm.graph).strip().splitlines())
+        lines.extend(f"guard: {text}" for text in self.guards)
+        lines.extend(f"fallback: {f.reason} at {f.where}" for f in self.report.fallbacks)
+        return "\n".join(lines)
+
+
+def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explanation]:
+    """``explain(fn)(*args)`` runs the call once under capture and tells what was captured and why it broke."""
+
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        result = Explanation()
+
+        def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            result.graphs.append(gm)
+            return gm.forward
+
+        compiled: Any = optimize(fn, backend, options=options, report=result.report)
+        result.result = compiled(*args, **kwargs)
+        optimizer: Optimizer = compiled.__quintet_optimizer__
+        for captured in optimizer.captured:
+            if captured.brk is not None:
+                result.breaks.append(captured.brk)
+            result.guards.extend(captured.guards)
+        return result
+
+    return explained
+
+
+
+def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: Any) -> Envelope:
+    """The torch dialect envelope of one call, which must be a single graph.
+
+    Raises:
+        Unsupported: the graph breaks, or there is nothing to capture.
+    """
+    envelopes: list[Envelope] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        envelopes.append(gm.meta["envelope"])
+        return gm.forward
+
+    base = options or Options()
+    compiled: Any = optimize(fn, backend, options=base.replace(fullgraph=True))
+    compiled(*args, **kwargs)
+    if len(envelopes) != 1:
+        raise Unsupported(f"{fn!r} gave {len(envelopes)} graphs; export needs exactly one")
+    return envelopes[0]

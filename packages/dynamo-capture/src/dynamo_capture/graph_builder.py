@@ -1,0 +1,317 @@
+"""The graph being captured: a torch dialect ``fx.Graph`` beside the abstract values of its nodes.
+
+Every torch call is run once on abstract tensors (``prims.spec``), which gives the shapes, dtypes and
+``requires_grad`` that the program may ask for; the call itself becomes one node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
+from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from prims.errors import DataDependentError, QuintetError
+from prims.spec import abstract
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.sources import Source
+
+__all__ = ["GraphBuilder", "GraphInput"]
+
+_SYM_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PURE_TARGETS = frozenset(
+    (operator.getitem, getattr, torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int,
+     torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default)
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class GraphInput:
+    """A placeholder with where its value comes from."""
+
+    source: Source
+    node: torch.fx.Node
+    value: TensorValue | SymValue
+    real: Any
+
+
+class GraphBuilder:
+    """Builds one graph; ``ctx`` owns its size symbols."""
+
+    def __init__(self, tx: Capture, ctx: Any) -> None:
+        self.tx = tx
+        self.ctx = ctx
+        self.graph = torch.fx.Graph()
+        self.inputs: list[GraphInput] = []
+        #: Also those that turned out unused, whose guards stand all the same.
+        self.all_inputs: list[GraphInput] = []
+        self.op_count = 0
+        self._by_example: dict[int, TensorValue] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+
+    # --- inputs -------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, source: Source) -> torch.fx.Node:
+        graph = self.graph
+        if self._last_placeholder is None:
+            point = graph.inserting_before(next(iter(graph.nodes), None)) if len(graph.nodes) else None
+        else:
+            point = graph.inserting_after(self._last_placeholder)
+        name = source.graph_name()
+        if point is None:
+            node = graph.placeholder(name)
+        else:
+            with point:
+                node = graph.placeholder(name)
+        node.target = node.name
+        self._last_placeholder = node
+        return node
+
+    def tensor_input(self, source: Source, real: torch.Tensor, dynamic: Any) -> TensorValue:
+        """A tensor of the frame as a graph input.
+
+        Args:
+            dynamic: dimensions to make symbolic, or a mapping from dimension to size.
+        """
+        example = abstract(real, self.ctx, dynamic, source=str(source))
+        node = self._placeholder(source)
+        node.meta["spec"] = example.spec
+        value = TensorValue(node, example, source, real)
+        self._by_example[id(example)] = value
+        self.inputs.append(GraphInput(source, node, value, real))
+        return value
+
+    def size_input(self, source: Source, real: int, low: int) -> SymValue:
+        """An int of the frame as a symbolic graph input of at least ``low``."""
+        sym = self.ctx.new_symbol(real, str(source), min=low)
+        node = self._placeholder(source)
+        node.meta["spec"] = sym
+        value = SymValue(torch.SymInt(sym), lambda: node, source)
+        self.inputs.append(GraphInput(source, node, value, real))
+        return value
+
+    # --- nodes --------------------------------------------------------------------------------------------------
+
+    def call(
+        self, fn: Callable[..., Any] | str, args: list[Value], kwargs: dict[str, Value], *, method: bool = False
+    ) -> Value:
+        """Run a torch function (or method by name) on abstract values and record it.
+
+        A call whose result has nothing of a tensor or a symbolic size in it leaves no node.
+
+        Raises:
+            GraphBreak: it cannot be captured.
+        """
+        lowered = [self.lower(arg) for arg in args]
+        lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
+        examples = [ex for _, ex in lowered]
+        kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
+        try:
+            if method:
+                result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
+            else:
+                result = fn(*examples, **kw_examples)  # type: ignore[operator]
+        except DataDependentError:
+            raise GraphBreak("QB02", _name_of(fn)) from None
+        except (GraphBreak, ObservedError):
+            raise
+        except QuintetError as error:
+            raise GraphBreak("QB08", f"{_name_of(fn)}: {error}") from error
+        except Exception as error:
+            raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {error}") from error
+        if isinstance(result, torch.Tensor):
+            known = self._by_example.get(id(result))
+            if known is not None and not self._writes(fn, kwargs):
+                return known  # the very argument, as x.contiguous() may give
+        elif not _has_graph_value(result) and not self._writes(fn, kwargs):
+            return self._constant(result)
+        node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
+        return self.wrap_result(result, node)
+
+    def _constant(self, result: Any) -> Value:
+        if isinstance(result, torch.Size):
+            return TupleValue([ConstantValue(s) for s in result], torch.Size)
+        return self.tx.from_python(result)
+
+    def _writes(self, fn: Any, kwargs: dict[str, Value]) -> bool:
+        if "out" in kwargs and not (isinstance(kwargs["out"], ConstantValue)):
+            return True
+        if "inplace" in kwargs and kwargs["inplace"].is_const and kwargs["inplace"].const():
+            return True
+        name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
+        if fn is operator.setitem or name == "__setitem__":
+            return True
+        if getattr(fn, "__module__", None) in ("_operator", "operator"):
+            return name.startswith("i") and name in _INPLACE_NAMES
+        if isinstance(fn, torch._ops.OpOverload):
+            return fn._schema.is_mutable
+        bare = name.rstrip("_")
+        return (name.endswith("_") and not name.startswith("__") and bare != "") or name in _INPLACE_DUNDERS
+
+    def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
+        op = "call_method" if method else "call_function"
+        node = self.graph.create_node(op, fn, tuple(args), kwargs)
+        node.meta["source"] = self.tx.location()
+        self.op_count += 1
+        self.tx.side.epoch += 1
+        return node
+
+    def mutated_inputs(self) -> list[GraphInput]:
+        """The inputs that the graph writes into, directly or through a view (their version has changed)."""
+        return [
+            inp for inp in self.all_inputs
+            if isinstance(inp.value, TensorValue) and not inp.value.example.is_inference()
+            and inp.value.example._version
+        ]  # fmt: skip
+
+    def state_call(self, fn: Callable[..., Any], args: list[Any]) -> torch.fx.Node:
+        """Record a call that sets a thread-local mode (grad mode, autocast)."""
+        node = self.graph.create_node("call_function", fn, tuple(args), {})
+        node.meta["source"] = self.tx.location()
+        node.meta["spec"] = None
+        self.tx.side.epoch += 1
+        return node
+
+    def wrap_result(self, result: Any, node: torch.fx.Node) -> Value:
+        """A call's abstract result as a value."""
+        node.meta["spec"] = self._spec(result)
+        return self._wrap(result, node)
+
+    def _wrap(self, result: Any, node: torch.fx.Node) -> Value:
+        if isinstance(result, torch.Tensor):
+            known = self._by_example.get(id(result))
+            if known is not None:
+                return known
+            value = TensorValue(node, result)
+            self._by_example[id(result)] = value
+            return value
+        if isinstance(result, _SYM_TYPES):
+            return self.tx.sym_from_example(result, lambda: node)
+        if isinstance(result, (tuple, list)):
+            items = [self._element(item, node, i) for i, item in enumerate(result)]
+            return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
+        return self._constant(result)
+
+    def _element(self, item: Any, node: torch.fx.Node, index: int) -> Value:
+        if not _has_graph_value(item):
+            return self._constant(item)
+        if isinstance(item, torch.Tensor) and id(item) in self._by_example:
+            return self._by_example[id(item)]
+        getter = self.graph.create_node("call_function", operator.getitem, (node, index), {})
+        getter.meta["source"] = node.meta.get("source")
+        getter.meta["spec"] = self._spec(item)
+        return self._wrap(item, getter)
+
+    def _spec(self, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            return getattr(result, "spec", None)
+        if isinstance(result, _SYM_TYPES):
+            return result.node
+        if isinstance(result, (tuple, list)):
+            return tuple(self._spec(item) for item in result)
+        return result
+
+    # --- arguments ----------------------------------------------------------------------------------------------
+
+    def lower(self, value: Value) -> tuple[Any, Any]:
+        """A value as (fx argument, abstract argument)."""
+        value = value.realize()
+        kind = type(value)
+        if kind is TensorValue:
+            return value.node, value.example  # type: ignore[attr-defined]
+        if kind is ConstantValue:
+            return self._lower_constant(value.value)  # type: ignore[attr-defined]
+        if kind is SymValue:
+            known = self.tx.known_number(value.example)  # type: ignore[attr-defined]
+            return (known, known) if known is not None else (value.node, value.example)  # type: ignore[attr-defined]
+        if isinstance(value, (TupleValue, ListValue)):
+            pairs = [self.lower(item) for item in value.items]
+            make = list if isinstance(value, ListValue) else tuple
+            examples: Any = make(ex for _, ex in pairs)
+            if is_namedtuple(value.pytype):
+                examples = value.pytype(*examples)
+            return make(fx for fx, _ in pairs), examples
+        if isinstance(value, DictValue):
+            entries = [(k.realize().const(), self.lower(v)) for k, v in value.whole(self.tx).values()]
+            return {k: fx for k, (fx, _) in entries}, {k: ex for k, (_, ex) in entries}
+        if isinstance(value, SliceValue):
+            parts = [self.lower(part) for part in value.parts]
+            return slice(*[fx for fx, _ in parts]), slice(*[ex for _, ex in parts])
+        if value.is_const:
+            return value.const(), value.const()
+        raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")
+
+    def _lower_constant(self, constant: Any) -> tuple[Any, Any]:
+        if isinstance(constant, range):
+            constant = list(constant)
+        return constant, constant
+
+    # --- finishing ----------------------------------------------------------------------------------------------
+
+    def finish(self, outputs: list[TensorValue | SymValue]) -> None:
+        """Add the output node; drop unused placeholders and unused reads of sizes and elements."""
+        self.graph.output(tuple(v.node for v in outputs))
+        for node in reversed(self.graph.nodes):
+            if node.users or node.op == "output":
+                continue
+            if (node.op == "placeholder" and not _is_symbolic(node.meta["spec"])) or (node.op == "call_function" and self._is_pure(node)):
+                self.graph.erase_node(node)
+        alive = set(self.graph.nodes)
+        self.all_inputs = self.inputs
+        self.inputs = [inp for inp in self.inputs if inp.node in alive]
+        self.op_count = sum(n.op in ("call_function", "call_method") for n in self.graph.nodes)
+
+    def _is_pure(self, node: torch.fx.Node) -> bool:
+        if node.target in _PURE_TARGETS:
+            return True
+        spec = node.meta.get("spec")
+        return getattr(node.target, "__module__", None) == "_operator" and hasattr(spec, "expr")
+
+    def has_tensor_ops(self) -> bool:
+        """Whether the graph computes anything on tensors (reads of sizes and modes do not count)."""
+        for node in self.graph.nodes:
+            if node.op == "call_method":
+                return True
+            if node.op == "call_function" and node.target not in _STATE_SETTERS and not self._is_pure(node):
+                return True
+        return False
+
+
+_STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))
+_INPLACE_NAMES = frozenset(
+    ("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imul", "imod", "ior", "ipow", "irshift", "isub",
+     "itruediv", "ixor")
+)  # fmt: skip
+_INPLACE_DUNDERS = frozenset(f"__{name}__" for name in _INPLACE_NAMES)
+
+
+def _is_symbolic(spec: Any) -> bool:
+    """Whether an input may bind a size symbol."""
+    return not isinstance(spec, int) and not all(isinstance(s, int) for s in getattr(spec, "shape", (None,)))
+
+
+def _has_graph_value(result: Any) -> bool:
+    if isinstance(result, torch.Tensor) or isinstance(result, _SYM_TYPES):
+        return True
+    if isinstance(result, (tuple, list)):
+        return any(_has_graph_value(item) for item in result)
+    return False
+
+
+def _name_of(fn: Any) -> str:
+    if isinstance(fn, str):
+        return f"Tensor.{fn}"
+    module = getattr(fn, "__module__", None) or ""
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
+    return f"{module}.{name}" if module.startswith("torch.nn.functional") else str(name)

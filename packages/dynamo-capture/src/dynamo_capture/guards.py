@@ -1,0 +1,166 @@
+"""What a captured graph assumes about the frame, collected while the interpreter looks at values.
+
+Every check is recorded once, with the user's line that needed it, and put on the native guard tree at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from dynamo_capture.sources import Source
+from prims.ir import SourceLoc
+
+__all__ = ["Guard", "GuardSet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One assumption: what is checked on which source, the value expected, and the user's line."""
+
+    kind: str
+    source: str
+    value: Any
+    where: SourceLoc | None
+
+    def __str__(self) -> str:
+        at = f"  # {self.where}" if self.where else ""
+        return f"{self.kind}({self.source}) == {self.value!r:.80}{at}"
+
+
+class GuardSet:
+    """The guards of one capture and the native tree that evaluates them.
+
+    Args:
+        tree: a ``dynamo_capture._native.GuardTree``.
+        where: gives the user's current source location.
+    """
+
+    def __init__(self, tree: Any, where: Callable[[], SourceLoc | None]) -> None:
+        self.tree = tree
+        self.guards: list[Guard] = []
+        self._where = where
+        self._seen: set[Any] = set()
+
+    def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
+        """The node to check, or None when this very check is recorded already."""
+        node = source.node(self.tree)
+        mark = (kind, node, key)
+        if mark in self._seen:
+            return None
+        self._seen.add(mark)
+        self.guards.append(Guard(kind, str(source), value, self._where()))
+        return node
+
+    def _reason(self) -> str | None:
+        where = self.guards[-1].where
+        return str(where) if where else None
+
+    def type_is(self, source: Source, cls: type) -> None:
+        """``type(source) is cls``."""
+        if (node := self._new("type", source, cls)) is not None:
+            self.tree.check_type(node, cls, reason=self._reason())
+
+    def is_object(self, source: Source, obj: object) -> None:
+        """``source is obj``."""
+        if (node := self._new("id", source, obj)) is not None:
+            self.tree.check_id(node, obj, reason=self._reason())
+
+    def equals(self, source: Source, value: object) -> None:
+        """Same type and equal."""
+        if (node := self._new("equals", source, value)) is not None:
+            self.tree.check_equals(node, value, reason=self._reason())
+
+    def length(self, source: Source, n: int) -> None:
+        """``len(source) == n``."""
+        if (node := self._new("len", source, n)) is not None:
+            self.tree.check_len(node, n, reason=self._reason())
+
+    def dict_keys(self, source: Source, keys: Sequence[object]) -> None:
+        """A dict with exactly these keys in this order."""
+        if (node := self._new("keys", source, list(keys))) is not None:
+            self.tree.check_dict_keys(node, list(keys), reason=self._reason())
+
+    def contains(self, source: Source, key: object, present: bool) -> None:
+        """``(key in source) is present``."""
+        if (node := self._new("contains" if present else "lacks", source, key, key)) is not None:
+            self.tree.check_contains(node, key, present, reason=self._reason())
+
+    def set_equals(self, source: Source, value: frozenset[Any] | set[Any]) -> None:
+        """A set with equal contents."""
+        if (node := self._new("set", source, value)) is not None:
+            self.tree.check_set(node, value, reason=self._reason())
+
+    def no_instance_attr(self, source: Source, name: str) -> None:
+        """``name`` is not in the instance's ``__dict__``."""
+        if (node := self._new("no_attr", source, name, name)) is not None:
+            self.tree.check_no_instance_attr(node, name, reason=self._reason())
+
+    def has_attr(self, source: Source, name: str, present: bool) -> None:
+        """``hasattr(source, name) is present``."""
+        if (node := self._new("hasattr", source, (name, present), name)) is not None:
+            self.tree.check_lambda(
+                node,
+                lambda obj: hasattr(obj, name) is present,
+                text=f"hasattr({source}, {name!r}) is {present}",
+                reason=self._reason(),
+            )
+
+    def tensor(self, source: Source, example: Any, sizes: Any, strides: Any, offset: bool, min_size: int = 2) -> None:
+        """A tensor with the example's metadata; None in sizes or strides is unchecked."""
+        if (node := self._new("tensor", source, tuple(example.shape))) is not None:
+            self.tree.check_tensor(
+                node,
+                example,
+                sizes=sizes,
+                strides=strides,
+                storage_offset=offset,
+                min_size=min_size,
+                reason=self._reason(),
+            )
+
+    def same(self, a: Source, b: Source) -> None:
+        """``a is b``."""
+        other = b.node(self.tree)
+        if (node := self._new("same", a, str(b), other)) is not None and node != other:
+            self.tree.check_same(node, other, reason=self._reason())
+
+    def distinct(self, sources: Sequence[Source]) -> None:
+        """All these are different objects."""
+        self.guards.append(Guard("distinct", ", ".join(map(str, sources)), None, None))
+        self.tree.check_distinct([s.node(self.tree) for s in sources])
+
+    def no_overlap(self, mutated: Sequence[Source], tensors: Sequence[Source]) -> None:
+        """No storage of a ``mutated`` tensor is that of another of ``tensors``."""
+        self.guards.append(Guard("no_overlap", ", ".join(map(str, mutated)), len(tensors), None))
+        nodes = [s.node(self.tree) for s in mutated]
+        others = [s.node(self.tree) for s in tensors]
+        self.tree.check_no_overlap(nodes, [n for n in others if n not in nodes])
+
+    def predicate(self, source: Source, fn: Callable[[Any], bool], text: str) -> None:
+        """``fn(source)``, a last resort."""
+        if (node := self._new("predicate", source, text, text)) is not None:
+            self.tree.check_lambda(node, fn, text=text, reason=self._reason())
+
+    def code_is(self, source: Source, code: CodeType) -> None:
+        """A Python function with this code object."""
+        self.type_is(source, type(_a_function))
+        self.is_object(Source("func_code", source), code)
+
+    def global_state(self) -> None:
+        """Grad mode, autocast, default dtype and the like are as now."""
+        self.guards.append(Guard("global_state", "torch", None, None))
+        self.tree.check_global_state()
+
+    def state(self, fn: Callable[[], object], value: object, text: str) -> None:
+        """``fn()`` equals ``value``."""
+        mark = ("state", text)
+        if mark not in self._seen:
+            self._seen.add(mark)
+            self.guards.append(Guard("state", text, value, self._where()))
+            self.tree.check_call(fn, value, text=text)
+
+
+def _a_function() -> None: ...

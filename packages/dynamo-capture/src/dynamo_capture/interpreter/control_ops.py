@@ -1,0 +1,206 @@
+"""Handlers for jumps, iteration, ``with``, exceptions, pattern matching and generators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.interpreter.data_ops import boolean
+from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.callables import ClassValue
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.iterators import GeneratorValue
+from dynamo_capture.values.objects import ExceptionValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.interpreter.frame import Frame as FrameBase
+else:
+    FrameBase = object
+
+__all__ = ["ControlOps"]
+
+
+class ControlOps(FrameBase):
+    """Opcode handlers; jump arguments are instruction indices."""
+
+    def JUMP_FORWARD(self, arg: int) -> None:
+        self.ip = arg
+
+    def JUMP_BACKWARD(self, arg: int) -> None:
+        self.tx.count(self.ip - arg)
+        self.ip = arg
+
+    JUMP_BACKWARD_NO_INTERRUPT = JUMP_BACKWARD
+
+    def POP_JUMP_IF_TRUE(self, arg: int) -> None:
+        if self.pop().truth(self.tx):
+            self.ip = arg
+
+    def POP_JUMP_IF_FALSE(self, arg: int) -> None:
+        if not self.pop().truth(self.tx):
+            self.ip = arg
+
+    def POP_JUMP_IF_NONE(self, arg: int) -> None:
+        value = self.pop()
+        if isinstance(value, ConstantValue) and value.value is None:
+            self.ip = arg
+
+    def POP_JUMP_IF_NOT_NONE(self, arg: int) -> None:
+        value = self.pop()
+        if not (isinstance(value, ConstantValue) and value.value is None):
+            self.ip = arg
+
+    # --- iteration ----------------------------------------------------------------------------------------------
+
+    def GET_ITER(self, arg: Any) -> None:
+        self.stack.append(self.pop().get_iter(self.tx))
+
+    def next_item(self) -> Value | None:
+        """The next element of the iterator on top of the stack, or None."""
+        iterator: Any = self.stack[-1].realize()
+        if not hasattr(iterator, "next"):
+            raise GraphBreak("QB06", f"iteration over {display(iterator)}")
+        return iterator.next(self.tx)  # type: ignore[no-any-return]
+
+    # --- with ---------------------------------------------------------------------------------------------------
+
+    def BEFORE_WITH(self, arg: Any) -> None:
+        manager = self.pop()
+        leave = manager.getattr(self.tx, "__exit__")
+        entered = manager.getattr(self.tx, "__enter__").call(self.tx, [], {})
+        self.stack.append(leave)
+        self.stack.append(entered)
+
+    def WITH_EXCEPT_START(self, arg: Any) -> None:
+        error = self.stack[-1].realize()
+        leave = self.stack[-4]
+        args: list[Value] = [ClassValue(error.pytype), error, ConstantValue(None)]
+        self.stack.append(leave.call(self.tx, args, {}))
+
+    # --- exceptions ---------------------------------------------------------------------------------------------
+
+    def LOAD_ASSERTION_ERROR(self, arg: Any) -> None:
+        self.stack.append(ClassValue(AssertionError))
+
+    def PUSH_EXC_INFO(self, arg: Any) -> None:
+        error = self.stack.pop()
+        self.stack.append(self.handled or ConstantValue(None))
+        self.stack.append(error)
+        self.handled = error
+
+    def POP_EXCEPT(self, arg: Any) -> None:
+        previous = self.stack.pop()
+        self.handled = None if isinstance(previous, ConstantValue) else previous
+
+    def CHECK_EXC_MATCH(self, arg: Any) -> None:
+        wanted = self.pop()
+        error = self.stack[-1].realize()
+        classes = wanted.unpack(self.tx) if isinstance(wanted, TupleValue) else [wanted]
+        match = any(issubclass(error.pytype, c.realize().const()) for c in classes)
+        self.stack.append(boolean(match))
+
+    def RERAISE(self, arg: int) -> None:
+        error = self.stack.pop().realize()
+        if arg:
+            self.stack.pop()
+        raise ObservedError(error)
+
+    def RAISE_VARARGS(self, arg: int) -> None:
+        if arg == 0:
+            if self.handled is None:
+                raise self.tx.observed(RuntimeError("No active exception to reraise"))
+            raise ObservedError(self.handled)
+        cause = self.pop() if arg == 2 else None
+        error = self.pop()
+        if isinstance(error, ClassValue):
+            error = error.call(self.tx, [], {}).realize()
+        if not issubclass(error.pytype, BaseException):
+            raise self.tx.observed(TypeError("exceptions must derive from BaseException"))
+        if cause is not None and isinstance(error, ExceptionValue):
+            error.attrs["__cause__"] = cause
+        raise ObservedError(error)
+
+    def END_ASYNC_FOR(self, arg: Any) -> None:
+        raise GraphBreak("QB18", "async for")
+
+    GET_AITER = GET_ANEXT = BEFORE_ASYNC_WITH = GET_AWAITABLE = END_ASYNC_FOR
+
+    # --- generators ---------------------------------------------------------------------------------------------
+
+    def RETURN_GENERATOR(self, arg: Any) -> None:
+        self.stack.append(ConstantValue(None))
+
+    def YIELD_VALUE(self, arg: Any) -> None:
+        self.yielded = self.stack.pop()
+        self.running = False
+
+    def GET_YIELD_FROM_ITER(self, arg: Any) -> None:
+        value = self.pop()
+        self.stack.append(value if isinstance(value, GeneratorValue) else value.get_iter(self.tx))
+
+    def send(self) -> Value | None:
+        """Pop a value and send it to the receiver below; None when that is done (see ``send_result``)."""
+        value = self.stack.pop()
+        receiver: Any = self.stack[-1].realize()
+        if isinstance(receiver, GeneratorValue):
+            item = receiver.send(self.tx, value)
+            self.send_result = receiver.frame.result
+            return item
+        self.send_result = ConstantValue(None)
+        return receiver.next(self.tx)  # type: ignore[no-any-return]
+
+    # --- pattern matching ---------------------------------------------------------------------------------------
+
+    def GET_LEN(self, arg: Any) -> None:
+        self.stack.append(self.stack[-1].realize().length(self.tx))
+
+    def MATCH_SEQUENCE(self, arg: Any) -> None:
+        self.stack.append(boolean(isinstance(self.stack[-1].realize(), (ListValue, TupleValue))))
+
+    def MATCH_MAPPING(self, arg: Any) -> None:
+        self.stack.append(boolean(isinstance(self.stack[-1].realize(), DictValue)))
+
+    def MATCH_KEYS(self, arg: Any) -> None:
+        keys = self.stack[-1].realize().unpack(self.tx)
+        subject: Any = self.stack[-2].realize()
+        found = [subject.find(self.tx, key) for key in keys]
+        values: Value = ConstantValue(None) if None in found else TupleValue(found)
+        self.stack.append(values)
+
+    def MATCH_CLASS(self, arg: int) -> None:
+        names = self.pop().unpack(self.tx)
+        cls = self.pop().const()
+        subject = self.pop()
+        if not issubclass(subject.pytype, cls):
+            self.stack.append(ConstantValue(None))
+            return
+        positional: list[str] = []
+        if arg:
+            if cls in _SELF_MATCHING:
+                self.stack.append(TupleValue([subject]))
+                return
+            positional = list(getattr(cls, "__match_args__", ()))[:arg]
+            if len(positional) < arg:
+                raise self.tx.observed(TypeError(f"{cls.__name__}() accepts {len(positional)} positional sub-patterns"))
+        values = []
+        for name in [*positional, *(n.realize().const() for n in names)]:
+            try:
+                values.append(subject.getattr(self.tx, name))
+            except ObservedError as error:
+                if not issubclass(error.value.pytype, AttributeError):
+                    raise
+                self.stack.append(ConstantValue(None))
+                return
+        self.stack.append(TupleValue(values))
+
+    # --- return -------------------------------------------------------------------------------------------------
+
+    def RETURN_VALUE(self, arg: Any) -> None:
+        self.result = self.stack.pop()
+        self.running = False
+        self.finished = True
+
+
+_SELF_MATCHING = frozenset((bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple))

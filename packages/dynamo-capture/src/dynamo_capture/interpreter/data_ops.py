@@ -1,0 +1,369 @@
+"""Handlers for names, stack, attributes, operators, building and calling; the same in all versions."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
+from dynamo_capture.values.base import NULL, ObservedError, Value, display
+from dynamo_capture.values.compare import identical
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
+from dynamo_capture.values.dicts import DictValue, pairs_of
+from dynamo_capture.values.functions import CellValue, FunctionValue
+from dynamo_capture.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.interpreter.frame import Frame as FrameBase
+else:
+    FrameBase = object
+
+__all__ = ["DataOps"]
+
+_COMPARE = {"<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
+            ">=": operator.ge}  # fmt: skip
+_NONE = ConstantValue(None)
+_TRUE, _FALSE = ConstantValue(True), ConstantValue(False)
+
+
+def boolean(value: bool) -> ConstantValue:
+    """The shared constant for a bool."""
+    return _TRUE if value else _FALSE
+
+
+class DataOps(FrameBase):
+    """Opcode handlers; each takes the decoded argument."""
+
+    # --- stack ------------------------------------------------------------------------------------------------
+
+    def NOP(self, arg: Any) -> None:
+        pass
+
+    RESUME = EXTENDED_ARG = CACHE = PRECALL = COPY_FREE_VARS = NOP
+
+    def POP_TOP(self, arg: Any) -> None:
+        self.stack.pop()
+
+    def PUSH_NULL(self, arg: Any) -> None:
+        self.stack.append(NULL)
+
+    def COPY(self, arg: int) -> None:
+        self.stack.append(self.stack[-arg])
+
+    def SWAP(self, arg: int) -> None:
+        stack = self.stack
+        stack[-arg], stack[-1] = stack[-1], stack[-arg]
+
+    # --- names ------------------------------------------------------------------------------------------------
+
+    def LOAD_CONST(self, arg: Any) -> None:
+        self.stack.append(arg)
+
+    def LOAD_FAST(self, arg: str) -> None:
+        value = self.locals.get(arg)
+        if value is None:
+            cell = self.cells.get(arg)
+            if cell is None:
+                raise self.tx.observed(
+                    UnboundLocalError(f"cannot access local variable {arg!r} where it is not associated with a value")
+                )
+            value = cell
+        self.stack.append(value)
+
+    LOAD_FAST_CHECK = LOAD_FAST
+
+    def STORE_FAST(self, arg: str) -> None:
+        value = self.stack.pop()
+        if value is NULL:
+            self.locals.pop(arg, None)
+            self.cells.pop(arg, None)
+        elif type(value) is CellValue and arg in self.code.co_cellvars:
+            self.cells[arg] = value
+        else:
+            self.locals[arg] = value
+
+    def DELETE_FAST(self, arg: str) -> None:
+        if self.locals.pop(arg, None) is None:
+            raise self.tx.observed(UnboundLocalError(f"cannot access local variable {arg!r}"))
+
+    def LOAD_FAST_AND_CLEAR(self, arg: str) -> None:
+        value: Value | None = self.cells.pop(arg, None)
+        if value is None:
+            value = self.locals.pop(arg, None)
+        self.stack.append(NULL if value is None else value)
+
+    def MAKE_CELL(self, arg: str) -> None:
+        self.cells[arg] = CellValue(self.locals.pop(arg, None))
+
+    def LOAD_CLOSURE(self, arg: str) -> None:
+        self.stack.append(self.cells[arg])
+
+    def LOAD_DEREF(self, arg: str) -> None:
+        value = self.cells[arg].get(self.tx)
+        if value is None:
+            raise self.tx.observed(NameError(f"cannot access free variable {arg!r}"))
+        self.stack.append(value)
+
+    def STORE_DEREF(self, arg: str) -> None:
+        self.cells[arg].set(self.tx, self.stack.pop())
+
+    def DELETE_DEREF(self, arg: str) -> None:
+        self.cells[arg].set(self.tx, None)
+
+    def load_global(self, name: str) -> Value:
+        """A global or builtin by name."""
+        return self.tx.load_global(self.globals, self.builtins, name)
+
+    def STORE_GLOBAL(self, arg: str) -> None:
+        self.tx.side.store_global(self.globals, arg, self.stack.pop())
+
+    def DELETE_GLOBAL(self, arg: str) -> None:
+        self.load_global(arg)
+        self.tx.side.store_global(self.globals, arg, None)
+
+    def LOAD_BUILD_CLASS(self, arg: Any) -> None:
+        raise GraphBreak("QB15", "a class definition")
+
+    def IMPORT_NAME(self, arg: str) -> None:
+        fromlist, level = self.stack[-1].realize().const(), self.stack[-2].realize().const()
+        if level == 0 and arg not in sys.modules:
+            raise GraphBreak("QB15", f"import of {arg}")
+        try:
+            module = __import__(arg, self.globals, None, fromlist, level)
+        except ImportError as error:
+            raise self.tx.observed(error) from None
+        del self.stack[-2:]
+        self.stack.append(self.tx.from_python(module))
+
+    def IMPORT_FROM(self, arg: str) -> None:
+        try:
+            found = self.stack[-1].getattr(self.tx, arg)
+        except ObservedError:
+            raise GraphBreak("QB15", f"import of {arg}") from None
+        self.stack.append(found)
+
+    # --- attributes and items -----------------------------------------------------------------------------------
+
+    def STORE_ATTR(self, arg: str) -> None:
+        owner = self.pop()
+        owner.setattr(self.tx, arg, self.stack.pop())
+
+    def DELETE_ATTR(self, arg: str) -> None:
+        self.pop().delattr(self.tx, arg)
+
+    def BINARY_SUBSCR(self, arg: Any) -> None:
+        key = self.pop()
+        owner = self.pop()
+        self.stack.append(owner.getitem(self.tx, key))
+
+    def STORE_SUBSCR(self, arg: Any) -> None:
+        key = self.stack.pop()
+        owner = self.pop()
+        owner.setitem(self.tx, key, self.stack.pop())
+
+    def DELETE_SUBSCR(self, arg: Any) -> None:
+        key = self.stack.pop()
+        self.pop().delitem(self.tx, key)
+
+    def BINARY_SLICE(self, arg: Any) -> None:
+        stop, start = self.stack.pop(), self.stack.pop()
+        owner = self.pop()
+        self.stack.append(owner.getitem(self.tx, make_slice([start, stop, _NONE])))
+
+    def STORE_SLICE(self, arg: Any) -> None:
+        stop, start = self.stack.pop(), self.stack.pop()
+        owner = self.pop()
+        owner.setitem(self.tx, make_slice([start, stop, _NONE]), self.stack.pop())
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def BINARY_OP(self, arg: int) -> None:
+        b = self.pop()
+        a = self.pop()
+        if arg < 13:
+            self.stack.append(binary(self.tx, BINARY[arg], a, b))
+        else:
+            self.stack.append(inplace(self.tx, INPLACE[arg - 13], a, b))
+
+    def UNARY_NEGATIVE(self, arg: Any) -> None:
+        self.stack.append(unary(self.tx, operator.neg, self.pop()))
+
+    def UNARY_POSITIVE(self, arg: Any) -> None:
+        self.stack.append(unary(self.tx, operator.pos, self.pop()))
+
+    def UNARY_INVERT(self, arg: Any) -> None:
+        self.stack.append(unary(self.tx, operator.invert, self.pop()))
+
+    def UNARY_NOT(self, arg: Any) -> None:
+        self.stack.append(boolean(not self.pop().truth(self.tx)))
+
+    def compare(self, symbol: str) -> Value:
+        """Pop two operands and compare them."""
+        b = self.pop()
+        a = self.pop()
+        return compare(self.tx, _COMPARE[symbol], a, b)
+
+    def IS_OP(self, arg: int) -> None:
+        b = self.pop()
+        a = self.pop()
+        self.stack.append(boolean(identical(self.tx, a, b) is not bool(arg)))
+
+    def CONTAINS_OP(self, arg: int) -> None:
+        container = self.pop()
+        item = self.pop()
+        self.stack.append(boolean(container.contains(self.tx, item) is not bool(arg)))
+
+    # --- building -----------------------------------------------------------------------------------------------
+
+    def BUILD_TUPLE(self, arg: int) -> None:
+        self.stack.append(TupleValue(self.popn(arg)))
+
+    def BUILD_LIST(self, arg: int) -> None:
+        self.stack.append(ListValue(self.popn(arg)))
+
+    def BUILD_SET(self, arg: int) -> None:
+        self.stack.append(SetValue(self.popn(arg)))
+
+    def BUILD_MAP(self, arg: int) -> None:
+        flat = self.popn(2 * arg)
+        self.stack.append(DictValue.of(zip(flat[::2], flat[1::2], strict=True)))
+
+    def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
+        keys = self.pop().unpack(self.tx)
+        self.stack.append(DictValue.of(zip(keys, self.popn(arg), strict=True)))
+
+    def BUILD_STRING(self, arg: int) -> None:
+        parts = [part.realize().const() for part in self.stack[-arg:]] if arg else []
+        self.popn(arg)
+        self.stack.append(ConstantValue("".join(parts)))
+
+    def BUILD_SLICE(self, arg: int) -> None:
+        parts = self.popn(arg)
+        self.stack.append(make_slice(parts if arg == 3 else [*parts, _NONE]))
+
+    def LIST_TO_TUPLE(self, arg: Any) -> None:
+        self.stack.append(TupleValue(self.pop().unpack(self.tx)))
+
+    def LIST_EXTEND(self, arg: int) -> None:
+        items = self.pop().unpack(self.tx)
+        target: Any = self.stack[-arg]
+        target.items.extend(items)
+
+    def SET_UPDATE(self, arg: int) -> None:
+        other = self.pop()
+        self.stack[-arg].call_method(self.tx, "update", [other], {})
+
+    def DICT_UPDATE(self, arg: int) -> None:
+        other = self.pop()
+        self.stack[-arg].call_method(self.tx, "update", [other], {})
+
+    def DICT_MERGE(self, arg: int) -> None:
+        other = self.pop()
+        target: Any = self.stack[-arg]
+        for key, value in pairs_of(self.tx, other):
+            if target.contains(self.tx, key):
+                raise self.tx.observed(TypeError(f"got multiple values for keyword argument {key.realize().const()!r}"))
+            target.setitem(self.tx, key, value)
+
+    def LIST_APPEND(self, arg: int) -> None:
+        item = self.stack.pop()
+        target: Any = self.stack[-arg]
+        target.items.append(item)
+
+    def SET_ADD(self, arg: int) -> None:
+        item = self.stack.pop()
+        self.stack[-arg].call_method(self.tx, "add", [item], {})
+
+    def MAP_ADD(self, arg: int) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-arg].realize().setitem(self.tx, key, value)
+
+    def UNPACK_SEQUENCE(self, arg: int) -> None:
+        items = self.pop().unpack(self.tx)
+        if len(items) != arg:
+            text = f"too many values to unpack (expected {arg})"
+            if len(items) < arg:
+                text = f"not enough values to unpack (expected {arg}, got {len(items)})"
+            raise self.tx.observed(ValueError(text))
+        self.stack.extend(reversed(items))
+
+    def UNPACK_EX(self, arg: int) -> None:
+        before, after = arg & 0xFF, arg >> 8
+        items = self.pop().unpack(self.tx)
+        if len(items) < before + after:
+            raise self.tx.observed(ValueError("not enough values to unpack"))
+        middle = items[before : len(items) - after]
+        tail = items[len(items) - after :] if after else []
+        self.stack.extend(reversed([*items[:before], ListValue(middle), *tail]))
+
+    # --- text ---------------------------------------------------------------------------------------------------
+
+    def format_value(self, value: Value, conversion: int, spec: Any) -> None:
+        """Push ``format(conversion(value), spec)``."""
+        value = value.realize()
+        if isinstance(value, ObjectValue) or not (value.is_const or hasattr(value, "example")):
+            text = self._text_of_object(value, conversion)
+        elif hasattr(value, "example") and not hasattr(value, "make"):
+            raise GraphBreak("QB02", "formatting a tensor")
+        else:
+            text = value.const()
+            if conversion:
+                text = (str, repr, ascii)[conversion - 1](text)
+        self.stack.append(ConstantValue(format(text, spec)))
+
+    def _text_of_object(self, value: Value, conversion: int) -> str:
+        if isinstance(value, ListValue):
+            return repr([item.realize().const() for item in value.items])
+        method = "__repr__" if conversion == 2 else "__str__"
+        return str(value.call_method(self.tx, method, [], {}).realize().const())
+
+    # --- functions and calls ------------------------------------------------------------------------------------
+
+    def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> None:
+        """Call and push the result."""
+        result = function.realize().call(self.tx, args, kwargs)
+        if result is None:
+            raise AssertionError(f"{display(function)} gave no value")
+        self.stack.append(result)
+
+    def call_ex(self, function: Value, args: Value, kwargs: Value | None) -> None:
+        """``function(*args, **kwargs)``."""
+        named: dict[str, Value] = {}
+        if kwargs is not None:
+            for key, value in pairs_of(self.tx, kwargs.realize()):
+                named[key.realize().const()] = value
+        self.call(function, args.realize().unpack(self.tx), named)
+
+    def new_function(self, code: Any, flags: int, parts: list[Value]) -> FunctionValue:
+        """A function made by MAKE_FUNCTION; ``parts`` in the order of the flag bits."""
+        function = FunctionValue.make(code, self.globals, ())
+        for bit in (1, 2, 4, 8):
+            if flags & bit:
+                set_function_part(self.tx, function, bit, parts.pop(0))
+        return function
+
+
+def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -> None:
+    """One of defaults (1), keyword defaults (2), annotations (4) and closure (8) of a new function."""
+    part = part.realize()
+    if bit == 1:
+        function.defaults = part.unpack(tx)
+    elif bit == 2:
+        function.kwdefaults = {k.realize().const(): v for k, v in pairs_of(tx, part)}
+    elif bit == 4:
+        function.annotations = part
+    else:
+        function.closure = tuple(part.unpack(tx))  # type: ignore[arg-type]
+
+
+def make_slice(parts: list[Value]) -> Value:
+    """A slice: a constant one when its bounds are."""
+    realized = [part.realize() for part in parts]
+    if all(isinstance(part, ConstantValue) for part in realized):
+        return ConstantValue(slice(*[part.const() for part in realized]))
+    return SliceValue(realized)
+
+

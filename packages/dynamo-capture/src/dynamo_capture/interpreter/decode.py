@@ -1,0 +1,254 @@
+"""Code objects decoded once: instructions with resolved arguments, exception table, lines, liveness.
+
+Positions are *instruction indices*: CACHE and EXTENDED_ARG are folded away, as the ``bytecode`` library does, so
+that index ``i`` here is the ``i``-th instruction there.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+__all__ = ["DecodedCode", "ExceptionEntry", "Instruction", "decode"]
+
+PY312 = sys.version_info >= (3, 12)
+PY313 = sys.version_info >= (3, 13)
+
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_CONST = frozenset(dis.hasconst)
+_LOCAL = frozenset(dis.haslocal)
+_NAME = frozenset(dis.hasname)
+_FREE = frozenset(dis.hasfree)
+_EXTENDED = dis.EXTENDED_ARG
+_ENDS = frozenset(
+    ("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD",
+     "JUMP_BACKWARD_NO_INTERRUPT")
+)  # fmt: skip
+
+
+class Instruction:
+    """One instruction: ``arg`` is a name, a constant, a target's index ... whatever its handler wants."""
+
+    __slots__ = ("arg", "handler", "index", "name")
+
+    def __init__(self, name: str, arg: Any, index: int) -> None:
+        self.name = name
+        self.arg = arg
+        self.index = index
+        self.handler: Any = None
+
+    def __repr__(self) -> str:
+        return f"{self.index}: {self.name} {self.arg!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionEntry:
+    """Instructions ``[start, end)`` are covered by the handler at ``target``, entered with ``depth`` values kept."""
+
+    start: int
+    end: int
+    target: int
+    depth: int
+    push_lasti: bool
+
+
+class DecodedCode:
+    """What the interpreter needs of a code object."""
+
+    __slots__ = ("_lines", "_liveness", "_offset_index", "cells", "code", "exceptions", "frees", "instructions")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.instructions, self._offset_index = _decode_instructions(code)
+        self.exceptions = [
+            ExceptionEntry(self._offset_index[s], self._end_index(e), self._offset_index[t], d, lasti)
+            for s, e, t, d, lasti in _exception_table(code)
+        ]
+        self.cells = code.co_cellvars
+        self.frees = code.co_freevars
+        self._lines: list[int] | None = None
+        self._liveness: list[frozenset[str]] | None = None
+
+    def _end_index(self, offset: int) -> int:
+        return self._offset_index.get(offset, len(self.instructions))
+
+    def line(self, index: int) -> int:
+        """The source line of an instruction; the function's first line when it has none."""
+        if self._lines is None:
+            by_offset: dict[int, int] = {}
+            for start, end, line in self.code.co_lines():
+                for offset in range(start, end, 2):
+                    by_offset[offset] = line if line is not None else 0
+            lines = [0] * len(self.instructions)
+            for offset, i in self._offset_index.items():
+                if not lines[i]:
+                    lines[i] = by_offset.get(offset, 0)
+            self._lines = lines
+        return self._lines[index] or self.code.co_firstlineno
+
+    def handler_for(self, index: int) -> ExceptionEntry | None:
+        """The innermost exception table entry that covers an instruction."""
+        for entry in self.exceptions:
+            if entry.start <= index < entry.end:
+                return entry
+        return None
+
+    def in_loop(self, index: int) -> bool:
+        """Whether a backward jump encloses the instruction."""
+        for inst in self.instructions[index:]:
+            if inst.name in ("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT") or inst.name.startswith(
+                "POP_JUMP_BACKWARD"
+            ):
+                if inst.arg <= index:
+                    return True
+        return False
+
+    def live_locals(self, index: int) -> frozenset[str]:
+        """The local variables that may be read at or after an instruction (exception edges included)."""
+        if self._liveness is None:
+            self._liveness = _liveness(self)
+        return self._liveness[index]
+
+
+_cache: dict[int, DecodedCode] = {}
+
+
+def decode(code: CodeType) -> DecodedCode:
+    """The decoded form of a code object, made once (kept by identity: hashing a code object walks all of it)."""
+    decoded = _cache.get(id(code))
+    if decoded is None:
+        decoded = _cache[id(code)] = DecodedCode(code)
+    return decoded
+
+
+def _decode_instructions(code: CodeType) -> tuple[list[Instruction], dict[int, int]]:
+    raw = code.co_code
+    n = len(raw)
+    opname = dis.opname
+    instructions: list[Instruction] = []
+    offset_index: dict[int, int] = {}
+    jumps: list[tuple[Instruction, int]] = []
+    i = extended = 0
+    start = 0
+    while i < n:
+        op, arg = raw[i], raw[i + 1] | extended
+        if op == _EXTENDED:
+            extended = arg << 8
+            offset_index[i] = len(instructions)
+            i += 2
+            continue
+        extended = 0
+        index = len(instructions)
+        offset_index[start] = offset_index[i] = index
+        i += 2
+        while i < n and raw[i] == 0:  # CACHE
+            i += 2
+        name = opname[op]
+        inst = Instruction(name, arg, index)
+        if op in _JUMPS:
+            target = i - 2 * arg if "BACKWARD" in name else i + 2 * arg
+            jumps.append((inst, target))
+        elif op in _CONST:
+            inst.arg = code.co_consts[arg]
+        elif op in _NAME:
+            inst.arg = _name_argument(code, name, arg)
+        elif op in _LOCAL:
+            inst.arg = _local_argument(code, name, arg)
+        elif op in _FREE:
+            inst.arg = code._varname_from_oparg(arg)  # type: ignore[attr-defined]
+        instructions.append(inst)
+        start = i
+    for inst, target in jumps:
+        inst.arg = offset_index[target]
+    return instructions, offset_index
+
+
+def _name_argument(code: CodeType, name: str, arg: int) -> Any:
+    if name == "LOAD_GLOBAL":
+        return code.co_names[arg >> 1], bool(arg & 1)
+    if PY312 and name == "LOAD_ATTR":
+        return code.co_names[arg >> 1], bool(arg & 1)
+    if name == "LOAD_SUPER_ATTR":
+        return code.co_names[arg >> 2], bool(arg & 1), bool(arg & 2)
+    return code.co_names[arg]
+
+
+def _local_argument(code: CodeType, name: str, arg: int) -> Any:
+    varname = code._varname_from_oparg  # type: ignore[attr-defined]
+    if name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+        return varname(arg >> 4), varname(arg & 15)
+    return varname(arg)
+
+
+def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int, int, bool]]:
+    """Byte offsets (start, end, target), depth and lasti flag (CPython, Objects/exception_handling_notes.txt)."""
+    table = iter(code.co_exceptiontable)
+
+    def varint() -> int:
+        byte = next(table)
+        value = byte & 63
+        while byte & 64:
+            byte = next(table)
+            value = value << 6 | byte & 63
+        return value
+
+    try:
+        while True:
+            start, length, target, depth_lasti = varint() * 2, varint() * 2, varint() * 2, varint()
+            yield start, start + length, target, depth_lasti >> 1, bool(depth_lasti & 1)
+    except StopIteration:
+        return
+
+
+def _effect(inst: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The locals that an instruction reads and writes, in that order of events as far as liveness cares."""
+    name, arg = inst.name, inst.arg
+    if name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "MAKE_CELL"):
+        return (arg,), ()
+    if name in ("STORE_DEREF", "DELETE_DEREF", "LOAD_FROM_DICT_OR_DEREF"):
+        return (arg,), ()  # the cell itself is needed
+    if name == "STORE_FAST":
+        return (), (arg,)
+    if name in ("LOAD_FAST_AND_CLEAR", "DELETE_FAST"):
+        return (arg,), ()
+    if name == "LOAD_FAST_LOAD_FAST":
+        return arg, ()
+    if name == "STORE_FAST_STORE_FAST":
+        return (), arg
+    if name == "STORE_FAST_LOAD_FAST":
+        return ((arg[1],) if arg[0] != arg[1] else ()), (arg[0],)
+    return (), ()
+
+
+def _liveness(decoded: DecodedCode) -> list[frozenset[str]]:
+    """Backward data flow over the instructions; iterated until nothing changes (loops need a few rounds)."""
+    insts = decoded.instructions
+    n = len(insts)
+    empty: frozenset[str] = frozenset()
+    live: list[frozenset[str]] = [empty] * (n + 1)
+    effects = [_effect(inst) for inst in insts]
+    jump_names = frozenset(dis.opname[op] for op in _JUMPS)
+    targets = [inst.arg if inst.name in jump_names else None for inst in insts]
+    handlers: list[list[int]] = [[] for _ in range(n)]
+    for entry in decoded.exceptions:
+        for i in range(entry.start, entry.end):
+            handlers[i].append(entry.target)
+    changed = True
+    while changed:
+        changed = False
+        for i in range(n - 1, -1, -1):
+            out = empty if insts[i].name in _ENDS else live[i + 1]
+            if targets[i] is not None:
+                out |= live[targets[i]]
+            reads, writes = effects[i]
+            new = (out.difference(writes) if writes else out).union(reads) if reads or writes else out
+            for handler in handlers[i]:
+                new |= live[handler]
+            if new != live[i]:
+                live[i] = new
+                changed = True
+    return live

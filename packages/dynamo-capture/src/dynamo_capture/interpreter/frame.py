@@ -1,0 +1,200 @@
+"""One interpreted Python frame: its stack, locals and cells, and the loop over its instructions."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.interpreter.decode import DecodedCode, Instruction, decode
+from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.callables import ClassValue
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import SetValue, TupleValue
+from dynamo_capture.values.functions import CellValue, FunctionValue, bind_arguments
+from dynamo_capture.values.iterators import GeneratorValue
+from prims.ir import SourceLoc
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["Frame", "constant_value", "inline_call"]
+
+_GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
+
+
+class _FrameState:
+    """The state of a frame; the handlers are in the version mixins."""
+
+    __slots__ = ("builtins", "cells", "code", "decoded", "finished", "function", "globals", "handled", "ip",
+                 "kw_names", "locals", "result", "running", "send_result", "stack", "started", "tx",
+                 "yielded")  # fmt: skip
+
+    def __init__(
+        self,
+        tx: Capture,
+        code: types.CodeType,
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        locals_: dict[str, Value],
+        cells: dict[str, CellValue],
+    ) -> None:
+        self.tx = tx
+        self.code = code
+        self.decoded: DecodedCode = prepared(code)
+        self.globals = globals_
+        self.builtins = builtins
+        self.locals = locals_
+        self.cells = cells
+        self.stack: list[Value] = []
+        self.ip = 0
+        self.kw_names: tuple[str, ...] = ()
+        #: The exception being handled (``sys.exception()``).
+        self.handled: Value | None = None
+        self.running = False
+        self.started = False
+        self.finished = False
+        self.result: Value = ConstantValue(None)
+        self.yielded: Value | None = None
+        self.send_result: Value = ConstantValue(None)
+
+    def location(self) -> SourceLoc:
+        """The source line being interpreted."""
+        index = max(self.ip - 1, 0)
+        return SourceLoc(self.code.co_filename, self.decoded.line(index), self.code.co_qualname)
+
+    def pop(self) -> Value:
+        """Pop a value and look at it."""
+        return self.stack.pop().realize()
+
+    def popn(self, n: int) -> list[Value]:
+        """Pop ``n`` values, deepest first, without looking at them."""
+        if n == 0:
+            return []
+        items = self.stack[-n:]
+        del self.stack[-n:]
+        return items
+
+
+if sys.version_info >= (3, 13):
+    from dynamo_capture.interpreter.py313 import Ops313 as _Ops
+elif sys.version_info >= (3, 12):
+    from dynamo_capture.interpreter.py312 import Ops312 as _Ops
+else:
+    from dynamo_capture.interpreter.py311 import Ops311 as _Ops
+
+
+class Frame(_FrameState, _Ops):  # type: ignore[misc]
+    """A frame that is inlined into the captured one."""
+
+    def run(self) -> Value | None:
+        """Interpret until the function returns (its value) or yields (None; see ``yielded``)."""
+        tx = self.tx
+        instructions = self.decoded.instructions
+        self.running = self.started = True
+        tx.frames.append(self)  # type: ignore[arg-type]
+        try:
+            while self.running:
+                inst = instructions[self.ip]
+                self.ip += 1
+                try:
+                    inst.handler(self, inst.arg)
+                except ObservedError as error:
+                    self.unwind(error, inst.index)
+            tx.count(self.ip)
+        except GraphBreak as brk:
+            if brk.where is None:
+                brk.where = tx.location()
+            raise
+        finally:
+            tx.frames.pop()
+        return self.result if self.finished else None
+
+    def unwind(self, error: ObservedError, index: int) -> None:
+        """Continue at the handler that covers the instruction, or raise on to the caller."""
+        self.kw_names = ()
+        entry = self.decoded.handler_for(index)
+        if entry is None:
+            raise error
+        del self.stack[entry.depth :]
+        if entry.push_lasti:
+            self.stack.append(ConstantValue(index))
+        self.stack.append(error.value)
+        self.ip = entry.target
+
+    # --- generators ---------------------------------------------------------------------------------------------
+
+    def resume_generator(self, value: Value) -> Value | None:
+        """Run a generator frame to its next yield; None when it returned."""
+        if self.started:
+            self.stack.append(value)
+        return self._run_generator()
+
+    def throw_into(self, error: Value) -> Value | None:
+        """Raise inside a suspended generator frame and run on."""
+        self.tx.frames.append(self)  # type: ignore[arg-type]
+        try:
+            self.unwind(ObservedError(error), max(self.ip - 1, 0))
+        finally:
+            self.tx.frames.pop()
+        return self._run_generator()
+
+    def _run_generator(self) -> Value | None:
+        if self.run() is not None:
+            return None
+        return self.yielded
+
+
+def constant_value(constant: Any) -> Value:
+    """A code constant as a value; shared between frames, as constants never change."""
+    if isinstance(constant, tuple):
+        return TupleValue([constant_value(c) for c in constant])
+    if isinstance(constant, frozenset):
+        return SetValue([constant_value(c) for c in constant], frozenset)
+    if isinstance(constant, type):
+        return ClassValue(constant)
+    return ConstantValue(constant)
+
+
+def _unsupported(self: Frame, arg: Any) -> None:
+    raise GraphBreak("QB05", self.decoded.instructions[self.ip - 1].name)
+
+
+_prepared: dict[int, DecodedCode] = {}
+
+
+def prepared(code: types.CodeType) -> DecodedCode:
+    """Decoded code with handlers and constant values resolved."""
+    decoded = _prepared.get(id(code))
+    if decoded is None:
+        decoded = _prepared[id(code)] = decode(code)
+        for inst in decoded.instructions:
+            _resolve(inst)
+    return decoded
+
+
+def _resolve(inst: Instruction) -> None:
+    inst.handler = getattr(Frame, inst.name, _unsupported)
+    if inst.name in ("LOAD_CONST", "RETURN_CONST"):
+        inst.arg = constant_value(inst.arg)
+
+
+def inline_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Interpret a call of a Python function as part of the captured frame."""
+    code = function.code
+    flags = code.co_flags
+    if flags & (_COROUTINE | _ASYNC_GENERATOR):
+        raise GraphBreak("QB18", f"the coroutine {code.co_qualname}")
+    bound = bind_arguments(tx, function, args, kwargs)
+    cells = dict(zip(code.co_freevars, function.cells(tx), strict=True)) if code.co_freevars else {}
+    builtins = function.globals.get("__builtins__", tx.request.builtins)
+    if isinstance(builtins, types.ModuleType):
+        builtins = builtins.__dict__
+    frame = Frame(tx, code, function.globals, builtins, bound, cells)
+    if flags & _GENERATOR:
+        return GeneratorValue(frame)
+    result = frame.run()
+    if result is None:
+        raise AssertionError("an inlined function did not return")
+    return result

@@ -1,0 +1,302 @@
+"""The captured frame itself: it ends with a return or with a graph break, and emits the code for either."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from bytecode import Instr, Label, TryBegin, TryEnd
+
+from dynamo_capture.breaks import GraphBreak, SkipFrame
+from dynamo_capture.codegen import CodeGen, Plan
+from dynamo_capture.interpreter.frame import Frame
+from dynamo_capture.interpreter.native_ops import NativeOp, native_op
+from dynamo_capture.resume import ResumePoint
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import NullValue, ObservedError, Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.functions import CellValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dynamo_capture.capture import Capture
+
+__all__ = ["RestartCapture", "RootFrame"]
+
+PY313 = sys.version_info >= (3, 13)
+
+class RestartCapture(Exception):
+    """Start again, and break the graph at this step of the root frame."""
+
+    def __init__(self, step: int, brk: GraphBreak) -> None:
+        super().__init__(step)
+        self.step = step
+        self.brk = brk
+
+
+class RootFrame(Frame):
+    """The outermost frame of a capture.
+
+    Args:
+        break_at: the step (count of interpreted instructions) at which to break, with the reason.
+        make_resume: gives the code of a resume function for a point (the same one every time).
+    """
+
+    __slots__ = ("break_at", "make_resume", "step")
+
+    def __init__(
+        self,
+        tx: Capture,
+        break_at: RestartCapture | None,
+        make_resume: Callable[[ResumePoint, int], types.CodeType],
+    ) -> None:
+        request = tx.request
+        code = request.code
+        locals_: dict[str, Value] = {
+            name: tx.lazy(obj, Source("local", None, (i, name))) for i, (name, obj) in enumerate(request.args.items())
+        }
+        cells = {
+            name: tx.cell(
+                cell,
+                lambda i=i, name=name: Source("closure_cell", None, (i, name)),  # type: ignore[misc]
+                lambda i=i, name=name: Source("closure", None, (i, name)),  # type: ignore[misc]
+            )
+            for i, (name, cell) in enumerate(zip(code.co_freevars, request.closure, strict=True))
+        }
+        super().__init__(tx, code, request.globals, request.builtins, locals_, cells)
+        self.break_at = break_at
+        self.make_resume = make_resume
+        self.step = 0
+
+    def interpret(self) -> GraphBreak | None:
+        """Run to the return (None) or to the planned break.
+
+        Raises:
+            RestartCapture: something unsupported was met; the capture is to be done again with a break there.
+            ObservedError: the program raises out of the frame.
+        """
+        tx = self.tx
+        instructions = self.decoded.instructions
+        planned = -1 if self.break_at is None else self.break_at.step
+        self.running = self.started = True
+        tx.frames.append(self)  # type: ignore[arg-type]
+        while self.running:
+            if self.step == planned:
+                return self.break_at.brk  # type: ignore[union-attr]
+            inst = instructions[self.ip]
+            self.ip += 1
+            try:
+                inst.handler(self, inst.arg)
+            except ObservedError as error:
+                self.unwind(error, inst.index)
+            except GraphBreak as brk:
+                if brk.where is None:
+                    brk.where = tx.location()
+                start = self.step if inst.name != "CALL" else self._start_of_call(inst.index)
+                raise RestartCapture(start, brk) from brk
+            self.step += 1
+        return None
+
+    def _start_of_call(self, index: int) -> int:
+        """The step of a call's first instruction (before KW_NAMES and PRECALL, which belong to it)."""
+        step = self.step
+        while index > 0 and self.decoded.instructions[index - 1].name in ("KW_NAMES", "PRECALL"):
+            index -= 1
+            step -= 1
+        return step
+
+    # --- the end: a return ----------------------------------------------------------------------------------------
+
+    def emit_return(self) -> tuple[Plan, Callable[[CodeGen], None]]:
+        """What the code needs and does when the frame returns."""
+        plan = Plan([self.result], self.tx.side)
+
+        def finish(cg: CodeGen) -> None:
+            self.tx.side.emit(cg, plan.made)
+            self._emit_modes(cg)
+            cg.load(self.result)
+            cg.emit("RETURN_VALUE")
+
+        return plan, finish
+
+    def _emit_modes(self, cg: CodeGen) -> None:
+        for key, (at_entry, now) in self.tx.modes.items():
+            if at_entry != now:
+                setter, *leading = key
+                cg.call_const(setter, [ConstantValue(x) for x in (*leading, now)])
+                cg.pop()
+
+    # --- the end: a break -----------------------------------------------------------------------------------------
+
+    def emit_break(self, brk: GraphBreak) -> tuple[Plan, Callable[[CodeGen], None]]:
+        """What the code needs and does when the graph breaks before the instruction at ``ip``.
+
+        Raises:
+            SkipFrame: the function cannot be continued from here.
+        """
+        index = self.ip
+        op = native_op(self.decoded, index)
+        where = brk.where
+        if op is None:
+            name = self.decoded.instructions[index].name
+            raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
+        if self.decoded.in_loop(index):
+            raise SkipFrame(f"{brk.text}; inside a loop, so the whole function runs eagerly", where=where)
+        if self.handled is not None:
+            raise SkipFrame(f"{brk.text}; inside an exception handler", where=where)
+        if self.tx.nesting:
+            raise SkipFrame(f"{brk.text}; inside autocast", where=where)
+        operands = self.stack[len(self.stack) - op.pops :]
+        below = self.stack[: len(self.stack) - op.pops]
+        handler = self.decoded.handler_for(index)
+        live = self._live_after(op, handler.target if handler else None)
+        locals_ = {name: self.locals[name] for name in live if name in self.locals}
+        cells = [self.cells[name] for name in (*self.code.co_cellvars, *self.code.co_freevars) if name in self.cells]
+        names_of_cells = (*self.code.co_cellvars, *self.code.co_freevars)
+        if len(cells) != len(names_of_cells):
+            raise SkipFrame(f"{brk.text}; before a closure cell exists", where=where)
+        values = [v for v in (*below, *operands, *locals_.values(), *cells) if not isinstance(v, NullValue)]
+        plan = Plan(values, self.tx.side)
+
+        def finish(cg: CodeGen) -> None:
+            for value in values:
+                cg.settle(value)
+            self.tx.side.emit(cg, plan.made)
+            self._emit_modes(cg)
+            _BreakTail(self, cg, op, below, operands, locals_, cells).emit(handler)
+
+        return plan, finish
+
+    def _live_after(self, op: NativeOp, handler: int | None) -> list[str]:
+        cells = {*self.code.co_cellvars, *self.code.co_freevars}
+        live: set[str] = set()
+        for target in [*op.targets, *(() if handler is None else (handler,))]:
+            live |= self.decoded.live_locals(target)
+        return sorted(live - cells)
+
+
+class _BreakTail:
+    """Emits the native instruction and the calls of the resume functions."""
+
+    def __init__(
+        self,
+        frame: RootFrame,
+        cg: CodeGen,
+        op: NativeOp,
+        below: list[Value],
+        operands: list[Value],
+        locals_: dict[str, Value],
+        cells: list[CellValue],
+    ) -> None:
+        self.frame = frame
+        self.cg = cg
+        self.op = op
+        self.below = below
+        self.operands = operands
+        self.locals = locals_
+        self.cells = cells
+
+    def emit(self, handler: Any) -> None:
+        """Emit it all; ``handler`` is the exception table entry that covers the instruction."""
+        cg, op = self.cg, self.op
+        begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if handler is not None else None
+        if begin is not None:
+            cg.instructions.append(begin)
+        for value in self.operands:
+            if isinstance(value, NullValue):
+                cg.emit("PUSH_NULL")
+            else:
+                cg.load(value)
+        if op.jump is not None:
+            self._emit_jump(begin)
+        else:
+            cg.instructions.extend(Instr(name, *arg, lineno=op.line) for name, *arg in op.instructions)
+            results = []
+            for _ in range(op.pushes):
+                name = cg.new_name("res")
+                cg.emit("STORE_FAST", name)
+                results.append(name)
+            if begin is not None:
+                cg.instructions.append(TryEnd(begin))
+            if op.terminal:
+                cg.load_const(None)
+                cg.emit("RETURN_VALUE")
+            else:
+                stack: list[Value | str] = [*self.below, *op.layout(results[::-1])]
+                self._resume(op.targets[0], stack, self.frame.decoded.live_locals(op.targets[0]))
+        if begin is not None:
+            self._emit_handler(begin, handler)
+
+    def _emit_jump(self, begin: Any) -> None:
+        """A branch on a value that only the running program knows: one resume function for each side."""
+        cg, op = self.cg, self.op
+        taken = Label()
+        cg.instructions.append(Instr(op.jump, taken, lineno=op.line))  # type: ignore[arg-type]
+        if begin is not None:
+            cg.instructions.append(TryEnd(begin))
+        fall, target = op.targets
+        keep_taken = [*self.below, *(self.operands if op.keeps_when_taken else ())]
+        self._resume(fall, list(self.below), self.frame.decoded.live_locals(fall))
+        cg.instructions.append(taken)
+        self._resume(target, list(keep_taken), self.frame.decoded.live_locals(target))
+
+    def _emit_handler(self, begin: Any, handler: Any) -> None:
+        """An exception of the native instruction goes to the original's handler, in a resume function."""
+        cg = self.cg
+        cg.instructions.append(begin.target)
+        name = cg.new_name("exc")
+        cg.emit("STORE_FAST", name)
+        stack: list[Value | str] = list(self.below[: handler.depth])
+        if handler.push_lasti:
+            stack.append(ConstantValue(self.frame.ip))
+        stack.append(name)
+        self._resume(handler.target, stack, self.frame.decoded.live_locals(handler.target))
+
+    def _resume(self, index: int, stack: list[Value | str], live: frozenset[str]) -> None:
+        """Emit ``return resume(*stack, *locals)``."""
+        cg = self.cg
+        code = self.frame.code
+        cells_names = (*code.co_cellvars, *code.co_freevars)
+        names = tuple(n for n in sorted(live) if n in self.locals and n not in cells_names)
+        point = ResumePoint(index, tuple(not isinstance(v, NullValue) for v in stack), names)
+        resumed = self.frame.make_resume(point, self.frame.decoded.line(index))
+        if cells_names:
+            if PY313:
+                self._make_function(resumed)
+                cg.emit("PUSH_NULL")
+            else:
+                cg.emit("PUSH_NULL")
+                self._make_function(resumed)
+        else:
+            function = types.FunctionType(resumed, self.frame.globals, resumed.co_name)
+            cg.begin_call(function)
+        count = 0
+        for value in stack:
+            if isinstance(value, str):
+                cg.emit("LOAD_FAST", value)
+            elif isinstance(value, NullValue):
+                continue
+            else:
+                cg.load(value)
+            count += 1
+        for name in names:
+            cg.load(self.locals[name])
+        cg.end_call(count + len(names))
+        cg.emit("RETURN_VALUE")
+
+    def _make_function(self, code: types.CodeType) -> None:
+        """Push a resume function over the frame's cells."""
+        self.cg.call_const(
+            types.FunctionType,
+            [
+                ConstantValue(code),
+                ConstantValue(self.frame.globals),
+                ConstantValue(code.co_name),
+                ConstantValue(None),
+                TupleValue(list(self.cells)),
+            ],
+        )
+

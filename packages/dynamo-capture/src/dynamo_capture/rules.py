@@ -1,0 +1,68 @@
+"""What is traced, inlined or left alone, by where its code lives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from typing import Any
+
+import torch
+
+__all__ = ["GENERATOR_FLAGS", "is_library_name", "is_torch_file", "skip_reason"]
+
+#: Code flags of frames that are never translated: generators, coroutines, async generators.
+GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
+
+_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_NN_MODULES = _TORCH_DIR + os.path.join("nn", "modules") + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB = tuple(
+    {os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
+)  # fmt: skip
+
+#: Import names whose functions are never captured as frames of their own (modules are, wherever they live).
+_SKIPPED_PACKAGES = (
+    "numpy", "scipy", "pandas", "sympy", "networkx", "matplotlib", "PIL", "sklearn", "tqdm", "yaml", "requests",
+    "rich", "bytecode", "triton", "pytest", "_pytest", "pluggy", "hypothesis", "IPython", "ipykernel", "jinja2",
+    "tokenizers", "huggingface_hub", "safetensors", "regex", "typer", "click",
+    "prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api",
+)  # fmt: skip
+
+#: Packages whose class attributes and globals are taken as fixed (no guards on them).
+_FIXED_NAMES = frozenset(("torch", "builtins", "typing", "types", "prims", *sys.stdlib_module_names))
+
+
+def is_library_name(module: str | None) -> bool:
+    """Whether a module of this name is torch or the standard library, whose attributes nobody replaces."""
+    return module is None or (module.partition(".")[0] in _FIXED_NAMES and module != "__main__")
+
+
+def is_torch_file(filename: str) -> bool:
+    """Whether a source file is torch's own."""
+    return filename.startswith(_TORCH_DIR)
+
+
+def is_internal_file(filename: str) -> bool:
+    """Whether a source file is this package's own."""
+    return filename.startswith(_HERE)
+
+
+def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:
+    """Why frames of this code are not captured, or None. Their callees are still looked at."""
+    filename = code.co_filename
+    if code.co_flags & GENERATOR_FLAGS:
+        return "generators and coroutines run as they are"
+    if filename.startswith(_TORCH_DIR):
+        is_forward = code.co_name == "forward" and filename.startswith(_NN_MODULES)
+        return None if is_forward else "torch's own code"
+    if filename.startswith("<frozen") or filename.startswith(_HERE):
+        return "internal code"
+    name = globals_.get("__name__")
+    package = name.partition(".")[0] if isinstance(name, str) else ""
+    if package in _SKIPPED_PACKAGES:
+        return f"code of {package}"
+    if filename.startswith(_STDLIB) and "site-packages" not in filename and package in sys.stdlib_module_names:
+        return "the standard library"
+    return None

@@ -1,0 +1,201 @@
+"""What the region changes in objects that exist outside it, replayed after the graph has run.
+
+Objects that the region makes are filled the same way, when they live on: an object is built empty, and its
+attributes and contents are stored afterwards, so that objects may refer to each other.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, SetValue, TupleValue
+from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.functions import CellValue
+from dynamo_capture.values.objects import DELETED, ObjectValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["SideEffects"]
+
+
+class SideEffects:
+    """The log of one capture, in the order of the first change of each object."""
+
+    def __init__(self) -> None:
+        #: Number of changes so far; an instruction that failed without changing it left no trace.
+        self.epoch = 0
+        self._mutated: dict[int, Value] = {}
+        self._attributes: dict[tuple[int, str], tuple[ObjectValue, str]] = {}
+        self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Value]] = {}
+
+    def mutate(self, value: Value) -> None:
+        """An existing container or cell is about to change."""
+        self.epoch += 1
+        if value.source is not None:
+            if isinstance(value, DictValue) and value.cls not in _DICTS:
+                raise GraphBreak("QB06", f"changing a {value.cls.__name__}")
+            self._mutated.setdefault(id(value), value)
+
+    def write_attribute(self, owner: ObjectValue, name: str) -> None:
+        """An attribute is about to be written or deleted."""
+        self.epoch += 1
+        if owner.obj is not None:
+            self._attributes[(id(owner), name)] = (owner, name)
+
+    def store_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
+        """``global name; name = value`` (None deletes)."""
+        self.epoch += 1
+        self._globals[(id(globals_), name)] = (globals_, name, value if value is not None else DELETED)
+
+    def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
+        """What the region has stored under a global name; ``DELETED`` when it deleted it."""
+        found = self._globals.get((id(globals_), name))
+        return found[2] if found else None
+
+    def __bool__(self) -> bool:
+        return bool(self._mutated or self._attributes or self._globals)
+
+    def mutated_values(self) -> list[Value]:
+        """Existing objects that the region changes."""
+        owners = {id(owner): owner for owner, _ in self._attributes.values()}
+        return [*self._mutated.values(), *owners.values()]
+
+    def roots(self) -> list[Value]:
+        """The values that replaying needs, besides what they contain."""
+        values: list[Value] = list(self._mutated.values())
+        for owner, name in self._attributes.values():
+            values.append(owner)
+            values.append(owner.attrs[name])
+        values.extend(value for _, _, value in self._globals.values())
+        return [v for v in values if v is not DELETED]
+
+    def contents(self) -> list[Value]:
+        """What the changed containers and cells hold now."""
+        return [child for value in self._mutated.values() for child in value.children()]
+
+    def emit(self, cg: CodeGen, made: list[Value]) -> None:
+        """Emit the replay; ``made`` are the new objects that live on, filled first."""
+        for value in made:
+            _fill(cg, value)
+        for value in self._mutated.values():
+            _replay(cg, value)
+        for owner, name in self._attributes.values():
+            _store_attribute(cg, owner, name, owner.attrs[name])
+        for globals_, name, value in self._globals.values():
+            if value is DELETED:
+                cg.call_const(dict.__delitem__, [_Raw(globals_), ConstantValue(name)])
+            else:
+                cg.call_const(dict.__setitem__, [_Raw(globals_), ConstantValue(name), value])
+            cg.pop()
+
+
+class _Raw(ConstantValue):
+    """Any object, put into the code's constants as it is."""
+
+    __slots__ = ()
+
+
+_DICTS = frozenset((dict, collections.OrderedDict, collections.defaultdict))
+
+
+def _replace_list(target: list[Any], items: tuple[Any, ...]) -> None:
+    target[:] = items
+
+
+def _replace_deque(target: Any, items: tuple[Any, ...]) -> None:
+    target.clear()
+    target.extend(items)
+
+
+def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
+    dict.clear(target)
+    dict.update(target, items)
+
+
+def _replace_set(target: set[Any], items: tuple[Any, ...]) -> None:
+    target.clear()
+    target.update(items)
+
+
+def _replay(cg: CodeGen, value: Value) -> None:
+    """Give an existing container or cell its new contents."""
+    if isinstance(value, ListValue):
+        fn = _replace_list if issubclass(value.cls, list) else _replace_deque
+        cg.call_const(fn, [value, TupleValue(list(value.items))])
+    elif isinstance(value, DictValue):
+        plain = DictValue()
+        plain.entries = value.entries
+        cg.call_const(_replace_dict, [value, plain])
+    elif isinstance(value, SetValue):
+        cg.call_const(_replace_set, [value, TupleValue(list(value.items.values()))])
+    elif isinstance(value, CellValue):
+        _store_cell(cg, value)
+        return
+    else:
+        raise GraphBreak("QB10", value.describe())
+    cg.pop()
+
+
+def _store_cell(cg: CodeGen, cell: CellValue) -> None:
+    if cell.content is None:
+        cg.call_const(delattr, [cell, ConstantValue("cell_contents")])
+    else:
+        cg.call_const(setattr, [cell, ConstantValue("cell_contents"), cell.content])
+    cg.pop()
+
+
+def _fill(cg: CodeGen, value: Value) -> None:
+    """Give a new object its attributes and contents."""
+    if isinstance(value, CellValue):
+        if value.content is not None:
+            _store_cell(cg, value)
+        return
+    if not isinstance(value, ObjectValue):
+        return
+    payload = value.payload
+    if isinstance(payload, DictValue):
+        plain = DictValue()
+        plain.entries = payload.entries
+        is_ordered = issubclass(value.cls, collections.OrderedDict)
+        cg.call_const(_fill_ordered if is_ordered else _fill_dict, [value, plain])
+        cg.pop()
+    elif isinstance(payload, ListValue):
+        cg.call_const(list.extend, [value, TupleValue(list(payload.items))])
+        cg.pop()
+    elif isinstance(payload, SetValue):
+        cg.call_const(set.update, [value, TupleValue(list(payload.items.values()))])
+        cg.pop()
+    for name, attr in value.attrs.items():
+        _store_attribute(cg, value, name, attr)
+
+
+def _fill_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
+    dict.update(target, items)
+
+
+def _fill_ordered(target: Any, items: dict[Any, Any]) -> None:
+    for key, value in items.items():
+        collections.OrderedDict.__setitem__(target, key, value)
+
+
+def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -> None:
+    if value is DELETED:
+        cg.call_const(delattr, [owner, ConstantValue(name)])
+    elif isinstance(owner.obj, nn.Module):
+        cg.call_const(nn.Module.__setattr__, [owner, ConstantValue(name), value])
+    elif isinstance(getattr(owner.cls, "__setattr__", None), types.FunctionType):
+        cg.call_const(object.__setattr__, [owner, ConstantValue(name), value])
+    else:
+        cg.load(value)
+        cg.load(owner)
+        cg.store_attr(name)
+        return
+    cg.pop()

@@ -1,0 +1,114 @@
+"""Size guards as native programs: what the symbolic sizes of a graph assumed about each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.guards import Guard
+from dynamo_capture.values.tensor import TensorValue
+from prims.spec.expr import Expr
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["add_size_guards", "program"]
+
+_ASSOCIATIVE = {"min": "min", "max": "max", "and": "and", "or": "or"}
+_BINARY = {"floordiv": "//", "mod": "%"}
+
+
+class NotAnInteger(Exception):
+    """The expression has a part that the native evaluator does not know (floats)."""
+
+
+def add_size_guards(tx: Capture) -> None:
+    """Put the symbol context's guards, ranges and stride relations on the guard tree."""
+    tree = tx.guards.tree
+    operands = _operands(tx)
+    programs: list[list[Any]] = []
+    for guard in tx.symbols.guards:
+        try:
+            programs.append(program(guard.expr, operands))
+        except NotAnInteger:
+            programs.extend(_specialised(tx, guard.expr, operands))
+    for source, spec in tx.sizes.stride_guards:
+        node = source.node(tree)
+        for dim, stride in enumerate(spec.strides):
+            if not isinstance(stride, int):
+                programs.append([("stride", node, dim), *program(stride.expr, operands), "=="])
+    for info in tx.symbols:
+        if info.name in operands and operands[info.name][0] == "int":
+            programs.append([operands[info.name], info.min, ">="])
+    whole: list[Any] = []
+    for one in programs:
+        whole.extend(one)
+    if programs:
+        whole.extend(["and"] * (len(programs) - 1))
+        text = " and ".join(str(g.expr) for g in tx.symbols.guards) or "symbolic sizes keep their relations"
+        tree.check_shape(whole, text=text, reason="; ".join(sorted({g.reason for g in tx.symbols.guards})))
+        tx.guards.guards.extend(Guard("size", str(g.expr), True, g.where) for g in tx.symbols.guards)
+
+
+def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
+    """Symbol name -> the native operand that reads it."""
+    tree = tx.guards.tree
+    found: dict[str, tuple[Any, ...]] = {}
+    for inp in tx.graph.all_inputs:
+        node = inp.source.node(tree)
+        if isinstance(inp.value, TensorValue):
+            for dim, size in enumerate(inp.value.example.spec.shape):  # type: ignore[attr-defined]
+                if not isinstance(size, int) and size.expr.is_symbol:
+                    found.setdefault(size.expr.symbol_name, ("size", node, dim))
+        else:
+            found.setdefault(inp.node.meta["spec"].expr.symbol_name, ("int", node))
+    return found
+
+
+def _specialised(tx: Capture, expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:
+    """The symbols of an expression fixed to their values in this call."""
+    hints = tx.symbols.hints()
+    return [[operands[name], hints[name], "=="] for name in sorted(expr.free_symbols()) if name in operands]
+
+
+def program(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """An integer or boolean expression in postfix form.
+
+    Raises:
+        NotAnInteger: it contains floats, or a symbol that no input binds.
+    """
+    kind = expr.kind
+    if kind == "const":
+        return [int(expr.value)]
+    if kind in ("true", "false"):
+        return [int(kind == "true")]
+    if kind == "symbol":
+        if expr.symbol_name not in operands:
+            raise NotAnInteger(str(expr))
+        return [operands[expr.symbol_name]]
+    if kind == "poly":
+        return _polynomial(expr, operands)
+    if kind in ("eq", "ne", "le"):
+        return [*program(expr.args[0], operands), 0, {"eq": "==", "ne": "!=", "le": "<="}[kind]]
+    if kind == "not":
+        return [*program(expr.args[0], operands), "not"]
+    if kind in _BINARY:
+        a, b = expr.args
+        return [*program(a, operands), *program(b, operands), _BINARY[kind]]
+    if kind in _ASSOCIATIVE:
+        out = program(expr.args[0], operands)
+        for arg in expr.args[1:]:
+            out += [*program(arg, operands), _ASSOCIATIVE[kind]]
+        return out
+    raise NotAnInteger(str(expr))
+
+
+def _polynomial(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
+    out: list[Any] = []
+    for i, (monomial, coefficient) in enumerate(expr.terms):
+        out.append(int(coefficient))
+        for atom, power in monomial:
+            for _ in range(power):
+                out += [*program(atom, operands), "*"]
+        if i:
+            out.append("+")
+    return out or [0]

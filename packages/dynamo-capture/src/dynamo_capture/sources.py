@@ -1,0 +1,107 @@
+"""Where a value of the frame comes from, as a path that a guard tree can walk.
+
+``Source("attr", Source("local", None, (0, "self")), "fc")`` is ``self.fc``. A source is turned into a node of the
+guard tree the first time a guard, a graph input or an output needs it; a value that nobody looks at costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["Source", "identifier"]
+
+_FORMATS = {
+    "attr": "{0}.{1}",
+    "dict_attr": "{0}.{1}",
+    "instance_dict": "{0}.__dict__",
+    "item": "{0}[{1!r}]",
+    "dict_key": "list({0})[{1}]",
+    "type_of": "type({0})",
+    "func_closure": "{0}.__closure__[{1}].cell_contents",
+    "func_closure_cell": "{0}.__closure__[{1}]",
+    "func_defaults": "{0}.__defaults__",
+    "func_kwdefaults": "{0}.__kwdefaults__",
+    "func_code": "{0}.__code__",
+    "method_self": "{0}.__self__",
+    "method_func": "{0}.__func__",
+    "grad": "{0}.grad",
+}
+
+_ROOTS = {"local": 1, "closure": 1, "closure_cell": 1, "global_": 0}
+
+
+class Source:
+    """One step of a path: the guard tree's accessor ``kind`` with its ``key``, applied to ``base``."""
+
+    __slots__ = ("_node", "base", "key", "kind")
+
+    def __init__(self, kind: str, base: Source | None = None, key: Any = None) -> None:
+        self.kind = kind
+        self.base = base
+        self.key = key
+        self._node: int | None = None
+
+    def node(self, tree: Any) -> int:
+        """The guard tree's node (a source belongs to one capture, so to one tree)."""
+        if self._node is None:
+            accessor = getattr(tree, self.kind)
+            if self.base is not None:
+                parent = self.base.node(tree)
+                if self.kind == "module_item":
+                    self._node = accessor(parent, *self.key)
+                elif self.key is None:
+                    self._node = accessor(parent)
+                else:
+                    self._node = accessor(parent, self.key)
+            elif isinstance(self.key, tuple):
+                self._node = accessor(*self.key)
+            else:
+                self._node = accessor(self.key)
+            if self._node is None:
+                raise AssertionError(f"no guard node for {self}")
+        return self._node
+
+    def attr(self, name: str) -> Source:
+        """``getattr(self, name)``."""
+        return Source("attr", self, name)
+
+    def item(self, key: Any) -> Source:
+        """``self[key]``."""
+        return Source("item", self, key)
+
+    def __str__(self) -> str:
+        if self.base is None:
+            if self.kind in _ROOTS:
+                key = self.key
+                return str(key[1] if isinstance(key, tuple) else key)
+            name = getattr(self.key[0], "__name__", None) or type(self.key[0]).__name__
+            return f"<{name}>"
+        if self.kind == "module_item":
+            return f"{self.base}.{self.key[1]}"
+        if self.kind == "call":
+            return f"{self.key.__name__}({self.base})"
+        if self.kind == "item" and self.base.kind == "constant":
+            return str(self.key)
+        return _FORMATS[self.kind].format(self.base, self.key)
+
+    @property
+    def is_module_state(self) -> str | None:
+        """``"parameter"`` or ``"buffer"`` for the state of a module, else None."""
+        if self.kind == "module_item":
+            return {"_parameters": "parameter", "_buffers": "buffer"}.get(self.key[0])
+        return None
+
+    def graph_name(self) -> str:
+        """A name for the graph input, such as ``l_self_modules_fc_parameters_weight``."""
+        if self.base is None:
+            prefix = {"local": "l_", "closure": "c_", "global_": "g_"}.get(self.kind, "k_")
+            return prefix + identifier(str(self)) + "_"
+        if self.kind == "module_item":
+            return f"{self.base.graph_name().rstrip('_')}{self.key[0]}_{identifier(self.key[1])}"
+        return f"{self.base.graph_name().rstrip('_')}_{identifier(str(self.key))}"
+
+
+def identifier(text: str) -> str:
+    """``text`` with everything that may not stand in a name replaced."""
+    return re.sub(r"\W+", "_", text).strip("_").lower() or "x"

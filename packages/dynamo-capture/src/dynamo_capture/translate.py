@@ -1,0 +1,270 @@
+"""One frame from request to cache entry: interpret, compile the graph, assemble the code."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from dynamo_capture import __version__, _native
+from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
+from dynamo_capture.capture import Capture, FrameRequest
+from dynamo_capture.codegen import CodeGen
+from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.interpreter.root import RestartCapture, RootFrame
+from dynamo_capture.resume import ResumePoint, resume_code
+from dynamo_capture.sizes import add_size_guards
+from dynamo_capture.values.base import ObservedError
+from dynamo_capture.values.objects import ExceptionValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.options import Options
+from prims.report import Report
+from prims.spec import AbstractMode
+
+__all__ = ["CapturedGraph", "CodeState", "Translation", "translate"]
+
+#: Restarts of one capture after which it is given up.
+_MAX_RESTARTS = 8
+
+
+@dataclass(slots=True)
+class CapturedGraph:
+    """What one captured region amounts to, for ``explain`` and the report."""
+
+    name: str
+    graph: torch.fx.GraphModule | None
+    guards: list[str]
+    brk: BreakInfo | None
+    where: str
+
+
+@dataclass(slots=True)
+class CodeState:
+    """What is remembered between captures of one code object."""
+
+    sizes: DynamicSizes
+    captures: int = 0
+    raised: int = 0
+    resumes: dict[ResumePoint, types.CodeType] = field(default_factory=dict)
+
+    def resume(self, code: types.CodeType, point: ResumePoint, line: int) -> types.CodeType:
+        """The resume function's code for a point; the same object every time, so that its cache is too."""
+        found = self.resumes.get(point)
+        if found is None:
+            found = self.resumes[point] = resume_code(code, point, line)
+        return found
+
+
+@dataclass(slots=True)
+class Translation:
+    """The finished replacement of a frame."""
+
+    code: types.CodeType
+    tree: Any
+    captured: CapturedGraph
+
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def translate(
+    request: FrameRequest, backend: Backend, options: Options, report: Report | None, state: CodeState
+) -> Translation:
+    """Capture one frame.
+
+    Raises:
+        SkipFrame: the frame is left to eager.
+        Unsupported: with ``fullgraph``, at the first break.
+    """
+    break_at: RestartCapture | None = None
+    for _ in range(_MAX_RESTARTS):
+        state.sizes.start()
+        tx = Capture(request, _native.GuardTree(), state.sizes)
+        root = RootFrame(tx, break_at, lambda point, line: state.resume(request.code, point, line))
+        try:
+            with _isolated_modes(), AbstractMode():
+                brk = root.interpret()
+                plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
+        except RestartCapture as restart:
+            if break_at is not None and restart.step >= break_at.step:
+                raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
+            break_at = restart
+            if options.fullgraph:
+                raise _fullgraph_error(tx, restart.brk, request) from None
+            continue
+        except ObservedError as error:
+            text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
+            raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
+        except GraphBreak as late:
+            raise SkipFrame(late.text, where=late.where) from None
+        return _finish(request, backend, options, report, tx, root, brk, plan, finish)
+    raise SkipFrame("capture kept breaking at earlier instructions")
+
+
+def _fullgraph_error(tx: Capture, brk: GraphBreak, request: FrameRequest) -> Exception:
+    from prims.errors import Unsupported
+
+    info = BreakInfo(brk.number, brk.text, brk.where)
+    error = Unsupported(f"fullgraph=True, but the graph breaks in {request.code.co_qualname}: {info.describe()}")
+    error.where = brk.where
+    return error
+
+
+@contextmanager
+def _isolated_modes() -> Any:
+    """Grad mode and autocast as they were, whatever the captured program sets them to."""
+    grad = torch.is_grad_enabled()
+    cache = torch.is_autocast_cache_enabled()
+    devices = ("cpu", "cuda")
+    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        torch.set_autocast_cache_enabled(cache)
+        for device, enabled, dtype in autocast:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+
+
+def _finish(
+    request: FrameRequest,
+    backend: Backend,
+    options: Options,
+    report: Report | None,
+    tx: Capture,
+    root: RootFrame,
+    brk: GraphBreak | None,
+    plan: Any,
+    emit: Callable[[CodeGen], None],
+) -> Translation:
+    builder = tx.graph
+    for (setter, *leading), (at_entry, now) in tx.modes.items():
+        if at_entry != now:
+            builder.state_call(setter, [*leading, at_entry])
+    builder.finish(plan.outputs)
+    name = request.code.co_qualname.replace(".<locals>", "")
+    where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
+    gm: torch.fx.GraphModule | None = None
+    compiled: Any = None
+    if builder.has_tensor_ops():
+        gm = _graph_module(tx, plan.outputs, name)
+        if report is not None:
+            ops = [str(getattr(n.target, "__name__", n.target)) for n in gm.graph.nodes if n.op.startswith("call")]
+            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where)
+        compiled = backend(gm, [inp.real for inp in builder.inputs])
+        if not callable(compiled):
+            from prims.errors import UserError
+
+            raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
+    elif plan.outputs:
+        gm = _graph_module(tx, plan.outputs, name)
+        compiled = gm.forward
+
+    inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
+    tree = tx.guards.tree
+    slots: dict[int, int] = {}
+    input_slots = [slots.setdefault(source.node(tree), len(slots)) for source in inputs]
+    source_slots = [slots.setdefault(source.node(tree), len(slots)) for source in plan.sources]
+    cg = CodeGen(plan, tuple(request.args), source_slots)
+    if compiled is not None:
+        cg.begin_call(_native.activate(compiled, None))
+        for slot in input_slots:
+            cg.emit("LOAD_FAST", cg.parameter_name(slot))
+        cg.end_call(len(inputs))
+        cg.emit("STORE_FAST", "___out")
+    emit(cg)
+    code = cg.assemble(request.code, len(slots), _stack_size(cg))
+    _final_guards(tx)
+    tree.collect(list(slots))
+    state_brk = None
+    if brk is not None:
+        state_brk = BreakInfo(brk.number, brk.text, brk.where)
+    captured = CapturedGraph(name, gm, [str(g) for g in tx.guards.guards], state_brk, where)
+    return Translation(code, tx.guards.tree, captured)
+
+
+def _stack_size(cg: CodeGen) -> int:
+    """An upper bound: everything that is ever pushed, in one go."""
+    return sum(1 for inst in cg.instructions if getattr(inst, "name", "").startswith(("LOAD", "PUSH", "COPY"))) + 8
+
+
+def _final_guards(tx: Capture) -> None:
+    tx.guards.global_state()
+    add_size_guards(tx)
+    _guard_aliasing(tx)
+    _guard_distinct_objects(tx)
+
+
+def _guard_aliasing(tx: Capture) -> None:
+    """Inputs that the graph writes into share no memory with its other inputs.
+
+    Raises:
+        SkipFrame: they do in this call.
+    """
+    mutated = tx.graph.mutated_inputs()
+    tensors = [inp for inp in tx.graph.all_inputs if isinstance(inp.value, TensorValue)]
+    if not mutated or len(tensors) < 2:
+        return
+    pointers = [inp.real.untyped_storage().data_ptr() for inp in tensors]
+    for inp in mutated:
+        pointer = inp.real.untyped_storage().data_ptr()
+        if pointer and pointers.count(pointer) > 1:
+            raise SkipFrame(f"{inp.source} is written into and shares memory with another input")
+    tx.guards.no_overlap([inp.source for inp in mutated], [inp.source for inp in tensors])
+
+
+def _guard_distinct_objects(tx: Capture) -> None:
+    """An object that the region changes is not one of the others of its type that the region looked at."""
+    for value in tx.side.mutated_values():
+        if value.source is None:
+            continue
+        cls = value.pytype
+        same_type = [
+            v for v in tx.known.values()
+            if v is not value and v.source is not None and v.source is not value.source and v.mutable
+            and not isinstance(v, (TensorValue, SymValue)) and v.pytype is cls
+        ]  # fmt: skip
+        for other in same_type:
+            tx.guards.distinct([value.source, other.source])  # type: ignore[list-item]
+
+
+def _graph_module(tx: Capture, outputs: list[Any], name: str) -> torch.fx.GraphModule:
+    """The graph as a module, with its envelope in ``gm.meta``."""
+    builder = tx.graph
+    gm = torch.fx.GraphModule(torch.nn.Module(), builder.graph, "CapturedGraph")
+    inputs = tuple(
+        InputDesc(
+            inp.node.name,
+            "size" if isinstance(inp.value, SymValue) else inp.source.is_module_state or "input",
+            inp.node.meta["spec"],
+            isinstance(inp.real, torch.Tensor) and inp.real.requires_grad,
+            str(inp.source),
+        )
+        for inp in builder.inputs
+    )
+    descs = tuple(OutputDesc("output", _spec_of(value)) for value in outputs)
+    gm.meta["envelope"] = Envelope(
+        dialect="torch",
+        version=(1, 0),
+        producer="dynamo_capture",
+        producer_version=__version__,
+        graph=gm.graph,
+        inputs=inputs,
+        outputs=descs,
+        symbols=SymbolTable.from_inputs(inputs, tx.symbols),
+    )
+    gm.meta["name"] = name
+    return gm
+
+
+def _spec_of(value: Any) -> Any:
+    if isinstance(value, TensorValue):
+        return value.example.spec  # type: ignore[attr-defined]
+    return value.example.node

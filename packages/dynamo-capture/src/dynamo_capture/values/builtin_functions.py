@@ -1,0 +1,451 @@
+"""What Python's builtin functions do on values."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import random
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values import arith
+from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.callables import BuiltinValue, ClassValue
+from dynamo_capture.values.compare import identical
+from dynamo_capture.values.constant import ConstantValue, fold
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
+from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["BUILTINS", "call_builtin", "sort_values"]
+
+Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
+
+#: Builtin function -> handler(tx, args, kwargs).
+BUILTINS: dict[Any, Handler] = {}
+
+_PURE = frozenset(
+    (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
+     math.prod)
+)  # fmt: skip
+_PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct", "_bisect"))
+_INPUT_OUTPUT = frozenset((print, open, input, breakpoint))
+_NONE = ConstantValue(None)
+
+
+def builtin(*fns: Any) -> Callable[[Handler], Handler]:
+    """Register a handler."""
+
+    def register(handler: Handler) -> Handler:
+        for fn in fns:
+            BUILTINS[fn] = handler
+        return handler
+
+    return register
+
+
+def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call a C function (or a torch operator)."""
+    handler = BUILTINS.get(fn) if fn.__hash__ else None
+    if handler is not None:
+        return handler(tx, args, kwargs)
+    if is_torch_callable(fn):
+        return call_torch(tx, fn, args, kwargs)
+    if fn in _OPERATORS:
+        return _operator_call(tx, fn, args)
+    if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
+        return _unbound_method(tx, fn, args, kwargs)
+    if isinstance(fn, functools._lru_cache_wrapper):
+        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
+    if fn in _INPUT_OUTPUT:
+        raise GraphBreak("QB11", fn.__name__)
+    module = getattr(fn, "__module__", None) or ""
+    if fn in _PURE or module in _PURE_MODULES:
+        return _pure(tx, fn, args, kwargs)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, type) and getattr(fn, "__name__", "") in ("fromkeys", "maketrans", "fromhex", "from_bytes"):
+        return _class_function(tx, owner, fn, args, kwargs)
+    number = "QB09" if module.partition(".")[0] in ("numpy", "scipy") else "QB03"
+    if module in ("random", "_random") or isinstance(owner, random.Random):
+        number = "QB16"
+    raise GraphBreak(number, BuiltinValue(fn).describe())
+
+
+def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    realized = [arg.realize() for arg in args]
+    if any(isinstance(arg, TensorValue) for arg in realized):
+        raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
+    if any(isinstance(arg, SymValue) for arg in realized):
+        fn = _SYM_FUNCTIONS.get(fn, fn)
+        if fn in _SYM_SAFE or fn in _SYM_FUNCTIONS.values():
+            return tx.graph_call(fn, realized, kwargs)
+    return fold(tx, fn, list(realized), kwargs)
+
+
+_SYM_FUNCTIONS: dict[Any, Any] = {
+    math.sqrt: torch._sym_sqrt, math.sin: torch._sym_sin, math.cos: torch._sym_cos,
+}  # fmt: skip
+_SYM_SAFE = frozenset((math.ceil, math.floor, math.trunc, abs, round))
+
+_OPERATORS: dict[Any, Any] = {fn: "binary" for fn in arith.BINARY}
+_OPERATORS.update(dict.fromkeys(arith.INPLACE, "inplace"))
+_OPERATORS.update(dict.fromkeys((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge), "compare"))
+_OPERATORS.update(dict.fromkeys((operator.neg, operator.pos, operator.invert, abs), "unary"))
+
+
+def _operator_call(tx: Capture, fn: Any, args: list[Value]) -> Value:
+    return getattr(arith, _OPERATORS[fn])(tx, fn, *[a.realize() for a in args])  # type: ignore[no-any-return]
+
+
+def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``list.append(xs, x)``, ``object.__setattr__(obj, name, value)``, ``torch.Tensor.add(a, b)``."""
+    owner = args[0].realize()
+    if isinstance(owner, ObjectValue):
+        return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)
+    return owner.call_method(tx, fn.__name__, args[1:], kwargs)
+
+
+def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from dynamo_capture.values.dicts import DictValue
+
+    if fn.__name__ == "fromkeys" and issubclass(owner, dict):
+        value = args[1] if len(args) > 1 else _NONE
+        return DictValue.of(((key, value) for key in args[0].realize().unpack(tx)), owner)
+    return fold(tx, fn, args, kwargs)
+
+
+# --- attributes and types -------------------------------------------------------------------------------------------
+
+
+@builtin(getattr)
+def _getattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    owner, name = args[0].realize(), args[1].realize().const()
+    if len(args) == 2:
+        return owner.getattr(tx, name)
+    try:
+        return owner.getattr(tx, name).realize()
+    except ObservedError as error:
+        if issubclass(error.value.pytype, AttributeError):
+            return args[2]
+        raise
+
+
+@builtin(hasattr)
+def _hasattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    try:
+        args[0].realize().getattr(tx, args[1].realize().const()).realize()
+    except ObservedError as error:
+        if issubclass(error.value.pytype, AttributeError):
+            return ConstantValue(False)
+        raise
+    return ConstantValue(True)
+
+
+@builtin(setattr)
+def _setattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    args[0].realize().setattr(tx, args[1].realize().const(), args[2])
+    return _NONE
+
+
+@builtin(delattr)
+def _delattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    args[0].realize().delattr(tx, args[1].realize().const())
+    return _NONE
+
+
+@builtin(isinstance)
+def _isinstance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    classes = class_argument(tx, args[1].realize())
+    if isinstance(value, TensorValue):
+        probe = value.real_tensor if value.real_tensor is not None else value.example
+        return ConstantValue(isinstance(probe, classes))
+    if isinstance(value, ObjectValue) and value.obj is not None:
+        return ConstantValue(isinstance(value.obj, classes))
+    if value.is_const and not isinstance(value, TupleValue):
+        return ConstantValue(isinstance(value.const(), classes))
+    return ConstantValue(issubclass(value.pytype, classes))
+
+
+@builtin(issubclass)
+def _issubclass(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    cls = args[0].realize().const()
+    if not isinstance(cls, type):
+        raise tx.observed(TypeError("issubclass() arg 1 must be a class"))
+    return ConstantValue(issubclass(cls, class_argument(tx, args[1].realize())))
+
+
+def class_argument(tx: Capture, value: Value) -> Any:
+    """The second argument of isinstance: a class, a union, or nested tuples of them."""
+    if isinstance(value, TupleValue):
+        return tuple(class_argument(tx, item.realize()) for item in value.items)
+    return value.real()
+
+
+@builtin(callable)
+def _callable(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    if isinstance(value, (FunctionValue, MethodValue, BuiltinValue, ClassValue)):
+        return ConstantValue(True)
+    if isinstance(value, TensorValue):
+        return ConstantValue(False)
+    return ConstantValue(hasattr(value.pytype, "__call__"))
+
+
+@builtin(id)
+def _id(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    if isinstance(value, TensorValue) or value.source is None:
+        raise GraphBreak("QB07", f"id() of {display(value)}")
+    real = value.real()
+    tx.guards.is_object(value.source, real)
+    return ConstantValue(id(real))
+
+
+@builtin(vars)
+def _vars(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not args:
+        raise GraphBreak("QB07", "vars() without an argument")
+    return args[0].realize().getattr(tx, "__dict__")
+
+
+@builtin(globals)
+def _globals(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tx.from_python(tx.frames[-1].globals)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+@builtin(len)
+def _len(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0].realize().length(tx)
+
+
+@builtin(abs)
+def _abs(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return arith.unary(tx, abs, args[0].realize())
+
+
+@builtin(pow)
+def _pow(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 2:
+        return arith.binary(tx, operator.pow, args[0].realize(), args[1].realize())
+    return fold(tx, pow, args, kwargs)
+
+
+def _extreme(is_max: bool) -> Handler:
+    fn = max if is_max else min
+    sym_fn = torch.sym_max if is_max else torch.sym_min
+    symbol = operator.gt if is_max else operator.lt
+
+    def handler(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        items = [a.realize() for a in (args if len(args) > 1 else args[0].realize().unpack(tx))]
+        key = kwargs.get("key")
+        if not items:
+            if "default" in kwargs:
+                return kwargs["default"]
+            raise tx.observed(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+        best = items[0]
+        for item in items[1:]:
+            if key is None and (isinstance(best, SymValue) or isinstance(item, SymValue)):
+                best = tx.graph_call(sym_fn, [best, item], {}).realize()
+                continue
+            a, b = (item, best) if key is None else (key.call(tx, [item], {}), key.call(tx, [best], {}))
+            if arith.compare(tx, symbol, a.realize(), b.realize()).realize().truth(tx):
+                best = item
+        return best
+
+    return handler
+
+
+BUILTINS[max] = _extreme(True)
+BUILTINS[min] = _extreme(False)
+
+
+@builtin(sum)
+def _sum(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    total: Value = args[1] if len(args) > 1 else kwargs.get("start", ConstantValue(0))
+    for item in args[0].realize().iterate(tx):
+        total = arith.binary(tx, operator.add, total.realize(), item.realize())
+    return total
+
+
+@builtin(any)
+def _any(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(any(item.realize().truth(tx) for item in args[0].realize().iterate(tx)))
+
+
+@builtin(all)
+def _all(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(all(item.realize().truth(tx) for item in args[0].realize().iterate(tx)))
+
+
+@builtin(math.prod)
+def _prod(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    total: Value = kwargs.get("start", ConstantValue(1))
+    for item in args[0].realize().iterate(tx):
+        total = arith.binary(tx, operator.mul, total.realize(), item.realize())
+    return total
+
+
+@builtin(repr)
+def _repr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    if isinstance(value, ObjectValue):
+        return value.call_method(tx, "__repr__", [], {})
+    return fold(tx, repr, [value], {})
+
+
+@builtin(hash)
+def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    if isinstance(value, ObjectValue):
+        return value.call_method(tx, "__hash__", [], {})
+    return fold(tx, hash, [value], {})
+
+
+# --- iteration ------------------------------------------------------------------------------------------------------
+
+
+@builtin(iter)
+def _iter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) > 1:
+        raise GraphBreak("QB07", "iter() with a sentinel")
+    return args[0].realize().get_iter(tx)
+
+
+@builtin(next)
+def _next(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    iterator: Any = args[0].realize()
+    if not hasattr(iterator, "next"):
+        raise GraphBreak("QB07", f"next() of {display(iterator)}")
+    item = iterator.next(tx)
+    if item is None:
+        if len(args) > 1:
+            return args[1]
+        raise tx.observed(StopIteration())
+    return item  # type: ignore[no-any-return]
+
+
+@builtin(sorted)
+def _sorted(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ListValue(sort_values(tx, args[0].realize().unpack(tx), kwargs))
+
+
+def sort_values(tx: Capture, items: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """``sorted(items, **kwargs)``: a stable sort by ``key``."""
+    key = kwargs.get("key", _NONE).realize()
+    keys = [item.realize() for item in items]
+    if not (isinstance(key, ConstantValue) and key.value is None):
+        keys = [key.call(tx, [item], {}).realize() for item in items]
+    reverse = "reverse" in kwargs and kwargs["reverse"].realize().truth(tx)
+
+    def before(i: int, j: int) -> int:
+        if arith.compare(tx, operator.lt, keys[i], keys[j]).realize().truth(tx):
+            return -1
+        return 1 if arith.compare(tx, operator.lt, keys[j], keys[i]).realize().truth(tx) else 0
+
+    order = sorted(range(len(items)), key=functools.cmp_to_key(before), reverse=reverse)
+    return [items[i] for i in order]
+
+
+@builtin(functools.reduce)
+def _reduce(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    items = args[1].realize().unpack(tx)
+    if len(args) > 2:
+        items.insert(0, args[2])
+    if not items:
+        raise tx.observed(TypeError("reduce() of empty iterable with no initial value"))
+    total = items[0]
+    for item in items[1:]:
+        total = args[0].call(tx, [total, item], {})
+    return total
+
+
+# --- operator module ------------------------------------------------------------------------------------------------
+
+
+@builtin(operator.getitem)
+def _getitem(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[0].realize().getitem(tx, args[1].realize())
+
+
+@builtin(operator.setitem)
+def _setitem(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    args[0].realize().setitem(tx, args[1].realize(), args[2])
+    return _NONE
+
+
+@builtin(operator.contains)
+def _contains(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(args[0].realize().contains(tx, args[1]))
+
+
+@builtin(operator.is_)
+def _is(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(identical(tx, args[0], args[1]))
+
+
+@builtin(operator.is_not)
+def _is_not(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(not identical(tx, args[0], args[1]))
+
+
+@builtin(operator.not_)
+def _not(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(not args[0].realize().truth(tx))
+
+
+@builtin(operator.truth)
+def _truth(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ConstantValue(args[0].realize().truth(tx))
+
+
+@builtin(operator.index)
+def _index(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    value = args[0].realize()
+    return value if isinstance(value, SymValue) else fold(tx, operator.index, [value], {})
+
+
+# --- object ---------------------------------------------------------------------------------------------------------
+
+
+@builtin(object.__new__)
+def _object_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from dynamo_capture.values.construct import empty_instance
+
+    return empty_instance(tx, args[0].realize().const(), args[1:])
+
+
+def make_super(tx: Capture, args: list[Value]) -> Value:
+    """``super()`` or ``super(cls, obj)``."""
+    if args:
+        cls, owner = args[0].realize().const(), args[1]
+    else:
+        frame = tx.frames[-1]
+        cell = frame.cells.get("__class__")
+        name = frame.code.co_varnames[0] if frame.code.co_argcount else None
+        if cell is None or name is None:
+            raise tx.observed(RuntimeError("super(): no arguments"))
+        content = cell.get(tx)
+        owner_value = frame.locals.get(name)
+        if owner_value is None and name in frame.cells:
+            owner_value = frame.cells[name].get(tx)
+        if content is None or owner_value is None:
+            raise tx.observed(RuntimeError("super(): empty __class__ cell"))
+        cls, owner = content.realize().const(), owner_value
+    owner = owner.realize()
+    if isinstance(owner, ClassValue):
+        return SuperValue(cls, owner, owner.obj)
+    return SuperValue(cls, owner, owner.pytype)

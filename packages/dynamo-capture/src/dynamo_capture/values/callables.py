@@ -1,0 +1,231 @@
+"""Builtin functions, C methods, classes and Python modules as values."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import bind_attribute, class_source, lookup
+from dynamo_capture.values.constant import ConstantValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["BuiltinValue", "CMethodValue", "ClassValue", "HandlerValue", "PyModuleValue"]
+
+
+class _FixedValue(Value):
+    """An object that is guarded by identity and never changes as far as capture sees."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any, source: Any = None) -> None:
+        self.obj = obj
+        self.source = source
+
+    @property
+    def pytype(self) -> type:
+        return type(self.obj)
+
+    @property
+    def is_const(self) -> bool:
+        return True
+
+    def const(self) -> Any:
+        return self.obj
+
+    def real(self) -> Any:
+        return self.obj
+
+    def key(self) -> Any:
+        return self.obj
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_const(self.obj)
+
+
+class BuiltinValue(_FixedValue):
+    """A function implemented in C, or a torch function that is an operator of the graph."""
+
+    __slots__ = ()
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return tx.call_builtin(self.obj, args, kwargs)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "__call__":
+            return self
+        try:
+            found = getattr(self.obj, name)
+        except AttributeError as error:
+            raise tx.observed(error) from None
+        return tx.from_python(found, self.source and self.source.attr(name))
+
+    def describe(self) -> str:
+        name = getattr(self.obj, "__qualname__", None) or getattr(self.obj, "__name__", None) or repr(self.obj)
+        module = getattr(self.obj, "__module__", None)
+        return f"the builtin function {module + '.' if module else ''}{name}"
+
+
+class HandlerValue(Value):
+    """A callable that exists only during capture."""
+
+    __slots__ = ("handler", "name")
+
+    def __init__(self, handler: Callable[[Any, list[Value], dict[str, Value]], Value], name: str) -> None:
+        self.source = None
+        self.handler = handler
+        self.name = name
+
+    @property
+    def pytype(self) -> type:
+        return types.BuiltinMethodType
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.handler(tx, args, kwargs)
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def describe(self) -> str:
+        return f"the method {self.name!r}"
+
+
+class CMethodValue(Value):
+    """A C method found on a class, bound to a value: ``dict.__setitem__`` of a subclass's instance and the like."""
+
+    __slots__ = ("descriptor", "name", "owner")
+
+    def __init__(self, owner: Value, descriptor: Any, name: str) -> None:
+        self.source = None
+        self.owner = owner
+        self.descriptor = descriptor
+        self.name = name
+
+    @property
+    def pytype(self) -> type:
+        return types.BuiltinMethodType
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.owner.realize().call_c_method(tx, self.name, self.descriptor, args, kwargs)  # type: ignore[attr-defined]
+
+    def children(self) -> Iterator[Value]:
+        yield self.owner
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load(self.owner)
+        cg.load_attr(self.name)
+
+    def describe(self) -> str:
+        return f"the C method {self.name!r} of {self.owner.describe()}"
+
+
+class PyModuleValue(_FixedValue):
+    """A Python module such as ``torch`` or ``math``."""
+
+    __slots__ = ()
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        module = self.obj
+        changed = tx.side.global_value(module.__dict__, name)
+        if changed is not None:
+            return changed
+        try:
+            found = getattr(module, name)
+        except AttributeError as error:
+            raise tx.observed(error) from None
+        return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        raise GraphBreak("QB06", f"setting {name!r} of module {self.obj.__name__}")
+
+    def describe(self) -> str:
+        return f"the module {self.obj.__name__}"
+
+
+class ClassValue(_FixedValue):
+    """A class."""
+
+    __slots__ = ()
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        cls = self.obj
+        if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__doc__"):
+            return tx.from_python(getattr(cls, name))
+        if name == "__class__":
+            return tx.from_python(type(cls))
+        if isinstance(cls, enum.EnumMeta) and name in cls.__members__:
+            return tx.from_python(cls.__members__[name])
+        found, owner = lookup(cls, name)
+        if owner is not None:
+            return self._own_attribute(tx, name, found, owner)
+        meta_found, meta_owner = lookup(type(cls), name)
+        if meta_owner is not None:
+            if meta_owner in (type, object):
+                return BuiltinValue(getattr(cls, name)) if callable(getattr(cls, name)) else tx.from_python(
+                    getattr(cls, name)
+                )
+            return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
+        raise tx.observed(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
+
+    def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
+        from dynamo_capture.values.functions import FunctionValue, MethodValue
+
+        if isinstance(found, types.FunctionType):
+            return tx.function(found, class_source(owner, name))
+        if isinstance(found, staticmethod):
+            return tx.from_python(found.__func__)
+        if isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType):
+            return MethodValue(self, FunctionValue(found.__func__))
+        if isinstance(found, property):
+            return tx.from_python(found)
+        value = getattr(self.obj, name)
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+            return BuiltinValue(value)
+        return tx.from_python(value, class_source(owner, name))
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        raise GraphBreak("QB06", f"setting attribute {name!r} of the class {self.obj.__name__}")
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return tx.instantiate(self.obj, args, kwargs)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        if isinstance(self.obj, enum.EnumMeta):
+            return iter([tx.from_python(member) for member in self.obj])
+        raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        if isinstance(self.obj, enum.EnumMeta) and key.is_const:
+            try:
+                return tx.from_python(self.obj[key.const()])
+            except KeyError as error:
+                raise tx.observed(error) from None
+        if key.is_const:
+            return tx.from_python(self.obj[key.const()])  # list[int] and the like
+        raise GraphBreak("QB06", f"subscript of the class {self.obj.__name__}")
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        if isinstance(self.obj, enum.EnumMeta) and item.is_const:
+            return item.const() in self.obj
+        raise GraphBreak("QB06", f"membership test on the class {self.obj.__name__}")
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "__contains__":
+            return ConstantValue(self.contains(tx, args[0].realize()))
+        return super().call_method(tx, name, args, kwargs)
+
+    def describe(self) -> str:
+        return f"the class {self.obj.__module__}.{self.obj.__qualname__}"

@@ -1,0 +1,76 @@
+"""Class lookups, and what a class attribute becomes when it is read through an instance."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_name
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["bind_attribute", "class_source", "lookup"]
+
+_C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
+              types.ClassMethodDescriptorType)  # fmt: skip
+
+
+def lookup(cls: type, name: str) -> tuple[Any, type | None]:
+    """The raw attribute that ``cls`` or a base defines, and the class that does; (None, None) when none does."""
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, _MISSING)
+        if found is not _MISSING:
+            return found, base
+    return None, None
+
+
+_MISSING = object()
+
+
+def class_source(owner: type, name: str) -> Source | None:
+    """The source of a user's class attribute; None for the classes of libraries, which are taken as fixed."""
+    if is_library_name(owner.__module__):
+        return None
+    return Source("dict_attr", Source("constant", None, (owner,)), name)
+
+
+def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, owner: type) -> Value:
+    """What ``value.name`` gives when the class attribute ``found`` of ``owner`` answers (descriptors called).
+
+    Raises:
+        GraphBreak: a descriptor whose ``__get__`` is not Python.
+    """
+    from dynamo_capture.values.callables import CMethodValue, ClassValue
+    from dynamo_capture.values.functions import FunctionValue, MethodValue
+
+    kind = type(found)
+    if kind is types.FunctionType:
+        return MethodValue(value, tx.function(found, class_source(owner, name)))
+    if kind is property:
+        if not isinstance(found.fget, types.FunctionType):
+            raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")
+        return FunctionValue(found.fget).call(tx, [value], {})
+    if kind is staticmethod:
+        return tx.from_python(found.__func__)
+    if kind is classmethod:
+        if isinstance(found.__func__, types.FunctionType):
+            return MethodValue(ClassValue(cls), FunctionValue(found.__func__))
+        raise GraphBreak("QB06", f"class method {name!r} of {cls.__name__}")
+    if kind is functools.cached_property:
+        result = FunctionValue(found.func).call(tx, [value], {})
+        value.setattr(tx, found.attrname or name, result)
+        return result
+    if isinstance(found, _C_METHODS):
+        return CMethodValue(value, found, name)
+    get, _ = lookup(kind, "__get__")
+    if get is None or kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
+        return tx.from_python(found, class_source(owner, name))
+    if isinstance(get, types.FunctionType):
+        descriptor = tx.from_python(found, class_source(owner, name))
+        return FunctionValue(get).call(tx, [descriptor, value, ClassValue(cls)], {})
+    raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__} through a {kind.__name__}")

@@ -1,0 +1,171 @@
+"""Constants: Python objects that never change and that guards can compare."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import ObservedError, Value
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_const_object"]
+
+#: Types whose instances are constants (exact type).
+CONST_TYPES: frozenset[type] = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, torch.dtype,
+     torch.device, torch.layout, torch.memory_format, types.CodeType, slice)
+)  # fmt: skip
+
+_SINGLETONS = frozenset((type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout))
+
+
+def is_const_object(obj: Any) -> bool:
+    """Whether ``obj`` is of a constant type."""
+    return type(obj) in CONST_TYPES or isinstance(obj, enum.Enum)
+
+
+class ConstantValue(Value):
+    """An immutable Python object known now."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any, source: Any = None) -> None:
+        self.value = value
+        self.source = source
+
+    @property
+    def pytype(self) -> type:
+        return type(self.value)
+
+    @property
+    def is_const(self) -> bool:
+        return True
+
+    def const(self) -> Any:
+        return self.value
+
+    def real(self) -> Any:
+        return self.value
+
+    def key(self) -> Any:
+        return self.value
+
+    def truth(self, tx: Capture) -> bool:
+        return bool(self.value)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        value = self.value
+        if isinstance(value, enum.Enum):
+            return _enum_attribute(tx, value, name)
+        try:
+            result = getattr(value, name)
+        except AttributeError as error:
+            raise tx.observed(error) from None
+        if isinstance(result, (types.BuiltinMethodType, types.MethodWrapperType)):
+            return ConstantMethodValue(self, name)
+        return tx.from_python(result)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        value = self.value
+        if isinstance(value, enum.Enum):
+            return self.getattr(tx, name).realize().call(tx, args, kwargs)
+        method = getattr(type(value), name, None)
+        if method is None:
+            raise tx.observed(AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}"))
+        return fold(tx, method, [self, *args], kwargs)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        try:
+            iterator = iter(self.value)
+        except TypeError as error:
+            raise tx.observed(error) from None
+        for item in iterator:
+            yield tx.from_python(item)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        key = key.realize()
+        if not key.is_const:
+            raise GraphBreak("QB06", f"index of a {type(self.value).__name__} that is not a constant")
+        return fold(tx, lambda a, b: a[b], [self, key], {})
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        return bool(fold(tx, lambda a, b: b in a, [self, item], {}).const())
+
+    def length(self, tx: Capture) -> Value:
+        return fold(tx, len, [self], {})
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_const(self.value)
+
+    def describe(self) -> str:
+        return f"the constant {self.value!r:.60}"
+
+
+class ConstantMethodValue(Value):
+    """A bound C method of a constant, such as ``", ".join``."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: ConstantValue, name: str) -> None:
+        self.source = None
+        self.owner = owner
+        self.name = name
+
+    @property
+    def pytype(self) -> type:
+        return types.BuiltinMethodType
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.owner.call_method(tx, self.name, args, kwargs)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_const(getattr(self.owner.value, self.name))
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+
+def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Run a pure function on constants now; what it raises, the program raises."""
+    try:
+        real_args = [a.realize().const() for a in args]
+        real_kwargs = {k: v.realize().const() for k, v in kwargs.items()}
+    except GraphBreak:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise GraphBreak("QB07", f"{name} of values that are not constants") from None
+    try:
+        result = fn(*real_args, **real_kwargs)
+    except ObservedError:
+        raise
+    except Exception as error:
+        raise tx.observed(error) from None
+    return tx.from_python(result)
+
+
+def _enum_attribute(tx: Capture, member: enum.Enum, name: str) -> Value:
+    """An attribute of an enum member: its own data, or a method or property to inline."""
+    if name in ("name", "value", "_value_", "_name_", "__class__"):
+        return tx.from_python(getattr(member, name))
+    from dynamo_capture.values.classes import lookup
+    from dynamo_capture.values.functions import FunctionValue, MethodValue
+
+    found, owner = lookup(type(member), name)
+    if isinstance(found, types.FunctionType):
+        return MethodValue(ConstantValue(member), FunctionValue(found))
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return FunctionValue(found.fget).call(tx, [ConstantValue(member)], {})
+    try:
+        result = getattr(member, name)
+    except AttributeError as error:
+        raise tx.observed(error) from None
+    if isinstance(result, (types.BuiltinMethodType, types.MethodWrapperType)):
+        return ConstantMethodValue(ConstantValue(member), name)
+    return tx.from_python(result)

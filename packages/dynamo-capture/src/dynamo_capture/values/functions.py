@@ -1,0 +1,457 @@
+"""Python functions, bound methods, partials, cells and ``super()``."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import bind_attribute
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import TupleValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["CellValue", "FunctionValue", "MethodValue", "PartialValue", "SuperValue", "bind_arguments"]
+
+
+class CellValue(Value):
+    """A closure cell; ``content`` is None while it is empty."""
+
+    __slots__ = ("_content", "_loaded", "cell", "content_source")
+
+    mutable = True
+
+    def __init__(
+        self, content: Value | None = None, *, cell: Any = None, source: Any = None, content_source: Any = None
+    ) -> None:
+        self.source = source
+        self.cell = cell
+        self.content_source = content_source
+        self._content = content
+        self._loaded = cell is None
+
+    @property
+    def pytype(self) -> type:
+        return types.CellType
+
+    def get(self, tx: Capture) -> Value | None:
+        """The content, or None when the cell is empty."""
+        if not self._loaded:
+            self._loaded = True
+            try:
+                self._content = tx.lazy(self.cell.cell_contents, self.content_source)
+            except ValueError:
+                self._content = None
+        return self._content
+
+    def set(self, tx: Capture, value: Value | None) -> None:
+        """Store into the cell."""
+        if self.source is not None:
+            tx.side.mutate(self)
+        self._loaded = True
+        self._content = value
+
+    @property
+    def content(self) -> Value | None:
+        """The content as last stored or read."""
+        return self._content
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "cell_contents":
+            content = self.get(tx)
+            if content is None:
+                raise tx.observed(ValueError("Cell is empty"))
+            return content
+        return super().getattr(tx, name)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(types.CellType, [])  # filled as a side effect
+
+    def children(self) -> Iterator[Value]:
+        return iter(() if self._content is None else (self._content,))
+
+
+class FunctionValue(Value):
+    """A Python function: an existing one (``fn``), or one that the region defines."""
+
+    __slots__ = ("_attrs", "annotations", "closure", "code", "defaults", "fn", "globals", "kwdefaults", "name",
+                 "qualname")  # fmt: skip
+
+    mutable = True
+
+    def __init__(self, fn: types.FunctionType | None, source: Any = None) -> None:
+        self.source = source
+        self.fn = fn
+        self._attrs: dict[str, Value] = {}
+        self.defaults: list[Value] | None = None
+        self.kwdefaults: dict[str, Value] | None = None
+        self.closure: tuple[CellValue, ...] | None = None
+        self.annotations: Value | None = None
+        if fn is not None:
+            self.code = fn.__code__
+            self.globals = fn.__globals__
+            self.name = fn.__name__
+            self.qualname = fn.__qualname__
+
+    @classmethod
+    def make(
+        cls, code: types.CodeType, globals_: dict[str, Any], closure: tuple[CellValue, ...], qualname: str | None = None
+    ) -> FunctionValue:
+        """A function that the region defines."""
+        self = cls(None)
+        self.code = code
+        self.globals = globals_
+        self.closure = closure
+        self.name = code.co_name
+        self.qualname = qualname or code.co_qualname
+        self.defaults = []
+        self.kwdefaults = {}
+        return self
+
+    @property
+    def pytype(self) -> type:
+        return types.FunctionType
+
+    def real(self) -> Any:
+        if self.fn is None:
+            raise GraphBreak("QB06", f"the function {self.qualname!r} defined in the region as a real object")
+        return self.fn
+
+    def key(self) -> Any:
+        return self.fn if self.fn is not None else super().key()
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def root(self) -> Source:
+        """The function's source, or the function itself as a constant."""
+        return self.source or Source("constant", None, (self.fn,))
+
+    def cells(self, tx: Capture) -> tuple[CellValue, ...]:
+        """The closure's cells, in the order of ``co_freevars``."""
+        if self.closure is None:
+            cells = self.fn.__closure__ or ()  # type: ignore[union-attr]
+            self.closure = tuple(
+                tx.cell(
+                    cell,
+                    lambda i=i: Source("func_closure_cell", self.root(), i),  # type: ignore[misc]
+                    lambda i=i: Source("func_closure", self.root(), i),  # type: ignore[misc]
+                )
+                for i, cell in enumerate(cells)
+            )
+        return self.closure
+
+    def default_values(self, tx: Capture) -> list[Value]:
+        """The positional defaults."""
+        if self.defaults is None:
+            values = self.fn.__defaults__ or ()  # type: ignore[union-attr]
+            base = Source("func_defaults", self.source) if self.source else None
+            self.defaults = [tx.from_python(v, base and base.item(i)) for i, v in enumerate(values)]
+        return self.defaults
+
+    def keyword_defaults(self, tx: Capture) -> dict[str, Value]:
+        """The keyword-only defaults."""
+        if self.kwdefaults is None:
+            values = self.fn.__kwdefaults__ or {}  # type: ignore[union-attr]
+            base = Source("func_kwdefaults", self.source) if self.source else None
+            self.kwdefaults = {k: tx.from_python(v, base and base.item(k)) for k, v in values.items()}
+        return self.kwdefaults
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return tx.call_function(self, args, kwargs)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name in self._attrs:
+            return self._attrs[name]
+        simple = {"__name__": self.name, "__qualname__": self.qualname, "__code__": self.code}
+        if name in simple:
+            return tx.from_python(simple[name])
+        if name == "__globals__":
+            return tx.from_python(self.globals)
+        if name == "__closure__":
+            cells = self.cells(tx)
+            return TupleValue(list(cells)) if cells else ConstantValue(None)
+        if name == "__defaults__":
+            defaults = self.default_values(tx)
+            return TupleValue(list(defaults)) if defaults else ConstantValue(None)
+        if name == "__class__":
+            return tx.from_python(types.FunctionType)
+        if name == "__call__":
+            return self
+        if name == "__get__":
+            from dynamo_capture.values.callables import HandlerValue
+
+            return HandlerValue(lambda tx, args, kwargs: MethodValue(args[0], self), "__get__")
+        if self.fn is not None:
+            if name in self.fn.__dict__:
+                return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
+            if not hasattr(self.fn, name):
+                if self.source is not None:
+                    tx.guards.has_attr(self.source, name, False)
+                raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
+            return tx.from_python(getattr(self.fn, name), self.root().attr(name))
+        if name == "__module__":
+            return tx.from_python(self.globals.get("__name__"))
+        if name == "__doc__":
+            consts = self.code.co_consts
+            return tx.from_python(consts[0] if consts and isinstance(consts[0], str) else None)
+        if name == "__dict__":
+            from dynamo_capture.values.dicts import DictValue
+
+            return DictValue.of((ConstantValue(k), v) for k, v in self._attrs.items() if not k.startswith("__"))
+        raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        if self.fn is not None:
+            raise GraphBreak("QB06", f"setting attribute {name!r} of the function {self.qualname!r}")
+        self._attrs[name] = value
+        value = value.realize()
+        if name in ("__name__", "__qualname__") and value.is_const:
+            setattr(self, name.strip("_"), value.const())
+
+    def children(self) -> Iterator[Value]:
+        yield from self.closure or ()
+        yield from self.defaults or ()
+        yield from (self.kwdefaults or {}).values()
+        yield from self._attrs.values()
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        if self.fn is not None:
+            cg.load_const(self.fn)
+            return
+        kwdefaults: Value = ConstantValue(None)
+        if self.kwdefaults:
+            from dynamo_capture.values.dicts import DictValue
+
+            kwdefaults = DictValue.of((ConstantValue(k), v) for k, v in self.kwdefaults.items())
+        attrs: Value = ConstantValue(None)
+        if self._attrs:
+            from dynamo_capture.values.dicts import DictValue
+
+            attrs = DictValue.of((ConstantValue(k), v) for k, v in self._attrs.items())
+        cg.call_const(
+            _make_function,
+            [
+                ConstantValue(self.code),
+                _RawConstant(self.globals),
+                ConstantValue((self.name, self.qualname)),
+                TupleValue(list(self.closure or ())),
+                TupleValue(list(self.defaults or ())),
+                kwdefaults,
+                attrs,
+            ],
+        )
+
+    def describe(self) -> str:
+        return f"the function {self.globals.get('__name__', '?')}.{self.qualname}"
+
+
+class _RawConstant(ConstantValue):
+    """Any object, put into the code's constants."""
+
+    __slots__ = ()
+
+
+def _make_function(
+    code: types.CodeType, globals_: dict[str, Any], names: Any, closure: Any, defaults: Any, kwdefaults: Any, attrs: Any
+) -> types.FunctionType:
+    """Runs in the emitted code: a function that the region defined and that lives on after it."""
+    fn = types.FunctionType(code, globals_, names[0], defaults or None, closure or None)
+    fn.__qualname__ = names[1]
+    fn.__kwdefaults__ = kwdefaults
+    for name, value in (attrs or {}).items():
+        setattr(fn, name, value)
+    return fn
+
+
+class MethodValue(Value):
+    """A bound method of a Python function (or of anything callable)."""
+
+    __slots__ = ("func", "owner")
+
+    mutable = True
+
+    def __init__(self, owner: Value, func: Value, source: Any = None) -> None:
+        self.source = source
+        self.owner = owner
+        self.func = func
+
+    @property
+    def pytype(self) -> type:
+        return types.MethodType
+
+    def real(self) -> Any:
+        return types.MethodType(self.func.real(), self.owner.realize().real())
+
+    def key(self) -> Any:
+        return (self.owner.realize().key(), self.func.key())
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.func.call(tx, [self.owner, *args], kwargs)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "__self__":
+            return self.owner
+        if name == "__func__":
+            return self.func
+        if name == "__class__":
+            return tx.from_python(types.MethodType)
+        if name == "__call__":
+            return self
+        return self.func.getattr(tx, name)
+
+    def children(self) -> Iterator[Value]:
+        yield self.owner
+        yield self.func
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(types.MethodType, [self.func, self.owner])
+
+    def describe(self) -> str:
+        return self.func.describe().replace("the function", "the method")
+
+
+class PartialValue(Value):
+    """``functools.partial``."""
+
+    __slots__ = ("args", "func", "keywords")
+
+    mutable = True
+
+    def __init__(self, func: Value, args: list[Value], keywords: dict[str, Value], source: Any = None) -> None:
+        self.source = source
+        self.func = func
+        self.args = args
+        self.keywords = keywords
+
+    @property
+    def pytype(self) -> type:
+        return functools.partial
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.func.call(tx, [*self.args, *args], {**self.keywords, **kwargs})
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "func":
+            return self.func
+        if name == "args":
+            return TupleValue(list(self.args))
+        if name == "keywords":
+            from dynamo_capture.values.dicts import DictValue
+
+            return DictValue.of((ConstantValue(k), v) for k, v in self.keywords.items())
+        if name == "__class__":
+            return tx.from_python(functools.partial)
+        if name == "__call__":
+            return self
+        raise tx.observed(AttributeError(f"'functools.partial' object has no attribute {name!r}"))
+
+    def children(self) -> Iterator[Value]:
+        yield self.func
+        yield from self.args
+        yield from self.keywords.values()
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(functools.partial, [self.func, *self.args], self.keywords)
+
+
+class SuperValue(Value):
+    """``super(cls, obj)``: attribute lookup starts after ``cls`` in the type's method resolution order."""
+
+    __slots__ = ("after", "owner", "owner_type")
+
+    def __init__(self, after: type, owner: Value, owner_type: type) -> None:
+        self.source = None
+        self.after = after
+        self.owner = owner
+        self.owner_type = owner_type
+
+    @property
+    def pytype(self) -> type:
+        return super
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        mro = self.owner_type.__mro__
+        for base in mro[mro.index(self.after) + 1 :]:
+            if name in base.__dict__:
+                found = base.__dict__[name]
+                from dynamo_capture.values.callables import ClassValue
+
+                if isinstance(found, types.FunctionType) and isinstance(self.owner.realize(), ClassValue):
+                    return tx.function(found, None)
+                return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
+        raise tx.observed(AttributeError(f"'super' object has no attribute {name!r}"))
+
+
+def bind_arguments(
+    tx: Capture, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]
+) -> dict[str, Value]:
+    """The parameters of a call by name, as Python binds them.
+
+    Raises:
+        ObservedError: a ``TypeError`` for a wrong call.
+    """
+    code = function.code
+    names = code.co_varnames
+    npos, nkw = code.co_argcount, code.co_kwonlyargcount
+    bound: dict[str, Value] = dict(zip(names[:npos], args, strict=False))
+    rest = args[npos:]
+    has_star, has_star2 = code.co_flags & 0x04, code.co_flags & 0x08
+    if rest and not has_star:
+        raise _type_error(tx, function, f"takes {npos} positional arguments but {len(args)} were given")
+    extra: dict[str, Value] = {}
+    if kwargs:
+        by_keyword = names[code.co_posonlyargcount : npos + nkw]
+        for name, value in kwargs.items():
+            if name not in by_keyword:
+                if not has_star2:
+                    raise _type_error(tx, function, f"got an unexpected keyword argument {name!r}")
+                extra[name] = value
+            elif name in bound:
+                raise _type_error(tx, function, f"got multiple values for argument {name!r}")
+            else:
+                bound[name] = value
+    if len(bound) < npos + nkw:
+        defaults = function.default_values(tx)
+        first_default = npos - len(defaults)
+        for i in range(min(len(args), npos), npos):
+            if names[i] not in bound:
+                if i < first_default:
+                    raise _type_error(tx, function, f"missing 1 required positional argument: {names[i]!r}")
+                bound[names[i]] = defaults[i - first_default]
+        if nkw:
+            kwdefaults = function.keyword_defaults(tx)
+            for name in names[npos : npos + nkw]:
+                if name not in bound:
+                    if name not in kwdefaults:
+                        raise _type_error(tx, function, f"missing 1 required keyword-only argument: {name!r}")
+                    bound[name] = kwdefaults[name]
+    position = npos + nkw
+    if has_star:
+        bound[names[position]] = TupleValue(rest)
+        position += 1
+    if has_star2:
+        from dynamo_capture.values.dicts import DictValue
+
+        bound[names[position]] = DictValue.of((ConstantValue(k), v) for k, v in extra.items())
+    return bound
+
+
+def _type_error(tx: Capture, function: FunctionValue, text: str) -> Exception:
+    return tx.observed(TypeError(f"{function.name}() {text}"))
+
+
+

@@ -1,0 +1,182 @@
+"""Iterators and generators that live inside the region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import TupleValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+    from dynamo_capture.interpreter.frame import Frame
+
+__all__ = ["GeneratorValue", "IteratorValue"]
+
+
+class IteratorValue(Value):
+    """An iterator over values, pulled one at a time."""
+
+    __slots__ = ("iterator",)
+
+    mutable = True
+
+    def __init__(self, iterator: Iterator[Value]) -> None:
+        self.source = None
+        self.iterator = iterator
+
+    @property
+    def pytype(self) -> type:
+        return type(iter(()))
+
+    def next(self, tx: Capture) -> Value | None:
+        """The next element, or None at the end."""
+        return next(self.iterator, None)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        while (item := self.next(tx)) is not None:
+            yield item
+
+    def get_iter(self, tx: Capture) -> Value:
+        return self
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        from dynamo_capture.values.compare import equals
+
+        return any(equals(tx, item, x) for x in self.iterate(tx))
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        from dynamo_capture.values.containers import BoundMethodOfContainer
+
+        return BoundMethodOfContainer(self, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "__iter__":
+            return self
+        if name == "__next__":
+            item = self.next(tx)
+            if item is None:
+                raise tx.observed(StopIteration())
+            return item
+        raise GraphBreak("QB06", f"method {name!r} of an iterator")
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        # What is left of it; the values are known, so pulling them now changes nothing.
+        items = list(self.iterator)
+        self.iterator = iter(items)
+        cg.call_const(iter, [TupleValue(items)])
+
+    def children(self) -> Iterator[Value]:
+        items = list(self.iterator)
+        self.iterator = iter(items)
+        return iter(items)
+
+    def describe(self) -> str:
+        return "an iterator"
+
+
+class GeneratorValue(Value):
+    """A generator whose frame is interpreted inside the region, resumed on demand."""
+
+    __slots__ = ("finished", "frame", "running")
+
+    mutable = True
+
+    def __init__(self, frame: Frame) -> None:
+        self.source = None
+        self.frame = frame
+        self.finished = False
+        self.running = False
+
+    @property
+    def pytype(self) -> type:
+        import types
+
+        return types.GeneratorType
+
+    def send(self, tx: Capture, value: Value) -> Value | None:
+        """Run to the next yield; None when the generator returns (see ``frame.result``)."""
+        return self._run(tx, lambda: self.frame.resume_generator(value))
+
+    def throw(self, tx: Capture, error: Value) -> Value | None:
+        """Raise at the suspended yield."""
+        return self._run(tx, lambda: self.frame.throw_into(error))
+
+    def _run(self, tx: Capture, step: Any) -> Value | None:
+        if self.finished:
+            return None
+        if self.running:
+            raise tx.observed(ValueError("generator already executing"))
+        self.running = True
+        try:
+            item: Value | None = step()
+        except ObservedError as error:
+            self.finished = True
+            if error.value.pytype is StopIteration:
+                raise tx.observed(RuntimeError("generator raised StopIteration")) from None
+            raise
+        finally:
+            self.running = False
+        if item is None:
+            self.finished = True
+        return item
+
+    def next(self, tx: Capture) -> Value | None:
+        """The next element, or None at the end."""
+        return self.send(tx, ConstantValue(None))
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        while (item := self.next(tx)) is not None:
+            yield item
+
+    def get_iter(self, tx: Capture) -> Value:
+        return self
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        from dynamo_capture.values.containers import BoundMethodOfContainer
+
+        return BoundMethodOfContainer(self, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "__iter__":
+            return self
+        if name in ("__next__", "send"):
+            item = self.send(tx, args[0] if args else ConstantValue(None))
+            if item is None:
+                raise tx.observed_value(StopIteration, [self.frame.result])
+            return item
+        if name == "throw":
+            error = args[1] if len(args) > 1 else args[0]
+            if self.finished:
+                raise ObservedError(error.realize())
+            item = self.throw(tx, error.realize())
+            if item is None:
+                raise tx.observed_value(StopIteration, [self.frame.result])
+            return item
+        if name == "close":
+            return self._close(tx)
+        raise GraphBreak("QB18", f"method {name!r} of a generator")
+
+    def _close(self, tx: Capture) -> Value:
+        if not self.finished and self.frame.started:
+            try:
+                if self.throw(tx, tx.observed(GeneratorExit()).value) is not None:
+                    raise tx.observed(RuntimeError("generator ignored GeneratorExit"))
+            except ObservedError as error:
+                if error.value.pytype not in (GeneratorExit, StopIteration):
+                    raise
+        self.finished = True
+        return ConstantValue(None)
+
+    def describe(self) -> str:
+        return f"the generator {self.frame.code.co_name!r}"

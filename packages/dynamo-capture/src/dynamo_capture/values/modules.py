@@ -1,0 +1,139 @@
+"""``torch.nn.Module`` instances: parameters and buffers become graph inputs, submodules are inlined."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import bind_attribute, lookup
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue
+from dynamo_capture.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["ModuleValue"]
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                 "_global_backward_pre_hooks")  # fmt: skip
+_MODULE_GETATTR = nn.Module.__dict__["__getattr__"]
+_MODULE_SETATTR = nn.Module.__dict__["__setattr__"]
+_MODULE_CALL = nn.Module.__dict__["__call__"]
+_LISTS = (nn.ModuleList, nn.ParameterList)
+
+
+class ModuleValue(ObjectValue):
+    """An existing module."""
+
+    __slots__ = ()
+
+    def truth(self, tx: Capture) -> bool:
+        return super().truth(tx) if self._has("__len__") or self._has("__bool__") else True
+
+    def missing_attribute(self, tx: Capture, name: str) -> Value:
+        if lookup(self.cls, "__getattr__")[0] is not _MODULE_GETATTR:
+            return super().missing_attribute(tx, name)
+        value = self._registered(tx, name)
+        return super().missing_attribute(tx, name) if value is None else value
+
+    def _registered(self, tx: Capture, name: str) -> Value | None:
+        """A parameter, buffer or submodule."""
+        own = self.obj.__dict__
+        for table in _TABLES:
+            entries = own.get(table)
+            if entries is not None and name in entries:
+                source = self.source and Source("module_item", self.source, (table, name))
+                return tx.lazy(entries[name], source)
+        return None
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        if lookup(self.cls, "__setattr__")[0] is not _MODULE_SETATTR:
+            super().setattr(tx, name, value)
+            return
+        self.module_setattr(tx, name, value.realize())
+
+    def module_setattr(self, tx: Capture, name: str, value: Value) -> None:
+        """``nn.Module.__setattr__``: replayed as it is, so that registration happens for real."""
+        own = self.obj.__dict__
+        if name in own.get("_parameters", ()) or isinstance(value, ModuleValue):
+            raise GraphBreak("QB06", f"replacing parameter or submodule {name!r}")
+        if isinstance(value.pytype, type) and issubclass(value.pytype, nn.Parameter):
+            raise GraphBreak("QB06", f"registering parameter {name!r}")
+        if isinstance(lookup(self.cls, name)[0], property):
+            self.store(tx, name, value)
+            return
+        tx.side.write_attribute(self, name)
+        self.attrs[name] = value
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        found, owner = lookup(self.cls, "__call__")
+        if found is not _MODULE_CALL:
+            return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
+        if isinstance(self.obj, torch.jit.ScriptModule):
+            raise GraphBreak("QB06", "a TorchScript module")
+        if self._has_hooks(tx):
+            call_impl = nn.Module.__dict__["_call_impl"]
+            return tx.function(call_impl, None).call(tx, [self, *args], kwargs)
+        return self.getattr(tx, "forward").realize().call(tx, args, kwargs)
+
+    def _has_hooks(self, tx: Capture) -> bool:
+        own = self.obj.__dict__
+        for name in _GLOBAL_HOOKS:
+            hooks = getattr(nn_module, name)
+            tx.guard_fixed_length(hooks, f"torch.nn.modules.module.{name}")
+            if hooks:
+                return True
+        found = False
+        for name in _HOOKS:
+            hooks = own.get(name)
+            if name in self.attrs:
+                return True
+            if hooks is not None and self.source is not None:
+                if hooks:
+                    found = True
+                else:
+                    tx.guards.length(Source("dict_attr", self.source, name), 0)
+        return found
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "forward" and "forward" not in self.attrs and "forward" not in self.obj.__dict__:
+            found, owner = lookup(self.cls, "forward")
+            if isinstance(found, types.FunctionType):
+                if self.source is not None:
+                    tx.guards.no_instance_attr(self.source, "forward")
+                return bind_attribute(tx, self, self.cls, name, found, owner)  # type: ignore[arg-type]
+        return super().getattr(tx, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "__getitem__" and isinstance(self.obj, _LISTS):
+            return self.getitem(tx, args[0])
+        return super().call_method(tx, name, args, kwargs)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        key = key.realize()
+        if isinstance(self.obj, _LISTS) and key.pytype is slice:
+            # A slice of a ModuleList is a new container of the same modules.
+            members = list(self.unpack(tx))
+            return ListValue(ListValue(members).getitem(tx, key).items)  # type: ignore[attr-defined]
+        return super().getitem(tx, key)
+
+    def call_c_method(
+        self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        if name == "__setattr__":
+            self.module_setattr(tx, args[0].realize().const(), args[1].realize())
+            return ConstantValue(None)
+        return super().call_c_method(tx, name, descriptor, args, kwargs)
+
+    def describe(self) -> str:
+        return f"a {self.cls.__name__} module"

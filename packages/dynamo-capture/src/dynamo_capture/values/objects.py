@@ -1,0 +1,424 @@
+"""Instances of user-defined classes, exceptions among them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.classes import bind_attribute, lookup
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.dicts import DictValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "class_attribute"]
+
+
+class _Deleted(Value):
+    __slots__ = ()
+
+
+#: Stands for an attribute that the region has deleted.
+DELETED = _Deleted()
+
+_DATA_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def class_attribute(tx: Capture, value: Value, cls: type, name: str) -> Value | None:
+    """An attribute that a Python-level base of ``cls`` defines, bound to ``value``; None when a C type does."""
+    found, owner = lookup(cls, name)
+    if owner is None or owner in (tuple, object, list, dict):
+        return None
+    return bind_attribute(tx, value, cls, name, found, owner)
+
+
+class ObjectValue(Value):
+    """An instance of a Python class.
+
+    ``obj`` is the real object when it existed before the frame; ``attrs`` holds what the region has written, or
+    all attributes of an object that the region made. ``payload`` is the list, dict, tuple or set inside an
+    instance of a subclass of one of those.
+    """
+
+    __slots__ = ("attrs", "cls", "init_args", "obj", "payload")
+
+    mutable = True
+
+    def __init__(self, cls: type, obj: Any = None, source: Any = None, payload: Value | None = None) -> None:
+        self.source = source
+        self.cls = cls
+        self.obj = obj
+        self.attrs: dict[str, Value] = {}
+        self.payload = payload
+        self.init_args: list[Value] = []
+
+    @property
+    def pytype(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        if self.obj is None:
+            raise GraphBreak("QB06", f"an object of type {self.cls.__name__} made in the region, as a real object")
+        return self.obj
+
+    def key(self) -> Any:
+        found, owner = lookup(self.cls, "__hash__")
+        if owner is not object and self.obj is None and isinstance(found, types.FunctionType):
+            raise GraphBreak("QB06", f"hash of a {self.cls.__name__} made in the region")
+        return self.obj if self.obj is not None else super().key()
+
+    # --- attributes ---------------------------------------------------------------------------------------------
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        found = self._written(tx, name)
+        if found is not None:
+            return found
+        cls = self.cls
+        if name == "__class__":
+            return tx.from_python(cls)
+        if name == "__dict__":
+            return InstanceDictValue(tx, self)
+        getter, getter_owner = lookup(cls, "__getattribute__")
+        if getter_owner is not object and isinstance(getter, types.FunctionType):
+            raise GraphBreak("QB06", f"{cls.__name__} defines __getattribute__")
+        found_on_class, owner = lookup(cls, name)
+        if owner is not None and isinstance(found_on_class, _DATA_DESCRIPTORS):
+            return self._slot(tx, name)
+        if owner is None or not lookup(type(found_on_class), "__set__")[1]:
+            value = self.instance_attribute(tx, name)
+            if value is not None:
+                return value
+        if owner is not None:
+            if self.source is not None and type(found_on_class) is not property:
+                tx.guards.no_instance_attr(self.source, name)
+            return bind_attribute(tx, self, cls, name, found_on_class, owner)
+        return self.missing_attribute(tx, name)
+
+    def _written(self, tx: Capture, name: str) -> Value | None:
+        value = self.attrs.get(name)
+        if value is DELETED:
+            raise self._no_attribute(tx, name)
+        return value
+
+    def _slot(self, tx: Capture, name: str) -> Value:
+        if self.obj is None:
+            raise self._no_attribute(tx, name)
+        try:
+            value = getattr(self.obj, name)
+        except AttributeError as error:
+            if self.source is not None:
+                tx.guards.has_attr(self.source, name, False)
+            raise tx.observed(error) from None
+        return tx.lazy(value, self.source and self.source.attr(name))
+
+    def instance_attribute(self, tx: Capture, name: str) -> Value | None:
+        """An attribute in the real object's ``__dict__``."""
+        own = getattr(self.obj, "__dict__", None)
+        if own is not None and name in own:
+            return tx.lazy(own[name], self.source and Source("dict_attr", self.source, name))
+        return None
+
+    def missing_attribute(self, tx: Capture, name: str) -> Value:
+        """``__getattr__``, or an AttributeError."""
+        getter, owner = lookup(self.cls, "__getattr__")
+        if isinstance(getter, types.FunctionType):
+            self._guard_missing(tx, name)
+            method = bind_attribute(tx, self, self.cls, "__getattr__", getter, owner)  # type: ignore[arg-type]
+            return method.call(tx, [ConstantValue(name)], {}).realize()
+        self._guard_missing(tx, name)
+        raise self._no_attribute(tx, name)
+
+    def _guard_missing(self, tx: Capture, name: str) -> None:
+        if self.source is not None:
+            tx.guards.no_instance_attr(self.source, name)
+
+    def _no_attribute(self, tx: Capture, name: str) -> ObservedError:
+        return tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        setter, owner = lookup(self.cls, "__setattr__")
+        if isinstance(setter, types.FunctionType):
+            bind_attribute(tx, self, self.cls, "__setattr__", setter, owner).call(  # type: ignore[arg-type]
+                tx, [ConstantValue(name), value], {}
+            )
+            return
+        self.store(tx, name, value)
+
+    def store(self, tx: Capture, name: str, value: Value) -> None:
+        """``object.__setattr__(self, name, value)``."""
+        found, _owner = lookup(self.cls, name)
+        if isinstance(found, property):
+            if not isinstance(found.fset, types.FunctionType):
+                raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
+            tx.function(found.fset, None).call(tx, [self, value], {})
+            return
+        if found is not None and lookup(type(found), "__set__")[1] and not isinstance(found, _DATA_DESCRIPTORS):
+            raise GraphBreak("QB06", f"setting attribute {name!r} of {self.cls.__name__} through a descriptor")
+        if name == "__class__":
+            raise GraphBreak("QB06", "assignment to __class__")
+        tx.side.write_attribute(self, name)
+        self.attrs[name] = value
+
+    def delattr(self, tx: Capture, name: str) -> None:
+        if isinstance(lookup(self.cls, "__delattr__")[0], types.FunctionType):
+            raise GraphBreak("QB06", f"{self.cls.__name__} defines __delattr__")
+        if name not in self.attrs and (self.obj is None or name not in getattr(self.obj, "__dict__", {})):
+            raise self._no_attribute(tx, name)
+        tx.side.write_attribute(self, name)
+        if self.obj is None:
+            del self.attrs[name]
+        else:
+            self.attrs[name] = DELETED
+
+    # --- protocols ----------------------------------------------------------------------------------------------
+
+    def _has(self, name: str) -> bool:
+        return lookup(self.cls, name)[1] not in (None, object)
+
+    def _special(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        found, owner = lookup(self.cls, name)
+        if owner is None:
+            raise tx.observed(TypeError(f"{self.cls.__name__!r} object does not support {name}"))
+        return bind_attribute(tx, self, self.cls, name, found, owner).call(tx, args, {}).realize()
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        found, owner = lookup(self.cls, "__call__")
+        if owner is None:
+            raise tx.observed(TypeError(f"{self.cls.__name__!r} object is not callable"))
+        return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)
+
+    def truth(self, tx: Capture) -> bool:
+        if self._has("__bool__"):
+            return self._special(tx, "__bool__", []).truth(tx)
+        if self._has("__len__"):
+            return bool(self.length(tx).const())
+        return True
+
+    def length(self, tx: Capture) -> Value:
+        return self._special(tx, "__len__", [])
+
+    def get_iter(self, tx: Capture) -> Value:
+        if self._has("__iter__"):
+            return self._special(tx, "__iter__", [])
+        if self._has("__getitem__"):
+            from dynamo_capture.values.iterators import IteratorValue
+
+            return IteratorValue(self._by_index(tx))
+        raise tx.observed(TypeError(f"{self.cls.__name__!r} object is not iterable"))
+
+    def _by_index(self, tx: Capture) -> Iterator[Value]:
+        index = 0
+        while True:
+            try:
+                item = self._special(tx, "__getitem__", [ConstantValue(index)])
+            except ObservedError as error:
+                if issubclass(error.value.pytype, IndexError):
+                    return
+                raise
+            yield item
+            index += 1
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        iterator = self.get_iter(tx)
+        if iterator is self:
+            while True:
+                try:
+                    item = self._special(tx, "__next__", [])
+                except ObservedError as error:
+                    if issubclass(error.value.pytype, StopIteration):
+                        return
+                    raise
+                yield item
+        yield from iterator.iterate(tx)
+
+    def next(self, tx: Capture) -> Value | None:
+        """``next(self)``; None at the end."""
+        try:
+            return self._special(tx, "__next__", [])
+        except ObservedError as error:
+            if issubclass(error.value.pytype, StopIteration):
+                return None
+            raise
+
+    def unpack(self, tx: Capture) -> list[Value]:
+        return list(self.iterate(tx))
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        return self._special(tx, "__getitem__", [key])
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        self._special(tx, "__setitem__", [key, value])
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        self._special(tx, "__delitem__", [key])
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        if self._has("__contains__"):
+            return self._special(tx, "__contains__", [item]).truth(tx)
+        return super().contains(tx, item)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.getattr(tx, name).realize().call(tx, args, kwargs)
+
+    def call_c_method(
+        self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        """A method that a C base of the class defines."""
+        payload = self.payload
+        if payload is not None and name not in ("__setattr__", "__getattribute__", "__delattr__", "__init_subclass__"):
+            return payload.call_method(tx, name, args, kwargs)
+        match name, args:
+            case "__setattr__", [key, value]:
+                self.store(tx, key.realize().const(), value)
+                return ConstantValue(None)
+            case "__delattr__", [key]:
+                self.delattr(tx, key.realize().const())
+                return ConstantValue(None)
+            case "__getattribute__", [key]:
+                return self.getattr(tx, key.realize().const())
+            case ("__init__" | "__init_subclass__"), _:
+                return ConstantValue(None)
+            case ("__eq__" | "__ne__"), [other]:
+                return ConstantValue((other.realize() is self) is (name == "__eq__"))
+            case "__hash__", []:
+                return ConstantValue(hash(self.real()))
+            case "__reduce_ex__" | "__sizeof__", _:
+                pass
+        raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
+
+    # --- rebuilding ---------------------------------------------------------------------------------------------
+
+    def children(self) -> Iterator[Value]:
+        yield from self.init_args
+        if self.payload is not None:
+            yield self.payload
+        for value in self.attrs.values():
+            if value is not DELETED:
+                yield value
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        if self.obj is not None:
+            cg.load_const(self.obj)
+            return
+        # An empty instance; its attributes and contents follow as side effects.
+        if isinstance(self.payload, TupleValue):
+            cg.call_const(tuple.__new__, [ConstantValue(self.cls), TupleValue(list(self.payload.items))])
+        else:
+            cg.call_const(self.cls.__new__, [ConstantValue(self.cls)])
+
+    def describe(self) -> str:
+        return f"an object of type {self.cls.__module__}.{self.cls.__qualname__}"
+
+
+class InstanceDictValue(DictValue):
+    """``obj.__dict__``: reads and writes go to the object's attributes."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, tx: Capture, owner: ObjectValue) -> None:
+        real = getattr(owner.obj, "__dict__", None)
+        if owner.obj is not None and real is None:
+            raise tx.observed(AttributeError(f"{owner.cls.__name__!r} object has no attribute '__dict__'"))
+        source = owner.source and Source("instance_dict", owner.source)
+        super().__init__(dict, source, real)
+        self.owner = owner
+        if owner.attrs:
+            entries = self.whole(tx)
+            for name, value in owner.attrs.items():
+                if value is DELETED:
+                    entries.pop(name, None)
+                else:
+                    entries[name] = (ConstantValue(name), value)
+
+    def find(self, tx: Capture, key: Value) -> Value | None:
+        name = key.realize().const()
+        if name in self.owner.attrs:
+            value = self.owner.attrs[name]
+            return None if value is DELETED else value
+        return super().find(tx, key)
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        name = key.realize().const()
+        tx.side.write_attribute(self.owner, name)
+        self.owner.attrs[name] = value
+        self.whole(tx)[name] = (key, value)
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        self.owner.delattr(tx, key.realize().const())
+        self.whole(tx).pop(key.realize().const(), None)
+
+    def _pop(self, tx: Capture, key: Value) -> Value | None:
+        found = self.find(tx, key)
+        if found is not None:
+            self.delitem(tx, key)
+        return found
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load(self.owner)
+        cg.load_attr("__dict__")
+
+
+class ExceptionValue(ObjectValue):
+    """An exception instance."""
+
+    __slots__ = ("args", "real_error")
+
+    def __init__(self, cls: type, args: list[Value], source: Any = None, obj: Any = None) -> None:
+        super().__init__(cls, obj, source)
+        self.args = args
+        self.real_error: BaseException | None = None
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name in self.attrs:
+            return super().getattr(tx, name)
+        if name == "args":
+            return TupleValue(list(self.args))
+        if name in ("__cause__", "__context__", "__traceback__"):
+            return ConstantValue(None)
+        if name == "with_traceback":
+            from dynamo_capture.values.callables import HandlerValue
+
+            return HandlerValue(lambda tx, args, kwargs: self, name)
+        if name == "value" and issubclass(self.cls, StopIteration):
+            return self.args[0] if self.args else ConstantValue(None)
+        if name in ("message", "name", "key") and not hasattr(self.cls, name):
+            raise self._no_attribute(tx, name)
+        return super().getattr(tx, name)
+
+    def _has(self, name: str) -> bool:
+        return lookup(self.cls, name)[1] not in (None, object, BaseException)
+
+    def call_c_method(
+        self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        if name == "__init__":
+            self.args = list(args)
+            return ConstantValue(None)
+        if name in ("__str__", "__repr__") and all(a.realize().is_const for a in self.args):
+            real = Exception(*[a.realize().const() for a in self.args])
+            return ConstantValue(str(real) if name == "__str__" else f"{self.cls.__name__}{real.args!r}")
+        return super().call_c_method(tx, name, descriptor, args, kwargs)
+
+    def children(self) -> Iterator[Value]:
+        yield from self.args
+        yield from super().children()
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(self.cls.__new__, [ConstantValue(self.cls), *self.args])
+
+    def text(self) -> str:
+        """The exception as a traceback would show it."""
+        try:
+            shown = ", ".join(str(a.realize().const()) for a in self.args)
+        except (GraphBreak, ObservedError):
+            shown = "..."
+        return f"{self.cls.__name__}: {shown}" if shown else self.cls.__name__
+
+

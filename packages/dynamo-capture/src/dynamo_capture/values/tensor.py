@@ -1,0 +1,263 @@
+"""Tensors and symbolic numbers: values that are computed by the graph."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["SymValue", "TensorMethodValue", "TensorValue", "size_value"]
+
+_READS_DATA = frozenset(
+    ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
+     "data_ptr", "untyped_storage", "storage", "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
+     "is_nonzero", "equal", "allclose")
+)  # fmt: skip
+_AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
+_PYTHON_STATE = frozenset(
+    ("apply_", "map_", "map2_", "share_memory_", "pin_memory", "__deepcopy__", "__reduce_ex__", "__setstate__",
+     "set_", "resize_", "resize_as_", "requires_grad_", "record_stream", "to_sparse", "register_module_full")
+)  # fmt: skip
+_CONST_ATTRIBUTES = frozenset(
+    ("dtype", "device", "layout", "requires_grad", "ndim", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
+     "is_mps", "is_mkldnn", "is_meta", "is_nested", "is_xpu", "is_mtia", "is_ipu", "is_xla", "is_vulkan",
+     "is_sparse_csr", "is_maia", "names", "itemsize", "_version", "output_nr", "is_leaf", "retains_grad")
+)  # fmt: skip
+_TENSOR_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+
+
+class TensorValue(Value):
+    """A tensor: a node of the graph and an abstract example with its metadata."""
+
+    __slots__ = ("cls", "example", "node", "real_tensor")
+
+    mutable = True
+
+    def __init__(self, node: Node, example: torch.Tensor, source: Any = None, real: Any = None) -> None:
+        self.source = source
+        self.node = node
+        self.example = example
+        self.real_tensor = real
+        self.cls: type = torch.Tensor if real is None else type(real)
+
+    @property
+    def pytype(self) -> type:
+        return self.cls
+
+    def real(self) -> Any:
+        if self.real_tensor is None:
+            raise GraphBreak("QB02", "the value of a computed tensor")
+        return self.real_tensor
+
+    def truth(self, tx: Capture) -> bool:
+        raise GraphBreak("QB01", "truth value of a tensor")
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name in ("shape",):
+            return size_value(tx, self)
+        if name in _CONST_ATTRIBUTES:
+            return tx.from_python(getattr(self.example, name))
+        if name in _TENSOR_ATTRIBUTES:
+            return tx.graph_call(getattr, [self, ConstantValue(name)], {})
+        if name == "__class__":
+            return tx.from_python(self.cls)
+        if name == "nbytes":
+            size = ConstantValue(self.example.element_size())
+            return self.call_method(tx, "numel", [], {}).call_method(tx, "__mul__", [size], {})
+        return self._other_attribute(tx, name)
+
+    def _other_attribute(self, tx: Capture, name: str) -> Value:
+        real = self.real_tensor
+        if name == "grad" and real is not None and self.source is not None:
+            from dynamo_capture.sources import Source
+
+            return tx.wrap(real.grad, Source("grad", self.source))
+        if name == "grad_fn" and self.example.grad_fn is None:
+            return tx.from_python(None)
+        if real is not None and self.source is not None:
+            own = real.__dict__
+            if name in own:
+                return tx.lazy(own[name], self.source.attr(name))
+            if not hasattr(torch.Tensor, name) and not hasattr(self.cls, name):
+                tx.guards.has_attr(self.source, name, False)
+        if not hasattr(self.cls, name):
+            raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+        if callable(getattr(torch.Tensor, name, None)):
+            return TensorMethodValue(self, name)
+        raise GraphBreak("QB06", f"attribute {name!r} of a tensor")
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name in _READS_DATA:
+            raise GraphBreak("QB02", f"Tensor.{name}()")
+        if name in _AUTOGRAD:
+            raise GraphBreak("QB12", f"Tensor.{name}()")
+        if name in _PYTHON_STATE or name.startswith("__array"):
+            raise GraphBreak("QB06", f"Tensor.{name}()")
+        if name == "size" and not kwargs:
+            shape = size_value(tx, self)
+            return shape.getitem(tx, args[0]) if args else shape
+        if name in ("numel", "nelement") and not args:
+            return tx.sym(self.example.numel(), torch.ops.aten.sym_numel.default, [self])
+        if name == "__len__":
+            return self.length(tx)
+        if name == "stride":
+            return self._stride(tx, args, kwargs)
+        if name in ("__getitem__", "__setitem__"):
+            return tx.graph_call(operator.getitem if name == "__getitem__" else operator.setitem, [self, *args], {})
+        if name == "__iter__":
+            return self.get_iter(tx)
+        if name == "as_subclass":
+            raise GraphBreak("QB17", "Tensor.as_subclass")
+        return tx.graph_call(name, [self, *args], kwargs, method=True)
+
+    def _stride(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        from dynamo_capture.values.containers import TupleValue
+
+        items: list[Value] = [
+            tx.sym(s, torch.ops.aten.sym_stride.int, [self, ConstantValue(d)])
+            for d, s in enumerate(self.example.stride())
+        ]
+        dims = [*args, *kwargs.values()]
+        return TupleValue(items).getitem(tx, dims[0]) if dims else TupleValue(items)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        return tx.graph_call(operator.getitem, [self, key], {})
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        tx.graph_call(operator.setitem, [self, key, value], {})
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        if self.example.dim() == 0:
+            raise tx.observed(TypeError("iteration over a 0-d tensor"))
+        return iter(self.call_method(tx, "unbind", [ConstantValue(0)], {}).unpack(tx))
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        raise GraphBreak("QB02", "membership test on a tensor")
+
+    def length(self, tx: Capture) -> Value:
+        if self.example.dim() == 0:
+            raise tx.observed(TypeError("len() of a 0-d tensor"))
+        return size_value(tx, self).getitem(tx, ConstantValue(0))
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_graph_output(self)
+
+    def describe(self) -> str:
+        return "a tensor"
+
+
+class TensorMethodValue(Value):
+    """A bound method of a tensor, such as ``x.view``."""
+
+    __slots__ = ("name", "tensor")
+
+    def __init__(self, tensor: TensorValue, name: str) -> None:
+        self.source = None
+        self.tensor = tensor
+        self.name = name
+
+    @property
+    def pytype(self) -> type:
+        return types.BuiltinMethodType
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return self.tensor.call_method(tx, self.name, args, kwargs)
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def children(self) -> Iterator[Value]:
+        yield self.tensor
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load(self.tensor)
+        cg.load_attr(self.name)
+
+
+class SymValue(Value):
+    """A symbolic int, float or bool: an example (``torch.SymInt`` ...) and how the graph computes it.
+
+    The graph node is made only when an operator or an output needs it, so that sizes which are merely compared or
+    only used in shapes that vanish leave nothing behind.
+    """
+
+    __slots__ = ("_node", "example", "make")
+
+    def __init__(self, example: Any, make: Callable[[], Node], source: Any = None) -> None:
+        self.source = source
+        self.example = example
+        self.make = make
+        self._node: Node | None = None
+
+    @property
+    def node(self) -> Node:
+        """The graph node, made on first use."""
+        if self._node is None:
+            self._node = self.make()
+        return self._node
+
+    @property
+    def pytype(self) -> type:
+        return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(self.example)]
+
+    @property
+    def is_const(self) -> bool:
+        return False
+
+    def const(self) -> Any:
+        """Specialise: the value is guarded to be what it is in this call."""
+        return self.pytype(self.example)
+
+    def key(self) -> Any:
+        return self.const()
+
+    def truth(self, tx: Capture) -> bool:
+        return bool(self.example)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "__class__":
+            return tx.from_python(self.pytype)
+        if name == "real":
+            return self
+        return ConstantValue(self.const()).getattr(tx, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        from dynamo_capture.values.arith import DUNDER_OPERATORS, binary
+
+        fn = DUNDER_OPERATORS.get(name)
+        if fn is not None and len(args) == 1:
+            return binary(tx, fn, self, args[0].realize())
+        return ConstantValue(self.const()).call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_graph_output(self)
+
+    def describe(self) -> str:
+        return f"the symbolic number {self.example}"
+
+
+def size_value(tx: Capture, tensor: TensorValue) -> Value:
+    """``tensor.shape`` with symbolic sizes where they are dynamic."""
+    from dynamo_capture.values.containers import TupleValue
+
+    items: list[Value] = [
+        ConstantValue(s) if type(s) is int else tx.sym(s, torch.ops.aten.sym_size.int, [tensor, ConstantValue(d)])
+        for d, s in enumerate(tensor.example.shape)
+    ]
+    return TupleValue(items, cls=torch.Size)

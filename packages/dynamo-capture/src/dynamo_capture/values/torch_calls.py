@@ -1,0 +1,203 @@
+"""Which callables of torch are operators of the graph, and the functions with a meaning of their own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["ALLOWED", "call_torch", "is_operator_function", "is_torch_callable", "special_function"]
+
+Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
+
+#: Functions that the user has put into graphs whole (``allow_in_graph``).
+ALLOWED: set[Any] = set()
+
+_OPERATOR_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch._tensor"))
+_OPERATORS_ELSEWHERE = frozenset(
+    (torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.is_tensor,
+     torch.is_storage, torch._sym_sqrt)
+)  # fmt: skip
+_OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+#: Setters of thread-local modes -> how to read the mode (with the setter's leading arguments).
+MODE_SETTERS: dict[Any, tuple[Callable[..., Any], int]] = {
+    torch._C._set_grad_enabled: (torch.is_grad_enabled, 0),
+    torch.set_autocast_enabled: (torch.is_autocast_enabled, 1),
+    torch.set_autocast_dtype: (torch.get_autocast_dtype, 1),
+    torch.set_autocast_cache_enabled: (torch.is_autocast_cache_enabled, 0),
+}
+_NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+_READERS = ("is_", "get_", "_get", "_is", "has_", "_has", "are_", "_jit_get", "_are", "_len_", "_dispatch_tls",
+            "_cuda_get", "_cuda_is")  # fmt: skip
+
+
+def is_operator_function(fn: Any) -> bool:
+    """Whether a Python function of torch (or one the user allowed) becomes one node of the graph."""
+    if fn in ALLOWED or fn in _OPERATORS_ELSEWHERE:
+        return True
+    module = getattr(fn, "__module__", None)
+    if module not in _OPERATOR_MODULES:
+        return bool(module == "torch._jit_internal" and fn.__name__ == "fn")
+    if module == "torch.nn.functional":
+        return getattr(F, fn.__name__, None) is fn or fn.__name__ in _F_PRIVATE
+    return True
+
+
+_F_PRIVATE = frozenset(("_max_pool1d", "_max_pool2d", "_max_pool3d"))
+
+
+def is_torch_callable(fn: Any) -> bool:
+    """Whether a C function (or an operator in Python) belongs to torch."""
+    if isinstance(fn, _OPERATOR_TYPES) or (isinstance(fn, types.FunctionType) and is_operator_function(fn)):
+        return True
+    module = getattr(fn, "__module__", None)
+    return isinstance(fn, types.BuiltinFunctionType) and isinstance(module, str) and module.startswith("torch")
+
+
+def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Call an operator of torch, read its global state, or set a mode."""
+    if fn in MODE_SETTERS:
+        return _set_mode(tx, fn, [a.realize().const() for a in args])
+    if fn in _NESTING:
+        tx.nesting += 1 if fn is torch.autocast_increment_nesting else -1
+        return ConstantValue(max(tx.nesting, 0))
+    if fn is torch.clear_autocast_cache:
+        return ConstantValue(None)
+    if isinstance(fn, types.BuiltinFunctionType):
+        module, name = fn.__module__, fn.__name__
+        if isinstance(getattr(fn, "__self__", None), types.ModuleType) and fn.__self__ is torch._C:
+            if not name.startswith(_READERS):
+                raise GraphBreak("QB03", f"torch._C.{name}")
+        elif module == "torch._C" and not name.startswith(_READERS):
+            raise GraphBreak("QB03", f"torch._C.{name}")
+    if fn is torch.is_tensor:
+        return ConstantValue(isinstance(args[0].realize(), TensorValue))
+    return tx.graph_call(fn, args, kwargs)
+
+
+def _set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
+    reader, leading = MODE_SETTERS[setter]
+    key = (setter, *args[:leading])
+    before = reader(*args[:leading])
+    first = tx.modes.get(key, (before, before))[0]
+    value = args[leading]
+    if before != value:
+        tx.graph.state_call(setter, args)
+    setter(*args)
+    tx.modes[key] = (first, value)
+    return ConstantValue(None)
+
+
+# --- Python functions with a meaning of their own -------------------------------------------------------------------
+
+_SPECIAL: dict[Any, Handler] = {}
+
+
+def special_function(fn: Any) -> Handler | None:
+    """The handler of a Python function that is not inlined, or None."""
+    found = _SPECIAL.get(fn)
+    if found is None and hasattr(fn, "__quintet_disabled__"):
+        return _disabled
+    return found
+
+
+def special(*fns: Any) -> Callable[[Handler], Handler]:
+    """Register a handler."""
+
+    def register(handler: Handler) -> Handler:
+        for fn in fns:
+            if fn is not None:
+                _SPECIAL[fn] = handler
+        return handler
+
+    return register
+
+
+def _attribute(path: str) -> Any:
+    """A function by dotted path below torch, or None in versions that lack it."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _constant(value: Any) -> Handler:
+    return lambda tx, args, kwargs: ConstantValue(value)
+
+
+for _path in ("compiler.is_compiling", "compiler.is_dynamo_compiling"):
+    special(_attribute(_path))(_constant(True))
+for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "compiler.is_exporting",
+              "onnx.is_in_onnx_export"):  # fmt: skip
+    special(_attribute(_path))(_constant(False))
+
+
+def _disabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB04", "a function under disable()")
+
+
+@special(inspect.signature)
+def _signature(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tx.from_python(inspect.signature(args[0].realize().real()))
+
+
+@special(typing.cast)
+def _cast(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return args[1]
+
+
+@special(functools.update_wrapper)
+def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    wrapper, wrapped = args[0].realize(), args[1].realize()
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        wrapper.setattr(tx, name, wrapped.getattr(tx, name))
+    wrapper.setattr(tx, "__wrapped__", wrapped)
+    return wrapper
+
+
+@special(torch.manual_seed, torch.random.seed, torch.random.set_rng_state)
+def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB03", "setting the state of torch's random number generator")
+
+
+@special(torch.autograd.grad, torch.autograd.backward)
+def _autograd(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB12", "torch.autograd")
+
+
+@special(warnings.warn, warnings.warn_explicit)
+def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB11", "warnings.warn")
+
+
+def graph_break_here(msg: str = "") -> None:
+    """Break the graph here; does nothing when the program runs eagerly."""
+
+
+@special(graph_break_here)
+def _graph_break(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB04", "graph_break()")
+
+
+def is_compiling() -> bool:
+    """Whether the program is being captured: True inside captured code, False when it runs eagerly."""
+    return False
+
+
+special(is_compiling)(_constant(True))

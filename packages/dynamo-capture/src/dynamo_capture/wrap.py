@@ -1,0 +1,308 @@
+"""From a real object of the frame to a value, with the guards that looking at it takes."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, wrap_items
+from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.modules import ModuleValue
+from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from prims.errors import Unsupported
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["wrap"]
+
+_IDENTITY_CONSTANTS = frozenset((type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout,
+                                 torch.memory_format, types.CodeType))  # fmt: skip
+_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+                types.ClassMethodDescriptorType, types.MethodWrapperType, torch._ops.OpOverload,
+                torch._ops.OpOverloadPacket)  # fmt: skip
+_TENSOR_TYPES = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
+
+
+def wrap(tx: Capture, obj: Any, source: Source | None) -> Value:
+    """The value of an object, seen through ``source`` (None: an object that the code itself fixes)."""
+    cls = type(obj)
+    if cls in CONST_TYPES:
+        return _constant(tx, obj, source)
+    known = tx.known.get(id(obj))
+    if known is not None:
+        return _seen_again(tx, obj, known, source)
+    handler = _HANDLERS.get(cls)
+    if handler is None:
+        handler = _by_base_class(obj, cls)
+    value = handler(tx, obj, source)
+    if value.mutable:
+        tx.remember(obj, value)
+    return value
+
+
+def _seen_again(tx: Capture, obj: Any, known: Value, source: Source | None) -> Value:
+    if source is not None and source is not known.source:
+        if known.source is not None:
+            tx.guards.same(source, known.source)
+        else:
+            tx.guards.is_object(source, obj)
+            known.source = source
+    return known
+
+
+def _constant(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is None:
+        return ConstantValue(obj)
+    cls = type(obj)
+    if cls in _IDENTITY_CONSTANTS:
+        tx.guards.is_object(source, obj)
+    elif cls is int and tx.int_is_dynamic(source, obj):
+        return tx.graph.size_input(source, obj, 2)
+    elif cls is range:
+        tx.guards.type_is(source, range)
+        for name in ("start", "stop", "step"):
+            tx.guards.equals(source.attr(name), getattr(obj, name))
+    else:
+        tx.guards.equals(source, obj)
+    return ConstantValue(obj, source)
+
+
+def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
+    if isinstance(obj, torch.Tensor):
+        return _tensor
+    if isinstance(obj, nn.Module):
+        return _module
+    if isinstance(obj, type):
+        return _class
+    if isinstance(obj, enum.Enum):
+        return _enum
+    if isinstance(obj, _C_FUNCTIONS):
+        return _c_function
+    if isinstance(obj, types.ModuleType):
+        return _py_module
+    if isinstance(obj, tuple):
+        return _tuple
+    if isinstance(obj, BaseException):
+        return _exception
+    original = getattr(obj, "__quintet_original__", None)
+    if original is not None and not isinstance(obj, type):
+        return _compiled
+    if isinstance(obj, functools._lru_cache_wrapper):
+        return _lru_cached
+    return _object
+
+
+def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
+    if source is not None:
+        tx.guards.type_is(source, cls)
+
+
+def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if type(obj) not in _TENSOR_TYPES:
+        raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
+    source = source or Source("constant", None, (obj,))
+    dynamic = tx.dynamic_dims(source, obj)
+    try:
+        value = tx.graph.tensor_input(source, obj, dynamic)
+    except Unsupported as error:
+        raise GraphBreak("QB17", str(error)) from None
+    sizes = [None if not isinstance(s, int) else s for s in value.example.spec.shape]
+    strides: Any = None
+    if any(s is None for s in sizes) and not obj.is_contiguous():
+        strides = [None if not isinstance(s, int) else s for s in value.example.spec.strides]
+        tx.guard_symbolic_strides(source, value.example.spec)
+    elif all(s is not None for s in sizes):
+        strides = list(obj.stride())
+    tx.guards.tensor(source, obj, sizes, strides, False)
+    return value
+
+
+def _module(tx: Capture, obj: Any, source: Source | None) -> Value:
+    state = getattr(type(obj), "_quintet_state", None)
+    if state is not None:
+        source = source or Source("constant", None, (obj,))
+        _guard_type(tx, source, type(obj))
+        return wrap(tx, state.original, Source("constant", None, (state.original,)))
+    _guard_type(tx, source, type(obj))
+    return ModuleValue(type(obj), obj, source or Source("constant", None, (obj,)))
+
+
+def _class(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return ClassValue(obj, source)
+
+
+def _enum(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return ConstantValue(obj, source)
+
+
+def _c_function(tx: Capture, obj: Any, source: Source | None) -> Value:
+    owner = getattr(obj, "__self__", None)
+    is_method = isinstance(obj, (types.BuiltinMethodType, types.MethodWrapperType)) and owner is not None
+    if is_method and getattr(obj, "__module__", None) is None and not isinstance(owner, (types.ModuleType, type)):
+        _guard_type(tx, source, type(obj))
+        if source is not None:
+            tx.guards.equals(source.attr("__name__"), obj.__name__)
+        bound_to = tx.from_python(owner, source and source.attr("__self__")).realize()
+        return bound_to.getattr(tx, obj.__name__)
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return BuiltinValue(obj, source)
+
+
+def _py_module(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return PyModuleValue(obj, source)
+
+
+def _function(tx: Capture, obj: Any, source: Source | None) -> Value:
+    return tx.function(obj, source)
+
+
+def _method(tx: Capture, obj: Any, source: Source | None) -> Value:
+    _guard_type(tx, source, types.MethodType)
+    owner = tx.from_python(obj.__self__, source and Source("method_self", source))
+    func = tx.from_python(obj.__func__, source and Source("method_func", source)).realize()
+    return MethodValue(owner, func, source)
+
+
+def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
+    cls = type(obj)
+    if source is not None:
+        tx.guards.type_is(source, cls)
+        if not is_namedtuple(cls):
+            tx.guards.length(source, len(obj))
+    if cls in (tuple, torch.Size) or is_namedtuple(cls) or cls.__module__ == "torch.return_types":
+        if source is None:
+            return TupleValue([tx.from_python(x) for x in obj], cls)
+        return TupleValue(wrap_items(tx, obj, source), cls, source)
+    return ObjectValue(cls, obj, source, TupleValue(wrap_items(tx, obj, source), tuple))
+
+
+def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
+    source = source or Source("constant", None, (obj,))
+    tx.guards.type_is(source, type(obj))
+    tx.guards.length(source, len(obj))
+    maxlen = obj.maxlen if isinstance(obj, collections.deque) else None
+    return ListValue(wrap_items(tx, obj, source), type(obj), source, maxlen)
+
+
+def _dict(tx: Capture, obj: Any, source: Source | None) -> Value:
+    source = source or Source("constant", None, (obj,))
+    tx.guards.type_is(source, type(obj))
+    factory = None
+    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
+        factory = tx.from_python(obj.default_factory, source.attr("default_factory"))
+    return DictValue(type(obj), source, obj, factory)
+
+
+def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
+    result = DictValue(dict)
+    for key, item in obj.items():
+        result.entries[tx.key_of_object(key)] = (tx.from_python(key), tx.from_python(item))
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return result
+
+
+def _set(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.set_equals(source, type(obj)(obj))
+    return SetValue([tx.from_python(item) for item in obj], type(obj), source)
+
+
+def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
+    _guard_type(tx, source, functools.partial)
+    func = tx.from_python(obj.func, source and source.attr("func"))
+    args = source and source.attr("args")
+    if args is not None:
+        tx.guards.length(args, len(obj.args))
+    keywords = source and source.attr("keywords")
+    if keywords is not None:
+        tx.guards.dict_keys(keywords, list(obj.keywords))
+    return PartialValue(
+        func,
+        [tx.from_python(x, args and args.item(i)) for i, x in enumerate(obj.args)],
+        {k: tx.from_python(x, keywords and keywords.item(k)) for k, x in obj.keywords.items()},
+        source,
+    )
+
+
+def _exception(tx: Capture, obj: Any, source: Source | None) -> Value:
+    _guard_type(tx, source, type(obj))
+    args = [tx.from_python(a, source and source.attr("args").item(i)) for i, a in enumerate(obj.args)]
+    return ExceptionValue(type(obj), args, source or Source("constant", None, (obj,)), obj)
+
+
+def _compiled(tx: Capture, obj: Any, source: Source | None) -> Value:
+    """A function that was compiled on its own: the original is captured."""
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return wrap(tx, obj.__quintet_original__, None)
+
+
+def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return BuiltinValue(obj, source)
+
+
+def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
+    cls = type(obj)
+    source = source or Source("constant", None, (obj,))
+    if type(obj).__module__ == "numpy" and not isinstance(obj, type):
+        raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
+    tx.guards.type_is(source, cls)
+    payload: Value | None = None
+    if isinstance(obj, dict):
+        payload = DictValue(cls, source, obj)
+    elif isinstance(obj, (list, collections.deque)):
+        tx.guards.length(source, len(obj))
+        payload = ListValue(wrap_items(tx, obj, source), cls, source)
+    elif isinstance(obj, (int, float, str, bytes)):
+        tx.guards.equals(source, obj)
+        return ConstantValue(obj, source)
+    elif isinstance(obj, (set, frozenset)):
+        tx.guards.set_equals(source, set(obj))
+        payload = SetValue([tx.from_python(item) for item in obj], cls, source)
+    return ObjectValue(cls, obj, source, payload)
+
+
+_HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
+    torch.Tensor: _tensor,
+    nn.Parameter: _tensor,
+    types.FunctionType: _function,
+    types.MethodType: _method,
+    types.BuiltinFunctionType: _c_function,
+    types.ModuleType: _py_module,
+    types.MappingProxyType: _mapping_proxy,
+    type: _class,
+    tuple: _tuple,
+    torch.Size: _tuple,
+    list: _list,
+    collections.deque: _list,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+    collections.defaultdict: _dict,
+    set: _set,
+    frozenset: _set,
+    functools.partial: _partial,
+}

@@ -59,7 +59,7 @@ def test_same_class_and_state(made):
     assert isinstance(compiled, Net) and isinstance(compiled, CompiledModule)
     assert not isinstance(model, CompiledModule)
     assert type(compiled).__name__ == "Net" and repr(compiled) == repr(model)
-    assert list(compiled.state_dict()) == list(model.state_dict()) == ["fc.weight", "fc.bias", "count"]
+    assert list(compiled.state_dict()) == list(model.state_dict()) == ["count", "fc.weight", "fc.bias"]
     assert compiled.fc is model.fc and compiled._orig_mod is model
     assert [p.data_ptr() for p in compiled.parameters()] == [p.data_ptr() for p in model.parameters()]
 
@@ -133,7 +133,7 @@ def test_checkpoints(made, prefix):
 def test_checkpoint_of_a_parent(made):
     _, compiled, _ = made
     parent = nn.Sequential(compiled, nn.ReLU())
-    assert list(parent.state_dict()) == ["0.fc.weight", "0.fc.bias", "0.count"]
+    assert list(parent.state_dict()) == ["0.count", "0.fc.weight", "0.fc.bias"]
     checkpoint = {key.replace("0.", "0._orig_mod."): value + 1 for key, value in parent.state_dict().items()}
     parent.load_state_dict(checkpoint)
     assert torch.equal(parent.state_dict()["0.count"], checkpoint["0._orig_mod.count"])

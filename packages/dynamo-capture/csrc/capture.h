@@ -4,7 +4,8 @@
  * objects.c      Context, Entry, activate
  * guards_eval.c  evaluation of guard trees
  * guards_text.c  guards as text
- * guards.c       the GuardTree type: building trees
+ * guards.c       the GuardTree type: nodes, evaluation from Python
+ * guards_checks.c  its methods that add checks
  * tensor.c       tensor metadata and global state without linking to torch
  * module.c       the module and its functions
  */
@@ -95,7 +96,6 @@ enum NodeKind {
     NODE_CONSTANT,
     NODE_WEAK,
     NODE_ATTR,
-    NODE_DICT_ATTR,
     NODE_INSTANCE_DICT,
     NODE_ITEM,
     NODE_DICT_KEY,
@@ -136,6 +136,7 @@ enum CheckKind {
     /* over several nodes, after all nodes: */
     CHECK_SAME,
     CHECK_DISTINCT,
+    CHECK_NO_OVERLAP,
     CHECK_SHAPE,
     CHECK_GLOBAL_STATE,
     CHECK_CALL,
@@ -163,6 +164,7 @@ typedef struct {
     int next;
     int node;               /* -1 for checks over several nodes */
     Py_ssize_t number;      /* length; presence; number of tokens or nodes */
+    Py_ssize_t leading;     /* CHECK_NO_OVERLAP: how many of the nodes are written into */
     void *pointer;          /* CHECK_ID: the object's address */
     PyObject *object;       /* what it compares with */
     struct TensorMeta *tensor;
@@ -205,6 +207,28 @@ PyObject *guard_path(GuardTree *tree, int node);
 PyObject *guard_check_text(GuardTree *tree, int check);
 PyObject *guard_failure_text(GuardTree *tree, const GuardFailure *failure);
 
+/* guards.c, for guards_checks.c: -1 or NULL come with an exception, but for a NULL of guard_watch. */
+int guard_may_change(GuardTree *tree);
+int guard_check_node(GuardTree *tree, int node);
+PyObject *guard_watch(GuardTree *tree, PyObject *object);
+int *guard_parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count);
+PyObject *guard_check_type(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_equals(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_no_instance_attr(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_set(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_lambda(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_id(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_dict_keys(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_len(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_contains(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_tensor(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_same(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_distinct(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_no_overlap(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_shape(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_global_state(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_call(GuardTree *self, PyObject *args, PyObject *kwargs);
+
 /* ------------------------------------------------------------------ tensor.c */
 
 #define TENSOR_MAX_DIMS 64
@@ -222,6 +246,8 @@ typedef struct StateMeta StateMeta;
 
 /* Reads sizes, strides and offset; -1 with an exception. */
 int tensor_shape(PyObject *tensor, TensorShape *out);
+/* The addresses [start, end) that a strided tensor reaches; empty for one without memory. -1 with an exception. */
+int tensor_extent(PyObject *tensor, int64_t *start, int64_t *end);
 TensorMeta *tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t min_size,
                             PyObject *requires_grad, bool storage_offset);
 void tensor_meta_free(TensorMeta *meta);

@@ -39,8 +39,8 @@ PyTypeObject Death_Type = {
 };
 
 /* A weak reference that turns the tree invalid; NULL without an exception if the object takes none. */
-static PyObject *
-watch(GuardTree *tree, PyObject *object)
+PyObject *
+guard_watch(GuardTree *tree, PyObject *object)
 {
     if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(object))) {
         return NULL;
@@ -62,8 +62,8 @@ watch(GuardTree *tree, PyObject *object)
 
 /* ------------------------------------------------------------------ nodes */
 
-static int
-may_change(GuardTree *tree)
+int
+guard_may_change(GuardTree *tree)
 {
     if (tree->busy) {
         PyErr_SetString(PyExc_RuntimeError, "GuardTree: cannot be extended while it is evaluated");
@@ -72,8 +72,8 @@ may_change(GuardTree *tree)
     return 0;
 }
 
-static int
-check_node(GuardTree *tree, int node)
+int
+guard_check_node(GuardTree *tree, int node)
 {
     if (node <= 0 || node >= tree->nnodes) {
         PyErr_Format(PyExc_ValueError, "GuardTree: no node %d", node);
@@ -120,7 +120,7 @@ append_node(GuardTree *tree, int kind, int parent)
 static PyObject *
 intern_node(GuardTree *tree, int kind, int parent, PyObject *arg, Py_ssize_t index, PyObject *name)
 {
-    if (may_change(tree) < 0 || (parent != 0 && check_node(tree, parent) < 0)) {
+    if (guard_may_change(tree) < 0 || (parent != 0 && guard_check_node(tree, parent) < 0)) {
         return NULL;
     }
     bool by_identity = kind == NODE_CONSTANT || kind == NODE_WEAK || kind == NODE_CALL;
@@ -140,7 +140,7 @@ intern_node(GuardTree *tree, int kind, int parent, PyObject *arg, Py_ssize_t ind
         Py_DECREF(key);
         return Py_XNewRef(known);
     }
-    PyObject *held = kind == NODE_WEAK ? watch(tree, arg) : Py_XNewRef(arg);
+    PyObject *held = kind == NODE_WEAK ? guard_watch(tree, arg) : Py_XNewRef(arg);
     if (kind == NODE_WEAK && held == NULL) {
         Py_DECREF(key);
         return PyErr_Format(PyExc_TypeError, "GuardTree.weak: cannot create a weak reference to %R", arg);
@@ -248,7 +248,7 @@ child_by_name(GuardTree *self, PyObject *args, const char *format, int kind)
 {
     int parent;
     PyObject *name;
-    if (!PyArg_ParseTuple(args, format, &parent, &name) || check_node(self, parent) < 0) {
+    if (!PyArg_ParseTuple(args, format, &parent, &name) || guard_check_node(self, parent) < 0) {
         return NULL;
     }
     Py_INCREF(name);
@@ -262,12 +262,6 @@ static PyObject *
 tree_attr(GuardTree *self, PyObject *args)
 {
     return child_by_name(self, args, "iU:attr", NODE_ATTR);
-}
-
-static PyObject *
-tree_dict_attr(GuardTree *self, PyObject *args)
-{
-    return child_by_name(self, args, "iU:dict_attr", NODE_DICT_ATTR);
 }
 
 static PyObject *
@@ -288,10 +282,38 @@ tree_item(GuardTree *self, PyObject *args)
 {
     int parent;
     PyObject *key;
-    if (!PyArg_ParseTuple(args, "iO:item", &parent, &key) || check_node(self, parent) < 0) {
+    if (!PyArg_ParseTuple(args, "iO:item", &parent, &key) || guard_check_node(self, parent) < 0) {
         return NULL;
     }
     return child_item(self, parent, key);
+}
+
+/* `parent.__dict__[name]`: an item of the dict's own node, which several share. */
+static PyObject *
+child_in_dict(GuardTree *self, int parent, PyObject *name)
+{
+    PyObject *dict = intern_node(self, NODE_INSTANCE_DICT, parent, NULL, 0, NULL);
+    if (dict == NULL) {
+        return NULL;
+    }
+    int id = (int)PyLong_AsLong(dict);
+    Py_DECREF(dict);
+    Py_INCREF(name);
+    PyUnicode_InternInPlace(&name);
+    PyObject *node = child_item(self, id, name);
+    Py_DECREF(name);
+    return node;
+}
+
+static PyObject *
+tree_dict_attr(GuardTree *self, PyObject *args)
+{
+    int parent;
+    PyObject *name;
+    if (!PyArg_ParseTuple(args, "iU:dict_attr", &parent, &name) || guard_check_node(self, parent) < 0) {
+        return NULL;
+    }
+    return child_in_dict(self, parent, name);
 }
 
 static PyObject *
@@ -299,10 +321,10 @@ tree_module_item(GuardTree *self, PyObject *args)
 {
     int parent;
     PyObject *table, *name;
-    if (!PyArg_ParseTuple(args, "iUU:module_item", &parent, &table, &name) || check_node(self, parent) < 0) {
+    if (!PyArg_ParseTuple(args, "iUU:module_item", &parent, &table, &name) || guard_check_node(self, parent) < 0) {
         return NULL;
     }
-    PyObject *middle = intern_node(self, NODE_DICT_ATTR, parent, table, 0, NULL);
+    PyObject *middle = child_in_dict(self, parent, table);
     if (middle == NULL) {
         return NULL;
     }
@@ -316,7 +338,7 @@ child_by_index(GuardTree *self, PyObject *args, const char *format, int kind)
 {
     int parent;
     Py_ssize_t index;
-    if (!PyArg_ParseTuple(args, format, &parent, &index) || check_node(self, parent) < 0) {
+    if (!PyArg_ParseTuple(args, format, &parent, &index) || guard_check_node(self, parent) < 0) {
         return NULL;
     }
     if (index < 0) {
@@ -347,7 +369,7 @@ static PyObject *
 child_plain(GuardTree *self, PyObject *parent, int kind)
 {
     long id = PyLong_AsLong(parent);
-    if ((id == -1 && PyErr_Occurred()) || check_node(self, (int)id) < 0) {
+    if ((id == -1 && PyErr_Occurred()) || guard_check_node(self, (int)id) < 0) {
         return NULL;
     }
     return intern_node(self, kind, (int)id, NULL, 0, NULL);
@@ -368,7 +390,7 @@ static PyObject *
 tree_grad(GuardTree *self, PyObject *parent)
 {
     long id = PyLong_AsLong(parent);
-    if ((id == -1 && PyErr_Occurred()) || check_node(self, (int)id) < 0) {
+    if ((id == -1 && PyErr_Occurred()) || guard_check_node(self, (int)id) < 0) {
         return NULL;
     }
     PyObject *name = PyUnicode_InternFromString("grad");
@@ -382,7 +404,7 @@ tree_call(GuardTree *self, PyObject *args)
 {
     int parent;
     PyObject *fn, *text = Py_None;
-    if (!PyArg_ParseTuple(args, "iO|O:call", &parent, &fn, &text) || check_node(self, parent) < 0) {
+    if (!PyArg_ParseTuple(args, "iO|O:call", &parent, &fn, &text) || guard_check_node(self, parent) < 0) {
         return NULL;
     }
     if (!PyCallable_Check(fn)) {
@@ -391,192 +413,11 @@ tree_call(GuardTree *self, PyObject *args)
     return intern_node(self, NODE_CALL, parent, fn, 0, text);
 }
 
-/* ------------------------------------------------------------------ checks */
-
-typedef struct {
-    PyObject *text, *reason;
-} Words;
-
-static PyObject *
-text_or_null(PyObject *text)
-{
-    return text == NULL || text == Py_None ? NULL : Py_NewRef(text);
-}
-
-/* Appends a check to the node's chain (node > 0) or to the final chain (-1); NULL with an exception. */
-static Check *
-append_check(GuardTree *tree, int kind, int node, Words words)
-{
-    if (may_change(tree) < 0 || (node >= 0 && check_node(tree, node) < 0)) {
-        return NULL;
-    }
-    if (tree->nchecks == tree->checks_capacity) {
-        int capacity = tree->checks_capacity ? 2 * tree->checks_capacity : 16;
-        Check *checks = PyMem_Realloc(tree->checks, capacity * sizeof(Check));
-        if (checks == NULL) {
-            PyErr_NoMemory();
-            return NULL;
-        }
-        tree->checks = checks;
-        tree->checks_capacity = capacity;
-    }
-    int id = tree->nchecks++;
-    Check *check = &tree->checks[id];
-    memset(check, 0, sizeof(Check));
-    check->kind = (uint8_t)kind;
-    check->node = node;
-    check->next = -1;
-    check->text = text_or_null(words.text);
-    check->reason = text_or_null(words.reason);
-    int *first = node >= 0 ? &tree->nodes[node].first_check : &tree->first_final;
-    int *last = node >= 0 ? &tree->nodes[node].last_check : &tree->last_final;
-    if (*last < 0) {
-        *first = id;
-    }
-    else {
-        tree->checks[*last].next = id;
-    }
-    *last = id;
-    tree->prepared = false;
-    return check;
-}
-
-/* (node, object, *, text=None, reason=None) */
-static Check *
-check_with_object(GuardTree *self, PyObject *args, PyObject *kwargs, const char *format, int kind)
-{
-    static char *names[] = {"node", "value", "text", "reason", NULL};
-    int node;
-    PyObject *object;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &node, &object, &words.text, &words.reason)) {
-        return NULL;
-    }
-    Check *check = append_check(self, kind, node, words);
-    if (check != NULL) {
-        check->object = Py_NewRef(object);
-    }
-    return check;
-}
-
-#define OBJECT_CHECK(name, kind)                                                                                   \
-    static PyObject *tree_##name(GuardTree *self, PyObject *args, PyObject *kwargs)                                \
-    {                                                                                                              \
-        if (check_with_object(self, args, kwargs, "iO|$OO:" #name, kind) == NULL) {                                \
-            return NULL;                                                                                           \
-        }                                                                                                          \
-        Py_RETURN_NONE;                                                                                            \
-    }
-
-OBJECT_CHECK(check_type, CHECK_TYPE)
-OBJECT_CHECK(check_equals, CHECK_EQUALS)
-OBJECT_CHECK(check_no_instance_attr, CHECK_NO_INSTANCE_ATTR)
-OBJECT_CHECK(check_set, CHECK_SET)
-OBJECT_CHECK(check_lambda, CHECK_LAMBDA)
-
-static PyObject *
-tree_check_id(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    Check *check = check_with_object(self, args, kwargs, "iO|$OO:check_id", CHECK_ID);
-    if (check == NULL) {
-        return NULL;
-    }
-    check->pointer = check->object;
-    PyObject *reference = watch(self, check->object);
-    if (reference != NULL) {
-        Py_SETREF(check->object, reference);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_dict_keys(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    Check *check = check_with_object(self, args, kwargs, "iO|$OO:check_dict_keys", CHECK_DICT_KEYS);
-    if (check == NULL) {
-        return NULL;
-    }
-    PyObject *keys = PySequence_Tuple(check->object);
-    if (keys == NULL) {
-        /* An empty tuple of keys keeps the tree sound; the caller sees the exception. */
-        keys = PyTuple_New(0);
-        Py_XSETREF(check->object, keys);
-        return NULL;
-    }
-    Py_SETREF(check->object, keys);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_len(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"node", "n", "text", "reason", NULL};
-    int node;
-    Py_ssize_t n;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|$OO:check_len", names, &node, &n, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    Check *check = append_check(self, CHECK_LEN, node, words);
-    if (check == NULL) {
-        return NULL;
-    }
-    check->number = n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_contains(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"node", "key", "present", "text", "reason", NULL};
-    int node, present = 1;
-    PyObject *key;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|p$OO:check_contains", names, &node, &key, &present,
-                                     &words.text, &words.reason)) {
-        return NULL;
-    }
-    Check *check = append_check(self, CHECK_CONTAINS, node, words);
-    if (check == NULL) {
-        return NULL;
-    }
-    check->object = Py_NewRef(key);
-    check->number = present;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_tensor(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"node",          "example",        "sizes", "strides", "min_size",
-                            "requires_grad", "storage_offset", "text",  "reason",  NULL};
-    int node, storage_offset = 0;
-    long long min_size = 2;
-    PyObject *example, *sizes = NULL, *strides = NULL, *requires_grad = NULL;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|$OOLOpOO:check_tensor", names, &node, &example, &sizes,
-                                     &strides, &min_size, &requires_grad, &storage_offset, &words.text,
-                                     &words.reason)
-        || check_node(self, node) < 0) {
-        return NULL;
-    }
-    TensorMeta *meta = tensor_meta_new(example, sizes, strides, min_size, requires_grad, storage_offset);
-    if (meta == NULL) {
-        return NULL;
-    }
-    Check *check = append_check(self, CHECK_TENSOR, node, words);
-    if (check == NULL) {
-        tensor_meta_free(meta);
-        return NULL;
-    }
-    check->tensor = meta;
-    Py_RETURN_NONE;
-}
+/* ------------------------------------------------------------------ evaluation from Python */
 
 /* Parses a sequence of node ids into a new array; NULL with an exception. */
-static int *
-parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count)
+int *
+guard_parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count)
 {
     PyObject *fast = PySequence_Fast(sequence, "GuardTree: expected a sequence of nodes");
     if (fast == NULL) {
@@ -586,7 +427,7 @@ parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count)
     int *nodes = PyMem_Malloc((n + 1) * sizeof(int));
     for (Py_ssize_t i = 0; nodes != NULL && i < n; i++) {
         nodes[i] = (int)PyLong_AsLong(PySequence_Fast_GET_ITEM(fast, i));
-        if (PyErr_Occurred() || check_node(tree, nodes[i]) < 0) {
+        if (PyErr_Occurred() || guard_check_node(tree, nodes[i]) < 0) {
             PyMem_Free(nodes);
             nodes = NULL;
         }
@@ -600,208 +441,17 @@ parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count)
 }
 
 static PyObject *
-add_nodes_check(GuardTree *self, int kind, PyObject *sequence, Words words)
-{
-    Py_ssize_t n;
-    int *nodes = parse_nodes(self, sequence, &n);
-    if (nodes == NULL) {
-        return NULL;
-    }
-    Check *check = append_check(self, kind, -1, words);
-    if (check == NULL) {
-        PyMem_Free(nodes);
-        return NULL;
-    }
-    check->nodes = nodes;
-    check->number = n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_same(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"a", "b", "text", "reason", NULL};
-    PyObject *a, *b;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO:check_same", names, &a, &b, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    PyObject *pair = PyTuple_Pack(2, a, b);
-    PyObject *result = pair != NULL ? add_nodes_check(self, CHECK_SAME, pair, words) : NULL;
-    Py_XDECREF(pair);
-    return result;
-}
-
-static PyObject *
-tree_check_distinct(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"nodes", "text", "reason", NULL};
-    PyObject *nodes;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OO:check_distinct", names, &nodes, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    return add_nodes_check(self, CHECK_DISTINCT, nodes, words);
-}
-
-static const struct {
-    const char *name;
-    int op;
-} shape_names[] = {
-    {"+", SHAPE_ADD},       {"-", SHAPE_SUB},     {"*", SHAPE_MUL}, {"//", SHAPE_FLOORDIV}, {"%", SHAPE_MOD},
-    {"ceildiv", SHAPE_CEILDIV}, {"min", SHAPE_MIN}, {"max", SHAPE_MAX}, {"neg", SHAPE_NEG},  {"abs", SHAPE_ABS},
-    {"==", SHAPE_EQ},       {"!=", SHAPE_NE},     {"<", SHAPE_LT},  {"<=", SHAPE_LE},       {">", SHAPE_GT},
-    {">=", SHAPE_GE},       {"and", SHAPE_AND},   {"or", SHAPE_OR}, {"not", SHAPE_NOT},
-    {"size", SHAPE_SIZE},   {"stride", SHAPE_STRIDE}, {"offset", SHAPE_OFFSET}, {"numel", SHAPE_NUMEL},
-    {"int", SHAPE_INT},
-};
-
-static int
-shape_op(PyObject *name)
-{
-    for (size_t i = 0; PyUnicode_Check(name) && i < sizeof shape_names / sizeof *shape_names; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, shape_names[i].name) == 0) {
-            return shape_names[i].op;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "check_shape: unknown operator %R", name);
-    return -1;
-}
-
-static int
-parse_shape_token(GuardTree *tree, PyObject *item, ShapeToken *token)
-{
-    token->node = -1;
-    token->value = 0;
-    if (PyLong_Check(item)) {
-        token->op = SHAPE_CONST;
-        token->value = PyLong_AsLongLong(item);
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    if (!PyTuple_Check(item)) {
-        token->op = shape_op(item);
-        if (token->op >= 0 && token->op <= SHAPE_INT) {
-            PyErr_Format(PyExc_ValueError, "check_shape: %R needs a node: (%R, node)", item, item);
-            return -1;
-        }
-        return token->op < 0 ? -1 : 0;
-    }
-    PyObject *name;
-    long long dim = 0;
-    if (!PyArg_ParseTuple(item, "Oi|L:check_shape", &name, &token->node, &dim)) {
-        return -1;
-    }
-    token->op = shape_op(name);
-    token->value = dim;
-    if (token->op > SHAPE_INT) {
-        PyErr_Format(PyExc_ValueError, "check_shape: %R is no operand", name);
-        return -1;
-    }
-    return token->op < 0 ? -1 : check_node(tree, token->node);
-}
-
-static PyObject *
-tree_check_shape(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"program", "text", "reason", NULL};
-    PyObject *program;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OO:check_shape", names, &program, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    PyObject *fast = PySequence_Fast(program, "check_shape: the program must be a sequence");
-    if (fast == NULL) {
-        return NULL;
-    }
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
-    ShapeToken *tokens = PyMem_Malloc((n + 1) * sizeof(ShapeToken));
-    int depth = 0;
-    bool fine = tokens != NULL;
-    for (Py_ssize_t i = 0; fine && i < n; i++) {
-        fine = parse_shape_token(self, PySequence_Fast_GET_ITEM(fast, i), &tokens[i]) == 0;
-        if (fine) {
-            int needs = tokens[i].op <= SHAPE_INT ? 0 : tokens[i].op >= SHAPE_NEG ? 1 : 2;
-            if (depth < needs || depth - needs + 1 > SHAPE_MAX_DEPTH) {
-                PyErr_Format(PyExc_ValueError, "check_shape: token %zd: %s", i,
-                             depth < needs ? "too few operands" : "the program is nested too deeply");
-                fine = false;
-            }
-            depth += 1 - needs;
-        }
-    }
-    Py_DECREF(fast);
-    if (fine && depth != 1) {
-        PyErr_Format(PyExc_ValueError, "check_shape: the program leaves %d values, not one", depth);
-        fine = false;
-    }
-    Check *check = fine ? append_check(self, CHECK_SHAPE, -1, words) : NULL;
-    if (check == NULL) {
-        PyMem_Free(tokens);
-        return NULL;
-    }
-    check->tokens = tokens;
-    check->number = n;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_global_state(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"text", "reason", NULL};
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OO:check_global_state", names, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    StateMeta *state = state_meta_new();
-    if (state == NULL) {
-        return NULL;
-    }
-    Check *check = append_check(self, CHECK_GLOBAL_STATE, -1, words);
-    if (check == NULL) {
-        state_meta_free(state);
-        return NULL;
-    }
-    check->state = state;
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tree_check_call(GuardTree *self, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"fn", "value", "text", "reason", NULL};
-    PyObject *fn, *value;
-    Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OO:check_call", names, &fn, &value, &words.text,
-                                     &words.reason)) {
-        return NULL;
-    }
-    Check *check = append_check(self, CHECK_CALL, -1, words);
-    if (check == NULL) {
-        return NULL;
-    }
-    check->pointer = Py_NewRef(fn);
-    check->object = Py_NewRef(value);
-    Py_RETURN_NONE;
-}
-
-/* ------------------------------------------------------------------ evaluation from Python */
-
-static PyObject *
 tree_collect(GuardTree *self, PyObject *sequence)
 {
     Py_ssize_t n;
-    if (may_change(self) < 0) {
+    if (guard_may_change(self) < 0) {
         return NULL;
     }
     if (self->owner != NULL) {
         PyErr_SetString(PyExc_ValueError, "GuardTree.collect: the tree belongs to an entry already");
         return NULL;
     }
-    int *nodes = parse_nodes(self, sequence, &n);
+    int *nodes = guard_parse_nodes(self, sequence, &n);
     if (nodes == NULL) {
         return NULL;
     }
@@ -933,7 +583,7 @@ static PyObject *
 tree_path(GuardTree *self, PyObject *node)
 {
     long id = PyLong_AsLong(node);
-    if ((id == -1 && PyErr_Occurred()) || check_node(self, (int)id) < 0) {
+    if ((id == -1 && PyErr_Occurred()) || guard_check_node(self, (int)id) < 0) {
         return NULL;
     }
     return guard_path(self, (int)id);
@@ -1038,7 +688,8 @@ tree_length(GuardTree *self)
 }
 
 #define METHOD(name, flags) {#name, (PyCFunction)(void (*)(void))tree_##name, flags, NULL}
-#define CHECK_METHOD(name) METHOD(name, METH_VARARGS | METH_KEYWORDS)
+#define KEYWORD_METHOD(name) METHOD(name, METH_VARARGS | METH_KEYWORDS)
+#define CHECK_METHOD(name) {#name, (PyCFunction)(void (*)(void))guard_##name, METH_VARARGS | METH_KEYWORDS, NULL}
 
 static PyMethodDef tree_methods[] = {
     METHOD(local, METH_VARARGS),
@@ -1077,13 +728,14 @@ static PyMethodDef tree_methods[] = {
     CHECK_METHOD(check_lambda),
     CHECK_METHOD(check_same),
     CHECK_METHOD(check_distinct),
+    CHECK_METHOD(check_no_overlap),
     CHECK_METHOD(check_shape),
     CHECK_METHOD(check_global_state),
     CHECK_METHOD(check_call),
     METHOD(collect, METH_O),
-    CHECK_METHOD(check),
-    CHECK_METHOD(collected),
-    CHECK_METHOD(explain_failure),
+    KEYWORD_METHOD(check),
+    KEYWORD_METHOD(collected),
+    KEYWORD_METHOD(explain_failure),
     METHOD(describe, METH_NOARGS),
     METHOD(path, METH_O),
     {NULL},

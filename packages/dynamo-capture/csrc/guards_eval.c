@@ -101,17 +101,6 @@ get_item(PyObject *container, PyObject *key, Py_ssize_t index)
 }
 
 static PyObject *
-get_dict_attr(PyObject *object, PyObject *name)
-{
-    PyObject *dict = instance_dict(object), *value = NULL;
-    if (dict != NULL) {
-        value = get_item(dict, name, 0);
-        Py_DECREF(dict);
-    }
-    return value;
-}
-
-static PyObject *
 get_dict_key(PyObject *dict, Py_ssize_t index)
 {
     PyObject *key;
@@ -207,8 +196,6 @@ read_node(const Node *node, PyObject *parent, const GuardSource *source)
         return guard_referent(node->arg);
     case NODE_ATTR:
         return PyObject_GetAttr(parent, node->arg);
-    case NODE_DICT_ATTR:
-        return get_dict_attr(parent, node->arg);
     case NODE_INSTANCE_DICT:
         return instance_dict(parent);
     case NODE_ITEM:
@@ -375,6 +362,31 @@ all_distinct(const GuardTree *tree, const Check *check, PyObject **slots)
     return distinct;
 }
 
+/* No tensor of the first `leading` nodes reaches memory that another of the nodes reaches. */
+static int
+no_overlap(const GuardTree *tree, const Check *check, PyObject **slots)
+{
+    int64_t small[64];
+    int64_t *extents = check->number <= 32 ? small : PyMem_Malloc(2 * check->number * sizeof(int64_t));
+    int holds = extents != NULL;
+    for (Py_ssize_t i = 0; holds == 1 && i < check->number; i++) {
+        PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
+        if (tensor_extent(value, &extents[2 * i], &extents[2 * i + 1]) < 0) {
+            holds = -1;
+        }
+    }
+    for (Py_ssize_t i = 0; i < check->leading && holds == 1; i++) {
+        for (Py_ssize_t j = i + 1; j < check->number && holds == 1; j++) {
+            bool empty = extents[2 * i] == extents[2 * i + 1] || extents[2 * j] == extents[2 * j + 1];
+            holds = empty || extents[2 * i + 1] <= extents[2 * j] || extents[2 * j + 1] <= extents[2 * i];
+        }
+    }
+    if (extents != small) {
+        PyMem_Free(extents);
+    }
+    return holds;
+}
+
 /* Puts the operand's value; false if it has none. */
 static bool
 shape_operand(const GuardTree *tree, const ShapeToken *token, PyObject **slots, int64_t *out)
@@ -527,6 +539,8 @@ check_final(const GuardTree *tree, const Check *check, PyObject **slots)
         return slots[tree->nodes[check->nodes[0]].slot] == slots[tree->nodes[check->nodes[1]].slot];
     case CHECK_DISTINCT:
         return all_distinct(tree, check, slots);
+    case CHECK_NO_OVERLAP:
+        return no_overlap(tree, check, slots);
     case CHECK_SHAPE:
         return shape_holds(tree, check, slots);
     case CHECK_GLOBAL_STATE:
@@ -658,7 +672,7 @@ guard_prepare(GuardTree *tree)
     for (int c = tree->first_final; c >= 0; c = tree->checks[c].next) {
         const Check *check = &tree->checks[c];
         bool shape = check->kind == CHECK_SHAPE;
-        bool on_nodes = check->kind == CHECK_SAME || check->kind == CHECK_DISTINCT;
+        bool on_nodes = check->nodes != NULL;
         for (Py_ssize_t i = 0; i < check->number && (shape || on_nodes); i++) {
             int id = shape ? check->tokens[i].node : check->nodes[i];
             if (id >= 0) {

@@ -45,9 +45,6 @@ guard_path(GuardTree *tree, int id)
     case NODE_ATTR:
         path = PyUnicode_FromFormat("%U.%U", parent, node->arg);
         break;
-    case NODE_DICT_ATTR:
-        path = PyUnicode_FromFormat("%U.__dict__[%R]", parent, node->arg);
-        break;
     case NODE_INSTANCE_DICT:
         path = PyUnicode_FromFormat("%U.__dict__", parent);
         break;
@@ -193,6 +190,13 @@ final_check_text(GuardTree *tree, const Check *check)
     case CHECK_DISTINCT:
         inner = node_paths(tree, check, ", ");
         text = inner != NULL ? PyUnicode_FromFormat("distinct(%U)", inner) : NULL;
+        Py_XDECREF(inner);
+        return text;
+    case CHECK_NO_OVERLAP:
+        inner = node_paths(tree, check, ", ");
+        text = inner != NULL ? PyUnicode_FromFormat("the first %zd share no memory with the others: %U",
+                                                    check->leading, inner)
+                             : NULL;
         Py_XDECREF(inner);
         return text;
     case CHECK_GLOBAL_STATE:

@@ -26,6 +26,8 @@ static struct {
     read_i64 get_dim, get_offset;
     read_i64s get_sizes, get_strides;
     read_i32 get_dtype, get_device_type, get_device_index;
+    int32_t (*get_data_ptr)(void *, void **);
+    size_t (*element_size)(int32_t);
     getter requires_grad; /* the C getter of the attribute */
     void *requires_grad_closure;
     void *libraries[MAX_LIBRARIES];
@@ -44,6 +46,7 @@ static struct {
 } torch = {.handle_offset = -1, .keys_word = -1};
 
 static PyObject *str_shape, *str_stride, *str_storage_offset, *str_dtype, *str_device, *str_layout;
+static PyObject *str_data_ptr, *str_element_size;
 static PyObject *str_requires_grad, *str_is_conj, *str_is_neg, *str_is_inference;
 
 static inline bool
@@ -148,6 +151,54 @@ tensor_shape(PyObject *tensor, TensorShape *out)
         return 0;
     }
     return shape_by_attributes(tensor, out);
+}
+
+static int64_t
+call_for_int(PyObject *tensor, PyObject *name)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(tensor, name);
+    int64_t number = value != NULL ? PyLong_AsLongLong(value) : -1;
+    Py_XDECREF(value);
+    return number;
+}
+
+static int
+memory_of(PyObject *tensor, int64_t *address, int64_t *item)
+{
+    if (torch.native_tensor && is_plain(Py_TYPE(tensor))) {
+        int32_t scalar_type;
+        void *pointer;
+        if (torch.get_data_ptr(handle_of(tensor), &pointer) == 0
+            && torch.get_dtype(handle_of(tensor), &scalar_type) == 0) {
+            *address = (int64_t)(intptr_t)pointer;
+            *item = (int64_t)torch.element_size(scalar_type);
+            return 0;
+        }
+    }
+    *address = call_for_int(tensor, str_data_ptr);
+    *item = *address == -1 && PyErr_Occurred() ? -1 : call_for_int(tensor, str_element_size);
+    return *item == -1 ? -1 : 0;
+}
+
+int
+tensor_extent(PyObject *tensor, int64_t *start, int64_t *end)
+{
+    TensorShape shape;
+    int64_t item;
+    if (tensor_shape(tensor, &shape) < 0 || memory_of(tensor, start, &item) < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_RuntimeError, "cannot read the tensor");
+        }
+        return -1;
+    }
+    int64_t last = 0;
+    bool empty = *start == 0 || shape.strides == NULL;
+    for (int64_t i = 0; i < shape.ndim && !empty; i++) {
+        empty = shape.sizes[i] == 0;
+        last += (shape.sizes[i] - 1) * shape.strides[i];
+    }
+    *end = empty ? *start : *start + (last + 1) * item;
+    return 0;
 }
 
 static int
@@ -690,7 +741,9 @@ find_tensor_functions(void)
     return FIND(get_dim, "aoti_torch_get_dim") && FIND(get_offset, "aoti_torch_get_storage_offset")
            && FIND(get_sizes, "aoti_torch_get_sizes") && FIND(get_strides, "aoti_torch_get_strides")
            && FIND(get_dtype, "aoti_torch_get_dtype") && FIND(get_device_type, "aoti_torch_get_device_type")
-           && FIND(get_device_index, "aoti_torch_get_device_index");
+           && FIND(get_device_index, "aoti_torch_get_device_index")
+           && FIND(get_data_ptr, "aoti_torch_get_data_ptr")
+           && FIND(element_size, "aoti_torch_dtype_element_size");
 }
 
 static bool
@@ -728,6 +781,17 @@ find_handle_offset(PyObject *tensor, PyObject *facts)
     return -1;
 }
 
+/* Whether the native path finds the same memory as the methods. */
+static bool
+memory_agrees(PyObject *tensor)
+{
+    int64_t native, native_item, slow = call_for_int(tensor, str_data_ptr);
+    torch.native_tensor = true;
+    int status = memory_of(tensor, &native, &native_item);
+    torch.native_tensor = false;
+    return status == 0 && native == slow && native_item == call_for_int(tensor, str_element_size);
+}
+
 static bool
 probe_agrees(PyObject *tensor, PyObject *facts)
 {
@@ -743,7 +807,7 @@ probe_agrees(PyObject *tensor, PyObject *facts)
            && (uint64_t)meta.scalar_type == fact(facts, "scalar_type")
            && (uint64_t)meta.device_type == fact(facts, "device_type")
            && (int64_t)meta.device_index == (int64_t)fact(facts, "device_index")
-           && meta.keys == fact(facts, "dispatch_keys");
+           && meta.keys == fact(facts, "dispatch_keys") && memory_agrees(tensor);
 }
 
 /* The word of the TensorImpl that holds every probe's dispatch key set. */
@@ -818,7 +882,7 @@ intern_names(void)
         {&str_shape, "shape"}, {&str_stride, "stride"}, {&str_storage_offset, "storage_offset"},
         {&str_dtype, "dtype"}, {&str_device, "device"}, {&str_layout, "layout"},
         {&str_requires_grad, "requires_grad"}, {&str_is_conj, "is_conj"}, {&str_is_neg, "is_neg"},
-        {&str_is_inference, "is_inference"},
+        {&str_is_inference, "is_inference"}, {&str_data_ptr, "data_ptr"}, {&str_element_size, "element_size"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (*names[i].place == NULL && (*names[i].place = PyUnicode_InternFromString(names[i].text)) == NULL) {

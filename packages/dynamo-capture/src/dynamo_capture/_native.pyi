@@ -272,6 +272,16 @@ class GuardTree:
         self, nodes: Sequence[int], *, text: str | None = None, reason: str | None = None
     ) -> None:
         """All these objects are different objects."""
+    def check_no_overlap(
+        self,
+        written: Sequence[int],
+        others: Sequence[int],
+        *,
+        text: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """No tensor of `written` reaches memory that another of `written` or `others` reaches (by the range of
+        addresses from the first to the last element)."""
     def check_shape(
         self,
         program: Sequence[int | str | tuple[Any, ...]],

@@ -192,6 +192,33 @@ def test_shape_programs_read_tensors(native, mode):
     assert holds(tree, torch.zeros(5, 4)[1:])
 
 
+def test_no_overlap(native, mode):
+    tree = native.GuardTree()
+    a, b, c = (tree.local(i) for i in range(3))
+    tree.check_no_overlap([a], [b, c])
+    x = torch.zeros(10)
+    free = torch.zeros(3)
+    assert holds_all(tree, free, x, x)
+    assert holds_all(tree, x[:5], x[5:], free)
+    assert holds_all(tree, torch.zeros(0), torch.zeros(0), free)
+    assert not holds_all(tree, x[:5], x[4:], free)
+    assert not holds_all(tree, x, free, x)
+    assert not holds_all(tree, x, x.view(2, 5).t(), free)
+    assert not holds_all(tree, x, 5, free)
+    tree = native.GuardTree()
+    nodes = [tree.local(i) for i in range(40)]
+    tree.check_no_overlap(nodes[:2], nodes[2:])
+    rows = list(torch.zeros(40, 3))
+    assert holds_all(tree, *rows)
+    assert not holds_all(tree, *rows[:39], rows[1])
+
+
+def holds_all(tree, *values):
+    result = tree.check(values)
+    assert (tree.explain_failure(values) is None) is result
+    return result
+
+
 def test_grad_accessor(native, mode):
     x = base().requires_grad_()
     tree = native.GuardTree()

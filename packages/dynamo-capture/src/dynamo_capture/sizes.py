@@ -40,10 +40,9 @@ def add_size_guards(tx: Capture) -> None:
         if info.name in operands and operands[info.name][0] == "int":
             programs.append([operands[info.name], info.min, ">="])
     whole: list[Any] = []
-    for one in programs:
-        whole.extend(one)
+    for i, one in enumerate(programs):  # joined one by one: the evaluator's stack is 64 deep
+        whole.extend(one if i == 0 else [*one, "and"])
     if programs:
-        whole.extend(["and"] * (len(programs) - 1))
         text = " and ".join(str(g.expr) for g in tx.symbols.guards) or "symbolic sizes keep their relations"
         tree.check_shape(whole, text=text, reason="; ".join(sorted({g.reason for g in tx.symbols.guards})))
         tx.guards.guards.extend(Guard("size", str(g.expr), True, g.where) for g in tx.symbols.guards)

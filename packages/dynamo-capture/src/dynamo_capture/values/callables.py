@@ -222,6 +222,18 @@ class ClassValue(_FixedValue):
             return item.const() in self.obj
         raise GraphBreak("QB06", f"membership test on the class {self.obj.__name__}")
 
+    def call_c_method(
+        self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        """A method of ``type``, or ``super().__new__(cls)`` and the like."""
+        if name == "__new__":
+            from dynamo_capture.values.construct import empty_instance
+
+            return empty_instance(tx, args[0].realize().const(), args[1:])
+        if name == "__init_subclass__":
+            return ConstantValue(None)
+        raise GraphBreak("QB03", f"the C method {name!r} of {self.describe()}")
+
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name == "__contains__":
             return ConstantValue(self.contains(tx, args[0].realize()))

@@ -77,6 +77,14 @@ class ObjectValue(Value):
     # --- attributes ---------------------------------------------------------------------------------------------
 
     def getattr(self, tx: Capture, name: str) -> Value:
+        getter, owner = lookup(self.cls, "__getattribute__")
+        if isinstance(getter, types.FunctionType):
+            method = bind_attribute(tx, self, self.cls, "__getattribute__", getter, owner)  # type: ignore[arg-type]
+            return method.call(tx, [ConstantValue(name)], {})
+        return self.plain_getattr(tx, name)
+
+    def plain_getattr(self, tx: Capture, name: str) -> Value:
+        """``object.__getattribute__``, with ``__getattr__`` behind it."""
         found = self._written(tx, name)
         if found is not None:
             return found
@@ -85,9 +93,6 @@ class ObjectValue(Value):
             return tx.from_python(cls)
         if name == "__dict__":
             return InstanceDictValue(tx, self)
-        getter, getter_owner = lookup(cls, "__getattribute__")
-        if getter_owner is not object and isinstance(getter, types.FunctionType):
-            raise GraphBreak("QB06", f"{cls.__name__} defines __getattribute__")
         found_on_class, owner = lookup(cls, name)
         if owner is not None and isinstance(found_on_class, _DATA_DESCRIPTORS):
             return self._slot(tx, name)
@@ -282,7 +287,7 @@ class ObjectValue(Value):
                 self.delattr(tx, key.realize().const())
                 return ConstantValue(None)
             case "__getattribute__", [key]:
-                return self.getattr(tx, key.realize().const())
+                return self.plain_getattr(tx, key.realize().const())
             case ("__init__" | "__init_subclass__"), _:
                 return ConstantValue(None)
             case ("__eq__" | "__ne__"), [other]:

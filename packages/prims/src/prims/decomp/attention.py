@@ -16,6 +16,7 @@ from prims.decomp.common import (
     iota_along,
     is_float,
     opmath,
+    slice_dim,
     spread,
     to_dtype,
     unsupported,
@@ -127,12 +128,10 @@ def flash_attention_for_cpu_backward(
 SRC_MASK, PADDING_MASK = 0, 1
 
 
-def _heads(p: Any, x: Value, part: int, heads: int, width: Size) -> Value:
-    """Part 0, 1 or 2 of [b, t, 3 e] as [b, heads, t, e / heads]."""
-    b, t, _ = x.shape
-    low = part * width
-    piece = p.slice(x, (0, 0, low), (b, t, low + width), (1, 1, 1))
-    return p.permute(p.reshape(piece, (b, t, heads, width // heads)), (0, 2, 1, 3))
+def _heads(p: Any, x: Value, heads: int) -> Value:
+    """[b, t, e] as [b, heads, t, e / heads]."""
+    b, t, e = x.shape
+    return p.permute(p.reshape(x, (b, t, heads, e // heads)), (0, 2, 1, 3))
 
 
 def _hidden(p: Any, mask: Value, mask_type: int | None, shape: Sequence[Size]) -> Value:
@@ -164,10 +163,16 @@ def native_multi_head_attention(
     mask_type: int | None = None,
 ) -> tuple[Value, Value | None]:
     """Projections, attention and the output projection of nn.MultiheadAttention; [b, t, e] each."""
-    if not (query is key and key is value):
-        raise unsupported("fused attention between different sequences")
-    qkv = linear(p, query, qkv_weight, qkv_bias)
-    q, k, v = (_heads(p, qkv, i, num_head, embed_dim) for i in range(3))
+    if query is key and key is value:
+        qkv = linear(p, query, qkv_weight, qkv_bias)
+        parts = [slice_dim(p, qkv, 2, i * embed_dim, (i + 1) * embed_dim) for i in range(3)]
+    else:
+        rows = [(i * embed_dim, (i + 1) * embed_dim) for i in range(3)]
+        parts = [
+            linear(p, x, slice_dim(p, qkv_weight, 0, *row), slice_dim(p, qkv_bias, 0, *row))
+            for x, row in zip((query, key, value), rows, strict=True)
+        ]
+    q, k, v = (_heads(p, x, num_head) for x in parts)
     weights = None
     if mask is None and not need_weights and query.device.type == "cpu":
         context = call(p, "aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, v)[0]

@@ -168,36 +168,47 @@ def norm_dims(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     return tuple(sorted({norm_dim(d, ndim) for d in dims}))
 
 
+def surely_equal(a: Size, b: Size) -> bool:
+    """Are two sizes the same number or the same expression? Never records a guard."""
+    if a is b:
+        return True
+    if isinstance(a, int):
+        return isinstance(b, int) and a == b
+    return not isinstance(b, int) and a.expr is b.expr
+
+
+def surely_same(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """`surely_equal` of all sizes."""
+    return len(a) == len(b) and all(map(surely_equal, a, b))
+
+
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Are two shapes equal (a size comparison that cannot be decided statically records a guard)?"""
-    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+    return surely_same(a, b) or (len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True)))
 
 
 def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     """The shape all shapes broadcast to, by NumPy's rules."""
     first = shapes[0]
-    if all(s is first or s == first for s in shapes[1:]):
+    if all(surely_same(s, first) for s in shapes[1:]):
         return tuple(first)
     ndim = max(len(s) for s in shapes)
     out: list[Size] = [1] * ndim
     for shape in shapes:
         for i, size in enumerate(shape, ndim - len(shape)):
             have = out[i]
-            if have is size:
+            if surely_equal(have, size) or (isinstance(size, int) and size == 1):
                 continue
-            if isinstance(have, int) and have == 1:
+            if (isinstance(have, int) and have == 1) or have == 1:
                 out[i] = size
-            elif not (isinstance(size, int) and size == 1) and have != size:
-                if have == 1:
-                    out[i] = size
-                elif size != 1:
-                    raise ValueError(f"shapes {[tuple(s) for s in shapes]} do not broadcast")
+            elif size != 1 and have != size:
+                raise ValueError(f"shapes {[tuple(s) for s in shapes]} do not broadcast")
     return tuple(out)
 
 
 def expand(p: Any, x: Value, shape: Sequence[Size]) -> Value:
     """Broadcast a value to a shape by NumPy's rules (itself when it has that shape)."""
-    if same_shape(x.shape, shape):
+    if surely_same(x.shape, shape):
         return x
     return p.broadcast(x, tuple(shape), tuple(range(len(shape) - x.ndim, len(shape))))
 

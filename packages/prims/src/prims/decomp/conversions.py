@@ -54,7 +54,7 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.index is None or b.index is None or a.index == b.index)
 
 
-@decomposition("aten.to.dtype", "aten._autocast_to_reduced_precision.default")
+@decomposition("aten.to.dtype")
 def to_type(p: Any, self: Value, dtype: torch.dtype, *rest: Any, **kwargs: Any) -> Value:
     """Conversion to a dtype."""
     return to_copy(p, self, dtype=dtype)

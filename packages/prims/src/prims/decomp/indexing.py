@@ -172,7 +172,9 @@ def _masked_put(p: Any, self: Value, mask: Value, value: Value, accumulate: bool
     """index_put with a mask and the same values everywhere has a static shape: it is a where()."""
     lead = p.broadcast(mask, tuple(self.shape), tuple(range(mask.ndim)))
     fill = expand(p, to_dtype(p, value, self.dtype), self.shape)
-    return p.where(lead, p.add(self, fill) if accumulate else fill, self)
+    if accumulate:
+        fill = p.logical_or(self, fill) if self.dtype == torch.bool else p.add(self, fill)
+    return p.where(lead, fill, self)
 
 
 # ---- scattering -----------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from prims.decomp.common import (
     numel,
     prod,
     result_dtype,
-    same_shape,
     select,
     slice_dim,
+    surely_same,
     to_dtype,
 )
 from prims.decomp.registry import decomposition
@@ -35,7 +35,7 @@ def reshaped(p: Any, x: Value, shape: Sequence[Size]) -> Value:
     if hole is not None:
         known = prod([s for i, s in enumerate(shape) if i != hole])
         shape = (*shape[:hole], numel(x) // known, *shape[hole + 1 :])
-    return x if same_shape(x.shape, shape) else p.reshape(x, shape)
+    return x if surely_same(x.shape, shape) else p.reshape(x, shape)
 
 
 @decomposition(

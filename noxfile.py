@@ -70,7 +70,7 @@ def run_pytest(session: nox.Session, *args: str) -> None:
 def test_stage(session: nox.Session, stage: str) -> None:
     """A stage's own tests, with nothing but the stage installed."""
     folders = STAGES[stage]
-    install_packages(session, folders, "pytest", "hypothesis", "numpy")
+    install_packages(session, folders, "pytest", "hypothesis", "numpy", "expecttest")
     own = ROOT / "packages" / folders[-1]
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests"))
 

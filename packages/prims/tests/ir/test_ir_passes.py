@@ -7,9 +7,23 @@ import torch
 from ir_examples import Builder, aten, aten_example, prim_example, spec, torch_example
 
 from prims.errors import VerifierError
-from prims.ir import Fuel, Pass, VersionError, consumable, convert, negotiate, producible, run_passes, versions
+from prims.ir import (
+    Fuel,
+    Pass,
+    VersionError,
+    consumable,
+    convert,
+    negotiate,
+    parse_text,
+    print_text,
+    producible,
+    run_passes,
+    structural_difference,
+    versions,
+)
 from prims.options import Options
 from prims.report import Report
+from prims.spec import SymbolContext
 
 
 def rename(suffix):
@@ -97,6 +111,18 @@ def test_modules_run_with_any_size():
         torch.testing.assert_close(new_t, t - 0.5 * x.sum(1) * env.constants["scale"])
         torch.testing.assert_close(first, x.max(1).values)
         assert wide.shape == (2 * width + 1,)
+
+
+def test_symbolic_floats_stay_floats():
+    context = SymbolContext()
+    s0 = context.new_symbol(5, "x.size(0)")
+    b = Builder("aten", context)
+    x = b.input("x", spec(s0))
+    env = b.finish(b.call(aten.div.Tensor, (x, s0**0.5), spec(s0)))
+    for size in (5, 8):
+        value = torch.randn(size)
+        torch.testing.assert_close(env.module()(value)[0], value / size**0.5)
+    assert structural_difference(env, parse_text(print_text(env))) is None
 
 
 def test_prim_modules_run():

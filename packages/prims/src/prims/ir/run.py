@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_size", "make_module"]
 
 
-def evaluate_size(size: Any, names: tuple[str, ...], *values: int) -> int:
-    """The value of a symbolic size, given its symbols' values."""
+def evaluate_size(size: Any, names: tuple[str, ...], *values: int | float) -> Any:
+    """The value of a symbolic int, float or bool, given its symbols' values."""
     expr = expr_of(size)
-    return int(expr.evaluate(dict(zip(names, values, strict=True))))
+    return expr.evaluate(dict(zip(names, values, strict=True)))
 
 
 class _Size:
@@ -32,7 +32,7 @@ class _Size:
         self.__qualname__ = "size_expression"
         self.__module__ = __name__
 
-    def __call__(self, *values: int) -> int:
+    def __call__(self, *values: int | float) -> Any:
         return evaluate_size(self.size, self.names, *values)
 
 

@@ -1,28 +1,62 @@
-"""Resume functions: the rest of a function after a graph break, as a function of its own.
+"""Code objects that continue a function in the middle.
 
-A resume function has the original's instructions, lines and exception table. Its parameters are the values that
-stood on the stack and the live locals; it pushes the former and jumps to where the original goes on. All cells of
-the original (its own and its free variables) are free variables of it.
+After a graph break the rest of the function runs as a function of its own, whose parameters are the state at
+that point. Since Python 3.11 every jump is relative and the exception table is separate, so the original
+bytecode can be kept byte for byte: the new code is a prologue that restores the value stack and jumps,
+followed by the old body, with the exception and line tables shifted.
+
+Local slots keep their indices: *all* of the original's slots (locals, cells, free variables) become
+parameters, in order, and the slots of cell and free variables take cell objects, which is what `LOAD_DEREF`
+and the like expect to find there. So a resumed function needs no closure. Example: ``def f(x): a = x + 1;
+print(a); return a * x`` continued behind the call of `print` is ``def f(x, a, <result of print>): <pop it>;
+return a * x``.
+
+Formats: CPython's `Objects/exception_handling_notes.txt`, `Objects/locations.md` (3.11; unchanged to 3.13).
 """
 
 from __future__ import annotations
 
-import types
-from dataclasses import dataclass
+import builtins
+import inspect
+import opcode
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import CellType, CodeType
+from typing import Any
 
-from bytecode import Bytecode, CellVar, FreeVar, Instr, Label
+__all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
 
-__all__ = ["ResumePoint", "resume_code"]
+_OP = opcode.opmap
+_EXTENDED_ARG = _OP["EXTENDED_ARG"]
+_LOAD_GLOBAL = _OP["LOAD_GLOBAL"]
+_LOAD_SUPER_ATTR = _OP.get("LOAD_SUPER_ATTR", -1)
+_DROPPED_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_NESTED
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeInfo:
+    """Where a resume code comes from.
+
+    Args:
+        original: the code it continues (never itself a resume code: resuming one resumes its original).
+        index: the instruction of `original` at which it continues.
+        shift: the number of instructions before the copy of the body; instruction `i` is now `i + shift`.
+    """
+
+    original: CodeType
+    index: int
+    shift: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """Where and with what a function goes on.
 
-    Attributes:
-        index: the instruction to continue at.
-        stack: for each stack value, deepest first, whether it is a real value (not the NULL of a call).
-        locals: the live locals that have a value.
+    Args:
+        index: the instruction to continue at (counted without CACHE and EXTENDED_ARG).
+        stack: for each stack value, bottom first, whether it is a real value (not the NULL of a call).
+        locals: the live variables that have a value, cells not counted. The others are unbound.
     """
 
     index: int
@@ -30,65 +64,241 @@ class ResumePoint:
     locals: tuple[str, ...]
 
 
-def resume_code(code: types.CodeType, point: ResumePoint, line: int) -> types.CodeType:
-    """The code of a resume function; its parameters are the real stack values, then the locals."""
-    original = Bytecode.from_code(code)
-    target = Label()
-    body: list[object] = []
-    index = -1
-    for item in original:
-        if isinstance(item, Instr):
-            index += 1
-            if index == point.index:
-                body.append(target)
-            item = _with_free_cells(item)
-        body.append(item)
+# By identity: comparing code objects walks all of them. The codes live as long as the cache of `resume_code`.
+_infos: dict[int, tuple[CodeType, ResumeInfo]] = {}
+_made: dict[tuple[int, ResumePoint], tuple[CodeType, CodeType]] = {}
 
-    result = Bytecode()
-    depth = _depth_of(code)
-    stack_names = [f"___stack{depth}_{i}" for i, real in enumerate(point.stack) if real]
-    result.argnames = [*stack_names, *point.locals]
-    result.argcount = len(result.argnames)
-    result.freevars = [*code.co_cellvars, *code.co_freevars]
-    result.name = f"resume_in_{_bare_name(code.co_name)}_at_{line}"
-    result.qualname = code.co_qualname.removesuffix(code.co_name) + result.name
-    result.filename = code.co_filename
-    result.first_lineno = code.co_firstlineno
-    result.flags = 0x03 | (0x10 if result.freevars else 0)
-    prologue: list[object] = []
-    if result.freevars:
-        prologue.append(Instr("COPY_FREE_VARS", len(result.freevars), lineno=line))
-    prologue.append(Instr("RESUME", 0, lineno=line))
-    names = iter(stack_names)
-    for real in point.stack:
-        prologue.append(Instr("LOAD_FAST", next(names), lineno=line) if real else Instr("PUSH_NULL", lineno=line))
-    prologue.append(Instr("JUMP_FORWARD", target, lineno=line))
-    result.extend(prologue)  # type: ignore[arg-type]
-    result.extend(body)  # type: ignore[arg-type]
-    return result.to_code(
-        stacksize=code.co_stacksize + len(point.stack) + 2, compute_exception_stack_depths=False
+
+def parameters(code: CodeType) -> tuple[str, ...]:
+    """The names of all local slots in order: variables, cells that are no arguments, free variables."""
+    names = code.co_varnames
+    return (*names, *(n for n in code.co_cellvars if n not in names), *code.co_freevars)
+
+
+def resume_info(code: CodeType) -> ResumeInfo | None:
+    """Where a code made by `resume_code` comes from; None for any other code."""
+    found = _infos.get(id(code))
+    return found[1] if found is not None else None
+
+
+def cell_slots(code: CodeType) -> frozenset[str]:
+    """The names whose local slot holds a cell once the function runs.
+
+    In a resume code these slots are parameters and the cells come in from outside.
+    """
+    info = resume_info(code)
+    original = info.original if info is not None else code
+    return frozenset(original.co_cellvars) | frozenset(original.co_freevars)
+
+
+def implicit_reads(code: CodeType) -> frozenset[str]:
+    """The variables that a function may read without an instruction that says so: `super()` reads the first."""
+    info = resume_info(code)
+    original = info.original if info is not None else code
+    if "__class__" in original.co_freevars and "super" in original.co_names:
+        return frozenset(original.co_varnames[:1])
+    return frozenset()
+
+
+def resume_code(code: CodeType, point: ResumePoint, line: int) -> CodeType:
+    """A code object that continues `code` at a point; the same one for the same arguments.
+
+    Args:
+        code: the original, or a resume code (then the index counts its own instructions, behind the prologue).
+        point: where, and the shape of the state there.
+        line: the user's line, for the name.
+
+    Returns:
+        Code with plain positional parameters: one per slot of the original in the order of `parameters` (whatever
+        is passed for an unbound one is dropped), then one per real value of `point.stack`. It has no cell or free
+        variables: pass cell objects in the slots of `cell_slots`.
+
+    Raises:
+        ValueError: the index or a name is not in the code, or the code is a generator or coroutine.
+    """
+    info = resume_info(code)
+    if info is not None:
+        if point.index < info.shift:
+            raise ValueError(f"instruction {point.index} is in the prologue of the resumed {code.co_qualname}")
+        return resume_code(info.original, replace(point, index=point.index - info.shift), line)
+    made = _made.get((id(code), point))
+    if made is None:
+        made = _made[id(code), point] = (code, _make(code, point, line))
+    return made[1]
+
+
+def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        raise ValueError(f"{code.co_qualname} is a generator or coroutine: it cannot be resumed")
+    index, stack = point.index, point.stack
+    slots = parameters(code)
+    unknown = set(point.locals).difference(slots)
+    if unknown:
+        raise ValueError(f"{code.co_qualname} has no variables {sorted(unknown)}")
+    unbound = frozenset(slots).difference(point.locals, cell_slots(code))
+    body = code.co_code
+    offset = _offset_of(body, index)
+    if offset is None:
+        raise ValueError(f"{code.co_qualname} has no instruction {index}")
+    consts = code.co_consts
+    if "__class__" in code.co_freevars and "super" in code.co_names:
+        consts = (*consts, super_here)
+        body = _replace_super(body, code.co_names.index("super"), len(consts) - 1)
+    prologue, count = _prologue(slots, stack, unbound, offset)
+    shift = len(prologue)
+    values = sum(stack)
+    name = f"resume_in_{code.co_name.strip('<>')}_at_{line}"
+    new = code.replace(
+        co_name=name,
+        co_qualname=code.co_qualname.removesuffix(code.co_name) + name,
+        co_argcount=len(slots) + values,
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_nlocals=len(slots) + values,
+        co_varnames=(*slots, *(f"<stack {i}>" for i in range(values))),
+        co_cellvars=(),
+        co_freevars=(),
+        co_flags=code.co_flags & ~_DROPPED_FLAGS,
+        co_stacksize=max(code.co_stacksize, len(stack) + 1),
+        co_consts=consts,
+        co_code=prologue + body,
+        co_exceptiontable=_shift_exceptions(code.co_exceptiontable, shift // 2),
+        co_linetable=_no_location(shift // 2) + code.co_linetable,
     )
+    _infos[id(new)] = (new, ResumeInfo(code, index, count))
+    return new
 
 
-def _with_free_cells(inst: Instr) -> Instr:
-    if inst.name in ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR"):
-        return Instr("NOP", location=inst.location)
-    if isinstance(inst.arg, CellVar):
-        return Instr(inst.name, FreeVar(inst.arg.name), location=inst.location)
-    return inst
+# ---------------------------------------------------------------------- bytecode
 
 
-def _bare_name(name: str) -> str:
-    """The original function's name, also for a resume function of a resume function."""
-    while name.startswith("resume_in_") and "_at_" in name:
-        name = name.removeprefix("resume_in_").rpartition("_at_")[0]
-    return name.strip("<>")
+def _offset_of(body: bytes, index: int) -> int | None:
+    """The byte offset of an instruction, its EXTENDED_ARGs included."""
+    start = position = 0
+    size = len(body)
+    while position < size:
+        op = body[position]
+        if op == 0:  # CACHE belongs to the instruction before
+            position += 2
+            start = position
+            continue
+        if op != _EXTENDED_ARG:
+            if index == 0:
+                return start
+            index -= 1
+            start = position + 2
+        position += 2
+    return None
 
 
-def _depth_of(code: types.CodeType) -> int:
-    """How many breaks lie before this code, so that its stack parameters keep names of their own."""
-    depth = 0
-    for name in code.co_varnames[: code.co_argcount]:
-        if name.startswith("___stack"):
-            depth = max(depth, int(name.removeprefix("___stack").partition("_")[0]) + 1)
-    return depth
+def _instruction(name: str, arg: int = 0) -> bytes:
+    out = bytes((_OP[name], arg & 0xFF))
+    arg >>= 8
+    while arg:
+        out = bytes((_EXTENDED_ARG, arg & 0xFF)) + out
+        arg >>= 8
+    return out
+
+
+def _prologue(
+    slots: tuple[str, ...], stack: tuple[bool, ...], unbound: frozenset[str], offset: int
+) -> tuple[bytes, int]:
+    """Unbinds, fills the stack (emptying the parameters it comes from), jumps; with its instruction count."""
+    parts = [_instruction("RESUME")]
+    parts += [_instruction("DELETE_FAST", i) for i, name in enumerate(slots) if name in unbound]
+    parameter = len(slots)
+    for value in stack:
+        if value:
+            parts += [_instruction("LOAD_FAST", parameter), _instruction("DELETE_FAST", parameter)]
+            parameter += 1
+        else:
+            parts.append(_instruction("PUSH_NULL"))
+    parts.append(_instruction("JUMP_FORWARD", offset // 2))
+    return b"".join(parts), len(parts)
+
+
+def _replace_super(body: bytes, name: int, const: int) -> bytes:
+    """Makes `super()` work without free variables, among which it looks for `__class__`.
+
+    A load of the global `super` that precedes a call becomes a load of the constant `super_here`: it has
+    inline caches, whose room takes the instructions that replace it. `LOAD_SUPER_ATTR` (from 3.12) has class
+    and instance on the stack; bit 1 of its argument makes it pass them.
+    """
+    out = bytearray(body)
+    extended = 0
+    position = start = 0
+    while position < len(body):
+        op, arg = body[position], body[position + 1] | extended
+        end = position + 2
+        if op == _EXTENDED_ARG:
+            extended = arg << 8
+            position = end
+            continue
+        extended = 0
+        while end < len(body) and body[end] == 0:
+            end += 2
+        # The low bit asks for a NULL beside the value, which only a call wants.
+        if op == _LOAD_GLOBAL and arg == name << 1 | 1:
+            load = _instruction("LOAD_CONST", const)
+            null = _instruction("PUSH_NULL")
+            new = load + null if sys.version_info >= (3, 13) else null + load
+            filler = _instruction("NOP") * ((end - start - len(new)) // 2)
+            out[start:end] = new + filler
+        elif op == _LOAD_SUPER_ATTR:
+            out[position + 1] |= 2
+        position = start = end
+    return bytes(out)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def _exception_entries(table: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(start, length, target, depth and lasti), in code units."""
+    numbers: list[int] = []
+    value = 0
+    for byte in table:
+        value = value << 6 | byte & 63
+        if not byte & 64:
+            numbers.append(value)
+            value = 0
+    for i in range(0, len(numbers), 4):
+        yield numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]
+
+
+def _varint(value: int, first: int = 0) -> bytes:
+    """Big endian, six bits a byte, bit 6 set on all but the last; `first` is or-ed into the first byte."""
+    digits = [value & 63]
+    while value := value >> 6:
+        digits.append(value & 63 | 64)
+    digits[-1] |= first
+    return bytes(reversed(digits))
+
+
+def _shift_exceptions(table: bytes, units: int) -> bytes:
+    out = bytearray()
+    for start, length, target, depth_lasti in _exception_entries(table):
+        out += _varint(start + units, 128) + _varint(length) + _varint(target + units) + _varint(depth_lasti)
+    return bytes(out)
+
+
+def _no_location(units: int) -> bytes:
+    """Line table entries for code units without a location: kind 15, up to eight units each."""
+    whole, rest = divmod(units, 8)
+    return bytes((0x80 | 15 << 3 | 7,)) * whole + (bytes((0x80 | 15 << 3 | rest - 1,)) if rest else b"")
+
+
+# ---------------------------------------------------------------------- run time
+
+
+def super_here(*args: Any) -> Any:
+    """`super(...)` for a resumed method: class and instance come from the caller's slots if not given."""
+    frame = sys._getframe(1)
+    function = frame.f_globals.get("super", builtins.super)
+    if args or function is not builtins.super:
+        return function(*args)
+    values = frame.f_locals
+    instance = values[frame.f_code.co_varnames[0]]
+    if isinstance(instance, CellType):
+        instance = instance.cell_contents
+    return function(values["__class__"].cell_contents, instance)

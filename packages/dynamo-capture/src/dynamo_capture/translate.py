@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.capture import Capture, FrameRequest
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.guards import Guard
 from dynamo_capture.interpreter.root import RestartCapture, RootFrame
-from dynamo_capture.resume import ResumePoint, resume_code
+from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.objects import ExceptionValue
@@ -39,7 +40,7 @@ class CapturedGraph:
 
     name: str
     graph: torch.fx.GraphModule | None
-    guards: list[str]
+    guards: list[Guard]
     brk: BreakInfo | None
     where: str
 
@@ -51,14 +52,6 @@ class CodeState:
     sizes: DynamicSizes
     captures: int = 0
     raised: int = 0
-    resumes: dict[ResumePoint, types.CodeType] = field(default_factory=dict)
-
-    def resume(self, code: types.CodeType, point: ResumePoint, line: int) -> types.CodeType:
-        """The resume function's code for a point; the same object every time, so that its cache is too."""
-        found = self.resumes.get(point)
-        if found is None:
-            found = self.resumes[point] = resume_code(code, point, line)
-        return found
 
 
 @dataclass(slots=True)
@@ -86,7 +79,7 @@ def translate(
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
         tx = Capture(request, _native.GuardTree(), state.sizes)
-        root = RootFrame(tx, break_at, lambda point, line: state.resume(request.code, point, line))
+        root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
         try:
             with _isolated_modes(), AbstractMode():
                 brk = root.interpret()
@@ -186,7 +179,7 @@ def _finish(
     state_brk = None
     if brk is not None:
         state_brk = BreakInfo(brk.number, brk.text, brk.where)
-    captured = CapturedGraph(name, gm, [str(g) for g in tx.guards.guards], state_brk, where)
+    captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
     return Translation(code, tx.guards.tree, captured)
 
 

@@ -80,7 +80,7 @@ class DataOps(FrameBase):
         if value is NULL:
             self.locals.pop(arg, None)
             self.cells.pop(arg, None)
-        elif type(value) is CellValue and arg in self.code.co_cellvars:
+        elif type(value) is CellValue and arg in self.decoded.cells:
             self.cells[arg] = value
         else:
             self.locals[arg] = value

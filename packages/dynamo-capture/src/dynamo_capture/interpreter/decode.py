@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from prims.ir import SourceLoc
+
+from dynamo_capture.resume import cell_slots, implicit_reads
+
 __all__ = ["DecodedCode", "ExceptionEntry", "Instruction", "decode"]
 
 PY312 = sys.version_info >= (3, 12)
@@ -59,7 +63,7 @@ class ExceptionEntry:
 class DecodedCode:
     """What the interpreter needs of a code object."""
 
-    __slots__ = ("_lines", "_liveness", "_offset_index", "cells", "code", "exceptions", "frees", "instructions")
+    __slots__ = ("_lines", "_liveness", "_locations", "_offset_index", "cells", "code", "exceptions", "instructions")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -68,10 +72,19 @@ class DecodedCode:
             ExceptionEntry(self._offset_index[s], self._end_index(e), self._offset_index[t], d, lasti)
             for s, e, t, d, lasti in _exception_table(code)
         ]
-        self.cells = code.co_cellvars
-        self.frees = code.co_freevars
+        self.cells = cell_slots(code)
         self._lines: list[int] | None = None
         self._liveness: list[frozenset[str]] | None = None
+        self._locations: dict[int, SourceLoc] = {}
+
+    def location(self, index: int) -> SourceLoc:
+        """The source location of an instruction."""
+        line = self.line(index)
+        found = self._locations.get(line)
+        if found is None:
+            code = self.code
+            found = self._locations[line] = SourceLoc(code.co_filename, line, code.co_qualname)
+        return found
 
     def _end_index(self, offset: int) -> int:
         return self._offset_index.get(offset, len(self.instructions))
@@ -110,7 +123,8 @@ class DecodedCode:
     def live_locals(self, index: int) -> frozenset[str]:
         """The local variables that may be read at or after an instruction (exception edges included)."""
         if self._liveness is None:
-            self._liveness = _liveness(self)
+            implicit = implicit_reads(self.code)
+            self._liveness = [live | implicit for live in _liveness(self)]
         return self._liveness[index]
 
 

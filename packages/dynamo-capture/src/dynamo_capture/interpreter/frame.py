@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.decode import DecodedCode, Instruction, decode
+from dynamo_capture.resume import super_here
 from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
@@ -61,8 +62,7 @@ class _FrameState:
 
     def location(self) -> SourceLoc:
         """The source line being interpreted."""
-        index = max(self.ip - 1, 0)
-        return SourceLoc(self.code.co_filename, self.decoded.line(index), self.code.co_qualname)
+        return self.decoded.location(max(self.ip - 1, 0))
 
     def pop(self) -> Value:
         """Pop a value and look at it."""
@@ -154,6 +154,8 @@ def constant_value(constant: Any) -> Value:
         return SetValue([constant_value(c) for c in constant], frozenset)
     if isinstance(constant, type):
         return ClassValue(constant)
+    if constant is super_here:
+        return ClassValue(super)
     return ConstantValue(constant)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,10 @@ from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.codegen import CodeGen, Plan
 from dynamo_capture.interpreter.frame import Frame
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
-from dynamo_capture.resume import ResumePoint
+from dynamo_capture.resume import ResumePoint, cell_slots, parameters, resume_info
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import NullValue, ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import CellValue
 
 if TYPE_CHECKING:
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = ["RestartCapture", "RootFrame"]
-
-PY313 = sys.version_info >= (3, 13)
 
 class RestartCapture(Exception):
     """Start again, and break the graph at this step of the root frame."""
@@ -55,8 +51,12 @@ class RootFrame(Frame):
     ) -> None:
         request = tx.request
         code = request.code
+        # A resumed function gets its cells as arguments.
+        resumed_cells = cell_slots(code) if resume_info(code) is not None else frozenset()
         locals_: dict[str, Value] = {
-            name: tx.lazy(obj, Source("local", None, (i, name))) for i, (name, obj) in enumerate(request.args.items())
+            name: tx.lazy(obj, Source("local", None, (i, name)))
+            for i, (name, obj) in enumerate(request.args.items())
+            if name not in resumed_cells
         }
         cells = {
             name: tx.cell(
@@ -66,6 +66,10 @@ class RootFrame(Frame):
             )
             for i, (name, cell) in enumerate(zip(code.co_freevars, request.closure, strict=True))
         }
+        for i, (name, obj) in enumerate(request.args.items()):
+            if name in resumed_cells:
+                source = Source("local", None, (i, name))
+                cells[name] = tx.cell(obj, lambda s=source: s, lambda s=source: s.attr("cell_contents"))  # type: ignore[misc]
         super().__init__(tx, code, request.globals, request.builtins, locals_, cells)
         self.break_at = break_at
         self.make_resume = make_resume
@@ -154,11 +158,10 @@ class RootFrame(Frame):
         handler = self.decoded.handler_for(index)
         live = self._live_after(op, handler.target if handler else None)
         locals_ = {name: self.locals[name] for name in live if name in self.locals}
-        cells = [self.cells[name] for name in (*self.code.co_cellvars, *self.code.co_freevars) if name in self.cells]
-        names_of_cells = (*self.code.co_cellvars, *self.code.co_freevars)
-        if len(cells) != len(names_of_cells):
+        cells = self.cells
+        if not self.decoded.cells <= cells.keys():
             raise SkipFrame(f"{brk.text}; before a closure cell exists", where=where)
-        values = [v for v in (*below, *operands, *locals_.values(), *cells) if not isinstance(v, NullValue)]
+        values = [v for v in (*below, *operands, *locals_.values(), *cells.values()) if not isinstance(v, NullValue)]
         plan = Plan(values, self.tx.side)
 
         def finish(cg: CodeGen) -> None:
@@ -171,11 +174,10 @@ class RootFrame(Frame):
         return plan, finish
 
     def _live_after(self, op: NativeOp, handler: int | None) -> list[str]:
-        cells = {*self.code.co_cellvars, *self.code.co_freevars}
         live: set[str] = set()
         for target in [*op.targets, *(() if handler is None else (handler,))]:
             live |= self.decoded.live_locals(target)
-        return sorted(live - cells)
+        return sorted(live - self.decoded.cells)
 
 
 class _BreakTail:
@@ -189,7 +191,7 @@ class _BreakTail:
         below: list[Value],
         operands: list[Value],
         locals_: dict[str, Value],
-        cells: list[CellValue],
+        cells: dict[str, CellValue],
     ) -> None:
         self.frame = frame
         self.cg = cg
@@ -256,47 +258,26 @@ class _BreakTail:
         self._resume(handler.target, stack, self.frame.decoded.live_locals(handler.target))
 
     def _resume(self, index: int, stack: list[Value | str], live: frozenset[str]) -> None:
-        """Emit ``return resume(*stack, *locals)``."""
+        """Emit ``return resume(*slots, *stack)``."""
         cg = self.cg
         code = self.frame.code
-        cells_names = (*code.co_cellvars, *code.co_freevars)
-        names = tuple(n for n in sorted(live) if n in self.locals and n not in cells_names)
+        info = resume_info(code)
+        slots = parameters(info.original if info is not None else code)
+        names = tuple(n for n in slots if n in live and n in self.locals)
         point = ResumePoint(index, tuple(not isinstance(v, NullValue) for v in stack), names)
         resumed = self.frame.make_resume(point, self.frame.decoded.line(index))
-        if cells_names:
-            if PY313:
-                self._make_function(resumed)
-                cg.emit("PUSH_NULL")
+        cg.begin_call(types.FunctionType(resumed, self.frame.globals, resumed.co_name))
+        for name in slots:
+            if name in names:
+                cg.load(self.locals[name])
+            elif name in self.cells:
+                cg.load(self.cells[name])
             else:
-                cg.emit("PUSH_NULL")
-                self._make_function(resumed)
-        else:
-            function = types.FunctionType(resumed, self.frame.globals, resumed.co_name)
-            cg.begin_call(function)
-        count = 0
+                cg.load_const(None)
         for value in stack:
             if isinstance(value, str):
                 cg.emit("LOAD_FAST", value)
-            elif isinstance(value, NullValue):
-                continue
-            else:
+            elif not isinstance(value, NullValue):
                 cg.load(value)
-            count += 1
-        for name in names:
-            cg.load(self.locals[name])
-        cg.end_call(count + len(names))
+        cg.end_call(resumed.co_argcount)
         cg.emit("RETURN_VALUE")
-
-    def _make_function(self, code: types.CodeType) -> None:
-        """Push a resume function over the frame's cells."""
-        self.cg.call_const(
-            types.FunctionType,
-            [
-                ConstantValue(code),
-                ConstantValue(self.frame.globals),
-                ConstantValue(code.co_name),
-                ConstantValue(None),
-                TupleValue(list(self.cells)),
-            ],
-        )
-

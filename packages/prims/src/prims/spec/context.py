@@ -86,7 +86,8 @@ class SymbolContext:
         self._simplified: dict[Expr, Expr] = {}
         self._decided: dict[Expr, bool | None] = {}
         self._syms: dict[Expr, Sym] = {}
-        self._frozen = False
+        # Layouts computed under the present guards, by the shapes and strides they follow from.
+        self.layouts: dict[Any, Any] = {}
 
     # ---- symbols -------------------------------------------------------------------------------------------
 
@@ -283,6 +284,7 @@ class SymbolContext:
         self._learn(b)
         self._simplified.clear()
         self._decided.clear()
+        self.layouts.clear()
 
     def _learn(self, b: Expr) -> None:
         self._known[b] = True

@@ -272,7 +272,10 @@ def from_terms(terms: Mapping[Monomial, int]) -> Expr:
 
 
 def add(a: IntLike, b: IntLike) -> Expr:
-    a, b = to_expr(a), to_expr(b)
+    if type(a) is not Expr:
+        a = to_expr(a)
+    if type(b) is not Expr:
+        b = to_expr(b)
     if a.kind == "const":
         if not a.args[0]:
             return b

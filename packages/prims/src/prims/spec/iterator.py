@@ -96,20 +96,26 @@ def _static_layout(shapes: tuple[Shape, ...], strides: tuple[Any, ...]) -> tuple
     return shape, _strides(shapes, strides, shape)
 
 
-def _is_static(spec: TensorSpec) -> bool:
+def _context(spec: TensorSpec) -> Any:
+    """The symbol context of a spec with symbolic sizes or strides; None if all are numbers."""
     for s in spec.shape:
         if type(s) is not int:
-            return False
+            return s.ctx
     for s in spec.strides:
         if type(s) is not int:
-            return False
-    return True
+            return s.ctx
+    return None
 
 
 def _unary_strides(spec: TensorSpec) -> tuple[Size, ...]:
-    if _is_static(spec):
+    ctx = _context(spec)
+    if ctx is None:
         return _static_layout((spec.shape,), (spec.strides,))[1]
-    return _strides((spec.shape,), (spec.strides,), spec.shape)
+    key = (spec.shape, spec.strides)
+    found = ctx.layouts.get(key)
+    if found is None:
+        found = ctx.layouts[key] = _strides((spec.shape,), (spec.strides,), spec.shape)
+    return found  # type: ignore[no-any-return]
 
 
 def common_device(tensors: Sequence[TensorSpec]) -> torch.device:
@@ -135,9 +141,15 @@ def iterate(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
         strides = _unary_strides(first)
         return TensorSpec(first.shape, dtype, first.device, strides)
     device = first.device if all(t.device is first.device for t in tensors) else common_device(tensors)
-    if all(map(_is_static, tensors)):
-        shape, strides = _static_layout(tuple(t.shape for t in tensors), tuple(t.strides for t in tensors))
-        return TensorSpec(shape, dtype, device, strides)
-    shapes = tuple(t.shape for t in tensors)
-    shape = broadcast_shapes(shapes)
-    return TensorSpec(shape, dtype, device, _strides(shapes, tuple(t.strides for t in tensors), shape))
+    shapes, strides = tuple(t.shape for t in tensors), tuple(t.strides for t in tensors)
+    ctx = next((c for t in tensors if (c := _context(t)) is not None), None)
+    if ctx is None:
+        shape, new = _static_layout(shapes, strides)
+        return TensorSpec(shape, dtype, device, new)
+    key = (shapes, strides)
+    found = ctx.layouts.get(key)
+    if found is None:
+        shape = broadcast_shapes(shapes)
+        found = shape, _strides(shapes, strides, shape)
+        ctx.layouts[key] = found
+    return TensorSpec(found[0], dtype, device, found[1])

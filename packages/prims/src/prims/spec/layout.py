@@ -24,7 +24,12 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides in elements of a fresh contiguous tensor; a size of zero counts as one."""
     for s in shape:
         if type(s) is not int:
-            return strides_in_order(shape, range(len(shape) - 1, -1, -1))
+            cache = s.ctx.layouts
+            found = cache.get(shape)
+            if found is None:
+                found = strides_in_order(shape, range(len(shape) - 1, -1, -1))
+                cache[shape] = found
+            return found  # type: ignore[no-any-return]
     return _static_strides(shape)
 
 
@@ -34,7 +39,8 @@ def strides_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Siz
     step: Size = 1
     for dim in order:
         strides[dim] = step
-        step = step * sym_max(shape[dim], 1)
+        size = shape[dim]
+        step = step * (max(size, 1) if type(size) is int else sym_max(size, 1))
     return tuple(strides)
 
 

@@ -621,6 +621,11 @@ def _expr(x: Any) -> Expr:
 
 
 def _binary(op: Any, a: Any, b: Any) -> Any:
+    if type(b) is int:
+        if type(a) is Sym:
+            return a.ctx.make(op(a.expr, E.const(b)))
+    elif type(b) is Sym and type(a) is Sym:
+        return a.ctx.make(op(a.expr, b.expr))
     ctx = a.ctx if isinstance(a, Sym) else b.ctx
     for x in (a, b):
         if isinstance(x, float):

@@ -426,3 +426,96 @@ def set_(x: TensorSpec, source: TensorSpec) -> TensorSpec:
 @meta_rule("aten.set_.default")
 def set_empty(x: TensorSpec) -> TensorSpec:
     return TensorSpec((0,), x.dtype, x.device)
+
+
+# ---- questions of C++ code that cannot handle symbolic sizes ------------------------------------------------
+
+
+@meta_rule("aten.size.default")
+def size(x: TensorSpec) -> tuple[int, ...]:
+    """Asked by a C++ function that needs numbers: specialises."""
+    return tuple(map(int, x.shape))
+
+
+@meta_rule("aten.stride.default")
+def stride(x: TensorSpec) -> tuple[int, ...]:
+    return tuple(map(int, x.strides))
+
+
+@meta_rule("aten.sym_size.default")
+def sym_size(x: TensorSpec) -> tuple[Size, ...]:
+    return x.shape
+
+
+@meta_rule("aten.sym_stride.default")
+def sym_stride(x: TensorSpec) -> tuple[Size, ...]:
+    return x.strides
+
+
+@meta_rule("aten.sym_size.int")
+def sym_size_int(x: TensorSpec, dim: int) -> Size:
+    return x.shape[wrap_dim(dim, x.ndim)]
+
+
+@meta_rule("aten.sym_stride.int")
+def sym_stride_int(x: TensorSpec, dim: int) -> Size:
+    return x.strides[wrap_dim(dim, x.ndim)]
+
+
+@meta_rule("aten.sym_numel.default")
+def sym_numel(x: TensorSpec) -> Size:
+    return x.numel()
+
+
+@meta_rule("aten.sym_storage_offset.default")
+def sym_storage_offset(x: TensorSpec) -> Size:
+    return x.storage_offset
+
+
+@meta_rule("aten.numel.default")
+def numel_(x: TensorSpec) -> int:
+    return int(x.numel())
+
+
+@meta_rule("aten.storage_offset.default")
+def storage_offset(x: TensorSpec) -> int:
+    return int(x.storage_offset)
+
+
+@meta_rule("aten.dim.default")
+def dim_(x: TensorSpec) -> int:
+    return x.ndim
+
+
+@meta_rule("prim.layout.default")
+def layout_(x: TensorSpec) -> Any:
+    return torch.strided
+
+
+@meta_rule("prim.device.default")
+def device_(x: TensorSpec) -> Any:
+    return x.device
+
+
+@meta_rule("aten.is_contiguous.default")
+def is_contiguous(x: TensorSpec) -> bool:
+    return x.is_contiguous()
+
+
+@meta_rule("aten.is_contiguous.memory_format", "aten.sym_is_contiguous.default")
+def is_contiguous_format(x: TensorSpec, memory_format: Any = torch.contiguous_format) -> bool:
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        return layout.is_channels_last_contiguous(x.shape, x.strides)
+    return x.is_contiguous()
+
+
+@meta_rule("aten.is_strides_like_format.default")
+def is_strides_like_format(x: TensorSpec, memory_format: Any) -> bool:
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        return layout.is_channels_last_strides(x.shape, x.strides)
+    return x.is_contiguous()
+
+
+@meta_rule("aten.is_non_overlapping_and_dense.default")
+def is_non_overlapping_and_dense(x: TensorSpec) -> bool:
+    return layout.is_dense(x.shape, x.strides)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = frozenset(
-    "conformance decomp errors handlers ir lower ops options reference report spec".split()  # noqa: SIM905
+    "conformance decomp errors handlers ir lower ops options reference report spec".split()
 )
 _NAMES = {
     "DataDependentError": "errors",

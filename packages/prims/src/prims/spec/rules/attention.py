@@ -109,7 +109,8 @@ def flash_cpu(
     b, h, s, _ = query.shape
     lse_dtype = torch.float32 if query.dtype in _HALF else query.dtype
     lse = TensorSpec((b, h, s), lse_dtype, query.device, layout.strides_in_order((b, h, s), (1, 2, 0)))
-    return _batch_first(query, value.shape[3]), lse
+    # The kernel makes its output like the query, whose layout it keeps.
+    return query.replace(strides=layout.like_strides(query.shape, query.strides), storage_offset=0), lse
 
 
 @meta_rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")

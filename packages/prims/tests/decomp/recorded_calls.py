@@ -51,9 +51,7 @@ def tensors_in(*trees: Any) -> list[torch.Tensor]:
 
 def plain(call: Call) -> bool:
     """Are all tensors strided and real?"""
-    return all(
-        x.layout == torch.strided and not x.is_complex() and not x.is_quantized for x in tensors_in(*call[1:])
-    )
+    return all(x.layout == torch.strided and not x.is_complex() and not x.is_quantized for x in tensors_in(*call[1:]))
 
 
 def record(op: Any, sample: Any, gradients: bool) -> Iterator[Call]:
@@ -114,9 +112,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 CANCELLING = frozenset({"aten._softmax_backward_data.default", "aten.tanh_backward.default"})
 
 
-def compare_floats(
-    got: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, scale: float = 0.0
-) -> str | None:
+def compare_floats(got: torch.Tensor, eager: torch.Tensor, reference: torch.Tensor, scale: float = 0.0) -> str | None:
     """Is `got` as close to the float64 reference as eager is, up to a few roundings?
 
     Per element: four times eager's error there, plus twice eager's largest error, plus two roundings of the

@@ -243,5 +243,3 @@ def _rest() -> None:
     add("aten.upsample_nearest2d.default", f(1, 2, 4, 4), [8, 12], 2.0, 3.0)
     add("aten.upsample_bilinear2d.default", f(1, 2, 4, 5), [7, 3], False)
     add("aten.upsample_bicubic2d.default", f(1, 2, 4, 5), [7, 3], True)
-
-

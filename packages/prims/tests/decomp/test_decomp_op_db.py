@@ -53,7 +53,6 @@ def test_much_is_compared(outcome):
 
 def test_what_is_left_to_eager_is_known(outcome):
     unexpected = {
-        name: sorted(set(reasons) - set(UNSUPPORTED.get(name, ())))
-        for name, reasons in outcome["unsupported"].items()
+        name: sorted(set(reasons) - set(UNSUPPORTED.get(name, ()))) for name, reasons in outcome["unsupported"].items()
     }
     assert {name: reasons for name, reasons in unexpected.items() if reasons} == {}

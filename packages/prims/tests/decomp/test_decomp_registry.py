@@ -37,7 +37,16 @@ def test_second_registration_is_an_error():
         decomp.decomposition("aten.relu.default")(lambda p, x: x)
 
 
-DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
 
 
 def _operands():

@@ -122,9 +122,7 @@ def hardtanh(p: Any, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
 @decomposition("aten.hardtanh_backward.default")
 def hardtanh_backward(p: Any, grad_output: Value, self: Value, min_val: Any, max_val: Any) -> Value:
     """grad strictly inside the bounds, else 0."""
-    outside = p.logical_or(
-        p.le(self, number(min_val, self.dtype)), p.ge(self, number(max_val, self.dtype))
-    )
+    outside = p.logical_or(p.le(self, number(min_val, self.dtype)), p.ge(self, number(max_val, self.dtype)))
     return p.where(outside, number(0, grad_output.dtype), grad_output)
 
 
@@ -168,9 +166,7 @@ def leaky_relu(p: Any, self: Value, negative_slope: Any = 0.01) -> Value:
 
 @decomposition("aten.leaky_relu_backward.default")
 @in_opmath
-def leaky_relu_backward(
-    p: Any, grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool
-) -> Value:
+def leaky_relu_backward(p: Any, grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool) -> Value:
     """grad where x > 0, else slope * grad."""
     return p.where(p.gt(self, 0.0), grad_output, p.mul(grad_output, float(negative_slope)))
 

@@ -221,9 +221,9 @@ def transformer_encoder_layer(
 
     def attention(x: Value) -> Value:
         parameters = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return native_multi_head_attention(
-            p, x, x, x, embed_dim, num_heads, *parameters, mask, False, True, mask_type
-        )[0]
+        return native_multi_head_attention(p, x, x, x, embed_dim, num_heads, *parameters, mask, False, True, mask_type)[
+            0
+        ]
 
     def feed_forward(x: Value) -> Value:
         hidden = linear(p, x, ffn_weight_1, ffn_bias_1)

@@ -72,9 +72,7 @@ def diagonal_backward(
 
 
 @decomposition("aten.unfold_backward.default")
-def unfold_backward(
-    p: Any, grad_in: Value, input_sizes: Sequence[Size], dim: int, size: int, step: int
-) -> Value:
+def unfold_backward(p: Any, grad_in: Value, input_sizes: Sequence[Size], dim: int, size: int, step: int) -> Value:
     """Each element's gradient, summed over the windows that it is in."""
     if not input_sizes:
         return p.reshape(grad_in, ())
@@ -132,9 +130,7 @@ def native_layer_norm_backward(
     first = input.ndim - len(normalized_shape)
     inner, outer = tuple(range(first, input.ndim)), tuple(range(first))
     g, x = to_dtype(p, grad_out, compute), to_dtype(p, input, compute)
-    m, r = (
-        p.broadcast(to_dtype(p, v, compute), shape, tuple(range(input.ndim))) for v in (mean, rstd)
-    )
+    m, r = (p.broadcast(to_dtype(p, v, compute), shape, tuple(range(input.ndim))) for v in (mean, rstd))
     normal = p.mul(p.sub(x, m), r)
     by_input = by_weight = by_bias = None
     if output_mask[0]:

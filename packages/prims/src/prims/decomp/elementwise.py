@@ -381,16 +381,12 @@ for _name, _bool in {
     "bitwise_or": "logical_or",
     "bitwise_xor": "logical_xor",
 }.items():
-    decomposition(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", f"aten.{_name}.Scalar_Tensor")(
-        _binary(_name, _bool)
-    )
+    decomposition(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", f"aten.{_name}.Scalar_Tensor")(_binary(_name, _bool))
 for _aten, _name in {
     "bitwise_left_shift": "shift_left",
     "bitwise_right_shift": "shift_right",
 }.items():
-    decomposition(
-        f"aten.{_aten}.Tensor", f"aten.{_aten}.Tensor_Scalar", f"aten.{_aten}.Scalar_Tensor"
-    )(_binary(_name))
+    decomposition(f"aten.{_aten}.Tensor", f"aten.{_aten}.Tensor_Scalar", f"aten.{_aten}.Scalar_Tensor")(_binary(_name))
 for _aten, _name in {"__lshift__": "shift_left", "__rshift__": "shift_right"}.items():
     decomposition(f"aten.{_aten}.Tensor", f"aten.{_aten}.Scalar")(_binary(_name))
 
@@ -511,9 +507,7 @@ def choose(p: Any, condition: Value, x: Any, y: Any) -> Value:
     return p.where(*(expand(p, v, shape) if is_value(v) else v for v in (condition, x, y)))
 
 
-@decomposition(
-    "aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"
-)
+@decomposition("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
 def where(p: Any, condition: Value, self: Any, other: Any) -> Value:
     """condition ? self : other"""
     return choose(p, condition, self, other)

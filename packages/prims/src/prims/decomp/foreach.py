@@ -97,9 +97,7 @@ def foreach_lerp_scalar(p: Any, self: Sequence[Value], tensors1: Sequence[Value]
 
 
 @decomposition("aten._foreach_lerp.List")
-def foreach_lerp_list(
-    p: Any, self: Sequence[Value], tensors1: Sequence[Value], weights: Sequence[Value]
-) -> Values:
+def foreach_lerp_list(p: Any, self: Sequence[Value], tensors1: Sequence[Value], weights: Sequence[Value]) -> Values:
     """lerp of each pair with its weights."""
     fn = by_name("aten.lerp.Tensor")
     return tuple(fn(p, *xs) for xs in zip(self, tensors1, weights, strict=True))

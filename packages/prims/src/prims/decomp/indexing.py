@@ -131,9 +131,7 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 @decomposition("aten.index_put.default", "aten._unsafe_index_put.default")
-def index_put(
-    p: Any, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
-) -> Value:
+def index_put(p: Any, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
     """self with self[indices] set to (or increased by) values."""
     found = [i for i in indices if i is not None]
     if len(found) == 1 and found[0].dtype == torch.bool and indices[0] is not None:
@@ -281,9 +279,7 @@ def _along_index(p: Any, self: Value, dim: int, index: Value) -> tuple[Value, in
 
 def _index_update(p: Any, self: Value, dim: int, index: Value, source: Value, accumulate: bool) -> Value:
     if self.ndim == 0:
-        out = _index_update(
-            p, p.reshape(self, (1,)), 0, index, _at_least_1d(p, source), accumulate
-        )
+        out = _index_update(p, p.reshape(self, (1,)), 0, index, _at_least_1d(p, source), accumulate)
         return p.reshape(out, ())
     at, dim = _along_index(p, self, dim, index)
     source = expand(p, source, (*self.shape[:dim], at.shape[0], *self.shape[dim + 1 :]))

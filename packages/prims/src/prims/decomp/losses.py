@@ -64,9 +64,7 @@ def mse_loss(p: Any, self: Value, target: Value, reduction: int = MEAN) -> Value
 @decomposition("aten.mse_loss_backward.default")
 def mse_loss_backward(p: Any, grad_output: Value, self: Value, target: Value, reduction: int) -> Value:
     """2 (x - y) grad"""
-    return _loss_gradient(
-        p, grad_output, self, target, reduction, lambda x, y: p.mul(p.sub(x, y), 2.0)
-    )
+    return _loss_gradient(p, grad_output, self, target, reduction, lambda x, y: p.mul(p.sub(x, y), 2.0))
 
 
 @decomposition("aten.l1_loss.default")
@@ -117,9 +115,7 @@ def huber_loss(p: Any, self: Value, target: Value, reduction: int = MEAN, delta:
 
 
 @decomposition("aten.huber_loss_backward.default")
-def huber_loss_backward(
-    p: Any, grad_output: Value, self: Value, target: Value, reduction: int, delta: float
-) -> Value:
+def huber_loss_backward(p: Any, grad_output: Value, self: Value, target: Value, reduction: int, delta: float) -> Value:
     """The gap, clamped to [-delta, delta]."""
     d = float(delta)
     return _loss_gradient(
@@ -130,9 +126,7 @@ def huber_loss_backward(
 @decomposition("aten.soft_margin_loss.default")
 def soft_margin_loss(p: Any, self: Value, target: Value, reduction: int = MEAN) -> Value:
     """log(1 + exp(-x y))"""
-    return _elementwise_loss(
-        p, self, target, reduction, lambda x, y: p.log1p(p.exp(p.neg(p.mul(x, y))))
-    )
+    return _elementwise_loss(p, self, target, reduction, lambda x, y: p.log1p(p.exp(p.neg(p.mul(x, y)))))
 
 
 @decomposition("aten.soft_margin_loss_backward.default")

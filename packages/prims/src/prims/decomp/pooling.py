@@ -230,10 +230,8 @@ def _divisor(
     )
     if not overhang and (count_include_pad or not any(w.padding)):
         return float(math.prod(w.kernel))
-    total = None
-    for i, (size, k, s, pad, out) in enumerate(
-        zip(w.sizes, w.kernel, w.stride, w.padding, w.out, strict=True)
-    ):
+    total: Value = None
+    for i, (size, k, s, pad, out) in enumerate(zip(w.sizes, w.kernel, w.stride, w.padding, w.out, strict=True)):
         start = p.iota(out, -pad, s, torch.int64, device)
         end = p.minimum(p.add(start, k), size + pad)
         if not count_include_pad:
@@ -252,7 +250,7 @@ def _avg_pool(
     x = to_dtype(p, self, opmath(self.dtype))
     w = Windows(x, n, kernel, stride, padding, 1, ceil_mode)
     padded = w.padded(p, x, 0.0)
-    total = None
+    total: Value = None
     for offset in w.offsets():
         element = w.slice(p, padded, offset)
         total = element if total is None else p.add(total, element)
@@ -275,9 +273,7 @@ def avg_pool2d(
     divisor_override: int | None = None,
 ) -> Value:
     """Mean of each window."""
-    return _avg_pool(
-        p, self, 2, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override
-    )
+    return _avg_pool(p, self, 2, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override)
 
 
 @decomposition("aten.avg_pool3d.default")
@@ -292,9 +288,7 @@ def avg_pool3d(
     divisor_override: int | None = None,
 ) -> Value:
     """Mean of each window."""
-    return _avg_pool(
-        p, self, 3, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override
-    )
+    return _avg_pool(p, self, 3, (kernel_size, stride, padding, ceil_mode), count_include_pad, divisor_override)
 
 
 @decomposition("aten.avg_pool1d.default")
@@ -340,7 +334,7 @@ def _spread_windows(p: Any, g: Value, w: Windows, i: int) -> Value:
     k, s, pad = w.kernel[i], w.stride[i], w.padding[i]
     at = p.iota(size, pad, 1, torch.int64, g.device)
     last = p.trunc_div(at, s)
-    total = None
+    total: Value = None
     for back in range(-(-k // s)):
         window = p.sub(last, back) if back else last
         start = p.mul(window, s)
@@ -406,7 +400,7 @@ def _adaptive_line(p: Any, x: Value, dim: int, out: Size) -> Value:
     start = p.trunc_div(p.iota(out, 0, size, torch.int64, x.device), out)
     end = p.trunc_div(p.iota(out, size + out - 1, size, torch.int64, x.device), out)
     longest = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
-    total = None
+    total: Value = None
     for k in range(longest):
         at = p.add(start, k) if k else start
         inside = p.lt(at, end)
@@ -477,7 +471,7 @@ def _adaptive_line_backward(p: Any, g: Value, dim: int, size: Size) -> Value:
     # The last interval that starts at or before x.
     last = p.sub(p.trunc_div(p.add(p.mul(p.add(at, 1), out), size - 1), size), 1)
     last = p.minimum(last, out - 1)
-    total = None
+    total: Value = None
     for back in range(overlap):
         i = p.maximum(p.sub(last, back), 0) if back else last
         start = p.trunc_div(p.mul(i, size), out)

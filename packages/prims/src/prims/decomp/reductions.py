@@ -79,9 +79,7 @@ def sum_all(p: Any, self: Value, *, dtype: torch.dtype | None = None) -> Value:
 
 
 @decomposition("aten.prod.dim_int")
-def prod_dim(
-    p: Any, self: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Value:
+def prod_dim(p: Any, self: Value, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Value:
     """Product over one dimension."""
     if dtype == torch.bool:
         dims = norm_dims(dim, self.ndim)
@@ -152,18 +150,14 @@ def _var_mean(
 
 
 @decomposition("aten.var.correction")
-def var(
-    p: Any, self: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> Value:
+def var(p: Any, self: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Value:
     """Variance over dimensions."""
     v, _, dims = _var_mean(p, self, dim, correction, keepdim)
     return _finish(p, to_dtype(p, v, self.dtype), self, dims, keepdim)
 
 
 @decomposition("aten.std.correction")
-def std(
-    p: Any, self: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
-) -> Value:
+def std(p: Any, self: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Value:
     """Standard deviation over dimensions."""
     v, _, dims = _var_mean(p, self, dim, correction, keepdim)
     return _finish(p, to_dtype(p, p.sqrt(v), self.dtype), self, dims, keepdim)

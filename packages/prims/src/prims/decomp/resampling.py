@@ -79,10 +79,7 @@ def _cubic(
 
     rest = p.sub(1.0, t)
     weights = (outer(p.add(t, 1.0)), inner(t), inner(rest), outer(p.add(rest, 1.0)))
-    return [
-        (p.minimum(p.maximum(p.add(low, i - 1) if i != 1 else low, 0), size - 1), w)
-        for i, w in enumerate(weights)
-    ]
+    return [(p.minimum(p.maximum(p.add(low, i - 1) if i != 1 else low, 0), size - 1), w) for i, w in enumerate(weights)]
 
 
 # ---- all dimensions together ----------------------------------------------------------------------------
@@ -103,7 +100,7 @@ def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -
         depth = len(chosen)
         if depth == len(taps):
             return taken_last(p, x, tuple(along(p, at, out, i) for i, (at, _) in enumerate(chosen)))
-        total = None
+        total: Value = None
         for tap in taps[depth]:
             part = summed((*chosen, tap))
             if tap[1] is not None:
@@ -115,7 +112,7 @@ def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -
 
 
 def _backward(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[list[Tap]]) -> Value:
-    total = None
+    total: Value = None
     for combination in itertools.product(*taps):
         part = grad
         for weight in _spread_weight(p, combination, out):

@@ -89,9 +89,7 @@ def trace(p: Any, self: Value) -> Value:
 
 
 @decomposition("aten.isin.Tensor_Tensor")
-def isin(
-    p: Any, elements: Value, test_elements: Value, *, assume_unique: bool = False, invert: bool = False
-) -> Value:
+def isin(p: Any, elements: Value, test_elements: Value, *, assume_unique: bool = False, invert: bool = False) -> Value:
     """Is each element among the test elements?"""
     dtype = result_dtype(elements, test_elements)
     tests = reshaped(p, to_dtype(p, test_elements, dtype), (numel(test_elements),))

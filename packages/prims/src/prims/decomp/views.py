@@ -70,9 +70,7 @@ def flatten(p: Any, self: Value, start_dim: int = 0, end_dim: int = -1) -> Value
 def expand_to(p: Any, self: Value, size: Sequence[Size], *, implicit: bool = False) -> Value:
     """Broadcast to a shape, -1 keeping a size."""
     lead = len(size) - self.ndim
-    shape = tuple(
-        self.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)
-    )
+    shape = tuple(self.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size))
     return expand(p, self, shape)
 
 

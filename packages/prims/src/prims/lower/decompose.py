@@ -67,9 +67,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return extern(node, args, kwargs, f"its decomposition failed: {type(error).__name__}: {error}")
 
     out = build.run(emit)
-    return out.replace(
-        dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__
-    )
+    return out.replace(dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__)
 
 
 def _is_complex(node: torch.fx.Node) -> bool:

@@ -19,9 +19,7 @@ from prims.spec import TensorSpec
 
 def _storage_order(spec: TensorSpec) -> tuple[int, ...]:
     """The dimensions from the slowest to the fastest, for a layout without gaps or overlaps."""
-    order = sorted(
-        range(spec.ndim), key=lambda d: (-int_hint(spec.strides[d]), 0 if spec.shape[d] != 1 else -1, d)
-    )
+    order = sorted(range(spec.ndim), key=lambda d: (-int_hint(spec.strides[d]), 0 if spec.shape[d] != 1 else -1, d))
     expected: Size = 1
     for d in reversed(order):
         if spec.shape[d] == 1:
@@ -45,9 +43,7 @@ def _flat(p: Any, x: Value, spec: TensorSpec) -> tuple[Value, tuple[int, ...]]:
     return reshaped(p, permuted(p, x, order), (numel(x),)), order
 
 
-def _positions(
-    p: Any, size: Sequence[Size], stride: Sequence[Size], offset: Size, device: torch.device
-) -> Value:
+def _positions(p: Any, size: Sequence[Size], stride: Sequence[Size], offset: Size, device: torch.device) -> Value:
     """The place in storage of every element of a strided view."""
     shape = tuple(size)
     total = p.full(shape, 0, torch.int64, device)

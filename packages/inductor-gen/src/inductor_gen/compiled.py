@@ -69,8 +69,8 @@ def compile_graph(
     """
     options = options if options is not None else Options.from_environment()
     unit = lower_graph(env_prim, options, report)
-    sources = [call.source for call in unit.calls if isinstance(call, KernelCall)]
-    units = {s.name: Unit(s.name, s.text, s.comment) for s in sources}
+    launched = [call for call in unit.calls if isinstance(call, KernelCall)]
+    units = {s.name: Unit(s.name, s.text, s.comment) for call in launched for s in call.parts}
     if report is None:
         addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
     else:
@@ -78,7 +78,7 @@ def compile_graph(
             addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
     wrapper = Wrapper(unit, addresses, as_launcher(addresses[LAUNCHER.name]))
     call = wrapper.build()
-    kernels = [Kernel(s.name, s.ops, _with_comment(s.comment, s.text, s.name), s.loops) for s in sources]
+    kernels = [_kernel(c) for c in launched]
     if report is not None:
         for k in kernels:
             report.kernel(k.name, k.ops, k.loops)
@@ -87,5 +87,7 @@ def compile_graph(
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled)
 
 
-def _with_comment(comment: str, text: str, name: str) -> str:
-    return f"/* {comment} */\n{text.replace('KERNEL', name, 1)}"
+def _kernel(call: KernelCall) -> Kernel:
+    parts = {p.name: p for p in call.parts}
+    text = "\n".join(f"/* {p.comment} */\n{p.text.replace('KERNEL', p.name, 1)}" for p in parts.values())
+    return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts))

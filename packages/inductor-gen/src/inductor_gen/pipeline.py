@@ -16,6 +16,7 @@ from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
 from inductor_gen.schedule.loopnest import Hint, arrange
+from inductor_gen.schedule.pieces import cut
 from inductor_gen.schedule.plan import Plan, dissolve, kept_nodes, plan
 from inductor_gen.schedule.prepare import Prepared, prepare
 
@@ -24,9 +25,17 @@ __all__ = ["STEPS", "Unit", "lower_graph"]
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A generated kernel to run."""
+    """A generated kernel to run: usually one loop nest, several where a loop was cut."""
 
-    source: KernelSource
+    parts: tuple[KernelSource, ...]
+
+    def written(self) -> list[Node]:
+        """The buffers that it writes, each once."""
+        return list(dict.fromkeys(n for p in self.parts for n in p.buffers[: p.outputs]))
+
+    def buffers(self) -> list[Node]:
+        """All buffers that it touches, each once."""
+        return list(dict.fromkeys(n for p in self.parts for n in p.buffers))
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,13 @@ def _body(unit: Unit, cluster: Cluster) -> Body:
 
 
 def _render(unit: Unit) -> None:
-    assert unit.plan is not None
+    assert unit.plan is not None and unit.fusion is not None
     renderer = CRenderer(unit.hint, unit.options.threads)
     for cluster in unit.plan.order:
-        if cluster.loops or cluster.space or cluster.nodes[0].kind == "scatter":
-            unit.calls.append(KernelCall(renderer.render(arrange(_body(unit, cluster), unit.hint))))
+        if cluster.loops or cluster.nodes[0].kind == "scatter":
+            pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
+            parts = [renderer.render(arrange(_body(unit, piece), unit.hint)) for piece in pieces]
+            unit.calls.append(KernelCall(tuple(parts)))
         else:
             unit.calls.append(ExternCall(cluster.nodes[0]))
 
@@ -109,7 +120,7 @@ def size_hint(env: Envelope) -> Hint:
     def hint(e: Expr) -> int:
         if e.kind == "const":
             return int(e.args[0])
-        values = {s: hints.get(s.name) or 64 for s in e.symbols}
+        values = {s.name: hints.get(s.name) or 64 for s in e.symbols}
         return int(e.evaluate(values))
 
     return hint

@@ -209,7 +209,7 @@ class _Tracer:
 
     def _value(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         cluster = self.cluster
-        if self.fusion.of.get(node) is cluster and cluster.homes[node] == index:
+        if cluster.homes.get(node) == index:
             return self.computed(node)
         if node.kind == "view":
             return self._view(node, index, where)

@@ -21,9 +21,11 @@ __all__ = [
     "contiguous_strides",
     "div",
     "flatten",
+    "lower",
     "nonneg",
     "product",
     "range_atoms",
+    "regroup",
     "rem",
     "size",
     "substitute",
@@ -103,6 +105,11 @@ def _atom_bound(atom: Expr, ranges: Ranges, want_upper: bool) -> Expr | None:
 def upper(e: Expr, ranges: Ranges) -> Expr | None:
     """The largest value the index takes."""
     return _bound(e, ranges, True)
+
+
+def lower(e: Expr, ranges: Ranges) -> Expr | None:
+    """The smallest value the index takes."""
+    return _bound(e, ranges, False)
 
 
 def nonneg(e: Expr | None) -> bool:

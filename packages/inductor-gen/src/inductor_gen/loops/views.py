@@ -11,7 +11,7 @@ from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, Ranges, product, regroup, size
+from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, size, upper
 
 __all__ = ["Branch", "pull", "push", "view_strides"]
 
@@ -73,17 +73,31 @@ def _pull_pad(node: Node, index: Index) -> list[Branch]:
     return [Branch(x, moved, tuple(where)), Branch(None, (), (), value)]
 
 
-def _pull_concat(node: Node, index: Index) -> list[Branch]:
+def _pull_concat(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
     xs, dim = node.args
     out: list[Branch] = []
     start = ZERO
     parts = [x for x in xs if x.shape[dim] is not ZERO] or [xs[0]]
-    for x in parts:
-        moved = tuple(ex.sub(i, start) if d == dim else i for d, i in enumerate(index))
-        start = ex.add(start, x.shape[dim])
-        last = x is parts[-1] and len(out) == len(parts) - 1
-        out.append(Branch(x, moved, () if last else (ex.sub(ex.sub(start, ONE), index[dim]),)))
+    low, high = lower(index[dim], ranges), upper(index[dim], ranges)
+    for k, x in enumerate(parts):
+        stop = ex.add(start, x.shape[dim])
+        if not _known_less(stop, low, or_equal=True):
+            moved = tuple(ex.sub(i, start) if d == dim else i for d, i in enumerate(index))
+            if k == len(parts) - 1 or _known_less(high, stop):
+                out.append(Branch(x, moved))
+                break
+            out.append(Branch(x, moved, (ex.sub(ex.sub(stop, ONE), index[dim]),)))
+        start = stop
     return out
+
+
+def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:
+    if a is None or b is None:
+        return False
+    if a.is_const and b.is_const:
+        return bool(a.value < b.value or (or_equal and a.value == b.value))
+    gap = ex.sub(b, a)
+    return nonneg(gap if or_equal else ex.sub(gap, ONE))
 
 
 def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
@@ -103,7 +117,7 @@ def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
         case "pad":
             return _pull_pad(node, index)
         case "concat":
-            return _pull_concat(node, index)
+            return _pull_concat(node, index, ranges)
     raise InternalError(f"view primitive {node.op!r} has no index map")
 
 

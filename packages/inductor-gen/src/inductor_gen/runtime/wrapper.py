@@ -61,8 +61,8 @@ class Wrapper:
         pending: list[KernelSource] = []
         for k, call in enumerate(self.unit.calls):
             if isinstance(call, KernelCall):
-                self._allocate(call.source)
-                pending.append(call.source)
+                self._allocate(call.written())
+                pending.extend(call.parts)
                 following = self.unit.calls[k + 1] if k + 1 < len(self.unit.calls) else None
                 if not isinstance(following, KernelCall):
                     self._launch(pending)
@@ -128,7 +128,7 @@ class Wrapper:
     def _liveness(self) -> None:
         self.dies: dict[Node, int] = {}
         for k, call in enumerate(self.unit.calls):
-            used = call.source.buffers if isinstance(call, KernelCall) else (call.node, *call.node.ins)
+            used = call.buffers() if isinstance(call, KernelCall) else [call.node, *call.node.ins]
             for node in used:
                 self.dies[self._owner(node)] = k
         for out in self.prepared.outputs:
@@ -138,8 +138,8 @@ class Wrapper:
     def _layout_key(self, node: Node) -> Any:
         return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
 
-    def _allocate(self, source: KernelSource) -> None:
-        for node in source.buffers[: source.outputs]:
+    def _allocate(self, nodes: list[Node]) -> None:
+        for node in nodes:
             if node in self.prepared.scattered or node in self.names:
                 continue
             key = self._layout_key(node)
@@ -179,7 +179,7 @@ class Wrapper:
     def _wanted_later(self, key: Any, step: int) -> bool:
         for call in self.unit.calls[step + 1 :]:
             if isinstance(call, KernelCall):
-                for node in call.source.buffers[: call.source.outputs]:
+                for node in call.written():
                     if node not in self.names and node not in self.prepared.scattered and self._layout_key(node) == key:
                         return True
         return False

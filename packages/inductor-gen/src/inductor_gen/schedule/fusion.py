@@ -306,15 +306,21 @@ class Fusion:
                 other = self.of.get(base)
                 if other is None or other is cluster or not other.loops or not exact:
                     continue
-                if base.kind in LOOP_KINDS and self._merge(other, cluster, base, index):
+                if base.kind not in LOOP_KINDS:
+                    continue
+                if self._merge(other, cluster, other.homes[base], index):
+                    break
+                if other.inner and not cluster.inner and self._merge(cluster, other, index, other.homes[base]):
+                    cluster = other
                     break
             else:
                 return
 
-    def _merge(self, other: Cluster, cluster: Cluster, base: Node, index: Index) -> bool:
+    def _merge(self, other: Cluster, cluster: Cluster, theirs: Index, ours: Index) -> bool:
+        """Move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's."""
         if len(other.nodes) + len(cluster.nodes) > MAX_NODES or not self.independent(other, cluster):
             return False
-        mapping = _unify(other, other.homes[base], index, cluster)
+        mapping = _unify(other, theirs, ours, cluster)
         if mapping is None:
             return False
         inner = {v for w in other.inner for v in mapping[w].symbols if v in cluster.space}

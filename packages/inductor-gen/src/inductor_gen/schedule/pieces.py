@@ -1,0 +1,92 @@
+"""Cutting a kernel's outer loop at the seams of a concatenation.
+
+Reading ``concat(x, y)`` element by element needs a choice per element. Where the concatenated dimension is a loop of
+its own, the loop is cut at the seams instead: one nest per operand, each reading that operand alone, all writing
+parts of the same buffers. Equal nests share one function, so a densenet's many concatenations cost few kernels.
+"""
+
+from __future__ import annotations
+
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, ZERO, substitute
+from inductor_gen.loops.views import Index, pull
+from inductor_gen.schedule.fusion import Cluster, Fusion, operand_indices
+
+__all__ = ["cut"]
+
+MAX_PIECES = 64
+
+
+def _seams(fusion: Fusion, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
+    """An outer variable and the ``starts`` of the parts of a concatenation along it."""
+    seen: set[tuple[int, Index]] = set()
+    todo: list[tuple[Node, Index]] = []
+    for node in cluster.nodes:
+        todo += [(x, i) for x, i, exact in operand_indices(node, cluster.operands[node], cluster.space) if exact]
+    while todo:
+        x, at = todo.pop()
+        if (x.id, at) in seen:
+            continue
+        seen.add((x.id, at))
+        if x in cluster.homes:
+            continue
+        if x.kind == "view":
+            if x.op == "concat":
+                found = _along(x, at, cluster)
+                if found is not None:
+                    return found
+            todo += [(b.node, b.index) for b in pull(x, at, cluster.space) if b.node is not None]
+        elif x in fusion.inlined:
+            todo += [(n, i) for n, i, exact in operand_indices(x, at, cluster.space) if exact]
+    return None
+
+
+def _along(node: Node, at: Index, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
+    xs, dim = node.args
+    v = at[dim]
+    if v not in cluster.space or v in cluster.inner or cluster.space[v] is not node.shape[dim]:
+        return None
+    starts, position = [], ZERO
+    for x in xs:
+        if x.shape[dim] is not ZERO:
+            starts.append(position)
+            position = ex.add(position, x.shape[dim])
+    return (v, starts) if len(starts) > 1 else None
+
+
+def cut(fusion: Fusion, cluster: Cluster) -> list[Cluster]:
+    """The cluster, or the pieces of it that together do its work."""
+    done: list[Cluster] = []
+    todo = [cluster]
+    while todo:
+        piece = todo.pop()
+        seams = None if len(done) + len(todo) >= MAX_PIECES else _seams(fusion, piece)
+        if seams is None:
+            done.append(piece)
+            continue
+        v, starts = seams
+        stops = [*starts[1:], piece.space[v]]
+        parts = [_part(fusion, piece, v, a, ex.sub(b, a)) for a, b in zip(starts, stops, strict=True)]
+        todo += reversed(parts)
+    return done
+
+
+def _part(fusion: Fusion, cluster: Cluster, variable: Expr, start: Expr, extent: Expr) -> Cluster:
+    part = Cluster(cluster.id, cluster.loops)
+    fresh = fusion.variable()
+    where = start if extent is ONE else ex.add(start, fresh)
+    part.nodes = cluster.nodes
+    part.inner = cluster.inner
+    part.space = {}
+    for v, n in cluster.space.items():
+        if v is not variable:
+            part.space[v] = n
+        elif extent is not ONE:
+            part.space[fresh] = extent
+    mapping = {variable: where}
+    part.homes = {n: tuple(substitute(i, mapping) for i in home) for n, home in cluster.homes.items()}
+    part.operands = {n: tuple(substitute(i, mapping) for i in at) for n, at in cluster.operands.items()}
+    return part

@@ -1,0 +1,195 @@
+"""What is fused: the number of kernels of common patterns, their results, and where work is not repeated."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from gen_support import build, check, compile_fn
+from prims.options import Options
+
+import inductor_gen
+
+
+def keep(p: Any, v: Any, like: Any, dims: tuple[int, ...]) -> Any:
+    """A reduction's result, broadcast back over the dimensions that it dropped."""
+    n = len(like.shape)
+    shape = tuple(1 if d in dims else like.shape[d] for d in range(n))
+    return p.broadcast(p.reshape(v, shape), like.shape, tuple(range(n)))
+
+
+def softmax(p: Any, x: Any, dim: int = -1) -> Any:
+    dims = (dim % len(x.shape),)
+    e = p.exp(p.sub(x, keep(p, p.amax(x, dims), x, dims)))
+    return p.div(e, keep(p, p.sum(e, dims), x, dims))
+
+
+def layer_norm(p: Any, x: Any, w: Any, b: Any) -> Any:
+    n = len(x.shape)
+    dims = (n - 1,)
+    count = float(x.shape[-1]) if isinstance(x.shape[-1], int) else x.shape[-1]
+    mean = p.div(p.sum(x, dims), count)
+    d = p.sub(x, keep(p, mean, x, dims))
+    var = p.div(p.sum(p.mul(d, d), dims), count)
+    y = p.mul(d, keep(p, p.rsqrt(p.add(var, 1e-5)), x, dims))
+    return p.add(p.mul(y, p.broadcast(w, x.shape, dims)), p.broadcast(b, x.shape, dims))
+
+
+def gelu(p: Any, x: Any) -> Any:
+    return p.mul(p.mul(x, 0.5), p.add(p.erf(p.mul(x, 0.7071067811865476)), 1.0))
+
+
+def test_softmax_is_one_kernel_of_three_loops() -> None:
+    case = check(softmax, [torch.randn(64, 333)])
+    assert case.kernels == 1
+    assert case.compiled.kernels[0].loops == 3
+
+
+def test_softmax_over_an_outer_dimension() -> None:
+    case = check(lambda p, x: softmax(p, x, 1), [torch.randn(5, 77, 300)])
+    assert case.kernels == 1
+
+
+def test_softmax_of_many_columns_and_large_values() -> None:
+    case = check(softmax, [torch.randn(3, 70000) * 50])
+    assert case.kernels == 1
+
+
+def test_layer_norm_with_residual_and_gelu_is_one_kernel() -> None:
+    def fn(p: Any, x: Any, r: Any, w: Any, b: Any) -> Any:
+        s = p.add(x, r)
+        return gelu(p, layer_norm(p, s, w, b)), s
+
+    case = check(fn, [torch.randn(4, 50, 768), torch.randn(4, 50, 768), torch.randn(768), torch.randn(768)], tol=1e-5)
+    assert case.kernels == 1
+
+
+def test_batch_norm_inference_with_relu_and_add_is_one_kernel() -> None:
+    def fn(p: Any, x: Any, mean: Any, var: Any, w: Any, b: Any, r: Any) -> Any:
+        def spread(v: Any) -> Any:
+            return p.broadcast(v, x.shape, (1,))
+
+        scale = p.mul(w, p.rsqrt(p.add(var, 1e-5)))
+        y = p.add(p.mul(p.sub(x, spread(mean)), spread(scale)), spread(b))
+        return p.maximum(p.add(y, r), 0.0)
+
+    c = [torch.randn(24) for _ in range(4)]
+    c[1].abs_()
+    case = check(fn, [torch.randn(2, 24, 15, 17), *c, torch.randn(2, 24, 15, 17)], tol=1e-5)
+    assert case.kernels == 1
+
+
+def test_batch_norm_training_is_one_kernel() -> None:
+    def fn(p: Any, x: Any, w: Any, running: Any) -> Any:
+        dims = (0, 2, 3)
+        count = float(x.shape[0] * x.shape[2] * x.shape[3])
+        mean = p.div(p.sum(x, dims), count)
+        d = p.sub(x, p.broadcast(mean, x.shape, (1,)))
+        var = p.div(p.sum(p.mul(d, d), dims), count)
+        y = p.mul(d, p.broadcast(p.mul(w, p.rsqrt(p.add(var, 1e-5))), x.shape, (1,)))
+        return y, p.add(p.mul(running, 0.9), p.mul(mean, 0.1)), var
+
+    case = check(fn, [torch.randn(4, 16, 9, 11), torch.randn(16), torch.randn(16)], tol=1e-5)
+    assert case.kernels == 1
+
+
+def test_cross_entropy_is_at_most_two_kernels() -> None:
+    def fn(p: Any, x: Any, target: Any) -> Any:
+        dims = (1,)
+        shifted = p.sub(x, keep(p, p.amax(x, dims), x, dims))
+        logs = p.sub(shifted, keep(p, p.log(p.sum(p.exp(shifted), dims)), x, dims))
+        picked = p.gather(logs, p.reshape(target, (x.shape[0], 1)), 1)
+        return p.div(p.neg(p.sum(p.reshape(picked, (x.shape[0],)), (0,))), float(x.shape[0]))
+
+    case = check(fn, [torch.randn(128, 1000), torch.randint(0, 1000, (128,))], tol=1e-5)
+    assert case.kernels <= 2
+
+
+def test_sine_rounds_are_one_kernel_and_linear_in_cost() -> None:
+    def fn(rounds: int) -> Any:
+        def run(p: Any, x: Any) -> Any:
+            for _ in range(rounds):
+                x = p.add(x, p.sin(x))
+            return x
+
+        return run
+
+    x = torch.randn(10_000)
+    case = check(fn(20), [x], tol=2e-5)
+    assert case.kernels == 1
+    assert case.compiled.kernels[0].source.count("sinf(") == 20
+    env = build(fn(200), [x])
+    start = time.process_time()
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"))
+    assert time.process_time() - start < 5
+    assert len(compiled.kernels) == 1
+
+
+def test_fuel_stops_fusion_and_keeps_the_result() -> None:
+    x = torch.randn(32, 40)
+    full = check(softmax, [x])
+    none = check(softmax, [x], options=Options(verify="off", fuel=0))
+    assert full.kernels == 1 and none.kernels > 1
+
+
+def test_an_outer_and_inner_use_share_one_producer() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        y = p.exp(x)
+        return y, p.sum(y, (1,)), p.amax(y, (1,))
+
+    case = check(fn, [torch.randn(30, 80)])
+    assert case.kernels == 1
+
+
+def test_attention_layout_change_is_folded_into_the_producer() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        y = p.exp(x)
+        y = p.permute(p.reshape(y, (2, 7, 3, 5)), (0, 2, 1, 3))
+        return p.add(p.reshape(y, (2, 3, 35)), 1.0)
+
+    assert check(fn, [torch.randn(2, 7, 15)]).kernels == 1
+
+
+def test_rotary_embedding_is_one_kernel_without_choices() -> None:
+    def fn(p: Any, x: Any, cos: Any, sin: Any) -> Any:
+        b, s, h = x.shape
+        left = p.slice(x, (0, 0, 0), (b, s, h // 2), (1, 1, 1))
+        right = p.slice(x, (0, 0, h // 2), (b, s, h), (1, 1, 1))
+        turned = p.concat((p.neg(right), left), 2)
+        return p.add(p.mul(x, p.broadcast(cos, x.shape, (1, 2))), p.mul(turned, p.broadcast(sin, x.shape, (1, 2))))
+
+    case = check(fn, [torch.randn(3, 11, 32), torch.randn(11, 32), torch.randn(11, 32)])
+    assert case.kernels == 1
+    assert "?" not in case.compiled.kernels[0].source
+
+
+def test_concatenations_share_functions() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        parts = [x]
+        for _ in range(6):
+            parts.append(p.tanh(p.concat(tuple(parts), 1)))
+        return parts[-1]
+
+    check(fn, [torch.randn(2, 3, 10)], tol=1e-5)
+
+
+def test_independent_shapes_do_not_mix() -> None:
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        return p.exp(x), p.exp(y), p.sum(x, (0,)), p.sum(y, (1,))
+
+    check(fn, [torch.randn(6, 8), torch.randn(9, 4)])
+
+
+def test_horizontal_statistics_of_one_input() -> None:
+    case = check(lambda p, x: (p.sum(x, (1,)), p.sum(p.mul(x, x), (1,))), [torch.randn(20, 300)], tol=1e-5)
+    assert case.kernels <= 2
+
+
+def test_equal_layers_share_one_function() -> None:
+    def fn(p: Any, x: Any, w: Any, b: Any, v: Any) -> Any:
+        first = layer_norm(p, x, w, b)
+        return p.aten(torch.ops.aten.mm.default, first, v), layer_norm(p, p.mul(x, 2.0), w, b)
+
+    compiled = compile_fn(fn, [torch.randn(10, 64), torch.randn(64), torch.randn(64), torch.randn(64, 3)])
+    assert compiled.externs == ("aten.mm.default",)

@@ -318,7 +318,7 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
         for captured in optimizer.captured:
             if captured.brk is not None:
                 result.breaks.append(captured.brk)
-            result.guards.extend(captured.guards)
+            result.guards.extend(map(str, captured.guards))
         return result
 
     return explained

@@ -43,6 +43,7 @@ class GuardSet:
         self.guards: list[Guard] = []
         self._where = where
         self._seen: set[Any] = set()
+        self._reasons: dict[int, str] = {}
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
@@ -56,7 +57,12 @@ class GuardSet:
 
     def _reason(self) -> str | None:
         where = self.guards[-1].where
-        return str(where) if where else None
+        if where is None:
+            return None
+        text = self._reasons.get(id(where))
+        if text is None:
+            text = self._reasons[id(where)] = str(where)
+        return text
 
     def type_is(self, source: Source, cls: type) -> None:
         """``type(source) is cls``."""

@@ -34,13 +34,15 @@ _ROOTS = {"local": 1, "closure": 1, "closure_cell": 1, "global_": 0}
 class Source:
     """One step of a path: the guard tree's accessor ``kind`` with its ``key``, applied to ``base``."""
 
-    __slots__ = ("_node", "base", "key", "kind")
+    __slots__ = ("_name", "_node", "_text", "base", "key", "kind")
 
     def __init__(self, kind: str, base: Source | None = None, key: Any = None) -> None:
         self.kind = kind
         self.base = base
         self.key = key
         self._node: int | None = None
+        self._text: str | None = None
+        self._name: str | None = None
 
     def node(self, tree: Any) -> int:
         """The guard tree's node (a source belongs to one capture, so to one tree)."""
@@ -71,6 +73,11 @@ class Source:
         return Source("item", self, key)
 
     def __str__(self) -> str:
+        if self._text is None:
+            self._text = self._render()
+        return self._text
+
+    def _render(self) -> str:
         if self.base is None:
             if self.kind in _ROOTS:
                 key = self.key
@@ -94,6 +101,11 @@ class Source:
 
     def graph_name(self) -> str:
         """A name for the graph input, such as ``l_self_modules_fc_parameters_weight``."""
+        if self._name is None:
+            self._name = self._render_name()
+        return self._name
+
+    def _render_name(self) -> str:
         if self.base is None:
             prefix = {"local": "l_", "closure": "c_", "global_": "g_"}.get(self.kind, "k_")
             return prefix + identifier(str(self)) + "_"

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 import torch.fx
 
+# Its Python code is generated when it is first run or printed: a backend that walks the graph never needs it.
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
 from dynamo_capture import __version__, _native
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.capture import Capture, FrameRequest
@@ -231,7 +234,7 @@ def _guard_distinct_objects(tx: Capture) -> None:
 def _graph_module(tx: Capture, outputs: list[Any], name: str) -> torch.fx.GraphModule:
     """The graph as a module, with its envelope in ``gm.meta``."""
     builder = tx.graph
-    gm = torch.fx.GraphModule(torch.nn.Module(), builder.graph, "CapturedGraph")
+    gm = _LazyGraphModule(torch.nn.Module(), builder.graph, "CapturedGraph")
     inputs = tuple(
         InputDesc(
             inp.node.name,

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleValue
+from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, wrap_items
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.torch_calls import disabled_call
 from prims.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _tuple
     if isinstance(obj, BaseException):
         return _exception
+    if isinstance(obj, _native.activate) and hasattr(obj, "__quintet_disabled__"):
+        return _disabled
     original = getattr(obj, "__quintet_original__", None)
     if original is not None and not isinstance(obj, type):
         return _compiled
@@ -257,6 +261,12 @@ def _compiled(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
     return wrap(tx, obj.__quintet_original__, None)
+
+
+def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return HandlerValue(disabled_call, "disabled function")
 
 
 def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:

@@ -121,6 +121,8 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
         if found is None:
             continue
         tried = True
+        if isinstance(x, ConstantValue) and not y.is_const:
+            continue  # a number or string knows nothing of a user's object: NotImplemented
         result = x.call_method(tx, method, [y], {}).realize()
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
             return result

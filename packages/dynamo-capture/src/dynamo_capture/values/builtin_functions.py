@@ -18,7 +18,7 @@ from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import BuiltinValue, ClassValue
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -426,6 +426,14 @@ def _object_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     from dynamo_capture.values.construct import empty_instance
 
     return empty_instance(tx, args[0].realize().const(), args[1:])
+
+
+@builtin(tuple.__new__)
+def _tuple_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    cls = args[0].realize().const()
+    if cls is not tuple and not is_namedtuple(cls):
+        raise GraphBreak("QB03", f"tuple.__new__ of {cls.__qualname__}")
+    return TupleValue(args[1].realize().unpack(tx) if len(args) > 1 else [], cls)
 
 
 def make_super(tx: Capture, args: list[Value]) -> Value:

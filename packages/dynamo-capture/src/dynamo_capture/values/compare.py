@@ -27,8 +27,12 @@ def identical(tx: Capture, a: Value, b: Value) -> bool:
         x, y = a.value, b.value
         return x is y or (type(x) is type(y) and type(x) in (int, str, bytes, float) and x == y)
     if isinstance(a, TensorValue) or isinstance(b, TensorValue):
-        return isinstance(a, TensorValue) and isinstance(b, TensorValue) and a.example is b.example
-    return same_object(a, b)
+        same = isinstance(a, TensorValue) and isinstance(b, TensorValue) and a.example is b.example
+    else:
+        same = same_object(a, b)
+    if not same and a.mutable and b.mutable and a.source is not None and b.source is not None:
+        tx.guards.distinct([a.source, b.source])
+    return same
 
 
 def same_object(a: Value, b: Value) -> bool:

@@ -29,6 +29,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
 
 __all__ = ["empty_instance", "instantiate"]
 
@@ -107,7 +108,7 @@ def empty_instance(tx: Capture, cls: type, args: list[Value]) -> Value:
         if base is tuple:
             items = args[0].realize().unpack(tx) if args else []
             return ObjectValue(cls, payload=TupleValue(items))
-        if not _is_python_class(base):
+        if not _is_python_class(base) or isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType):
             break
     raise GraphBreak("QB03", f"the class {cls.__module__}.{cls.__qualname__}")
 
@@ -284,6 +285,55 @@ def _range(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return fold(tx, range, bounds, {})  # type: ignore[arg-type]
 
 
+class GetterValue(Value):
+    """``operator.itemgetter`` or ``operator.attrgetter``, made in the region of constants."""
+
+    __slots__ = ("getter", "keys")
+
+    def __init__(self, getter: Any) -> None:
+        self.source = None
+        self.getter = getter
+        self.keys: tuple[Any, ...] = getter.__reduce__()[1]
+
+    @property
+    def pytype(self) -> type:
+        return type(self.getter)
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 1 or kwargs:
+            raise tx.observed(TypeError(f"{type(self.getter).__name__} expected 1 argument, got {len(args)}"))
+        results = [self._get(tx, args[0].realize(), key) for key in self.keys]
+        return results[0] if len(results) == 1 else TupleValue(results)
+
+    def _get(self, tx: Capture, value: Value, key: Any) -> Value:
+        if isinstance(self.getter, operator.itemgetter):
+            return value.getitem(tx, tx.from_python(key))
+        for name in key.split("."):
+            value = value.realize().getattr(tx, name)
+        return value
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load_const(self.getter)
+
+
+def _getter(cls: type) -> Handler:
+    def make(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        keys = [a.realize().const() for a in args]
+        try:
+            return GetterValue(cls(*keys, **{k: v.realize().const() for k, v in kwargs.items()}))
+        except TypeError as error:
+            raise tx.observed(error) from None
+
+    return make
+
+
+constructor(operator.itemgetter)(_getter(operator.itemgetter))
+constructor(operator.attrgetter)(_getter(operator.attrgetter))
+
+
 @constructor(functools.partial)
 def _partial(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     func = args[0].realize()
@@ -366,7 +416,17 @@ def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
             return value.call_method(tx, "__reversed__", [], {})
         n = value.length(tx).const()
         return IteratorValue(value.getitem(tx, ConstantValue(i)) for i in range(n - 1, -1, -1))
+    if isinstance(value, ListValue):
+        return IteratorValue(_backwards(value.items))
     return IteratorValue(iter(value.unpack(tx)[::-1]))
+
+
+def _backwards(items: list[Value]) -> Iterator[Value]:
+    """By position, as the list may change while it is walked."""
+    i = len(items) - 1
+    while 0 <= i < len(items):
+        yield items[i]
+        i -= 1
 
 
 @constructor(itertools.chain)

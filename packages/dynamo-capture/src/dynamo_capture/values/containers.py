@@ -206,9 +206,11 @@ class ListValue(SequenceValue):
                 if self.maxlen is not None:
                     del items[: max(0, len(items) - self.maxlen)]
                 return self if name == "__iadd__" else none
-            case "appendleft", [item] if self.maxlen is None:
+            case "appendleft", [item]:
                 tx.side.mutate(self)
                 items.insert(0, item)
+                if self.maxlen is not None:
+                    del items[self.maxlen :]
             case "popleft", []:
                 return self._pop(tx, 0)
             case "insert", [index, item]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value
-from dynamo_capture.values.classes import bind_attribute, lookup
+from dynamo_capture.values.classes import bind_attribute, class_source, lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -165,7 +165,12 @@ class ObjectValue(Value):
             tx.function(found.fset, None).call(tx, [self, value], {})
             return
         if found is not None and lookup(type(found), "__set__")[1] and not isinstance(found, _DATA_DESCRIPTORS):
-            raise GraphBreak("QB06", f"setting attribute {name!r} of {self.cls.__name__} through a descriptor")
+            set_method, _ = lookup(type(found), "__set__")
+            if not isinstance(set_method, types.FunctionType):
+                raise GraphBreak("QB06", f"setting attribute {name!r} of {self.cls.__name__} through a descriptor")
+            descriptor = tx.from_python(found, class_source(_owner, name))  # type: ignore[arg-type]
+            tx.function(set_method, None).call(tx, [descriptor, self, value], {})
+            return
         if name == "__class__":
             raise GraphBreak("QB06", "assignment to __class__")
         tx.side.write_attribute(self, name)

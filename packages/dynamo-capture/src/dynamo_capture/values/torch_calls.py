@@ -21,7 +21,7 @@ from dynamo_capture.values.tensor import TensorValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["ALLOWED", "call_torch", "is_operator_function", "is_torch_callable", "special_function"]
+__all__ = ["ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "special_function"]
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
@@ -113,7 +113,7 @@ def special_function(fn: Any) -> Handler | None:
     """The handler of a Python function that is not inlined, or None."""
     found = _SPECIAL.get(fn)
     if found is None and hasattr(fn, "__quintet_disabled__"):
-        return _disabled
+        return disabled_call
     return found
 
 
@@ -148,8 +148,9 @@ for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting"
     special(_attribute(_path))(_constant(False))
 
 
-def _disabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB04", "a function under disable()")
+def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function that the user keeps out of graphs."""
+    raise GraphBreak("QB04")
 
 
 @special(inspect.signature)
@@ -164,7 +165,7 @@ def _cast(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @special(functools.update_wrapper)
 def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    wrapper, wrapped = args[0].realize(), args[1].realize()
+    wrapper, wrapped = args[0].realize(), (args[1] if len(args) > 1 else kwargs["wrapped"]).realize()
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         wrapper.setattr(tx, name, wrapped.getattr(tx, name))
     wrapper.setattr(tx, "__wrapped__", wrapped)

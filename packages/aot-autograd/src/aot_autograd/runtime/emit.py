@@ -195,12 +195,19 @@ def emit_results(source: Source, outcome: Outcome, outputs: list[str], inputs: s
             texts.append(source.literal(leaf.value))
         elif leaf.kind == "size":
             texts.append(source.size(leaf.value))
+        elif leaf.kind == "same":
+            texts.append(texts[leaf.index])
         else:
             base = outputs[leaf.index] if leaf.kind == "output" else f"{inputs}[{leaf.index}]"
             holder = outcome.tensors if leaf.kind == "output" else outcome.program.tracer.input_tensors
             tensor = holder[leaf.index]
             assert tensor is not None
-            texts.append(_replay(source, base, leaf, tensor.requires_grad) if leaf.steps else base)
+            if leaf.steps:
+                name = f"v{len(texts)}"
+                source.line(f"{name} = {_replay(source, base, leaf, tensor.requires_grad)}")
+                texts.append(name)
+            else:
+                texts.append(base)
     return _structured(source, outcome.structure, texts)
 
 

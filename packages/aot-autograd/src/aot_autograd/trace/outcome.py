@@ -6,6 +6,7 @@ runtime replays its views on the base, so that users see eager's aliasing and au
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ class Leaf:
 
     Attributes:
         kind: ``"output"`` (graph output ``index``), ``"input"`` (input ``index``), ``"size"`` (``value`` is a ``Sym``)
-            or ``"literal"`` (``value`` itself).
+            or ``"literal"`` (``value`` itself), ``"same"`` (the very tensor of leaf ``index``).
         steps: views to replay on it; empty for the very tensor.
         requires_grad: whether eager's result requires a gradient (it is detached otherwise).
     """
@@ -139,16 +140,21 @@ def _settle(outcome: Outcome, values: list[Any]) -> None:
             if not any(member is value for member in members):
                 members.append(value)
     bases: dict[int, int] = {}
-    own: dict[int, int] = {}
     pending: list[tuple[int, Storage]] = []
+    first: dict[int, int] = {}
     for position, value in enumerate(values):
-        outcome.leaves.append(_leaf(outcome, value, groups, bases, own, pending, position))
+        if isinstance(value, torch.Tensor) and first.setdefault(id(value), position) != position:
+            outcome.leaves.append(Leaf("same", first[id(value)]))
+        else:
+            outcome.leaves.append(_leaf(outcome, value, groups, bases, pending, position))
     for position, storage in pending:
         # Views whose common base is no result itself: the base becomes a hidden output.
         if id(storage) not in bases:
-            assert storage.base is not None
+            if storage.base is None:
+                raise Unsupported("results are views of a tensor whose shape was changed in place")
             bases[id(storage)] = _add_output(outcome, storage.base)
         _alias_of_output(outcome, position, values[position], bases[id(storage)])
+    _alias_repeats(outcome)
     outcome.user_outputs = len(outcome.nodes)
     _settle_mutations(outcome)
 
@@ -164,7 +170,6 @@ def _leaf(
     value: Any,
     groups: dict[int, list[torch.Tensor]],
     bases: dict[int, int],
-    own: dict[int, int],
     pending: list[tuple[int, Storage]],
     position: int,
 ) -> Leaf:
@@ -177,25 +182,44 @@ def _leaf(
     storage = state.storage
     if storage.input_index is not None:
         index = storage.input_index
-        same = tensor is tracer.input_tensors[index]
+        base = tracer.input_tensors[index]
+        same = tensor is base
+        _check_history(tensor, base)
         outcome.aliases.append(Alias(position, "input", index, None if same else state.spec))
         return Leaf("input", index, steps=() if same else state.chain, requires_grad=tensor.requires_grad)
     members = groups[id(storage)]
-    if len(members) > 1 and tensor is not storage.base and id(tensor) not in own:
+    if len(members) > 1 and tensor is not storage.base:
         pending.append((position, storage))
         return Leaf("output")
-    if id(tensor) in own:
-        outcome.aliases.append(Alias(position, "output", own[id(tensor)], None))
-        return Leaf("output", own[id(tensor)], requires_grad=tensor.requires_grad)
     index = _add_output(outcome, tensor)
-    own[id(tensor)] = index
     if tensor is storage.base:
         bases[id(storage)] = index
     return Leaf("output", index, requires_grad=tensor.requires_grad)
 
 
+def _alias_repeats(outcome: Outcome) -> None:
+    """Describe the second and later places of one tensor in the result as aliases of what the first one is."""
+    by_position = {alias.output_index: alias for alias in outcome.aliases}
+    for position, leaf in enumerate(outcome.leaves):
+        if leaf.kind != "same":
+            continue
+        known = by_position.get(leaf.index)
+        if known is None:
+            outcome.aliases.append(Alias(position, "output", outcome.leaves[leaf.index].index, None))
+        else:
+            outcome.aliases.append(dataclasses.replace(known, output_index=position))
+
+
+def _check_history(tensor: torch.Tensor, base: torch.Tensor | None) -> None:
+    """A result that needs a gradient must get its history from its base, by replaying the views."""
+    detached = any(step.func is aten.detach.default for step in state_of(tensor).chain)
+    if tensor.requires_grad and (detached or base is None or not base.requires_grad):
+        raise Unsupported("a detached view was written with values that need a gradient, and is a result")
+
+
 def _alias_of_output(outcome: Outcome, position: int, tensor: torch.Tensor, base: int) -> None:
     state = state_of(tensor)
+    _check_history(tensor, outcome.tensors[base])
     outcome.aliases.append(Alias(position, "output", base, state.spec))
     outcome.leaves[position] = Leaf("output", base, steps=state.chain, requires_grad=tensor.requires_grad)
 

@@ -5,6 +5,8 @@ Each case is a function with a maker of its arguments; it runs three times on fr
 without the mark must be one graph, without fallbacks.
 """
 
+# ruff: noqa
+
 from __future__ import annotations
 
 import collections
@@ -823,8 +825,13 @@ def other_containers(a):
     q = collections.deque([1, 2], maxlen=3)
     q.append(3)
     q.appendleft(0)
+    return d["k"][0] + 1, dict(o), list(q)
+
+
+@case(x, breaks=1)
+def counter(a):
     c = collections.Counter("abca")
-    return d["k"][0] + 1, dict(o), list(q), c["a"]
+    return a + c["a"], c.most_common(1)
 
 
 @case(x)

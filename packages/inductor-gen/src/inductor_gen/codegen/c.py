@@ -118,9 +118,13 @@ class _Kernel:
         for v in self.reduces:
             last = max(last, v.args[0].stage if v.op == "reduce" else v.stage)
         for s in self.body.stores:
-            if self.is_inner(s.value):
+            if self.stores_inside(s):
                 last = max(last, s.value.stage)
         return last + 1
+
+    def stores_inside(self, s: Store) -> bool:
+        """Does the store belong in the inner loops?"""
+        return self.is_inner(s.value) or any(v in self.inner for v in s.at.symbols)
 
     def is_inner(self, v: Val) -> bool:
         """Does the value change inside the reduction?"""
@@ -272,13 +276,13 @@ class _Kernel:
         roots = [v.args[0] for v in self.reduces if v.op == "reduce" and v.args[0].stage == stage]
         roots += [v.args[1] for v in self.reduces if v.op == "reduce" and len(v.args) > 1 and v.args[0].stage == stage]
         roots += [v for v in self.reduces if v.op == "scan" and v.stage == stage]
-        roots += [s.value for s in self.body.stores if self.is_inner(s.value) and s.value.stage == stage]
+        roots += [s.value for s in self.body.stores if self.stores_inside(s) and s.value.stage == stage]
         by_id = {v.id: v for v in self.body.vals}
         roots += [by_id[i] for i in self.rows if by_id[i].stage == stage]
         found: dict[int, Val] = {}
         todo = list(roots)
         for s in self.body.stores:
-            if self.is_inner(s.value) and s.value.stage == stage:
+            if self.stores_inside(s) and s.value.stage == stage:
                 todo += [self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms]
         while todo:
             v = todo.pop()
@@ -376,6 +380,9 @@ class _Kernel:
                 if a.stage != v.stage and self.lane in a.deps and not self.is_inner(a) and a.op not in ("load", "reduce"):
                     self.arrays.add(a.id)
         for s in self.body.stores:
+            a = s.value
+            if self.stores_inside(s) and not self.is_inner(a) and self.lane in a.deps and a.op != "load":
+                self.arrays.add(a.id)
             for a in (self.body.atoms[x] for x in s.at.symbols if x in self.body.atoms):
                 if not self.is_inner(a) and self.lane in a.deps and a.op != "load":
                     self.arrays.add(a.id)
@@ -389,7 +396,7 @@ class _Kernel:
 
     def _outer_section(self, stage: int, done: set[int]) -> None:
         vals = self._outer_values(stage, done)
-        stores = [s for s in self.body.stores if not self.is_inner(s.value) and s.value.stage == stage]
+        stores = [s for s in self.body.stores if not self.stores_inside(s) and s.value.stage == stage]
         if not self.tiled:
             for v in vals:
                 self.emit(v)

@@ -27,12 +27,12 @@ class _Stage:
         self.reduces = [v for v in kernel.reduces if v.op == "reduce" and v.args[0].stage == stage]
         self.scans = [v for v in kernel.reduces if v.op == "scan" and v.stage == stage]
         self.vals = kernel._needed(stage)
-        self.stores = [s for s in kernel.body.stores if kernel.is_inner(s.value) and s.value.stage == stage]
+        self.stores = [s for s in kernel.body.stores if kernel.stores_inside(s) and s.value.stage == stage]
         self.tiled = kernel.tiled
         loops = [v for v in kernel.nest.inner]
         self.loops = loops
         last = kernel._extent(loops[-1:])
-        limit = c.BLOCK if not self.tiled else 512
+        limit = c.BLOCK if not self.tiled else 32
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and last >= 2 * limit:
@@ -219,7 +219,7 @@ class _Stage:
             self.place(self.loops)
             self.k._lane_loop()
             extra = [r.args[0] for r in self.reduces if not self.k.is_inner(r.args[0])]
-            self.k._reload([v for v in self.vals if v.id not in self.done], [])
+            self.k._reload([v for v in self.vals if v.id not in self.done], self.stores)
             self._reload_plain(extra)
             self.statements()
             self.w.close(2)

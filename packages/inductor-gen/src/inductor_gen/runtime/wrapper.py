@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from prims.errors import InternalError
 from prims.ir import Envelope
-from prims.spec.expr import Expr
+from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.calls import function_for
@@ -41,7 +41,7 @@ class Wrapper:
         self.space: dict[str, Any] = {
             "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "launch": launch,
             "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
-            "ite": lambda c, a, b: a if c else b, "min": min, "max": max,
+            "ite": lambda c, a, b: a if c else b, "relayout": _relayout, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
         self.names: dict[Node, str] = {}
         self.views: dict[Any, str] = {}
@@ -117,23 +117,20 @@ class Wrapper:
 
     def name(self, node: Node) -> str:
         node = self.buffer(node)
-        if node.kind == "item" and node not in self.names:
-            return f"{self.name(node.args[0])}[{node.args[1]}]"
         return self.names[node]
-
-    def _owner(self, node: Node) -> Node:
-        node = self.buffer(node)
-        return self._owner(node.args[0]) if node.kind == "item" else node
 
     def _liveness(self) -> None:
         self.dies: dict[Node, int] = {}
+        self.read: set[Node] = set()
         for k, call in enumerate(self.unit.calls):
             used = call.buffers() if isinstance(call, KernelCall) else [call.node, *call.node.ins]
             for node in used:
-                self.dies[self._owner(node)] = k
+                self.dies[self.buffer(node)] = k
+                self.read.add(node)
         for out in self.prepared.outputs:
             if isinstance(out, ViewRef):
-                self.dies[self._owner(out.base)] = len(self.unit.calls)
+                self.dies[self.buffer(out.base)] = len(self.unit.calls)
+                self.read.add(out.base)
 
     def _layout_key(self, node: Node) -> Any:
         return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
@@ -225,6 +222,21 @@ class Wrapper:
         target = f"x{len(self.names)}"
         self.names[node] = target
         self.lines.append(f"{target} = {key}({', '.join(parts)})  # {name}")
+        if node in self.prepared.layouts:
+            self._planned_layout(node, target)
+        for item in node.users:
+            if item.kind == "item" and item in self.prepared.layouts and item in self.read:
+                self.names[item] = f"{target}_{item.args[1]}"
+                self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
+                self._planned_layout(item, self.names[item])
+        if any(item.kind == "item" for item in node.users):
+            self.lines.append(f"{target} = None")
+
+    def _planned_layout(self, node: Node, name: str) -> None:
+        """Never read a result with other strides than those the kernels were written for."""
+        if node.device is not None and node.spec.shape:
+            strides = self.tuple(self.prepared.layouts[node].strides)
+            self.lines.append(f"if {name}.stride() != {strides}: {name} = relayout({name}, {strides})")
 
     def _value(self, x: Any) -> str:
         if isinstance(x, ViewRef):
@@ -257,6 +269,13 @@ class Wrapper:
         if isinstance(out, ViewRef):
             return self.view(out)
         return self._value(out)
+
+
+def _relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with the strides that were planned, copied unless they differ in dimensions of size 1 only."""
+    if all(a == b or n <= 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel():
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _float_bits(value: float) -> int:

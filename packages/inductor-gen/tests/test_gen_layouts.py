@@ -1,0 +1,188 @@
+"""Strides, sizes and dtypes: what arrives strided, what must leave strided, symbolic and zero sizes, large sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gen_support import OPTIONS, build, check, reference
+from test_gen_fusion import gelu, keep, layer_norm, softmax
+
+import inductor_gen
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Any:
+    """Parallel loops are only taken with more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def strided_inputs() -> list[Any]:
+    base = torch.randn(12, 10, 9)
+    return [
+        pytest.param(base.permute(2, 0, 1), id="permuted"),
+        pytest.param(base[1:9:2, 3:, ::3], id="sliced"),
+        pytest.param(torch.randn(1, 10, 1).expand(6, 10, 7), id="expanded"),
+        pytest.param(torch.randn(400)[37:].as_strided((5, 6, 7), (1, 5, 30)), id="offset"),
+        pytest.param(torch.randn(1, 5, 1), id="ones"),
+        pytest.param(torch.randn(0, 5, 3), id="empty"),
+    ]
+
+
+@pytest.mark.parametrize("x", strided_inputs())
+def test_strided_inputs(x: torch.Tensor) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        y = p.mul(p.sin(x), 2.0)
+        return y, p.sum(y, (0, 2)), p.permute(y, (1, 2, 0)), p.reshape(y, (x.shape[0] * x.shape[1], x.shape[2]))
+
+    check(fn, [x])
+
+
+def test_outputs_have_the_strides_asked_for() -> None:
+    x = torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    case = check(lambda p, x: p.mul(x, 2.0), [x], strides=[x.stride()])
+    assert case.outputs[0].stride() == x.stride()
+
+
+def test_an_input_returned_is_a_copy() -> None:
+    x = torch.randn(3, 4)
+    (got,) = check(lambda p, x: p.reshape(x, (4, 3)), [x]).outputs
+    assert got.data_ptr() != x.data_ptr()
+
+
+def test_one_value_twice_is_two_tensors() -> None:
+    a, b = check(lambda p, x: (p.exp(x), p.exp(x)), [torch.randn(5)]).outputs
+    assert a.data_ptr() != b.data_ptr()
+
+
+def test_intermediates_follow_channels_last() -> None:
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        y = p.maximum(x, 0.0)
+        return p.aten(torch.ops.aten.convolution.default, y, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+    x = torch.randn(2, 8, 10, 12).to(memory_format=torch.channels_last)
+    w = torch.randn(4, 8, 3, 3)
+    expected = torch.conv2d(x.relu(), w, padding=1)
+    env = build(fn, [x, w], strides=[expected.stride()])
+    (got,) = inductor_gen.compile_graph(env, options=OPTIONS)(x, w)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert got.stride() == expected.stride()
+
+
+SHAPES = [(3, 5), (2, 2), (700, 33), (2, 5000), (64, 64)]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda p, x: softmax(p, x),
+        lambda p, x: softmax(p, x, 0),
+        lambda p, x: gelu(p, x),
+        lambda p, x: (p.sum(x, (0, 1)), p.amax(x, (0,)), p.argmax(x, 1)),
+        lambda p, x: p.reshape(p.permute(p.exp(x), (1, 0)), (x.shape[0] * x.shape[1],)),
+        lambda p, x: p.concat((x, p.mul(x, 2.0)), 1),
+        lambda p, x: p.pad(x, 1.5, (1, 0), (0, 2)),
+        lambda p, x: p.cumsum(p.flip(x, (1,)), 1),
+        lambda p, x: p.sub(x, keep(p, p.div(p.sum(x, (1,)), x.shape[1]), x, (1,))),
+    ],
+    ids=["softmax", "softmax0", "gelu", "reductions", "transpose", "concat", "pad", "cumsum", "center"],
+)
+def test_symbolic_sizes_serve_every_size(fn: Any) -> None:
+    first = torch.randn(*SHAPES[0])
+    env = build(fn, [first], dynamic={0: (0, 1)})
+    compiled = inductor_gen.compile_graph(env, options=OPTIONS)
+    for shape in SHAPES:
+        x = torch.randn(*shape)
+        for got, want in zip(compiled(x), reference(fn, [x], False), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-4)
+            assert got.is_contiguous()
+
+
+def test_symbolic_sizes_through_an_extern() -> None:
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        y = p.aten(torch.ops.aten.mm.default, p.reshape(x, (x.shape[0] * x.shape[1], 16)), p.permute(w, (1, 0)))
+        return p.maximum(p.reshape(y, (x.shape[0], x.shape[1], 8)), 0.0)
+
+    w = torch.randn(8, 16)
+    env = build(fn, [torch.randn(3, 5, 16), w], dynamic={0: (0, 1)})
+    compiled = inductor_gen.compile_graph(env, options=OPTIONS)
+    for shape in [(3, 5, 16), (4, 9, 16)]:
+        x = torch.randn(*shape)
+        torch.testing.assert_close(compiled(x, w)[0], (x @ w.t()).relu(), rtol=1e-5, atol=1e-5)
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(300, 700), (1, 200_000), (40_000, 6), (7, 5, 3000)], ids=str)
+def test_large_reductions_are_as_accurate_as_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.rand(shape).to(dtype)
+    last = len(shape) - 1
+    dims = [(last,), (0,), tuple(range(len(shape)))]
+
+    def fn(p: Any, x: Any) -> Any:
+        return tuple(p.sum(x, d) for d in dims) + tuple(p.amax(x, d) for d in dims)
+
+    env = build(fn, [x])
+    outputs = inductor_gen.compile_graph(env, options=OPTIONS)(x)
+    for got, d in zip(outputs[:3], dims, strict=True):
+        exact = x.double().sum(d)
+        eager = (x.sum(d).double() - exact).abs().max()
+        mine = (got.double() - exact).abs().max()
+        floor = exact.abs().max() * torch.finfo(dtype).eps
+        assert mine <= 2 * eager + floor, (mine, eager)
+    for got, d in zip(outputs[3:], dims, strict=True):
+        torch.testing.assert_close(got, x.amax(d), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_of_many_rows(dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(500, 257).to(dtype), torch.randn(257).to(dtype), torch.randn(257).to(dtype)
+
+    def fn(p: Any, x: Any, w: Any, b: Any) -> Any:
+        wide = tuple(p.convert(v, torch.float32) if dtype.itemsize < 4 else v for v in (x, w, b))
+        y = layer_norm(p, *wide)
+        return p.convert(y, dtype) if dtype.itemsize < 4 else y
+
+    (got,) = inductor_gen.compile_graph(build(fn, [x, w, b]), options=OPTIONS)(x, w, b)
+    exact = torch.nn.functional.layer_norm(x.double(), (257,), w.double(), b.double())
+    eager = torch.nn.functional.layer_norm(x, (257,), w, b)
+    assert (got.double() - exact).abs().max() <= 2 * (eager.double() - exact).abs().max() + 1e-14
+
+
+def test_nan_and_infinity_pass_through_reductions() -> None:
+    x = torch.randn(40, 5000)
+    x[3, 77], x[5, 9], x[6, 4] = float("nan"), float("inf"), float("-inf")
+    check(lambda p, x: (p.amax(x, (1,)), p.amin(x, (0,)), p.amax(x, (0, 1)), p.argmax(x, 1), p.argmin(x, 0)), [x])
+
+
+def test_zero_sized_reductions() -> None:
+    check(lambda p, x: (p.sum(x, (1,)), p.prod(x, (0, 1)), p.any(p.gt(x, 0.0), (1,))), [torch.randn(4, 0)])
+
+
+def test_mean_of_everything_then_use() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        m = p.div(p.sum(x, (0, 1)), float(x.shape[0] * x.shape[1]))
+        return p.sub(x, p.broadcast(m, x.shape, ()))
+
+    check(fn, [torch.randn(300, 400)], tol=1e-5)
+
+
+def test_embedding_and_its_gradient() -> None:
+    def fn(p: Any, table: Any, ids: Any, grad: Any) -> Any:
+        zero = p.full(table.shape, 0.0, torch.float32, torch.device("cpu"))
+        return p.index(table, (ids,), (0,)), p.index_put(zero, (ids,), (0,), grad, True)
+
+    ids = torch.randint(-50, 50, (8, 40))
+    check(fn, [torch.randn(50, 64), ids, torch.randn(8, 40, 64)], tol=1e-5)
+
+
+def test_many_dimensions() -> None:
+    x = torch.randn(2, 3, 4, 2, 3, 2)
+    check(lambda p, x: p.add(p.permute(x, (5, 0, 3, 1, 4, 2)), 1.0), [x])
+    check(lambda p, x: p.sum(x, (0, 2, 5)), [x], tol=1e-5)

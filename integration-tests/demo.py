@@ -40,8 +40,9 @@ def relative_error(actual: Any, reference: Any) -> float:
 
 def show(name: str, *, small: bool, runs: int, console: Any) -> None:
     """Compile one model and print what happened."""
-    import compile_api
     from rich.table import Table
+
+    import compile_api
 
     case = zoo.build(name, small=small)
     with torch.no_grad():
@@ -54,7 +55,8 @@ def show(name: str, *, small: bool, runs: int, console: Any) -> None:
         steady = median_seconds(lambda: compiled(*case.args, **case.kwargs), runs)
     report = compiled.report()
 
-    times = Table(title=f"{name}: {len(report.graphs)} graphs, {len(report.breaks)} breaks", title_justify="left")
+    graphs = sum(graph.dialect == "torch" for graph in report.graphs)
+    times = Table(title=f"{name}: {graphs} graphs, {len(report.breaks)} breaks", title_justify="left")
     for column in ("eager call", "compiled call", "speedup", "first call", "error against eager"):
         times.add_column(column, justify="right")
     times.add_row(
@@ -67,15 +69,17 @@ def show(name: str, *, small: bool, runs: int, console: Any) -> None:
     console.print(times)
 
     fused = Table(title="Generated kernels (those with the most operators)", title_justify="left")
-    for column in ("kernel", "loops", "operators fused into it"):
+    for column in ("kernel", "calls", "loops", "operators fused into it"):
         fused.add_column(column)
-    for kernel in sorted(report.kernels, key=lambda k: -len(k.ops))[:5]:
-        counts = Counter(kernel.ops)
-        fused.add_row(kernel.name, str(kernel.loops), " ".join(f"{op}x{n}" if n > 1 else op for op, n in counts.items()))
+    calls = Counter(report.kernels)
+    for kernel in sorted(calls, key=lambda k: -len(k.ops))[:5]:
+        ops = Counter(kernel.ops)
+        text = ", ".join(f"{n} {op}" if n > 1 else op for op, n in ops.items())
+        fused.add_row(kernel.name, str(calls[kernel]), str(kernel.loops), text)
     console.print(fused)
     total = sum(len(kernel.ops) for kernel in report.kernels)
-    console.print(f"{total} operators in {len(report.kernels)} kernels; library calls: ", end="")
-    console.print(", ".join(f"{op} x{n}" for op, n in sorted(report.extern_counts().items())) or "none")
+    libraries = ", ".join(f"{n} {op}" for op, n in sorted(report.extern_counts().items()))
+    console.print(f"{total} operators in {len(report.kernels)} kernels; library calls: {libraries or 'none'}")
     for fallback in report.fallbacks:
         console.print(f"fallback in {fallback.stage}: {fallback.reason}", style="red")
     phases = ", ".join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -79,7 +78,7 @@ class ModuleValue(ObjectValue):
         found, owner = lookup(self.cls, "__call__")
         if found is not _MODULE_CALL:
             return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
-        if isinstance(self.obj, torch.jit.ScriptModule):
+        if any(base.__module__ == "torch.jit._script" for base in self.cls.__mro__):
             raise GraphBreak("QB06", "a TorchScript module")
         if self._has_hooks(tx):
             call_impl = nn.Module.__dict__["_call_impl"]

@@ -17,6 +17,14 @@ nonzero _unique2 unique_dim multinomial bincount searchsorted.Tensor bucketize.T
 _embedding_bag _ctc_loss
 """
 
+# Eager's generators stay the source of random numbers, drawn in the graph's order.
+_RANDOM = """
+bernoulli bernoulli.p bernoulli.Tensor uniform normal_functional exponential geometric log_normal cauchy
+random random.from random.to rand randn randint randint.low randperm rand_like randn_like
+randint_like randint_like.low_dtype normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor normal.float_float
+native_dropout rrelu_with_noise_functional
+"""
+
 _CPU = """
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
 """
@@ -33,5 +41,5 @@ def claims(device_type: str) -> frozenset[str]:
 
     Everything else is to be decomposed into primitives, for which kernels are generated.
     """
-    text = _COMMON + (_CUDA if device_type == "cuda" else _CPU)
+    text = _COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU)
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())

@@ -185,7 +185,7 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None) -> tuple[Size
         if x < 0:
             x = x + size
             return 0 if x < 0 else x
-        return size if x >= size else x
+        return size if x > size else x
 
     low = 0 if start is None else clamp(start)
     high = size if end is None else clamp(end)

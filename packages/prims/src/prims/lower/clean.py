@@ -20,21 +20,28 @@ def has_effect(node: torch.fx.Node) -> bool:
     )
 
 
+def erase_dead(graph: torch.fx.Graph) -> int:
+    """Erase, in a graph that nobody else holds, what no output and no effect needs; how many nodes that was."""
+    count = 0
+    for node in reversed(graph.nodes):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def _is_clean(graph: torch.fx.Graph) -> bool:
+    return all(node.users or has_effect(node) for node in graph.nodes)
+
+
 def remove_dead_code(env: Envelope, *, context: LowerContext) -> Envelope:
-    """The graph without the nodes that no output and no effect needs."""
-    live: set[torch.fx.Node] = set()
-    nodes = list(env.graph.nodes)
-    for node in reversed(nodes):
-        if node in live or has_effect(node):
-            live.add(node)
-            live.update(node.all_input_nodes)
-    if len(live) == len(nodes):
-        return env
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in nodes:
-        if node in live:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+    """The envelope without the nodes and constants that no output and no effect needs."""
+    graph = env.graph
+    if not _is_clean(graph):
+        graph, _ = env.copy_graph()
+        erase_dead(graph)
     used = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    if graph is env.graph and len(used) == len(env.constants):
+        return env
     constants = {name: tensor for name, tensor in env.constants.items() if name in used}
     return env.replace(graph=graph, constants=constants)

@@ -11,6 +11,7 @@ import torch.fx
 from prims.handlers import GraphHandler, Rewrite
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
+from prims.lower.clean import erase_dead
 
 Emit = Callable[[torch.fx.Node, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -61,3 +62,5 @@ class Rebuild:
     def _output(self, node: torch.fx.Node) -> None:
         results = [getattr(v, "node", v) for v in self.mapped(node.args[0])]
         self.graph.output(tuple(results))
+        # Rewrites leave their inputs behind; the graph is new, so they can go without a copy.
+        erase_dead(self.graph)

@@ -129,6 +129,10 @@ class Capture:
         self.known[id(obj)] = value
         self._alive.append(obj)
 
+    def keep(self, value: Value) -> None:
+        """Keep a value alive to the end of the capture (its ``id`` has been given away)."""
+        self._alive.append(value)
+
     def function(self, fn: Any, source: Source | None) -> Value:
         """A Python function; torch's operators written in Python become builtins."""
         key = (id(fn), 0 if source is None else 1)
@@ -252,6 +256,7 @@ class Capture:
     def call_builtin(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Call a C function or a torch operator."""
         from dynamo_capture.values.builtin_functions import call_builtin
+        from dynamo_capture.values.construct import instantiate  # noqa: F401  (registers its handlers)
 
         return call_builtin(self, fn, args, kwargs)
 

@@ -73,7 +73,7 @@ class Plan:
                 return
             raise GraphBreak("QB10", f"{value.describe()} that contains itself")
         self.uses[key] = count + 1
-        if count or isinstance(value, ConstantValue):
+        if count or type(value) is ConstantValue:
             return
         self._keep.append(value)
         if value.source is not None:

@@ -117,6 +117,7 @@ class GraphBuilder:
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
+        before = _versions(examples, kw_examples)
         try:
             if method:
                 result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
@@ -130,12 +131,13 @@ class GraphBuilder:
             raise GraphBreak("QB08", f"{_name_of(fn)}: {error}") from error
         except Exception as error:
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {error}") from error
-        if isinstance(result, torch.Tensor):
-            known = self._by_example.get(id(result))
-            if known is not None and not self._writes(fn, kwargs):
-                return known  # the very argument, as x.contiguous() may give
-        elif not _has_graph_value(result) and not self._writes(fn, kwargs):
-            return self._constant(result)
+        if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
+            if isinstance(result, torch.Tensor):
+                known = self._by_example.get(id(result))
+                if known is not None:
+                    return known  # the very argument, as x.contiguous() may give
+            elif not _has_graph_value(result):
+                return self._constant(result)
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
         return self.wrap_result(result, node)
 
@@ -144,20 +146,14 @@ class GraphBuilder:
             return TupleValue([ConstantValue(s) for s in result], torch.Size)
         return self.tx.from_python(result)
 
-    def _writes(self, fn: Any, kwargs: dict[str, Value]) -> bool:
-        if "out" in kwargs and not (isinstance(kwargs["out"], ConstantValue)):
-            return True
-        if "inplace" in kwargs and kwargs["inplace"].is_const and kwargs["inplace"].const():
-            return True
-        name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
-        if fn is operator.setitem or name == "__setitem__":
-            return True
-        if getattr(fn, "__module__", None) in ("_operator", "operator"):
-            return name.startswith("i") and name in _INPLACE_NAMES
+    def _may_write(self, fn: Any, examples: list[Any]) -> bool:
+        """Whether an inference tensor, which has no version counter, may have been written into."""
+        if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
+            return False
         if isinstance(fn, torch._ops.OpOverload):
             return fn._schema.is_mutable
-        bare = name.rstrip("_")
-        return (name.endswith("_") and not name.startswith("__") and bare != "") or name in _INPLACE_DUNDERS
+        name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
+        return name not in _MAY_RETURN_ARGUMENT
 
     def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
         op = "call_method" if method else "call_function"
@@ -289,11 +285,24 @@ class GraphBuilder:
 
 
 _STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))
-_INPLACE_NAMES = frozenset(
-    ("iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imul", "imod", "ior", "ipow", "irshift", "isub",
-     "itruediv", "ixor")
+#: Functions that give the argument itself when there is nothing to do, and never write.
+_MAY_RETURN_ARGUMENT = frozenset(
+    ("contiguous", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type_as", "expand_as", "cpu",
+     "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "positive",
+     "resolve_conj", "resolve_neg", "requires_grad_", "type", "as_tensor", "conj", "real", "flatten", "ravel",
+     "reshape", "squeeze", "dim", "size", "stride", "numel", "is_contiguous", "is_floating_point", "is_complex",
+     "element_size", "get_device", "has_torch_function_unary", "pos", "getattr", "is_grad_enabled")
 )  # fmt: skip
-_INPLACE_DUNDERS = frozenset(f"__{name}__" for name in _INPLACE_NAMES)
+
+
+def _versions(examples: list[Any], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
+    """The tensors among a call's arguments (in sequences too) with their version counters."""
+    found: list[tuple[torch.Tensor, int]] = []
+    for example in (*examples, *kwargs.values()):
+        for item in example if isinstance(example, (list, tuple)) else (example,):
+            if isinstance(item, torch.Tensor) and not item.is_inference():
+                found.append((item, item._version))
+    return found
 
 
 def _is_symbolic(spec: Any) -> bool:

@@ -7,10 +7,11 @@ import math
 import operator
 import random
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
@@ -26,6 +27,7 @@ from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
 
 __all__ = ["BUILTINS", "call_builtin", "sort_values"]
 
@@ -66,7 +68,7 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
         return _unbound_method(tx, fn, args, kwargs)
     if isinstance(fn, functools._lru_cache_wrapper):
-        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
+        return _cached_function(tx, fn, args, kwargs)
     if fn in _INPUT_OUTPUT:
         raise GraphBreak("QB11", fn.__name__)
     module = getattr(fn, "__module__", None) or ""
@@ -79,6 +81,29 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     if module in ("random", "_random") or isinstance(owner, random.Random):
         number = "QB16"
     raise GraphBreak(number, BuiltinValue(fn).describe())
+
+
+def _cached_function(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function under ``functools.lru_cache``: on existing objects it is called now, as its cache would have it.
+
+    On values of the region the function below the cache is inlined.
+    """
+    try:
+        real_args = [arg.realize().real() for arg in args]
+        real_kwargs = {name: value.realize().real() for name, value in kwargs.items()}
+    except GraphBreak:
+        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
+    if any(isinstance(x, torch.Tensor) for x in (*real_args, *real_kwargs.values())):
+        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
+    for value in args:
+        if value.source is not None and not value.realize().is_const:
+            tx.guards.is_object(value.source, value.realize().real())
+    try:
+        with _disable_current_modes():
+            result = fn(*real_args, **real_kwargs)
+    except Exception as error:
+        raise tx.observed(error) from None
+    return tx.from_python(result)
 
 
 def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -205,11 +230,20 @@ def _callable(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 @builtin(id)
 def _id(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0].realize()
-    if isinstance(value, TensorValue) or value.source is None:
-        raise GraphBreak("QB07", f"id() of {display(value)}")
-    real = value.real()
-    tx.guards.is_object(value.source, real)
-    return ConstantValue(id(real))
+    tx.keep(value)
+    return IdValue(id(value))
+
+
+class IdValue(ConstantValue):
+    """What ``id`` gives: good for comparing and as a key, but unknown outside the capture."""
+
+    __slots__ = ()
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        raise GraphBreak("QB10", "the result of id()")
+
+    def children(self) -> Iterator[Value]:
+        raise GraphBreak("QB10", "the result of id()")
 
 
 @builtin(vars)

@@ -65,6 +65,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         result = FunctionValue(found.func).call(tx, [value], {})
         value.setattr(tx, found.attrname or name, result)
         return result
+    if kind is functools._lru_cache_wrapper:
+        return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())
     if isinstance(found, _C_METHODS):
         return CMethodValue(value, found, name)
     get, _ = lookup(kind, "__get__")

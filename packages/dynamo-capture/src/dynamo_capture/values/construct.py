@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.builtin_functions import BUILTINS, make_super
 from dynamo_capture.values.classes import bind_attribute, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, named_fields
@@ -62,8 +62,6 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return _named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
-    if issubclass(cls, nn.Module):
-        raise GraphBreak("QB15", f"making a module of class {cls.__name__}")
     if not (type(cls) in _PLAIN_METACLASSES or _plain_metaclass_call(type(cls))):
         raise GraphBreak("QB03", f"the class {cls.__qualname__}, whose metaclass defines __call__")
     return _user_class(tx, cls, args, kwargs)
@@ -98,7 +96,7 @@ def empty_instance(tx: Capture, cls: type, args: list[Value]) -> Value:
     """What ``cls.__new__`` gives for a class whose C base is one that capture knows."""
     if issubclass(cls, BaseException):
         return ExceptionValue(cls, list(args))
-    if issubclass(cls, (enum.Enum, nn.Module, torch.Tensor, type)):
+    if issubclass(cls, (enum.Enum, torch.Tensor, type)):
         raise GraphBreak("QB15", f"an instance of {cls.__qualname__}")
     for base in cls.__mro__:
         if base is object:
@@ -159,8 +157,6 @@ def _object(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @constructor(super)
 def _super(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    from dynamo_capture.values.builtin_functions import make_super
-
     return make_super(tx, args)
 
 
@@ -432,6 +428,11 @@ def _backwards(items: list[Value]) -> Iterator[Value]:
 @constructor(itertools.chain)
 def _chain(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return IteratorValue(item for arg in args for item in _source(tx, arg))
+
+
+BUILTINS[itertools.chain.from_iterable] = lambda tx, args, kwargs: IteratorValue(
+    item for group in _source(tx, args[0]) for item in _source(tx, group)
+)
 
 
 @constructor(itertools.islice)

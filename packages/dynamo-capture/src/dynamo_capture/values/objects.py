@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -299,9 +300,20 @@ class ObjectValue(Value):
                 return ConstantValue((other.realize() is self) is (name == "__eq__"))
             case "__hash__", []:
                 return ConstantValue(hash(self.real()))
-            case "__reduce_ex__" | "__sizeof__", _:
-                pass
+            case ("__reduce_ex__" | "__reduce__"), _ if self._reduces_plainly():
+                return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
+
+    def _reduces_plainly(self) -> bool:
+        """Whether copying or pickling is what ``object`` does: an empty instance and its ``__dict__``."""
+        special = ("__getstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__", "__reduce__")
+        return self.payload is None and all(lookup(self.cls, name)[1] in (None, object) for name in special)
+
+    def _reduce(self, tx: Capture) -> Value:
+        state = self.getattr(tx, "__dict__").call_method(tx, "copy", [], {})
+        make = tx.from_python(copyreg.__newobj__).realize()  # type: ignore[attr-defined]
+        none = ConstantValue(None)
+        return TupleValue([make, TupleValue([tx.from_python(self.cls)]), state, none, none])
 
     # --- rebuilding ---------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     if fn in _NESTING:
         tx.nesting += 1 if fn is torch.autocast_increment_nesting else -1
         return ConstantValue(max(tx.nesting, 0))
-    if fn is torch.clear_autocast_cache:
+    if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)
     if isinstance(fn, types.BuiltinFunctionType):
         module, name = fn.__module__, fn.__name__
@@ -202,3 +202,29 @@ def is_compiling() -> bool:
 
 
 special(is_compiling)(_constant(True))
+
+
+@special(torch.autograd.Function.apply.__func__)
+def _autograd_function(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``MyFunction.apply(...)``: its forward is inlined where no gradient is asked for."""
+    cls, inputs = args[0].realize(), [a.realize() for a in args[1:]]
+    if torch.is_grad_enabled() and any(isinstance(v, TensorValue) and v.example.requires_grad for v in inputs):
+        raise GraphBreak("QB12", f"{cls.describe()} is applied to tensors that need gradients")
+    from dynamo_capture.values.containers import TupleValue
+
+    context = tx.instantiate(torch.autograd.function.FunctionCtx, [], {}).realize()
+    context.setattr(tx, "needs_input_grad", TupleValue([ConstantValue(False) for _ in inputs]))
+    setter, enabled = torch._C._set_grad_enabled, torch.is_grad_enabled()
+    _set_mode(tx, setter, [False])
+    try:
+        forward = cls.getattr(tx, "forward").realize()
+        if cls.real().setup_context is torch.autograd.Function.setup_context:
+            result = forward.call(tx, [context, *inputs], kwargs).realize()
+        else:
+            result = forward.call(tx, list(inputs), kwargs).realize()
+            cls.getattr(tx, "setup_context").call(tx, [context, TupleValue(list(inputs)), result], {})
+    finally:
+        _set_mode(tx, setter, [enabled])
+    if result in inputs and isinstance(result, TensorValue):
+        return tx.graph_call("view_as", [result, result], {}, method=True)
+    return result

@@ -1,3 +1,4 @@
+# ruff: noqa: RET504
 """Functions cut at every instruction and continued must do what they do uncut."""
 
 from __future__ import annotations

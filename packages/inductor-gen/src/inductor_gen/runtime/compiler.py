@@ -33,7 +33,7 @@ FLAGS = (
 
 #: Kernel functions already loaded in this process, by key.
 _LOADED: dict[str, int] = {}
-_LIBRARIES: dict[str, ctypes.CDLL] = {}
+_LIBRARIES: dict[str, ctypes.CDLL] = {}  # by digest; never unloaded
 _LOCK = threading.Lock()
 
 
@@ -221,8 +221,10 @@ def _compile(
 
 
 def forget_loaded() -> None:
-    """Forget the functions loaded in this process, so that the disk is asked again (for tests)."""
+    """Forget the functions loaded in this process, so that the disk is asked again (for tests). The libraries stay
+    mapped, so functions in use keep working."""
     _LOADED.clear()
+    _LIBRARIES.clear()
 
 
 __all__ += ["forget_loaded"]

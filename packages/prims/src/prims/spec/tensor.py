@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
@@ -61,6 +61,16 @@ def _no_data(what: str) -> DataDependentError:
     return DataDependentError(f"{what} reads a tensor of which only metadata is known here")
 
 
+@functools.cache
+def _prepare_cuda_autograd() -> None:
+    """Autograd asks for a CUDA device guard: an empty one where a CUDA build of torch finds no GPU. A CPU-only
+    build has none, and would abort the process.
+    """
+    if torch.version.cuda is None:
+        raise Unsupported("autograd over abstract CUDA tensors needs a CUDA build of torch (this one is CPU-only)")
+    torch._C._ensureCUDADeviceGuardSet()
+
+
 def make(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
     """A leaf AbstractTensor of that spec."""
     shape, strides = spec.shape, spec.strides
@@ -70,6 +80,8 @@ def make(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
             shape, strides = tuple(map(to_torch, shape)), tuple(map(to_torch, strides))
             offset = to_torch(offset)
             break
+    if requires_grad and spec.device.type == "cuda":
+        _prepare_cuda_autograd()
     t = _make_wrapper(
         AbstractTensor,
         shape,
@@ -248,11 +260,4 @@ def abstract_from_spec(spec: TensorSpec, requires_grad: bool = False) -> Abstrac
     return make(spec, requires_grad)
 
 
-__all__: list[str] = [
-    "AbstractMode",
-    "AbstractTensor",
-    "Callable",
-    "abstract",
-    "abstract_from_spec",
-    "dispatch",
-]
+__all__ = ["AbstractMode", "AbstractTensor", "abstract", "abstract_from_spec", "dispatch"]

@@ -19,9 +19,11 @@ Size = Any  # int | Sym
 
 
 def _device(device: Any) -> torch.device:
-    if device is None:
-        return torch.get_default_device()
-    return torch.device(device)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+        return torch.device("cuda", index)
+    return device
 
 
 def fresh(
@@ -126,7 +128,7 @@ def _like(
     **kwargs: Any,
 ) -> TensorSpec:
     return with_format(
-        x, memory_format, dtype or x.dtype, x.device if device is None else torch.device(device)
+        x, memory_format, dtype or x.dtype, x.device if device is None else _device(device)
     )
 
 
@@ -146,7 +148,7 @@ def _new(
     device: Any = None,
     pin_memory: Any = None,
 ) -> TensorSpec:
-    return TensorSpec(size, dtype or x.dtype, x.device if device is None else torch.device(device))
+    return TensorSpec(size, dtype or x.dtype, x.device if device is None else _device(device))
 
 
 for _name in "empty zeros ones full".split():
@@ -164,7 +166,7 @@ def new_empty_strided(
     device: Any = None,
     pin_memory: Any = None,
 ) -> TensorSpec:
-    return TensorSpec(size, dtype or x.dtype, x.device if device is None else torch.device(device), stride)
+    return TensorSpec(size, dtype or x.dtype, x.device if device is None else _device(device), stride)
 
 
 def _length(start: Any, end: Any, step: Any) -> Size:
@@ -318,7 +320,7 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: Any = None,
 ) -> TensorSpec:
-    device = x.device if device is None else torch.device(device)
+    device = x.device if device is None else _device(device)
     return with_format(x, memory_format, dtype or x.dtype, device)
 
 

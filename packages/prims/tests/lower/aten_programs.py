@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from prims.ir import SourceLoc
-from prims.ir.envelope import Envelope, InputDesc, OutputDesc
+from prims.ir.envelope import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.lower import lower
 from prims.options import Options
 from prims.report import Report
-from prims.spec import spec_of
+from prims.spec import SymbolContext, TensorSpec, infer, spec_of
 
 aten = torch.ops.aten
 
@@ -54,12 +55,38 @@ class Builder:
         return arg
 
     def item(self, node: torch.fx.Node, index: int) -> torch.fx.Node:
-        import operator
-
         out = self.graph.call_function(operator.getitem, (node, index))
         self.values[out] = self.values[node][index]
         out.meta["spec"] = node.meta["spec"][index]
         return out
+
+
+class SymbolicBuilder(Builder):
+    """Records overload calls on metadata alone, sizes symbolic."""
+
+    def add_input(self, spec: TensorSpec) -> torch.fx.Node:
+        name = f"x{len(self.inputs)}"
+        node = self.graph.placeholder(name)
+        node.meta["spec"] = self.values[node] = spec
+        self.inputs.append(InputDesc(name, "input", spec))
+        return node
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = self.graph.call_function(op, args, kwargs)
+        spec = infer(op, self._real(args), self._real(kwargs))
+        node.meta["spec"] = self.values[node] = tuple(spec) if isinstance(spec, (tuple, list)) else spec
+        return node
+
+
+def symbolic_envelope(program: Callable[..., Any], ctx: SymbolContext, *specs: TensorSpec) -> Envelope:
+    """An aten envelope of a program over inputs with symbolic sizes."""
+    build = SymbolicBuilder()
+    out = program(build, *(build.add_input(spec) for spec in specs))
+    build.graph.output((out,))
+    inputs = tuple(build.inputs)
+    outputs = (OutputDesc("output", out.meta["spec"]),)
+    symbols = SymbolTable.from_inputs(inputs, ctx)
+    return Envelope("aten", (1, 0), "test", "0", build.graph, inputs, outputs, symbols)
 
 
 def envelope(program: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Envelope, list[torch.Tensor]]:
@@ -93,12 +120,3 @@ def lowered(
     for ours, theirs in zip(out.module()(*inputs), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     return out, report
-
-
-def names(env: Envelope) -> list[str]:
-    """What the nodes call, in order: ``add`` for a primitive, ``aten.mm.default`` for an overload."""
-    found = []
-    for node in env.graph.nodes:
-        if node.op == "call_function":
-            found.append(getattr(node.target, "name", None) or str(node.target))
-    return [n if isinstance(n, str) else str(n) for n in found]

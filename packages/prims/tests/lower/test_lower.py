@@ -4,13 +4,14 @@ import importlib
 
 import pytest
 import torch
-from aten_programs import aten, envelope, lowered, names
+from aten_programs import aten, envelope, lowered, symbolic_envelope
 
 from prims.errors import Unsupported
 from prims.ir import print_text
 from prims.lower import PASSES, lower
 from prims.options import Options
 from prims.report import Report
+from prims.spec import SymbolContext, TensorSpec
 
 
 def prims_of(env):
@@ -229,6 +230,31 @@ def test_as_strided_of_storage_with_holes_is_refused():
         lower(env, options=Options())
 
 
-def test_names_helper_sees_primitives():
-    env, _ = lowered(lambda call, x: call(aten.relu.default, x), torch.randn(3))
-    assert names(env) == ["maximum"]
+def test_symbolic_sizes():
+    """One lowering serves every batch and length: masked attention weights and a normalisation over them."""
+    ctx = SymbolContext()
+    b, t = ctx.new_symbol(3, "b"), ctx.new_symbol(17, "t")
+
+    def program(call, x, w):
+        scores = call(aten.bmm.default, x, call(aten.transpose.int, x, 1, 2))
+        mask = call(aten.tril.default, call(aten.ones.default, [t, t]))
+        seen = call(aten.where.ScalarOther, call(aten.gt.Scalar, mask, 0), scores, -float("inf"))
+        mixed = call(aten.bmm.default, call(aten._softmax.default, seen, -1, False), x)
+        rows = call(aten.view.default, mixed, [b * t, 8])
+        return call(aten.mean.dim, call(aten.mm.default, rows, w), [0])
+
+    def eager(x, w):
+        seen = (x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).tril() == 0, -float("inf"))
+        return ((seen.softmax(-1) @ x).reshape(-1, 8) @ w).mean(0)
+
+    cpu = torch.device("cpu")
+    specs = (TensorSpec((b, t, 8), torch.float32, cpu), TensorSpec((8, 4), torch.float32, cpu))
+    env = symbolic_envelope(program, ctx, *specs)
+    before = len(ctx.guards)
+    out = lower(env, claims=frozenset({"aten.bmm.default"}), options=Options(verify="every_pass", strict=True))
+    assert len(ctx.guards) == before
+    assert overloads_of(out) == ["aten.bmm.default"] * 2
+    module = out.module()
+    for shape in ((3, 17, 8), (2, 5, 8), (7, 40, 8)):
+        x, w = torch.randn(shape), torch.randn(8, 4)
+        torch.testing.assert_close(module(x, w)[0], eager(x, w))

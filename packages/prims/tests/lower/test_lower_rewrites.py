@@ -92,14 +92,27 @@ def test_lossy_conversion_stays():
     assert ops(program, 9 * X) == ["convert", "convert"]
 
 
-def test_rounding_between_is_dropped_only_when_fast():
-    def program(call, x):
-        half = call(aten._to_copy.default, x, dtype=torch.bfloat16)
-        return call(aten._to_copy.default, half, dtype=torch.float32)
+def test_rounding_between_ops_is_dropped_only_when_fast():
+    """gelu rounds to bfloat16, silu widens again."""
 
-    env, _ = envelope(program, X)
-    assert prims_of(lower(env, options=Options(numerics="fast"))) == []
-    assert ops(program, X, numerics="eager_close") == ["convert", "convert"]
+    def program(call, x):
+        return call(aten.silu.default, call(aten.gelu.default, x))
+
+    x = X.bfloat16()
+    env, _ = envelope(program, x)
+    assert prims_of(lower(env, options=Options(numerics="fast"))).count("convert") == 2
+    assert ops(program, x, numerics="eager_close").count("convert") == 4
+
+
+def test_rounding_that_the_program_asks_for_stays():
+    """The part of x that bfloat16 does not hold is not zero."""
+
+    def program(call, x):
+        high = call(aten._to_copy.default, call(aten._to_copy.default, x, dtype=torch.bfloat16), dtype=torch.float32)
+        return call(aten.sub.Tensor, x, high)
+
+    env, _ = lowered(program, X, numerics="fast")
+    assert prims_of(env).count("convert") == 2
 
 
 def test_mask_as_a_number_and_back():

@@ -9,17 +9,21 @@ import torch
 import torch.fx
 
 import prims
-from prims.decomp.registry import get
+from prims.decomp.registry import Decomposition, get
 from prims.errors import Unsupported, VerifierError
+from prims.handlers import GraphHandler
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES
 from prims.lower.context import LowerContext
 from prims.lower.rebuild import Rebuild
-from prims.lower.rewrites import rewrites_for
+from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
 from prims.ops import PrimOp
+
+CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
+"""Ops by which a program asks for a rounding."""
 
 
 def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
@@ -29,6 +33,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     """
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
+    setattr(p, ASKED_FOR, False)
 
     def extern(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         if context.report is not None:
@@ -55,6 +60,8 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if _is_complex(node):
             return extern(node, args, kwargs, "complex numbers")
         try:
+            if name in CONVERSIONS:
+                return _asked_for(p, fn, args, kwargs)
             return fn(p, *args, **kwargs)
         except Unsupported as error:
             return extern(node, args, kwargs, error.reason)
@@ -68,6 +75,18 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
     out = build.run(emit)
     return out.replace(dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__)
+
+
+def _asked_for(p: GraphHandler, fn: Decomposition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Decompose a conversion that the program asks for, and mark the node that it becomes."""
+    setattr(p, ASKED_FOR, True)
+    try:
+        value = fn(p, *args, **kwargs)
+    finally:
+        setattr(p, ASKED_FOR, False)
+    if value is not args[0]:
+        value.node.meta[ASKED_FOR] = True
+    return value
 
 
 def _is_complex(node: torch.fx.Node) -> bool:

@@ -204,12 +204,21 @@ def _convert_widened(p: Any, args: Args, spec: Any) -> Any:
     return p.convert(source, dtype) if inner[1] in _HOLDS.get(source.dtype, ()) else None
 
 
+ASKED_FOR = "asked_for"
+"""``node.meta`` key of conversions that the program itself asks for, and name of the handler's attribute that
+says so of the op being decomposed. A program may lean on the rounding that it asks for (``x - x.half().float()``).
+"""
+
+
 @rewrite("drop_rounding", "convert", fast=True)
 def _drop_rounding(p: Any, args: Args, spec: Any) -> Any:
-    """float32 to a reduced dtype and back: keep the float32 value, which is the more accurate one."""
+    """An op's float32 result, rounded to a reduced dtype only for the next op to widen it again: keep the
+    float32 value, which is the more accurate one."""
     x, dtype = args
     inner = made_by(x, "convert")
     if not inner or dtype != torch.float32 or inner[1] not in REDUCED:
+        return None
+    if getattr(p, ASKED_FOR, False) or x.node.meta.get(ASKED_FOR):
         return None
     source = p.value(inner[0])
     return source if source.dtype == dtype else None

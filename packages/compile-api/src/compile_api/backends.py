@@ -155,7 +155,13 @@ def _inductor(options: Options, report: Report) -> Backend:
         generate = _Generator(options, report)
         with report.phase("aot"):
             return aot_autograd.aot_function(
-                gm, example_inputs, fw_compiler=generate, bw_compiler=generate, options=options, report=report
+                gm,
+                example_inputs,
+                fw_compiler=generate,
+                bw_compiler=generate,
+                partition_fn=aot_autograd.min_cut_partition,
+                options=options,
+                report=report,
             )
 
     return backend

@@ -23,7 +23,14 @@ import torch.fx
 from aot_autograd.partition.costs import is_fusible, size_in_bytes, work
 from aot_autograd.partition.default import default_partition
 from aot_autograd.partition.flow import INFINITE, FlowNetwork
-from aot_autograd.partition.split import is_backward, is_random, is_view, needed_by_backward
+from aot_autograd.partition.norms import operands_of_norm
+from aot_autograd.partition.split import (
+    is_backward,
+    is_random,
+    is_view,
+    needed_by_backward,
+    operands_to_run_again,
+)
 from aot_autograd.trace.outcome import Joint
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -83,7 +90,7 @@ class _Problem:
             node = stack.pop()
             if node not in live:
                 live.add(node)
-                stack.extend(node.all_input_nodes)
+                stack.extend(operands_to_run_again(node))
         self.nodes = [n for n in joint.envelope.graph.nodes if n in live and not is_backward(n)]
         self.index = {node: i for i, node in enumerate(self.nodes)}
 
@@ -94,11 +101,11 @@ class _Problem:
         network = FlowNetwork(2 * count + 2)
         for i, node in enumerate(self.nodes):
             network.edge(2 * i, 2 * i + 1, self._price(node))
-            runs_again = is_fusible(node) or node in unlocked or self._of_unlocked(node, unlocked)
+            runs_again = self._runs_again(node) or node in unlocked or self._of_unlocked(node, unlocked)
             if node.op == "placeholder" or not runs_again:
                 network.edge(source, 2 * i, INFINITE)
             else:
-                for operand in node.all_input_nodes:
+                for operand in operands_to_run_again(node):
                     network.edge(2 * self.index[operand] + 1, 2 * i, INFINITE)
         for node in self.needed:
             network.edge(2 * self.index[node] + 1, sink, INFINITE)
@@ -109,6 +116,17 @@ class _Problem:
             for i, node in enumerate(self.nodes)
             if reaching[2 * i + 1] and not reaching[2 * i] and not self._is_size(node)
         ]
+
+    def _runs_again(self, node: torch.fx.Node) -> bool:
+        if node.target is operator.getitem and node.args[1] != 0 and operands_of_norm(self._first(node)) is not None:
+            # Statistics are kept: they are small, and the rest is made from them without a reduction.
+            return False
+        return is_fusible(node)
+
+    def _first(self, item: torch.fx.Node) -> torch.fx.Node:
+        """The first element of the node whose element ``item`` is."""
+        whole: Any = item.args[0]
+        return next((u for u in whole.users if u.target is operator.getitem and u.args[1] == 0), item)
 
     def _of_unlocked(self, node: torch.fx.Node, unlocked: frozenset[torch.fx.Node]) -> bool:
         return node.target is operator.getitem and node.args[0] in unlocked

@@ -7,7 +7,7 @@ backward needs is computed again from them. Any choice from which that is possib
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 import aot_autograd
+from aot_autograd.partition.norms import operands_of_norm, rebuild_norm
 from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint
 from prims.errors import InternalError
@@ -22,7 +23,15 @@ from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.symbols import sizes_of, symbols_in
 from prims.spec import TensorSpec
 
-__all__ = ["Partition", "is_backward", "is_random", "is_view", "needed_by_backward", "split_joint"]
+__all__ = [
+    "Partition",
+    "is_backward",
+    "is_random",
+    "is_view",
+    "needed_by_backward",
+    "operands_to_run_again",
+    "split_joint",
+]
 
 aten = torch.ops.aten
 
@@ -169,7 +178,17 @@ def _stays(node: torch.fx.Node) -> bool:
     return op_info(node.target).effect or is_random(node)
 
 
-def _reachable(roots: Iterable[Any], stop: Iterable[torch.fx.Node] = ()) -> set[torch.fx.Node]:
+def operands_to_run_again(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What the backward pass needs in order to have a node's value again."""
+    parts = None if is_backward(node) else operands_of_norm(node)
+    return node.all_input_nodes if parts is None else parts
+
+
+def _reachable(
+    roots: Iterable[Any],
+    stop: Iterable[torch.fx.Node] = (),
+    operands: Callable[[torch.fx.Node], list[torch.fx.Node]] = lambda node: node.all_input_nodes,
+) -> set[torch.fx.Node]:
     stops = set(stop)
     seen: set[torch.fx.Node] = set()
     stack = [root for root in roots if isinstance(root, torch.fx.Node)]
@@ -179,7 +198,7 @@ def _reachable(roots: Iterable[Any], stop: Iterable[torch.fx.Node] = ()) -> set[
             continue
         seen.add(node)
         if node not in stops:
-            stack.extend(node.all_input_nodes)
+            stack.extend(operands(node))
     return seen
 
 
@@ -187,7 +206,7 @@ def _backward(
     joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any]
 ) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:
     env = joint.envelope
-    live = _reachable(results, (*saved, *tangents))
+    live = _reachable(results, (*saved, *tangents), operands_to_run_again)
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
     inputs: list[InputDesc] = []
@@ -240,7 +259,7 @@ def _copy_with_operands(
         if top in mapping:
             stack.pop()
             continue
-        missing = [operand for operand in top.all_input_nodes if operand not in mapping]
+        missing = [operand for operand in operands_to_run_again(top) if operand not in mapping]
         if missing:
             stack.extend(reversed(missing))
             continue
@@ -248,7 +267,10 @@ def _copy_with_operands(
             raise InternalError(f"the backward pass needs input {top.name}, which the partition does not save")
         if not is_backward(top) and is_random(top):
             raise InternalError(f"the partition would run the random operator {top.target} a second time")
-        mapping[top] = graph.node_copy(top, mapping.__getitem__)
+        if not is_backward(top) and operands_of_norm(top) is not None:
+            mapping[top] = rebuild_norm(top, graph, mapping.__getitem__)
+        else:
+            mapping[top] = graph.node_copy(top, mapping.__getitem__)
         stack.pop()
 
 

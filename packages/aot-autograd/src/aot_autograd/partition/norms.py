@@ -1,0 +1,84 @@
+"""Normalised values made again from the saved statistics, without a second reduction.
+
+A backward pass keeps a normalisation's mean and reciprocal deviation anyway; ``(x - mean) * rstd * weight + bias``
+then gives its result pointwise, so that only ``x`` has to be kept beside them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from prims.spec import TensorSpec, infer
+
+__all__ = ["operands_of_norm", "rebuild_norm"]
+
+aten = torch.ops.aten
+
+_LAYER = aten.native_layer_norm.default
+_BATCH = aten._native_batch_norm_legit_functional.default
+
+
+def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """What a normalised value can be made from pointwise, or None for any other node.
+
+    The input, weight and bias (where there are any), mean and reciprocal deviation, in this order.
+    """
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    norm = node.args[0]
+    if not isinstance(norm, torch.fx.Node) or norm.target not in (_LAYER, _BATCH):
+        return None
+    statistics = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
+    mean, rstd = statistics.get(1), statistics.get(2)
+    if mean is None or rstd is None:
+        return None
+    value, weight, bias = _parameters(norm)
+    parts = [value, weight, bias, mean, rstd]
+    present = [part for part in parts if part is not None]
+    if any(part.meta["spec"].dtype != node.meta["spec"].dtype for part in present):
+        return None
+    return present
+
+
+def _parameters(norm: torch.fx.Node) -> tuple[Any, Any, Any]:
+    args = norm.args
+    return (args[0], args[2], args[3]) if norm.target is _LAYER else (args[0], args[1], args[2])
+
+
+def rebuild_norm(
+    node: torch.fx.Node, graph: torch.fx.Graph, mapped: Callable[[torch.fx.Node], torch.fx.Node]
+) -> torch.fx.Node:
+    """Add ``(x - mean) * rstd * weight + bias`` to ``graph``; the operands are already there."""
+    norm: Any = node.args[0]
+    items = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
+    value, weight, bias = _parameters(norm)
+
+    def call(func: Any, *args: Any) -> torch.fx.Node:
+        made = graph.call_function(func, args)
+        specs = [a.meta["spec"] if isinstance(a, torch.fx.Node) else a for a in args]
+        made.meta["spec"] = infer(func, tuple(specs))
+        if "source" in node.meta:
+            made.meta["source"] = node.meta["source"]
+        return made
+
+    rank = len(node.meta["spec"].shape)
+
+    def aligned(operand: torch.fx.Node) -> torch.fx.Node:
+        made = mapped(operand)
+        spec: TensorSpec = made.meta["spec"]
+        if norm.target is _BATCH and rank > 2:
+            return call(aten.view.default, made, [spec.shape[0]] + [1] * (rank - 2))
+        return made
+
+    result = call(aten.sub.Tensor, mapped(value), aligned(items[1]))
+    result = call(aten.mul.Tensor, result, aligned(items[2]))
+    if weight is not None:
+        result = call(aten.mul.Tensor, result, aligned(weight))
+    if bias is not None:
+        result = call(aten.add.Tensor, result, aligned(bias))
+    return result

@@ -234,7 +234,11 @@ def test_kernel_counts_are_minimal():
         "gelu": (lambda x: torch.nn.functional.gelu(x) * x.tanh() + x.exp(), 1),
         "sum": (lambda x: x.sin().sum(), 1),
         "batch_norm": (
-            lambda x: torch.nn.functional.batch_norm(x, torch.zeros(64), torch.ones(64), training=False).relu(), 1),
+            lambda x: torch.nn.functional.batch_norm(
+                x, torch.zeros(64, dtype=x.dtype), torch.ones(64, dtype=x.dtype), training=False
+            ).relu(),
+            1,
+        ),
     }  # fmt: skip
     for name, (function, kernels) in programs.items():
         compiled = compile_api.compile(function, fullgraph=True)

@@ -59,7 +59,8 @@ class Source:
     def function(self, head: str) -> Any:
         """Compile ``def <head>:`` with the lines as its body; returns the function."""
         text = f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
-        namespace = dict(self.globals)
+        # By its module's name capture knows that this is not the user's code.
+        namespace = {"__name__": __name__, **self.globals}
         exec(compile(text, f"<aot_autograd {head.split('(')[0]}>", "exec"), namespace)
         function = namespace[head.split("(")[0]]
         function.__source__ = text

@@ -56,9 +56,9 @@ class Context:
                 dict[str, Any],
                 dict[str, Any],
                 tuple[CellType, ...],
-                list["Entry"],
+                list[Entry],
             ],
-            "Entry | int",
+            Entry | int,
         ],
         *,
         tag: object = None,
@@ -81,11 +81,11 @@ class Entry:
     `guards=None` matches always. `on_hit` is counted in `hits`. `tag` is yours.
     """
 
-    def __init__(self, code: CodeType, guards: "GuardTree | None" = None, *, tag: object = None) -> None: ...
+    def __init__(self, code: CodeType, guards: GuardTree | None = None, *, tag: object = None) -> None: ...
     @property
     def code(self) -> CodeType: ...
     @property
-    def guards(self) -> "GuardTree | None": ...
+    def guards(self) -> GuardTree | None: ...
     @property
     def hits(self) -> int: ...
     @property

@@ -87,7 +87,8 @@ class Optimizer:
             reason = _miss_reason(entries, request)
             self.report.recompile(code.co_qualname, reason)
             if len(entries) >= self.options.recompile_limit:
-                self.report.fallback("capture", f"recompile limit of {len(entries)} reached; last miss: {reason}", where)
+                text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
+                self.report.fallback("capture", text, where)
                 return _native.SKIP
         try:
             result = translate(request, self._backend, self._options_for(code), self.report, state)
@@ -105,6 +106,10 @@ class Optimizer:
             raise error.original from None
         except Exception as error:
             return self._failed(error, where)
+        if result.captured.graph is None and result.captured.brk is None:
+            # Nothing to compile in it: the frame runs as it is, and after a second look always does.
+            state.empty += 1
+            return _native.RUN if state.empty < 3 else _native.SKIP
         state.captures += 1
         state.sizes.commit()
         self.captured.append(result.captured)
@@ -130,7 +135,7 @@ class Optimizer:
             if state.raised < 3:
                 return _native.RUN
         elif self.options.fullgraph:
-            raise Unsupported(f"fullgraph=True, but the function runs eagerly: {skip.reason}", where=skip.where or where)
+            raise Unsupported(f"fullgraph=True, but the function runs eagerly: {skip.reason}", where=at)
         self.report.graph_break(skip.reason, at)
         self.report.fallback("capture", skip.reason, at)
         return _native.SKIP
@@ -243,10 +248,9 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
     def not_captured(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
-    code = _code_of(fn)
-    if code is not None:
-        _native.mark(code, _native.SKIP)
-    _native.mark(not_captured.__code__, _native.SKIP)
+    for code in (_code_of(fn), _code_of(not_captured)):
+        if code is not None:
+            _native.mark(code, _native.SKIP)
     not_captured.__quintet_disabled__ = True  # type: ignore[attr-defined]
     return not_captured
 

@@ -261,7 +261,11 @@ class GraphBuilder:
         for node in reversed(self.graph.nodes):
             if node.users or node.op == "output":
                 continue
-            if (node.op == "placeholder" and not _is_symbolic(node.meta["spec"])) or (node.op == "call_function" and self._is_pure(node)):
+            if node.op == "placeholder":
+                is_unused = not _is_symbolic(node.meta["spec"])
+            else:
+                is_unused = node.op == "call_function" and self._is_pure(node)
+            if is_unused:
                 self.graph.erase_node(node)
         alive = set(self.graph.nodes)
         self.all_inputs = self.inputs
@@ -311,7 +315,7 @@ def _is_symbolic(spec: Any) -> bool:
 
 
 def _has_graph_value(result: Any) -> bool:
-    if isinstance(result, torch.Tensor) or isinstance(result, _SYM_TYPES):
+    if isinstance(result, (torch.Tensor, *_SYM_TYPES)):
         return True
     if isinstance(result, (tuple, list)):
         return any(_has_graph_value(item) for item in result)

@@ -30,6 +30,10 @@ class Guard:
         return f"{self.kind}({self.source}) == {self.value!r:.80}{at}"
 
 
+#: Types of values that a guard's record keeps; of other objects it keeps the name only, not the object.
+_SHOWN = frozenset((int, float, complex, bool, str, bytes, type(None), tuple, list))
+
+
 class GuardSet:
     """The guards of one capture and the native tree that evaluates them.
 
@@ -52,7 +56,8 @@ class GuardSet:
         if mark in self._seen:
             return None
         self._seen.add(mark)
-        self.guards.append(Guard(kind, str(source), value, self._where()))
+        shown = value if type(value) in _SHOWN else getattr(value, "__qualname__", type(value).__name__)
+        self.guards.append(Guard(kind, str(source), shown, self._where()))
         return node
 
     def _reason(self) -> str | None:
@@ -86,7 +91,7 @@ class GuardSet:
 
     def dict_keys(self, source: Source, keys: Sequence[object]) -> None:
         """A dict with exactly these keys in this order."""
-        if (node := self._new("keys", source, list(keys))) is not None:
+        if (node := self._new("keys", source, len(keys))) is not None:
             self.tree.check_dict_keys(node, list(keys), reason=self._reason())
 
     def contains(self, source: Source, key: object, present: bool) -> None:
@@ -130,7 +135,9 @@ class GuardSet:
     def same(self, a: Source, b: Source) -> None:
         """``a is b``."""
         other = b.node(self.tree)
-        if (node := self._new("same", a, str(b), other)) is not None and node != other:
+        if a.node(self.tree) == other:
+            return
+        if (node := self._new("same", a, str(b), other)) is not None:
             self.tree.check_same(node, other, reason=self._reason())
 
     def distinct(self, sources: Sequence[Source]) -> None:

@@ -34,6 +34,9 @@ _SKIPPED_PACKAGES = (
 _FIXED_NAMES = frozenset(("torch", "builtins", "typing", "types", "prims", *sys.stdlib_module_names))
 
 
+_COMPREHENSIONS = frozenset(("<listcomp>", "<setcomp>", "<dictcomp>"))
+
+
 def is_library_name(module: str | None) -> bool:
     """Whether a module of this name is torch or the standard library, whose attributes nobody replaces."""
     return module is None or (module.partition(".")[0] in _FIXED_NAMES and module != "__main__")
@@ -52,12 +55,14 @@ def is_internal_file(filename: str) -> bool:
 def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:
     """Why frames of this code are not captured, or None. Their callees are still looked at."""
     filename = code.co_filename
+    if code.co_name in _COMPREHENSIONS:
+        return "a comprehension's frame, which is handed an iterator"
     if code.co_flags & GENERATOR_FLAGS:
         return "generators and coroutines run as they are"
     if filename.startswith(_TORCH_DIR):
         is_forward = code.co_name == "forward" and filename.startswith(_NN_MODULES)
         return None if is_forward else "torch's own code"
-    if filename.startswith("<frozen") or filename.startswith(_HERE):
+    if filename.startswith(("<frozen", _HERE)):
         return "internal code"
     name = globals_.get("__name__")
     package = name.partition(".")[0] if isinstance(name, str) else ""

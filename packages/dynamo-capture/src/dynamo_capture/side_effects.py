@@ -40,8 +40,6 @@ class SideEffects:
         """An existing container or cell is about to change."""
         self.epoch += 1
         if value.source is not None:
-            if isinstance(value, DictValue) and value.cls not in _DICTS:
-                raise GraphBreak("QB06", f"changing a {value.cls.__name__}")
             self._mutated.setdefault(id(value), value)
 
     def write_attribute(self, owner: ObjectValue, name: str) -> None:
@@ -103,16 +101,13 @@ class _Raw(ConstantValue):
     __slots__ = ()
 
 
-_DICTS = frozenset((dict, collections.OrderedDict, collections.defaultdict))
-
-
 def _replace_list(target: list[Any], items: tuple[Any, ...]) -> None:
-    target[:] = items
+    list.__setitem__(target, slice(None), items)
 
 
 def _replace_deque(target: Any, items: tuple[Any, ...]) -> None:
-    target.clear()
-    target.extend(items)
+    collections.deque.clear(target)
+    collections.deque.extend(target, items)
 
 
 def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
@@ -120,9 +115,14 @@ def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
     dict.update(target, items)
 
 
+def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
+    collections.OrderedDict.clear(target)
+    _fill_ordered(target, items)
+
+
 def _replace_set(target: set[Any], items: tuple[Any, ...]) -> None:
-    target.clear()
-    target.update(items)
+    set.clear(target)
+    set.update(target, items)
 
 
 def _replay(cg: CodeGen, value: Value) -> None:
@@ -133,7 +133,8 @@ def _replay(cg: CodeGen, value: Value) -> None:
     elif isinstance(value, DictValue):
         plain = DictValue()
         plain.entries = value.entries
-        cg.call_const(_replace_dict, [value, plain])
+        is_ordered = issubclass(value.cls, collections.OrderedDict)
+        cg.call_const(_replace_ordered if is_ordered else _replace_dict, [value, plain])
     elif isinstance(value, SetValue):
         cg.call_const(_replace_set, [value, TupleValue(list(value.items.values()))])
     elif isinstance(value, CellValue):

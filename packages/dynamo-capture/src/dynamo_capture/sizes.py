@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["add_size_guards", "program"]
 
 _ASSOCIATIVE = {"min": "min", "max": "max", "and": "and", "or": "or"}
+_FLOAT_COMPARISONS = {"feq": "==", "flt": "<", "fle": "<="}
 _BINARY = {"floordiv": "//", "mod": "%"}
 
 
@@ -88,6 +89,9 @@ def program(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
         return _polynomial(expr, operands)
     if kind in ("eq", "ne", "le"):
         return [*program(expr.args[0], operands), 0, {"eq": "==", "ne": "!=", "le": "<="}[kind]]
+    if kind in _FLOAT_COMPARISONS:
+        a, b = (_whole_number(arg, operands) for arg in expr.args)
+        return [*a, *b, _FLOAT_COMPARISONS[kind]]
     if kind == "not":
         return [*program(expr.args[0], operands), "not"]
     if kind in _BINARY:
@@ -98,6 +102,15 @@ def program(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
         for arg in expr.args[1:]:
             out += [*program(arg, operands), _ASSOCIATIVE[kind]]
         return out
+    raise NotAnInteger(str(expr))
+
+
+def _whole_number(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
+    """A float operand that is an integer in disguise: a whole constant, or an integer made a float."""
+    if expr.kind == "fconst" and float(expr.value).is_integer():
+        return [int(expr.value)]
+    if expr.kind == "tofloat":
+        return program(expr.args[0], operands)
     raise NotAnInteger(str(expr))
 
 

@@ -55,6 +55,7 @@ class CodeState:
     sizes: DynamicSizes
     captures: int = 0
     raised: int = 0
+    empty: int = 0
 
 
 @dataclass(slots=True)
@@ -179,6 +180,8 @@ def _finish(
     code = cg.assemble(request.code, len(slots), _stack_size(cg))
     _final_guards(tx)
     tree.collect(list(slots))
+    # What lives on with the graph (its symbol context) must not keep the capture and the frame's tensors alive.
+    tx.symbols.location = lambda: None
     state_brk = None
     if brk is not None:
         state_brk = BreakInfo(brk.number, brk.text, brk.where)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.data_ops import boolean
+from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
@@ -14,16 +15,13 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.iterators import GeneratorValue
 from dynamo_capture.values.objects import ExceptionValue
 
-if TYPE_CHECKING:
-    from dynamo_capture.interpreter.frame import Frame as FrameBase
-else:
-    FrameBase = object
-
 __all__ = ["ControlOps"]
 
 
-class ControlOps(FrameBase):
+class ControlOps(FrameState):
     """Opcode handlers; jump arguments are instruction indices."""
+
+    __slots__ = ()
 
     def JUMP_FORWARD(self, arg: int) -> None:
         self.ip = arg

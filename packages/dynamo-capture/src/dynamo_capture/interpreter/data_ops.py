@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
 from dynamo_capture.values.compare import identical
@@ -15,11 +16,6 @@ from dynamo_capture.values.containers import ListValue, SetValue, SliceValue, Tu
 from dynamo_capture.values.dicts import DictValue, pairs_of
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dynamo_capture.interpreter.frame import Frame as FrameBase
-else:
-    FrameBase = object
 
 __all__ = ["DataOps"]
 
@@ -34,8 +30,10 @@ def boolean(value: bool) -> ConstantValue:
     return _TRUE if value else _FALSE
 
 
-class DataOps(FrameBase):
+class DataOps(FrameState):
     """Opcode handlers; each takes the decoded argument."""
+
+    __slots__ = ()
 
     # --- stack ------------------------------------------------------------------------------------------------
 

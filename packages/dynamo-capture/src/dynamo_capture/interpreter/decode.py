@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from prims.ir import SourceLoc
-
 from dynamo_capture.resume import cell_slots, implicit_reads
+from prims.ir import SourceLoc
 
 __all__ = ["DecodedCode", "ExceptionEntry", "Instruction", "decode"]
 
@@ -256,8 +255,9 @@ def _liveness(decoded: DecodedCode) -> list[frozenset[str]]:
         changed = False
         for i in range(n - 1, -1, -1):
             out = empty if insts[i].name in _ENDS else live[i + 1]
-            if targets[i] is not None:
-                out |= live[targets[i]]
+            target = targets[i]
+            if target is not None:
+                out |= live[target]
             reads, writes = effects[i]
             new = (out.difference(writes) if writes else out).union(reads) if reads or writes else out
             for handler in handlers[i]:

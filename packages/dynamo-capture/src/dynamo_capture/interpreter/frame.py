@@ -13,9 +13,8 @@ from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import SetValue, TupleValue
-from dynamo_capture.values.functions import CellValue, FunctionValue, bind_arguments
+from dynamo_capture.values.functions import FunctionValue, bind_arguments
 from dynamo_capture.values.iterators import GeneratorValue
-from prims.ir import SourceLoc
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -23,58 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Frame", "constant_value", "inline_call"]
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
-
-
-class _FrameState:
-    """The state of a frame; the handlers are in the version mixins."""
-
-    __slots__ = ("builtins", "cells", "code", "decoded", "finished", "function", "globals", "handled", "ip",
-                 "kw_names", "locals", "result", "running", "send_result", "stack", "started", "tx",
-                 "yielded")  # fmt: skip
-
-    def __init__(
-        self,
-        tx: Capture,
-        code: types.CodeType,
-        globals_: dict[str, Any],
-        builtins: dict[str, Any],
-        locals_: dict[str, Value],
-        cells: dict[str, CellValue],
-    ) -> None:
-        self.tx = tx
-        self.code = code
-        self.decoded: DecodedCode = prepared(code)
-        self.globals = globals_
-        self.builtins = builtins
-        self.locals = locals_
-        self.cells = cells
-        self.stack: list[Value] = []
-        self.ip = 0
-        self.kw_names: tuple[str, ...] = ()
-        #: The exception being handled (``sys.exception()``).
-        self.handled: Value | None = None
-        self.running = False
-        self.started = False
-        self.finished = False
-        self.result: Value = ConstantValue(None)
-        self.yielded: Value | None = None
-        self.send_result: Value = ConstantValue(None)
-
-    def location(self) -> SourceLoc:
-        """The source line being interpreted."""
-        return self.decoded.location(max(self.ip - 1, 0))
-
-    def pop(self) -> Value:
-        """Pop a value and look at it."""
-        return self.stack.pop().realize()
-
-    def popn(self, n: int) -> list[Value]:
-        """Pop ``n`` values, deepest first, without looking at them."""
-        if n == 0:
-            return []
-        items = self.stack[-n:]
-        del self.stack[-n:]
-        return items
 
 
 if sys.version_info >= (3, 13):
@@ -85,8 +32,10 @@ else:
     from dynamo_capture.interpreter.py311 import Ops311 as _Ops
 
 
-class Frame(_FrameState, _Ops):  # type: ignore[misc]
+class Frame(_Ops):
     """A frame that is inlined into the captured one."""
+
+    __slots__ = ()
 
     def run(self) -> Value | None:
         """Interpret until the function returns (its value) or yields (None; see ``yielded``)."""
@@ -193,7 +142,7 @@ def inline_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs:
     builtins = function.globals.get("__builtins__", tx.request.builtins)
     if isinstance(builtins, types.ModuleType):
         builtins = builtins.__dict__
-    frame = Frame(tx, code, function.globals, builtins, bound, cells)
+    frame = Frame(tx, prepared(code), function.globals, builtins, bound, cells)
     if flags & _GENERATOR:
         return GeneratorValue(frame)
     result = frame.run()

@@ -14,6 +14,8 @@ __all__ = ["Ops311"]
 class Ops311(DataOps, ControlOps):
     """Calls are PUSH_NULL, callable, arguments, KW_NAMES, PRECALL, CALL; a finished FOR_ITER pops and jumps."""
 
+    __slots__ = ()
+
     def LOAD_GLOBAL(self, arg: tuple[str, bool]) -> None:
         name, push_null = arg
         if push_null:

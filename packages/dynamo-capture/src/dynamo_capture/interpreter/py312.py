@@ -17,6 +17,8 @@ _CMP_OP = ("<", "<=", "==", "!=", ">", ">=")
 class Ops312(Ops311):
     """LOAD_ATTR also loads methods, comprehensions are inlined, END_FOR closes loops, RETURN_CONST exists."""
 
+    __slots__ = ()
+
     AFTER_FOR = 1
 
     def LOAD_ATTR(self, arg: tuple[str, bool]) -> None:  # type: ignore[override]
@@ -27,9 +29,9 @@ class Ops312(Ops311):
         self.stack.append(found)
 
     def LOAD_SUPER_ATTR(self, arg: tuple[str, bool, bool]) -> None:
-        name, is_method, two_args = arg
+        name, is_method, _two_args = arg
         owner, cls, function = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        self.call(function, [cls, owner] if two_args else [cls, owner], {})
+        self.call(function, [cls, owner], {})
         found = self.pop().getattr(self.tx, name)
         if is_method:
             self.push_callable(found)

@@ -17,6 +17,8 @@ _CMP_OP = ("<", "<=", "==", "!=", ">", ">=")
 class Ops313(Ops312):
     """The NULL of a call comes after the callable, CALL_KW takes its names from the stack, TO_BOOL is explicit."""
 
+    __slots__ = ()
+
     AFTER_FOR = 2
 
     def LOAD_GLOBAL(self, arg: tuple[str, bool]) -> None:

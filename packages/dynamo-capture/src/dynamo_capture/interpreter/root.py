@@ -9,7 +9,7 @@ from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.codegen import CodeGen, Plan
-from dynamo_capture.interpreter.frame import Frame
+from dynamo_capture.interpreter.frame import Frame, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
 from dynamo_capture.resume import ResumePoint, cell_slots, parameters, resume_info
 from dynamo_capture.sources import Source
@@ -70,7 +70,7 @@ class RootFrame(Frame):
             if name in resumed_cells:
                 source = Source("local", None, (i, name))
                 cells[name] = tx.cell(obj, lambda s=source: s, lambda s=source: s.attr("cell_contents"))  # type: ignore[misc]
-        super().__init__(tx, code, request.globals, request.builtins, locals_, cells)
+        super().__init__(tx, prepared(code), request.globals, request.builtins, locals_, cells)
         self.break_at = break_at
         self.make_resume = make_resume
         self.step = 0
@@ -86,7 +86,7 @@ class RootFrame(Frame):
         instructions = self.decoded.instructions
         planned = -1 if self.break_at is None else self.break_at.step
         self.running = self.started = True
-        tx.frames.append(self)  # type: ignore[arg-type]
+        tx.frames.append(self)
         while self.running:
             if self.step == planned:
                 return self.break_at.brk  # type: ignore[union-attr]

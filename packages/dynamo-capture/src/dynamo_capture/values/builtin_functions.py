@@ -17,6 +17,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import BuiltinValue, ClassValue
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
@@ -122,9 +123,10 @@ _SYM_FUNCTIONS: dict[Any, Any] = {
 }  # fmt: skip
 _SYM_SAFE = frozenset((math.ceil, math.floor, math.trunc, abs, round))
 
-_OPERATORS: dict[Any, Any] = {fn: "binary" for fn in arith.BINARY}
+_OPERATORS: dict[Any, Any] = dict.fromkeys(arith.BINARY, "binary")
 _OPERATORS.update(dict.fromkeys(arith.INPLACE, "inplace"))
-_OPERATORS.update(dict.fromkeys((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge), "compare"))
+_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_OPERATORS.update(dict.fromkeys(_COMPARISONS, "compare"))
 _OPERATORS.update(dict.fromkeys((operator.neg, operator.pos, operator.invert, abs), "unary"))
 
 
@@ -224,7 +226,7 @@ def _callable(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
         return ConstantValue(True)
     if isinstance(value, TensorValue):
         return ConstantValue(False)
-    return ConstantValue(hasattr(value.pytype, "__call__"))
+    return ConstantValue(lookup(value.pytype, "__call__")[1] is not None)
 
 
 @builtin(id)

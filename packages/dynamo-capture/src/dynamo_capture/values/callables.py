@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import bind_attribute, class_source, lookup
 from dynamo_capture.values.constant import ConstantValue
@@ -125,11 +124,16 @@ class CMethodValue(Value):
         yield self.owner
 
     def reconstruct(self, cg: CodeGen) -> None:
-        cg.load(self.owner)
-        cg.load_attr(self.name)
+        # Not by name: a class below may override what super() found.
+        cg.call_const(_bind, [ConstantValue(self.descriptor), self.owner])
 
     def describe(self) -> str:
         return f"the C method {self.name!r} of {self.owner.describe()}"
+
+
+def _bind(descriptor: Any, owner: Any) -> Any:
+    """Runs in the emitted code."""
+    return descriptor.__get__(owner, type(owner)) if hasattr(descriptor, "__get__") else descriptor
 
 
 class PyModuleValue(_FixedValue):
@@ -204,7 +208,7 @@ class ClassValue(_FixedValue):
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         if isinstance(self.obj, enum.EnumMeta):
-            return iter([tx.from_python(member) for member in self.obj])
+            return iter([tx.from_python(member) for member in self.obj.__members__.values()])
         raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
 
     def getitem(self, tx: Capture, key: Value) -> Value:

@@ -45,7 +45,7 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     Raises:
         GraphBreak: a descriptor whose ``__get__`` is not Python.
     """
-    from dynamo_capture.values.callables import CMethodValue, ClassValue
+    from dynamo_capture.values.callables import ClassValue, CMethodValue
     from dynamo_capture.values.functions import FunctionValue, MethodValue
 
     kind = type(found)

@@ -157,7 +157,7 @@ def _enum_attribute(tx: Capture, member: enum.Enum, name: str) -> Value:
     from dynamo_capture.values.classes import lookup
     from dynamo_capture.values.functions import FunctionValue, MethodValue
 
-    found, owner = lookup(type(member), name)
+    found, _owner = lookup(type(member), name)
     if isinstance(found, types.FunctionType):
         return MethodValue(ConstantValue(member), FunctionValue(found))
     if isinstance(found, property) and isinstance(found.fget, types.FunctionType):

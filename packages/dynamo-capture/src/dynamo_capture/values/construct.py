@@ -259,7 +259,9 @@ def _deque(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     limit = args[1] if len(args) > 1 else kwargs.get("maxlen", ConstantValue(None))
     items = args[0].realize().unpack(tx) if args else []
     maxlen = limit.realize().const()
-    return ListValue(items if maxlen is None else items[max(0, len(items) - maxlen) :], collections.deque, maxlen=maxlen)
+    if maxlen is not None:
+        items = items[max(0, len(items) - maxlen) :]
+    return ListValue(items, collections.deque, maxlen=maxlen)
 
 
 @constructor(slice)

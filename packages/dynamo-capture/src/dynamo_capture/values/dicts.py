@@ -219,9 +219,9 @@ class DictValue(Value):
                 same = self.same_contents(tx, other.realize())
                 return ConstantValue(same is (name == "__eq__"))
             case "__or__", [other]:
-                result = self.call_method(tx, "copy", [], {})
-                result.call_method(tx, "update", [other], {})
-                return result
+                merged = self.call_method(tx, "copy", [], {})
+                merged.call_method(tx, "update", [other], {})
+                return merged
             case _:
                 raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
         return ConstantValue(None)

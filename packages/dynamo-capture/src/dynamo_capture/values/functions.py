@@ -395,6 +395,12 @@ class SuperValue(Value):
                 return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
         raise tx.observed(AttributeError(f"'super' object has no attribute {name!r}"))
 
+    def children(self) -> Iterator[Value]:
+        yield self.owner
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(super, [ConstantValue(self.after), self.owner])
+
 
 def bind_arguments(
     tx: Capture, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]

@@ -99,7 +99,8 @@ def _in_float64(call: Call) -> list[torch.Tensor] | None:
 
 
 def listed(out: Any) -> list[Any]:
-    return list(out) if isinstance(out, (tuple, list)) else [out]
+    """All results, those of lists of lists included."""
+    return [x for part in out for x in listed(part)] if isinstance(out, (tuple, list)) else [out]
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

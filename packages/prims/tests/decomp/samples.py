@@ -19,7 +19,7 @@ def make() -> dict[str, list[Sample]]:
     """Overload name (``aten.relu6.default``) to sample arguments."""
     if not SAMPLES:
         torch.manual_seed(1)
-        for build in (_elementwise, _shapes, _normalisation, _attention, _foreach, _rest):
+        for build in (_elementwise, _shapes, _normalisation, _attention, _foreach, _optimisers, _rest):
             build()
     return SAMPLES
 
@@ -212,6 +212,31 @@ def _foreach() -> None:
     add("aten._foreach_copy.default", tensors(), tensors())
 
 
+def _optimisers() -> None:
+    def tensors(scale: float = 1.0) -> list[torch.Tensor]:
+        return [scale * f(5), scale * f(2, 3)]
+
+    def adam(name: str, lr: Any, amsgrad: bool, maximize: bool, step: float) -> None:
+        steps = [torch.tensor(step), torch.tensor(step)]
+        squares = [t.square() for t in tensors(0.1)]
+        largest = [t.square() for t in tensors(0.1)] if amsgrad else []
+        lists = (tensors(), tensors(), tensors(0.1), squares, largest, steps)
+        rates = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+        add(name, *lists, lr=lr, amsgrad=amsgrad, maximize=maximize, **rates)
+
+    for name in ("_fused_adam", "_fused_adamw"):
+        adam(f"aten.{name}.default", 1e-2, False, False, 1.0)
+        adam(f"aten.{name}.default", 1e-2, True, True, 1000.0)
+        adam(f"aten.{name}.tensor_lr", torch.tensor(1e-2), False, False, 3.0)
+    for first, nesterov, lr in ((True, False, 0.1), (False, True, 0.1), (False, False, torch.tensor(0.1))):
+        add(
+            "aten._fused_sgd.tensor_lr" if isinstance(lr, torch.Tensor) else "aten._fused_sgd.default",
+            *(tensors(), tensors(), tensors()),
+            **{"weight_decay": 0.01, "momentum": 0.9, "lr": lr, "dampening": 0.0, "nesterov": nesterov},
+            **{"maximize": False, "is_first_step": first},
+        )
+
+
 FOREACH_UNARY = (
     "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
     "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
@@ -219,6 +244,16 @@ FOREACH_UNARY = (
 
 
 def _rest() -> None:
+    add("aten._weight_norm_interface.default", f(4, 3, 2), f(4, 1, 1))
+    add("aten._weight_norm_interface.default", f(4, 3, 2), f(2), 2)
+    norms = torch.rand(4, 1, 1) + 1
+    add("aten._weight_norm_interface_backward.default", f(4, 3, 2), f(4, 3, 2), f(4, 1, 1), norms, 0)
+    add("aten.conj_physical.default", f(3))
+    add("aten.put.default", f(3, 4), i(2, 3, low=-12, high=12), f(2, 3), True)
+    for value in (torch.nan, torch.inf, 0.5):
+        boundaries = torch.tensor([0.0, 0.5, 0.5, 1.0])
+        add("aten.bucketize.Tensor", torch.tensor([value]), boundaries, right=True, out_int32=True)
+        add("aten.searchsorted.Tensor", boundaries, torch.tensor([[value]]), side="left")
     add("aten._unsafe_index.Tensor", f(4, 5, 6), [None, i(2, 3, low=0, high=5), i(3, low=0, high=6)])
     add("aten.index.Tensor", f(4, 5, 6), [i(3, low=-4, high=4), None, i(2, 3, low=0, high=6) % 4])
     add("aten._unsafe_index_put.default", f(4, 5), [i(3, low=0, high=4)], f(3, 5), True)

@@ -7,9 +7,10 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `reductions`, `softmax`, `normalisation`, `losses`: what reduces
 - `views`, `indexing`, `factory`: shapes, gathers and scatters, constants
 - `matmul`, `attention`: matrix products, attention and fused transformer layers
-- `pooling`, `windows`, `padding`, `resampling`: windows, borders and interpolation
+- `pooling`, `windows`, `padding`, `resampling`, `sampling`: windows, borders and interpolation
+- `weights`: weight normalisation, distances, bilinear forms
 - `backward`: gradients of the above that are not beside their forward
-- `foreach`: ops over lists of tensors
+- `foreach`, `optimisers`: ops over lists of tensors
 """
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
@@ -24,13 +25,16 @@ from prims.decomp import (  # noqa: F401  (each registers its family)
     losses,
     matmul,
     normalisation,
+    optimisers,
     padding,
     pooling,
     reductions,
     resampling,
+    sampling,
     softmax,
     special,
     views,
+    weights,
     windows,
 )
 from prims.decomp.registry import by_name, call, covered, decomposition, get, overload

@@ -20,6 +20,7 @@ from prims.decomp.registry import decomposition
     "aten.lift_fresh.default",
     "aten.lift_fresh_copy.default",
     "aten.contiguous.default",
+    "aten.conj_physical.default",
     "aten.resolve_conj.default",
     "aten.resolve_neg.default",
 )

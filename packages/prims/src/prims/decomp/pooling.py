@@ -171,7 +171,8 @@ def max_pool3d_with_indices(
     return _max_pool(p, self, Windows(self, 3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-def _max_pool_backward(p: Any, grad: Value, x: Value, n: int, indices: Value) -> Value:
+def max_pool_backward(p: Any, grad: Value, x: Value, n: int, indices: Value) -> Value:
+    """Each window's gradient, added at its largest element's index in the last n dimensions."""
     lead = tuple(x.shape[: x.ndim - n])
     plane = prod(x.shape[x.ndim - n :])
     flat = (*lead, prod(grad.shape[x.ndim - n :]))
@@ -195,7 +196,7 @@ def max_pool2d_with_indices_backward(
     indices: Value,
 ) -> Value:
     """Each window's gradient, added at its largest element."""
-    return _max_pool_backward(p, grad_output, self, 2, indices)
+    return max_pool_backward(p, grad_output, self, 2, indices)
 
 
 @decomposition("aten.max_pool3d_with_indices_backward.default")
@@ -211,7 +212,7 @@ def max_pool3d_with_indices_backward(
     indices: Value,
 ) -> Value:
     """Each window's gradient, added at its largest element."""
-    return _max_pool_backward(p, grad_output, self, 3, indices)
+    return max_pool_backward(p, grad_output, self, 3, indices)
 
 
 # ---- average --------------------------------------------------------------------------------------------

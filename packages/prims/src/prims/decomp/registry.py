@@ -27,6 +27,7 @@ def decomposition(*names: str) -> Callable[[F], F]:
             if name in _TABLE:
                 raise ValueError(f"{name} has a decomposition already: {_TABLE[name]}")
             _TABLE[name] = fn
+        _BY_OVERLOAD.clear()
         return fn
 
     return register

@@ -180,6 +180,14 @@ def checkpointed(x, y):
     return checkpoint(part, x, y, use_reentrant=False) * 2
 
 
+def checkpointed_dropout(x, y):
+    def part(a, b):
+        a = F.dropout(torch.sin(a * b), 0.5)
+        return F.dropout(a.exp(), 0.3) * torch.rand_like(a)
+
+    return checkpoint(part, checkpoint(part, x, y, use_reentrant=False), y, use_reentrant=False)
+
+
 def hooked(x, y):
     z = x * y
     z.register_hook(lambda gradient: gradient * 2)
@@ -201,6 +209,7 @@ FUNCTIONS = {
     "custom function": lambda x, y: Cube.apply(x) * y,
     "custom function, two results": lambda x, y: TwoResults.apply(x, y),
     "checkpoint": checkpointed,
+    "checkpoint with dropout": checkpointed_dropout,
     "hook on an intermediate": hooked,
     "gradient inside": inner_gradient,
     "integer result": lambda x, y: ((x * y).argmax(dim=1), x * y),
@@ -373,6 +382,21 @@ def test_second_derivative_is_refused_with_advice():
     torch.testing.assert_close(gradient.detach(), x.detach().cos())
     with pytest.raises(RuntimeError, match="second derivatives"):
         gradient.sum().backward()
+
+
+def test_random_numbers_in_the_backward_pass_run_eagerly():
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * torch.rand_like(gradient)
+
+    report = Report()
+    aot_function(function_graph(lambda x: Noisy.apply(x)), [leaf(3)], fw_compiler=run_eagerly, report=report)
+    assert "random numbers during the backward" in report.fallbacks[0].reason
 
 
 def test_hooks_on_results_inputs_and_parameters():

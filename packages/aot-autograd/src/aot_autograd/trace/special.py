@@ -222,9 +222,13 @@ def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     info = op_info(func)
     if not torch.is_grad_enabled() or not _state(args[0]).spec.dtype.is_floating_point:
         return NotImplemented
-    drawn = tracer.write_op(func, info, args, kwargs) if info.written else tracer.pure(func, args, kwargs, info)
+    drawn = tracer.write_op(func, info, args, kwargs) if info.written else tracer.pure(func, args, kwargs)
     spec = _state(drawn).spec
-    thin, _ = tracer.emit(aten._to_copy.default, (tracer.read(drawn),), {"dtype": torch.bool})
+    node = tracer.read(drawn)
+    # A checkpointed region that is run again finds the byte mask of its first run.
+    thin = next((user for user in node.users if user.kwargs.get("dtype") is torch.bool), None)
+    if thin is None:
+        thin, _ = tracer.emit(aten._to_copy.default, (node,), {"dtype": torch.bool})
     wide, wide_spec = tracer.emit(aten._to_copy.default, (thin,), {"dtype": spec.dtype})
     tracer.write(drawn, wide, wide_spec)
     return drawn

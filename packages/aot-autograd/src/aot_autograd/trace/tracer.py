@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_autograd.trace import special
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
+from aot_autograd.trace.replay import first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
@@ -150,7 +151,7 @@ class Tracer(TorchDispatchMode):
             raise Unsupported(f"higher-order operator {func}", where=self._current_source())
         info = op_info(func)
         if info.kind == "pure":
-            return self.pure(func, args, kwargs, info)
+            return self.pure(func, args, kwargs)
         if info.kind == "view":
             return self.view(func, args, kwargs)
         if info.kind == "composite":
@@ -255,16 +256,21 @@ class Tracer(TorchDispatchMode):
             node_spec = infer(
                 func, self._node_specs(nodes), {name: self._node_specs(v) for name, v in node_kwargs.items()}
             )
+        if self.backward and draws_random(func, args, kwargs):
+            return self._drawn_before(func, nodes, node_kwargs), node_spec, spec
         return self.create(func, nodes, node_kwargs, node_spec), node_spec, spec
 
-    def pure(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], info: OpInfo | None = None
-    ) -> Any:
-        """Record a functional overload and return its abstract results."""
-        if info is not None and info.random and self.backward and draws_random(func, args, kwargs):
+    def _drawn_before(self, func: OpOverload, nodes: Any, kwargs: Any) -> torch.fx.Node:
+        """The forward's result of a random call that a checkpointed region makes a second time."""
+        node = first_draw(self.graph, func, nodes, kwargs) if runs_a_checkpoint_again() else None
+        if node is None:
             raise Unsupported(
                 f"{func} draws random numbers during the backward pass", where=self._current_source()
             )
+        return node
+
+    def pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a functional overload and return its abstract results."""
         node, node_spec, spec = self._call(func, args, kwargs)
         if node is None:
             return to_torch(spec) if spec is not None else None
@@ -341,10 +347,6 @@ class Tracer(TorchDispatchMode):
             return self.metadata_op(func, info, args, kwargs)
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
-        if info.random and self.backward:
-            raise Unsupported(
-                f"{func} draws random numbers during the backward pass", where=self._current_source()
-            )
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
         if info.drop:
             kept = [i for i, name in enumerate(info.names) if name not in info.drop]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+import inductor_gen
 from prims.handlers import GraphHandler
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext, TensorSpec
-
-import inductor_gen
 
 __all__ = ["Case", "build", "check", "compile_fn"]
 

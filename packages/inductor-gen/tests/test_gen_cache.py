@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from gen_support import build
-from prims.errors import UserError
-from prims.options import Options
 
 import inductor_gen
 from inductor_gen.runtime import compiler
 from inductor_gen.runtime.cache import KernelCache
+from prims.errors import UserError
+from prims.options import Options
 
 SCRIPT = """
 import sys

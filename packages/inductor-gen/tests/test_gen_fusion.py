@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from gen_support import build, check, compile_fn
-from prims.options import Options
 
 import inductor_gen
+from prims.options import Options
 
 
 def keep(p: Any, v: Any, like: Any, dims: tuple[int, ...]) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from gen_support import OPTIONS, build
-from prims.ops import TABLE, PrimOp
 
 import inductor_gen
+from prims.ops import TABLE, PrimOp
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8,

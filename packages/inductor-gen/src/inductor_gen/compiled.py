@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from prims.ir import Envelope
-from prims.options import Options
-from prims.report import Report
-
+from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.pipeline import Unit as Lowered
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
 
 __all__ = ["CompiledGraph", "Kernel", "compile_graph"]
 
@@ -56,27 +58,24 @@ class CompiledGraph:
 
 
 def compile_graph(
-    env_prim: Envelope, *, options: Options | None = None, report: Report | None = None
+    env_prim: Envelope, *, options: Options | None = None, report: Report | None = None, triton: bool = False
 ) -> CompiledGraph:
     """Compile a prim-dialect envelope.
 
     Inputs must arrive with the sizes and strides of their descriptors; outputs have those of theirs. Mutations are
-    not applied: the caller copies. ``report`` receives a record per kernel launch and extern call.
+    not applied: the caller copies. ``report`` receives a record per kernel launch and extern call. Values on the CPU
+    are computed by C kernels, those on a GPU by Triton's; with ``triton`` the CPU's are Triton's too, which needs its
+    interpreter (``TRITON_INTERPRET=1``).
 
     Raises:
         UserError: there is no C compiler.
         Unsupported: the graph holds something that neither a kernel nor an operator can compute.
     """
     options = options if options is not None else Options.from_environment()
-    unit = lower_graph(env_prim, options, report)
+    unit = lower_graph(env_prim, options, report, triton)
     launched = [call for call in unit.calls if isinstance(call, KernelCall)]
-    units = {s.name: Unit(s.name, s.text, s.comment) for call in launched for s in call.parts}
-    if report is None:
-        addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
-    else:
-        with report.phase("inductor.compile"):
-            addresses, compiled = load_kernels([LAUNCHER, *units.values()], options)
-    wrapper = Wrapper(unit, addresses, as_launcher(addresses[LAUNCHER.name]))
+    with nullcontext() if report is None else report.phase("inductor.compile"):
+        wrapper, compiled = _load(unit, launched, options)
     call = wrapper.build()
     kernels = [_kernel(c) for c in launched]
     if report is not None:
@@ -87,7 +86,28 @@ def compile_graph(
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled)
 
 
+def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options) -> tuple[Wrapper, int]:
+    """The wrapper of a lowered graph with its kernels loaded, and how many of them had to be compiled."""
+    sources = {s.name: s for call in launched for s in call.parts}
+    in_c = [Unit(s.name, s.text, s.comment) for s in sources.values() if s.language == "c"]
+    in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
+    addresses, compiled = load_kernels([LAUNCHER, *in_c], options)
+    launch = as_launcher(addresses[LAUNCHER.name])
+    if not in_triton:
+        return Wrapper(unit, addresses, launch), compiled
+    from inductor_gen.runtime.triton_wrapper import triton_wrapper
+
+    wrapper, more = triton_wrapper(unit, addresses, launch, in_triton, options)
+    return wrapper, compiled + more
+
+
 def _kernel(call: KernelCall) -> Kernel:
     parts = {p.name: p for p in call.parts}
-    text = "\n".join(f"/* {p.comment} */\n{p.text.replace('KERNEL', p.name, 1)}" for p in parts.values())
+    text = "\n".join(_commented(p) + p.text.replace("KERNEL", p.name, 1) for p in parts.values())
     return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts))
+
+
+def _commented(source: KernelSource) -> str:
+    if source.language == "c":
+        return f"/* {source.comment} */\n"
+    return "".join(f"# {line}\n" for line in source.comment.splitlines())

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from prims.ir import Envelope
-from prims.options import Options
-from prims.report import Report
-from prims.spec.expr import Expr
-
 from inductor_gen.codegen.c import CRenderer
-from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.renderer import KernelSource, Renderer
 from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
@@ -19,6 +14,10 @@ from inductor_gen.schedule.loopnest import Hint, arrange
 from inductor_gen.schedule.pieces import cut
 from inductor_gen.schedule.plan import Plan, dissolve, kept_nodes, plan
 from inductor_gen.schedule.prepare import Prepared, prepare
+from prims.ir import Envelope
+from prims.options import Options
+from prims.report import Report
+from prims.spec.expr import Expr
 
 __all__ = ["STEPS", "Unit", "lower_graph"]
 
@@ -52,6 +51,7 @@ class Unit:
     env: Envelope
     options: Options
     hint: Hint
+    triton: bool = False
     prepared: Prepared | None = None
     fusion: Fusion | None = None
     plan: Plan | None = None
@@ -91,13 +91,24 @@ def _body(unit: Unit, cluster: Cluster) -> Body:
     return body
 
 
+def _renderer(unit: Unit, cluster: Cluster) -> Renderer:
+    """Triton for values on a GPU (or where asked for), C for those on the CPU."""
+    device = cluster.nodes[-1].device
+    if unit.triton or (device is not None and device.type == "cuda"):
+        from inductor_gen.codegen.triton import TritonRenderer
+
+        assert unit.prepared is not None
+        return TritonRenderer(unit.hint, unit.prepared.layouts)
+    return CRenderer(unit.hint, unit.options.threads)
+
+
 def _render(unit: Unit) -> None:
     assert unit.plan is not None and unit.fusion is not None
-    renderer = CRenderer(unit.hint, unit.options.threads)
     for cluster in unit.plan.order:
         if cluster.loops or cluster.nodes[0].kind == "scatter":
+            renderer = _renderer(unit, cluster)
             pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
-            parts = [renderer.render(arrange(_body(unit, piece), unit.hint)) for piece in pieces]
+            parts = [k for piece in pieces for k in renderer.render(arrange(_body(unit, piece), unit.hint))]
             unit.calls.append(KernelCall(tuple(parts)))
         else:
             unit.calls.append(ExternCall(cluster.nodes[0]))
@@ -126,13 +137,13 @@ def size_hint(env: Envelope) -> Hint:
     return hint
 
 
-def lower_graph(env: Envelope, options: Options, report: Report | None = None) -> Unit:
-    """Run the steps.
+def lower_graph(env: Envelope, options: Options, report: Report | None = None, triton: bool = False) -> Unit:
+    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
     """
-    unit = Unit(env, options, size_hint(env))
+    unit = Unit(env, options, size_hint(env), triton)
     for name, step in STEPS:
         if report is None:
             step(unit)

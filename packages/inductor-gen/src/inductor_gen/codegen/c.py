@@ -16,13 +16,14 @@ eager's cascaded ones. Values that are expensive and needed in several stages go
 from __future__ import annotations
 
 import torch
-from prims.ops import templates
-from prims.spec.expr import Expr
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.loops.body import Body, Store, Val, op_cost
+from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.loopnest import Hint, Nest
+from prims.ops import templates
+from prims.spec.expr import Expr
 
 __all__ = ["CRenderer", "acc_type", "identity"]
 
@@ -83,9 +84,9 @@ class CRenderer:
         self.hint = hint
         self.threads = threads or 8
 
-    def render(self, nest: Nest) -> KernelSource:
+    def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
-        return _Kernel(nest, self.hint, self.threads).finish()
+        return (_Kernel(nest, self.hint, self.threads).finish(),)
 
 
 class _Kernel:
@@ -164,8 +165,24 @@ class _Kernel:
         name, comment, ops = describe(self.nest, text)
         return KernelSource(
             name=name, text=text, comment=comment, buffers=tuple(self.names.buffers), outputs=self.names.outputs,
-            sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1),
+            sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1), overwrites=self._overwrites(),
         )  # fmt: skip
+
+    def _overwrites(self) -> tuple[tuple[Node, Node], ...]:
+        """Inputs whose storage an output may take over. The pointers are ``restrict``, which is harmless here: a
+        value is stored only after it was computed from what the same iteration loaded there."""
+        if self.scatter:
+            return ()
+        found = []
+        for s in self.body.stores:
+            if self.inner and not (self.stores_inside(s) and s.value.stage == self.stages - 1):
+                continue
+            by_node: dict[Node, bool] = {}
+            for v in self.body.vals:
+                if v.op == "load" and v.attr.dtype == s.buffer.dtype:
+                    by_node[v.attr] = by_node.get(v.attr, True) and v.at is s.at and not v.args
+            found += [(s.buffer, node) for node, same in by_node.items() if same]
+        return tuple(found)
 
     def _work(self) -> str:
         """A C expression for the number of elements visited."""
@@ -208,8 +225,8 @@ class _Kernel:
     def _pointwise(self) -> None:
         outer = self.nest.outer
         if not outer:
-            for v in self.body.vals:
-                self.emit(v)
+            for value in self.body.vals:
+                self.emit(value)
             for s in self.body.stores:
                 self.store(s)
             return
@@ -219,10 +236,10 @@ class _Kernel:
         collapse = 0 if inside else self._collapsed(around)
         done: set[int] = set()
         self._hoist(done, [])
-        for depth, v in enumerate(around):
+        for depth, variable in enumerate(around):
             if depth == 0 and collapse:
                 self.w.line(self._team(collapse))
-            self._loop(v)
+            self._loop(variable)
             if depth + 1 >= collapse:
                 self._hoist(done, around[: depth + 1])
         if inside:
@@ -377,7 +394,8 @@ class _Kernel:
             if self.is_inner(v):
                 continue
             for a in self.body.inputs_of(v):
-                if a.stage != v.stage and self.lane in a.deps and not self.is_inner(a) and a.op not in ("load", "reduce"):
+                crosses = a.stage != v.stage and self.lane in a.deps and not self.is_inner(a)
+                if crosses and a.op not in ("load", "reduce"):
                     self.arrays.add(a.id)
         for s in self.body.stores:
             a = s.value

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 
 import torch
-from prims.ops import TABLE, templates
-from prims.spec.expr import Expr
 
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
+from prims.ops import TABLE, templates
+from prims.spec.expr import Expr
 
 __all__ = ["Names", "prelude", "storage_type"]
 

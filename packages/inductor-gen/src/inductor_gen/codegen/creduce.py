@@ -29,7 +29,7 @@ class _Stage:
         self.vals = kernel._needed(stage)
         self.stores = [s for s in kernel.body.stores if kernel.stores_inside(s) and s.value.stage == stage]
         self.tiled = kernel.tiled
-        loops = [v for v in kernel.nest.inner]
+        loops = list(kernel.nest.inner)
         self.loops = loops
         last = kernel._extent(loops[-1:])
         limit = c.BLOCK if not self.tiled else 32

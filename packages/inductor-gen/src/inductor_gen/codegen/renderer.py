@@ -6,10 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
-from prims.spec.expr import Expr
-
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.loopnest import Nest
+from prims.spec.expr import Expr
 
 __all__ = ["KernelSource", "Renderer", "describe"]
 
@@ -26,6 +25,9 @@ class KernelSource:
         sizes: the int64 parameters, in order (floats travel as the bits of a double).
         ops: the operators fused, in order.
         loops: number of loop nests.
+        overwrites: ``(written, read)`` buffers that may be one: each element is read before it is written, in the
+            same iteration, and nowhere else.
+        language: ``"c"`` or ``"triton"``.
     """
 
     name: str
@@ -36,13 +38,19 @@ class KernelSource:
     sizes: tuple[Expr, ...]
     ops: tuple[str, ...]
     loops: int
+    overwrites: tuple[tuple[Node, Node], ...] = ()
+    language: str = "c"
 
 
 class Renderer(Protocol):
     """Turns a scheduled loop nest into source text."""
 
-    def render(self, nest: Nest) -> KernelSource:
-        """The kernel of a nest. Raises ``prims.errors.Unsupported`` for what the language cannot express."""
+    def render(self, nest: Nest) -> tuple[KernelSource, ...]:
+        """The kernels of a nest, to run in order.
+
+        Raises:
+            Unsupported: the language cannot express something in it.
+        """
         ...
 
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from prims.errors import InternalError
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
 
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, nonneg, substitute, upper
 from inductor_gen.loops.views import Index, pull
 from inductor_gen.schedule.fusion import Cluster, Fusion, inner_dims
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["Body", "Layout", "Store", "Val", "trace"]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.spec.expr import Expr
-
-from inductor_gen.loops.index import size
 
 __all__ = ["Graph", "Node", "build_graph"]
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, size, upper
 from prims.errors import InternalError
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
-
-from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, size, upper
 
 __all__ = ["Branch", "pull", "push", "view_strides"]
 
@@ -151,8 +150,8 @@ def _push_broadcast(node: Node, index: Index, ranges: Ranges, reduced: Sequence[
         return tuple(ZERO if i is None else i for i in out)
     if product(sizes) is not product(extents) or any(v in i.symbols for i in index for v in reduced):
         return None
-    for d, i in zip(added, regroup(tuple(reduced), extents, sizes, ranges), strict=True):
-        out[d] = i
+    for d, position in zip(added, regroup(tuple(reduced), extents, sizes, ranges), strict=True):
+        out[d] = position
     return tuple(out)  # type: ignore[arg-type]
 
 

@@ -18,11 +18,12 @@ __all__ = ["KernelCache"]
 
 
 class KernelCache:
-    """Compiled kernels under ``folder``, at most about ``limit`` bytes of them."""
+    """Compiled kernels under ``folder``, at most about ``limit`` bytes of them, in files named with ``suffix``."""
 
-    def __init__(self, folder: str | os.PathLike[str], limit: int = 4 << 30) -> None:
+    def __init__(self, folder: str | os.PathLike[str], limit: int = 4 << 30, suffix: str = ".so") -> None:
         self.root = Path(folder)
         self.limit = limit
+        self.suffix = suffix
         self.kernels = self.root / "kernels"
         self.libs = self.root / "lib"
 
@@ -42,7 +43,7 @@ class KernelCache:
         """``(library, symbol)`` of a kernel, or None. The library's content is not checked yet."""
         try:
             entry = json.loads((self.kernels / f"{key}.json").read_text())
-            lib = self.libs / f"{entry['lib']}.so"
+            lib = self.libs / f"{entry['lib']}{self.suffix}"
             symbol = entry["symbol"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -66,7 +67,7 @@ class KernelCache:
     def add(self, built: Path, symbols: dict[str, str]) -> Path:
         """Take in a freshly built library; ``symbols`` maps kernel keys to symbol names. Returns its place."""
         data = built.read_bytes()
-        lib = self.libs / f"{hashlib.sha256(data).hexdigest()}.so"
+        lib = self.libs / f"{hashlib.sha256(data).hexdigest()}{self.suffix}"
         if not lib.exists():
             self._write(lib, data)
         for key, symbol in symbols.items():
@@ -87,7 +88,7 @@ class KernelCache:
 
     def _evict(self, keep: Path) -> None:
         files = []
-        for path in self.libs.glob("*.so"):
+        for path in self.libs.glob(f"*{self.suffix}"):
             try:
                 info = path.stat()
             except OSError:

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prims.errors import InternalError, UserError
-from prims.options import Options
-
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.runtime.cache import KernelCache
+from prims.errors import InternalError, UserError
+from prims.options import Options
 
 __all__ = ["Compiler", "Unit", "find_compiler", "load_kernels"]
 

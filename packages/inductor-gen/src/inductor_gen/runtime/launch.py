@@ -10,9 +10,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prims.options import Options
-
 from inductor_gen.runtime.compiler import Unit, load_kernels
+from prims.options import Options
 
 __all__ = ["LAUNCHER", "Launcher", "program"]
 

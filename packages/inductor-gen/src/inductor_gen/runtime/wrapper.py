@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from prims.errors import InternalError
-from prims.ir import Envelope
-from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.calls import function_for
@@ -19,6 +16,9 @@ from inductor_gen.loops.index import ZERO
 from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.launch import Launcher, program
 from inductor_gen.schedule.prepare import ViewRef
+from prims.errors import InternalError
+from prims.ir import Envelope
+from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
 __all__ = ["Wrapper"]
 
@@ -39,6 +39,7 @@ class Wrapper:
         self.addresses = addresses
         self.lines: list[str] = []
         self.space: dict[str, Any] = {
+            "__name__": __name__,  # by which capture knows that this is not the user's code
             "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "launch": launch,
             "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
             "ite": lambda c, a, b: a if c else b, "relayout": _relayout, **FLOAT_UNARY, **FLOAT_BINARY,
@@ -50,7 +51,7 @@ class Wrapper:
         self.free: dict[Any, list[str]] = {}
         self.made: dict[str, Any] = {}
         self.tables: dict[Any, str] = {}
-        self.functions: dict[int, str] = {}
+        self.taken: set[Node] = set()  # buffers that live on under another name
 
     # ---- entry ------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ class Wrapper:
         pending: list[KernelSource] = []
         for k, call in enumerate(self.unit.calls):
             if isinstance(call, KernelCall):
-                self._allocate(call.written())
+                self._allocate(call, k)
                 pending.extend(call.parts)
                 following = self.unit.calls[k + 1] if k + 1 < len(self.unit.calls) else None
                 if not isinstance(following, KernelCall):
@@ -87,7 +88,7 @@ class Wrapper:
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
     def _inputs(self) -> None:
-        used = [n for n in self.prepared.graph.inputs]
+        used = list(self.prepared.graph.inputs)
         kinds = (desc.kind for desc in self.env.inputs)
         self.held = {n for n, kind in zip(used, kinds, strict=True) if kind in ("parameter", "buffer", "constant")}
         names = [f"a{k}" for k in range(len(used))]
@@ -135,8 +136,24 @@ class Wrapper:
     def _layout_key(self, node: Node) -> Any:
         return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
 
-    def _allocate(self, nodes: list[Node]) -> None:
-        for node in nodes:
+    def _dying_input(self, call: KernelCall, node: Node, step: int) -> Node | None:
+        """A buffer that ends with this kernel and whose storage ``node`` may take over."""
+        if len(call.parts) != 1:
+            return None
+        for written, read in call.parts[0].overwrites:
+            if written is not node or read.kind in ("input", "constant") or read in self.taken:
+                continue
+            owner = self.buffer(read)
+            if owner is not read or self.dies.get(owner) != step or read not in self.names:
+                continue
+            if read.kind == "item" or read.shape != node.shape:
+                continue
+            if self.prepared.layouts[read].strides == self.prepared.layouts[node].strides:
+                return read
+        return None
+
+    def _allocate(self, call: KernelCall, step: int) -> None:
+        for node in call.written():
             if node in self.prepared.scattered or node in self.names:
                 continue
             key = self._layout_key(node)
@@ -144,6 +161,11 @@ class Wrapper:
             name = f"b{len(self.names)}"
             self.names[node] = name
             self.made[name] = key
+            dying = self._dying_input(call, node, step)
+            if dying is not None:
+                self.taken.add(dying)
+                self.lines.append(f"{name} = {self.names[dying]}")
+                continue
             if pool:
                 self.lines.append(f"{name} = {pool.pop()}")
                 continue
@@ -166,7 +188,7 @@ class Wrapper:
         for node in sorted(gone, key=lambda n: n.id):
             del self.dies[node]
             name = self.names[node]
-            if name in self.made and self._wanted_later(self.made[name], step):
+            if node not in self.taken and name in self.made and self._wanted_later(self.made[name], step):
                 self.free.setdefault(self.made[name], []).append(name)
             elif node.kind != "constant" and node not in self.held:
                 dropped.append(name)
@@ -258,7 +280,8 @@ class Wrapper:
         have = self.prepared.layouts[ref.base].strides
         if ref.shape == ref.base.shape and ref.strides == have and ref.offset is ZERO:
             return base
-        if len(ref.shape) == 2 and ref.offset is ZERO and ref.base.shape == ref.shape[::-1] and ref.strides == have[::-1]:
+        turned = ref.base.shape == ref.shape[::-1] and ref.strides == have[::-1]
+        if len(ref.shape) == 2 and turned and ref.offset is ZERO:
             return f"{base}.t()"
         offset = ""
         if ref.offset is not ZERO:

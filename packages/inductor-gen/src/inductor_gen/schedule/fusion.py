@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
-
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import ONE, ZERO, product, range_atoms, substitute
 from inductor_gen.loops.views import Index, pull, push
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["Cluster", "Fusion", "fuse"]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
-
 from inductor_gen.loops.body import Body, linear, op_cost
 from inductor_gen.loops.index import ONE, ZERO, coefficient
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["Nest", "arrange"]
 
@@ -44,10 +43,7 @@ def _accesses(body: Body) -> list[tuple[Expr, float]]:
 def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     best: Expr | None = None
     best_score = float("-inf")
-    has_scan = any(v.op == "scan" for v in body.vals)
     for v in [*body.outer, *body.inner]:
-        if has_scan and v in body.inner and body.outer:
-            continue
         score = 0.0
         extent = hint(body.space[v])
         for at, weight in _accesses(body):

@@ -7,13 +7,12 @@ parts of the same buffers. Equal nests share one function, so a densenet's many 
 
 from __future__ import annotations
 
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
-
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, substitute
 from inductor_gen.loops.views import Index, pull
 from inductor_gen.schedule.fusion import Cluster, Fusion, operand_indices
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["cut"]
 

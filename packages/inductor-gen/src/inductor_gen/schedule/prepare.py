@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from prims.errors import InternalError, QuintetError
-from prims.ir import Envelope
-from prims.spec import TensorSpec, infer
-from prims.spec.expr import Expr
 
 from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, size
 from inductor_gen.loops.views import view_strides
+from prims.errors import InternalError, QuintetError
+from prims.ir import Envelope
+from prims.spec import TensorSpec, infer
+from prims.spec.expr import Expr
 
 __all__ = ["Prepared", "ViewRef", "prepare"]
 

@@ -1,0 +1,344 @@
+"""Triton kernels.
+
+A kernel works on blocks. Pointwise bodies run over one flattened axis ``x``, or over tiles ``y`` by ``x`` where the
+operands' layouts disagree about the contiguous dimension; what is left of the loops is decoded from the program's
+number. Reductions have rows ``x`` and a reduction axis ``r`` and come in three shapes:
+
+* persistent: a block holds whole rows, everything is computed once (softmax, layer norm);
+* looped: one loop over the row per stage, elementwise accumulators, recomputing cheap values as the C kernels do;
+* split: too few rows to fill the device: one kernel per stage, whose programs share a row's columns; partial
+  results go through a small workspace, in a fixed order, so that results are reproducible.
+
+Sizes and strides are arguments, but for small ones and divisors; float16 and bfloat16 are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from prims.ops import templates
+from prims.spec import TensorSpec
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.renderer import KernelSource, describe
+from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
+from inductor_gen.loops.body import Body, Layout, Store, Val, linear
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, contiguous_strides, product, upper
+from inductor_gen.schedule.loopnest import Hint, Nest
+
+__all__ = ["TritonRenderer", "TritonSource"]
+
+PROCESSORS = 132  # multiprocessors of the devices that blocks are sized for
+PERSISTENT = 8192
+PERSISTENT_STAGED = 16384  # where several passes over the row would be needed otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonSource(KernelSource):
+    """A Triton kernel.
+
+    Attributes:
+        grid: the number of programs, along two axes.
+        warps: warps per program.
+        signature: per parameter ``(name, type, divisible by 16)``.
+    """
+
+    grid: tuple[Expr, Expr]
+    warps: int
+    signature: tuple[tuple[str, str, bool], ...]
+    language: str = "triton"
+
+
+@dataclass
+class _Axis:
+    """A block axis: the loop variables flattened into it, outermost first."""
+
+    name: str
+    vars: list[Expr]
+    block: int
+    view: str = ""
+    masked: bool = True
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class TritonRenderer:
+    """Renders loop nests as Triton. Workspaces that split reductions need are entered in ``layouts``."""
+
+    def __init__(self, hint: Hint, layouts: dict[Node, Layout]) -> None:
+        self.hint = hint
+        self.layouts = layouts
+
+    def render(self, nest: Nest) -> tuple[KernelSource, ...]:
+        """The kernels of a nest: one, or one per stage of a split reduction.
+
+        Raises:
+            Unsupported: Triton has no expression for something in it.
+        """
+        if not nest.inner:
+            return (_Pointwise(nest, self).finish(),)
+        from inductor_gen.codegen.tritonreduce import reduction_kernels
+
+        return reduction_kernels(nest, self)
+
+
+class Block:
+    """What pointwise and reduction kernels share: axes, indices, loads and stores."""
+
+    def __init__(self, nest: Nest, renderer: TritonRenderer, written: list[Node] | None = None) -> None:
+        self.nest = nest
+        self.body: Body = nest.body
+        self.renderer = renderer
+        self.hint = renderer.hint
+        if written is None:
+            written = list(dict.fromkeys(s.buffer for s in self.body.stores))
+        self.names = TritonNames(self.body, [*nest.outer, *nest.inner], written)
+        self.axes: list[_Axis] = []
+        self.axis_of: dict[Expr, _Axis] = {}
+        self.lines: list[str] = []
+        self.depth = 1
+        self.wide = self._is_wide()
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def extent(self, variables: Iterable[Expr]) -> Expr:
+        """The number of points of some loop variables."""
+        return product(self.body.space[v] for v in variables)
+
+    def _is_wide(self) -> bool:
+        """Do positions need 64 bits?"""
+        limit = 2**31 - 2**16
+        space = self.body.space
+        if self.hint(self.extent(space)) >= limit:
+            return True
+        for at in self.body.indices():
+            high = upper(at, space)
+            if high is not None and self.hint(high) >= limit:
+                return True
+        buffers = [v.attr for v in self.body.vals if v.op == "load"] + [s.buffer for s in self.body.stores]
+        return any(self.hint(product(b.shape)) >= limit for b in buffers)
+
+    # ---- axes -------------------------------------------------------------------------------------------
+
+    def add_axis(self, axis: _Axis) -> None:
+        total = self.extent(axis.vars)
+        axis.masked = not multiple_of(total, axis.block)
+        self.axes.append(axis)
+        for v in axis.vars:
+            self.axis_of[v] = axis
+        self.line(f"{axis.name.upper()}BLOCK: tl.constexpr = {axis.block}")
+
+    def program(self, axis: int = 0) -> str:
+        """The program's number along a grid axis."""
+        return f"tl.program_id({axis}).to(tl.int64)" if self.wide else f"tl.program_id({axis})"
+
+    def decode(self, name: str, variables: list[Expr]) -> None:
+        """Loop variables from a flat position: the last one varies fastest."""
+        for k, v in enumerate(variables):
+            step = self.extent(variables[k + 1 :])
+            text = name if step is ONE else f"{name} // {self.names.divisor(step)}"
+            if k and len(variables) > 1:
+                text = f"({text}) % {self.names.divisor(self.body.space[v])}" if step is not ONE else (
+                    f"{text} % {self.names.divisor(self.body.space[v])}"
+                )
+            self.line(f"{self.names.var(v)} = {text}")
+
+    def bound(self, axis: _Axis, total: str) -> None:
+        """The axis's mask and loop variables."""
+        if axis.masked:
+            self.line(f"{axis.name}m = {axis.name} < {total}")
+        self.decode(axis.name, axis.vars)
+
+    def axes_of(self, deps: Iterable[Expr]) -> list[_Axis]:
+        found = {id(self.axis_of[v]) for v in deps if v in self.axis_of}
+        return [a for a in self.axes if id(a) in found]
+
+    def zeros(self, axes: list[_Axis]) -> str:
+        """A block of zeros with the shape of values that change along these axes."""
+        sizes = ", ".join(f"{a.name.upper()}BLOCK" if a in axes else "1" for a in self.axes)
+        return f"tl.zeros([{sizes}], tl.int32)"
+
+    def mask(self, axes: list[_Axis], *more: str) -> str:
+        terms = [f"{a.name}m" for a in axes if a.masked]
+        terms += more
+        return " & ".join(terms)
+
+    # ---- values -----------------------------------------------------------------------------------------
+
+    def index_deps(self, at: Expr) -> set[Expr]:
+        deps: set[Expr] = set()
+        for s in at.symbols:
+            if s in self.body.space:
+                deps.add(s)
+            elif s in self.body.atoms:
+                deps |= self.body.atoms[s].deps
+        return deps
+
+    def load(self, v: Val) -> str:
+        assert v.at is not None
+        node: Node = v.attr
+        pointer_type(v.dtype)
+        own = self.axes_of(self.index_deps(v.at))
+        axes = self.axes_of(v.deps)
+        zero = None if own == axes else self.zeros(axes)
+        more = tuple(self.names.val(a) for a in v.args)
+        mask = self.mask(axes, *more)
+        address = self.names.address(node, v.at, zero)
+        text = f"tl.load({address}, {mask}, other=0)" if mask else f"tl.load({address})"
+        return self.names.loaded(text, v.dtype)
+
+    def emit(self, v: Val) -> None:
+        text = self.load(v) if v.op == "load" else self.names.expression(v)
+        self.line(f"{self.names.val(v)} = {text}")
+
+    def store(self, s: Store, *more: str, shaped: bool = False) -> None:
+        """Write a value; ``shaped``: it is a block even where it depends on no variable."""
+        pointer_type(s.value.dtype)
+        own = self.axes_of(self.index_deps(s.at))
+        axes = self.axes_of(self.index_deps(s.at) | set(s.value.deps))
+        zero = self.zeros(axes) if shaped or own != axes else None
+        mask = self.mask(axes, *more)
+        value = self.names.stored(self.names.val(s.value), s.value.dtype)
+        address = self.names.address(s.buffer, s.at, zero)
+        self.line(f"{store_mode(s)}({address}, {value}{', ' + mask if mask else ''})")
+
+    # ---- assembling -------------------------------------------------------------------------------------
+
+    def source(self, grid: tuple[Expr, Expr], warps: int, loops: int, suffix: str = "") -> TritonSource:
+        """The finished kernel."""
+        names = self.names
+        signature: list[tuple[str, str, bool]] = []
+        for node in names.buffers:
+            signature.append((names.pointer(node), pointer_type(node.dtype), True))  # type: ignore[arg-type]
+        for k, e in enumerate(names.sizes):
+            if e.is_float:
+                signature.append((f"n{k}", "fp64", False))
+            else:
+                wide = self.wide or (e.is_const and abs(e.value) >= 2**31)
+                signature.append((f"n{k}", "i64" if wide else "i32", multiple_of(e, 16)))
+        hints = " ".join(f"{n}:{t}{'/16' if d else ''}" for n, t, d in signature)
+        head = f"# {hints} warps:{warps}\n@triton.jit\ndef KERNEL({', '.join(n for n, _, _ in signature)}):\n"
+        text = head + "\n".join(self.lines) + "\n"
+        name, comment, ops = describe(self.nest, text)
+        return TritonSource(
+            name=name, text=text, comment=comment, buffers=tuple(names.buffers), outputs=names.outputs,
+            sizes=tuple(names.sizes), ops=ops, loops=loops, grid=grid, warps=warps, signature=tuple(signature),
+        )  # fmt: skip
+
+    def workspace(self, shape: tuple[Expr, ...], dtype: torch.dtype) -> Node:
+        """A buffer for partial results between two kernels."""
+        layouts = self.renderer.layouts
+        node = Node(10**9 + len(layouts), "pointwise", "partial", (), TensorSpec((), dtype, self.device()))
+        node.shape = shape
+        layouts[node] = Layout(contiguous_strides(shape))
+        return node
+
+    def device(self) -> torch.device:
+        """The device that the kernel's results live on."""
+        return self.body.stores[0].buffer.device  # type: ignore[return-value]
+
+
+class _Pointwise(Block):
+    def finish(self) -> TritonSource:
+        loops = list(self.nest.outer)
+        if not loops:
+            return self._scalar()
+        lane = loops[-1]
+        cross = self._crossed(loops, lane)
+        if cross is not None:
+            return self._tiled([v for v in loops if v not in (cross, lane)], cross, lane)
+        symbolic = any(not self.body.space[v].is_const for v in loops[1:])
+        if symbolic and self.hint(self.body.space[lane]) >= 256:
+            return self._tiled(loops[:-1], None, lane)
+        return self._flat(loops)
+
+    def _values(self) -> None:
+        for v in self.body.vals:
+            self.emit(v)
+        for s in self.body.stores:
+            self.store(s)
+
+    def _scalar(self) -> TritonSource:
+        self._values()
+        return self.source((ONE, ONE), 1, 1)
+
+    def _flat(self, loops: list[Expr]) -> TritonSource:
+        total = self.extent(loops)
+        count = self.hint(total)
+        block = 1024 if count >= PROCESSORS * 4096 else 512 if count >= PROCESSORS * 1024 else 256
+        axis = _Axis("x", loops, block)
+        self.add_axis(axis)
+        self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")
+        self.bound(axis, self.names.size(total) if axis.masked else "")
+        self._values()
+        return self.source((ex.ceildiv(total, ex.const(block)), ONE), 4, 1)
+
+    def _crossed(self, loops: list[Expr], lane: Expr) -> Expr | None:
+        """Another variable that runs through memory in steps of one where the lane does not."""
+        if self.hint(self.body.space[lane]) < 16:
+            return None
+        accesses = [v.at for v in self.body.vals if v.op == "load"] + [s.at for s in self.body.stores]
+        for at in accesses:
+            if at is None:
+                continue
+            step = linear(self.body, at, lane)
+            if step is None or step.is_const and step.value in (0, 1):
+                continue
+            for v in loops[:-1]:
+                if linear(self.body, at, v) is ONE and self.hint(self.body.space[v]) >= 16:
+                    return v
+        return None
+
+    def _tiled(self, around: list[Expr], cross: Expr | None, lane: Expr) -> TritonSource:
+        space = self.body.space
+        if cross is None:
+            width = min(1024, max(_power(self.hint(space[lane])), 128))
+            axes = [_Axis("x", [lane], width)]
+        else:
+            wide = [_Axis("y", [cross], min(64, _power(self.hint(space[cross])))), _Axis("x", [lane], 32)]
+            wide[0].view, wide[1].view = "[:, None]", "[None, :]"
+            axes = wide
+        self.line(f"p = {self.program()}")
+        grid = ONE
+        for axis in reversed(axes):
+            self.add_axis(axis)
+        self.axes.reverse()
+        for axis in reversed(axes):
+            total = space[axis.vars[0]]
+            count = ex.ceildiv(total, ex.const(axis.block))
+            grid = ex.mul(grid, count)
+            block = f"{axis.name.upper()}BLOCK"
+            place = "p"
+            if around or axis is not axes[0]:
+                place = f"p % {self.names.divisor(count)}"
+            self.line(f"{axis.name} = ({place} * {block} + tl.arange(0, {block})){axis.view}")
+            if place != "p":
+                self.line(f"p = p // {self.names.divisor(count)}")
+            self.bound(axis, self.names.size(total) if axis.masked else "")
+        self.decode("p", around)
+        grid = ex.mul(grid, self.extent(around))
+        self._values()
+        return self.source((grid, ONE), 4, 1)
+
+
+def compute_type(dtype: torch.dtype) -> str:
+    """The type that values of a dtype are reduced in: small integers and bools as int32."""
+    if dtype in (torch.bool, torch.int8, torch.int16, torch.uint8):
+        return "tl.int32"
+    return templates.triton_type(dtype)
+
+
+def masked_identity(op: str, dtype: torch.dtype) -> str:
+    """The neutral element of a reduction, for positions outside the row."""
+    return identity(op, torch.int32 if dtype == torch.bool and op not in ("amax", "amin", "argmax", "argmin") else dtype)
+
+
+__all__ += ["Block", "compute_type", "masked_identity"]

@@ -1,0 +1,194 @@
+"""Triton expressions for SSA values, indices and stores, with the parameters that they turn out to need."""
+
+from __future__ import annotations
+
+import torch
+from prims.ops import TABLE, templates
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.cexpr import LITERAL, Names
+from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.loops.graph import Node
+
+__all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
+
+_POINTER = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
+    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
+    torch.bool: "*u8",
+}  # fmt: skip
+
+_HALF = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
+
+_HELPERS = {
+    "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
+    "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
+    "qt_mul": "def qt_mul(a, b):\n    return a * b",
+    "qt_argmax": (
+        "def qt_argmax(a, i, b, j):\n"
+        "    first = (a > b) | ((a == b) & (i < j)) | ((a != a) & ((b == b) | (i < j)))\n"
+        "    first = first & ((b == b) | (a != a))\n"
+        "    return tl.where(first, a, b), tl.where(first, i, j)"
+    ),
+    "qt_argmin": (
+        "def qt_argmin(a, i, b, j):\n"
+        "    first = (a < b) | ((a == b) & (i < j)) | ((a != a) & ((b == b) | (i < j)))\n"
+        "    first = first & ((b == b) | (a != a))\n"
+        "    return tl.where(first, a, b), tl.where(first, i, j)"
+    ),
+}
+
+
+def pointer_type(dtype: torch.dtype) -> str:
+    """The pointer type of a buffer in a kernel's signature; bools are bytes."""
+    if dtype not in _POINTER:
+        from prims.errors import Unsupported
+
+        raise Unsupported(f"no Triton kernel for {dtype}")
+    return _POINTER[dtype]
+
+
+def multiple_of(e: Expr, factor: int) -> bool:
+    """Is the size certainly a multiple of ``factor``?"""
+    return not e.is_float and all(coeff % factor == 0 for _, coeff in e.terms)
+
+
+def identity(op: str, dtype: torch.dtype) -> str:
+    """The reduction's neutral element as a Triton literal."""
+    if op in ("sum", "cumsum", "any"):
+        return "0"
+    if op in ("prod", "cumprod", "all"):
+        return "1"
+    low = op in ("amax", "argmax")
+    if dtype.is_floating_point:
+        return "float('-inf')" if low else "float('inf')"
+    if dtype == torch.bool:
+        return "0" if low else "1"
+    info = torch.iinfo(dtype)
+    return str(info.min if low else info.max)
+
+
+def prelude(text: str) -> str:
+    """Imports and helper functions that kernels' text uses."""
+    helpers = [f"\n\n@triton.jit\n{body}\n" for name, body in _HELPERS.items() if name in text]
+    return templates.triton_prelude(text) + "".join(helpers)
+
+
+class TritonNames(Names):
+    """Names of one Triton kernel. ``shape`` gives the block shape for the loop variables that a value depends on,
+    ``mask`` the condition that those variables are in range."""
+
+    def __init__(self, body: Body, loops: list[Expr], written: list[Node]) -> None:
+        super().__init__(body, loops)
+        self._pointers.clear()
+        self.buffers = []
+        self.outputs = len(written)
+        for node in written:
+            self._pointers[node] = f"out{len(self.buffers)}"
+            self.buffers.append(node)
+        self.zero: dict[frozenset[Expr], str] = {}
+
+    # ---- sizes and indices ------------------------------------------------------------------------------
+
+    def type_of(self, v: Val) -> str:
+        """The Triton type that a value is computed in."""
+        return templates.triton_type(v.dtype)
+
+    def divisor(self, e: Expr) -> str:
+        """A size to divide by: a literal where it is known, for that makes the division a multiplication."""
+        return str(e.args[0]) if e.kind == "const" else self.param(e)
+
+    def _atom(self, atom: Expr) -> str:
+        if atom in self._vars:
+            return self._vars[atom]
+        found = self.body.atoms.get(atom)
+        if found is not None:
+            return self.val(found)
+        a = self.index(atom.args[0]) if self._is_loop(atom.args[0]) else self.size(atom.args[0])
+        b = self.index(atom.args[1]) if self._is_loop(atom.args[1]) else self.divisor(atom.args[1])
+        match atom.kind:
+            case "floordiv":
+                return f"(({a}) // ({b}))"
+            case "mod":
+                return f"(({a}) % ({b}))"
+            case "min":
+                return f"tl.minimum({a}, {b})"
+            case "max":
+                return f"tl.maximum({a}, {b})"
+        raise AssertionError(f"index atom {atom} of kind {atom.kind}")
+
+    def is_number(self, e: Expr) -> bool:
+        """Does the index stand as a plain number in the text, without a type?"""
+        return e.kind == "const" and -2 <= e.args[0] <= LITERAL
+
+    # ---- values -----------------------------------------------------------------------------------------
+
+    def expression(self, v: Val) -> str:
+        """The Triton expression of an SSA value (all but loads, reductions and scans)."""
+        args = [self.val(a) for a in v.args]
+        ttype = self.type_of(v)
+        match v.op:
+            case "const":
+                return f"tl.full((), {templates.triton_literal(v.attr, v.dtype)}, {ttype})"
+            case "size":
+                return f"tl.full((), {self.size(v.attr)}, {ttype})"
+            case "index":
+                text = self.index(v.at)  # type: ignore[arg-type]
+                moving = any(s in self._vars or s in self.body.atoms for s in v.at.symbols)  # type: ignore[union-attr]
+                return f"({text}).to(tl.int64)" if moving else f"tl.full((), {text}, tl.int64)"
+            case "test":
+                return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
+            case "convert":
+                return templates.triton_convert(args[0], v.args[0].dtype, v.dtype)
+            case "bitcast":
+                return self._bitcast(v, args[0])
+        if v.op.startswith("random_"):
+            return templates.triton_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
+        operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
+        return templates.triton_expr(TABLE[v.op], args, operand)
+
+    def loaded(self, text: str, dtype: torch.dtype) -> str:
+        """An element from memory as a value to compute with."""
+        if dtype == torch.bool:
+            return f"({text} != 0)"
+        return f"{text}.to(tl.float32)" if dtype in _HALF else text
+
+    def stored(self, name: str, dtype: torch.dtype) -> str:
+        """A value as it goes to memory."""
+        if dtype == torch.bool:
+            return f"{name}.to(tl.uint8)"
+        return f"{name}.to({_HALF[dtype]})" if dtype in _HALF else name
+
+    def _bitcast(self, v: Val, arg: str) -> str:
+        src, dst = v.args[0].dtype, v.dtype
+        bits = f"{self.stored(arg, src)}.to({_HALF.get(dst) or templates.triton_type(dst)}, bitcast=True)"
+        return f"{bits}.to(tl.float32)" if dst in _HALF else bits
+
+    def address(self, node: Node, at: Expr, zero: str | None) -> str:
+        """A pointer; ``zero`` is a block of zeros that gives it its shape, None for one that has it already."""
+        text = f"{self.pointer(node)} + ({self.index(at)})"
+        return text if zero is None else f"{text} + {zero}"
+
+
+
+def store_mode(s: Store) -> str:
+    """The Triton function for a store: ``tl.store`` or an atomic one.
+
+    Raises:
+        Unsupported: the hardware has no such atomic operation.
+    """
+    if s.mode == "set":
+        return "tl.store"
+    dtype = s.value.dtype
+    wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+    if s.mode == "add" and (wide or dtype in _HALF):
+        return "tl.atomic_add"
+    if s.mode in ("max", "min") and dtype in (torch.float32, torch.int32, torch.int64):
+        return f"tl.atomic_{s.mode}"
+    from prims.errors import Unsupported
+
+    raise Unsupported(f"scatter with {s.mode!r} of {dtype} has no atomic operation on the GPU")
+
+
+__all__ += ["store_mode"]

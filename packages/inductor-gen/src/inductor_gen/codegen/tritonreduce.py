@@ -1,0 +1,385 @@
+"""Triton kernels for reductions and scans: persistent, looped and split."""
+
+from __future__ import annotations
+
+import torch
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.triton import (
+    PERSISTENT,
+    PERSISTENT_STAGED,
+    PROCESSORS,
+    Block,
+    TritonRenderer,
+    TritonSource,
+    _Axis,
+    _power,
+    compute_type,
+    masked_identity,
+)
+from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE
+from inductor_gen.schedule.loopnest import Hint, Nest
+
+__all__ = ["reduction_kernels"]
+
+_ARGS = ("argmax", "argmin")
+_FULL = "[XBLOCK, RBLOCK]"
+
+
+class Shape:
+    """How a reduction is cut into blocks: ``x`` rows by ``r`` columns, whether ``r`` is the whole row, into how many
+    parts rows are split, and the warps per program."""
+
+    def __init__(self, nest: Nest, hint: Hint) -> None:
+        body = nest.body
+        rows, columns = (max(hint(ex.product(body.space[v] for v in g)), 1) for g in (nest.outer, nest.inner))
+        stages = stage_count(body, frozenset(nest.inner))
+        known = all(body.space[v].is_const for v in nest.inner)
+        scans = any(v.op == "scan" for v in body.vals)
+        width = _power(columns)
+        self.split = 1
+        if nest.lane_is_inner or not nest.outer or rows < 8:
+            limit = PERSISTENT_STAGED if stages > 1 else PERSISTENT
+            few = rows < PROCESSORS // 4 and columns >= 4096 and not scans
+            self.persistent = known and width <= limit and not few
+            self.r = width if self.persistent else min(width, 2048)
+            self.x = max(1, min(_power(rows), 2048 // self.r))
+            while self.x > 1 and -(-rows // self.x) < 2 * PROCESSORS:
+                self.x //= 2
+        else:
+            self.persistent = known and width <= 64
+            self.r = width if self.persistent else 32
+            self.x = max(16, min(_power(rows), 64 if self.persistent else 32))
+        self.warps = min(16, max(1, self.x * self.r // 512))
+        if not self.persistent:
+            self.warps = max(self.warps, 4)
+            programs = -(-rows // self.x)
+            if not scans and programs < 2 * PROCESSORS and columns >= 4 * self.r:
+                wanted = -(-4 * PROCESSORS // programs)
+                self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 8192 // self.x, 1024))
+
+
+def stage_count(body: Body, inner: frozenset[Expr]) -> int:
+    """The number of passes over the row."""
+    last = -1
+    for v in body.vals:
+        if v.op == "reduce":
+            last = max(last, v.args[0].stage)
+        elif v.op == "scan":
+            last = max(last, v.stage)
+    for s in body.stores:
+        if is_inner(s.value, inner) or any(v in inner for v in s.at.symbols):
+            last = max(last, s.value.stage)
+    return last + 1
+
+
+def is_inner(v: Val, inner: frozenset[Expr]) -> bool:
+    """Does the value change along the row?"""
+    return v.op == "scan" or bool(v.deps & inner)
+
+
+class _Reduction(Block):
+    def __init__(self, nest: Nest, renderer: TritonRenderer, shape: Shape, written: list[Node] | None = None) -> None:
+        super().__init__(nest, renderer, written)
+        self.shape = shape
+        self.inner = frozenset(nest.inner)
+        self.stages = stage_count(self.body, self.inner)
+        self.rows = self.extent(nest.outer)
+        self.columns = self.extent(nest.inner)
+
+    # ---- facts ------------------------------------------------------------------------------------------
+
+    def stores_inside(self, s: Store) -> bool:
+        return is_inner(s.value, self.inner) or any(v in self.inner for v in s.at.symbols)
+
+    def reduces(self, stage: int) -> list[Val]:
+        return [v for v in self.body.vals if v.op == "reduce" and v.args[0].stage == stage]
+
+    def scans(self, stage: int) -> list[Val]:
+        needed = {v.id for v in self.needed(stage)}
+        return [v for v in self.body.vals if v.op == "scan" and v.id in needed]
+
+    def needed(self, stage: int) -> list[Val]:
+        """The values along the row that a stage's loop computes, in order."""
+        todo: list[Val] = []
+        for r in self.reduces(stage):
+            todo += r.args
+        todo += [v for v in self.body.vals if v.op == "scan" and v.stage == stage]
+        for s in self.body.stores:
+            if self.stores_inside(s) and s.value.stage == stage:
+                todo.append(s.value)
+                todo += [self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms]
+        found: dict[int, Val] = {}
+        while todo:
+            v = todo.pop()
+            if v.id not in found and is_inner(v, self.inner):
+                found[v.id] = v
+                todo += self.body.inputs_of(v)
+        return [found[i] for i in sorted(found)]
+
+    # ---- axes -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The rows of this program."""
+        x = _Axis("x", list(self.nest.outer), self.shape.x, "[:, None]")
+        r = _Axis("r", list(self.nest.inner), self.shape.r, "[None, :]")
+        self.add_axis(x)
+        self.add_axis(r)
+        if self.nest.outer:
+            self.line(f"x = ({self.program()} * XBLOCK + tl.arange(0, XBLOCK)){x.view}")
+            self.bound(x, self.names.size(self.rows) if x.masked else "")
+        else:
+            x.masked = False
+
+    def columns_at(self, start: str | None, stop: str | None = None) -> None:
+        """The columns of a block that begins at ``start``; None: of the whole row."""
+        r = self.axes[1]
+        place = "tl.arange(0, RBLOCK)[None, :]"
+        self.line(f"r = {place}" if start is None else f"r = {start} + {place}")
+        if stop is not None:
+            r.masked = True
+        self.bound(r, stop or (self.names.size(self.columns) if r.masked else ""))
+
+    # ---- reductions -------------------------------------------------------------------------------------
+
+    def operand(self, r: Val, op: str) -> str:
+        """A reduction's operand as a whole block, neutral outside the row."""
+        v = r.args[0]
+        name = self.names.val(v)
+        if op in ("any", "all"):
+            name = f"({name} != 0).to(tl.int32)"
+        elif v.dtype in (torch.bool, torch.int8, torch.int16, torch.uint8):
+            name = f"{name}.to(tl.int32)"
+        block = f"tl.broadcast_to({name}, {_FULL})"
+        if not self.axes[1].masked:
+            return block
+        return f"tl.where(rm, {block}, {masked_identity(op, v.dtype)})"
+
+    def position(self, r: Val) -> str:
+        """An arg-reduction's positions as a whole block."""
+        block = f"tl.broadcast_to({self.names.val(r.args[1])}, {_FULL})"
+        return f"tl.where(rm, {block}, {2**63 - 1})" if self.axes[1].masked else block
+
+    def value_type(self, r: Val) -> str:
+        if r.attr in ("any", "all"):
+            return "tl.int32"
+        return compute_type(r.args[0].dtype)
+
+    def collapse(self, r: Val, block: str, also: str = "") -> None:
+        """Reduce a block (and, for an arg-reduction, the positions ``also``) to the reduction's value."""
+        n = self.names.val(r)
+        op = r.attr
+        if op in _ARGS:
+            self.line(f"{n}b, {n}s = tl.reduce(({block}, {also}), 1, qt_{op})")
+            self.line(f"{n}b = {n}b[:, None]")
+            self.line(f"{n} = {n}s[:, None]")
+            return
+        real = r.args[0].dtype.is_floating_point
+        match op:
+            case "sum":
+                text = f"tl.sum({block}, 1)"
+            case "prod":
+                text = f"tl.reduce({block}, 1, qt_mul)"
+            case "any":
+                text = f"tl.max({block}, 1)"
+            case "all":
+                text = f"tl.min({block}, 1)"
+            case "amax":
+                text = f"tl.reduce({block}, 1, qt_max)" if real else f"tl.max({block}, 1)"
+            case _:
+                text = f"tl.reduce({block}, 1, qt_min)" if real else f"tl.min({block}, 1)"
+        self.line(f"{n} = {text}[:, None]")
+
+    def settle(self, r: Val) -> None:
+        """Bring a reduced value to its own type."""
+        n = self.names.val(r)
+        if r.dtype == torch.bool:
+            self.line(f"{n} = {n} != 0")
+        elif not r.dtype.is_floating_point and r.attr not in _ARGS:
+            self.line(f"{n} = {n}.to({self.names.type_of(r)})")
+
+    def combine(self, r: Val) -> None:
+        """Take a block into the accumulators ``vKa`` (positions: ``vKi``)."""
+        n, x = self.names.val(r), self.operand(r, r.attr)
+        real = r.args[0].dtype.is_floating_point
+        match r.attr:
+            case "sum":
+                text = f"{n}a + {x}"
+            case "prod":
+                text = f"{n}a * {x}"
+            case "any":
+                text = f"{n}a | {x}"
+            case "all":
+                text = f"{n}a & {x}"
+            case "amax" | "amin":
+                function = "maximum" if r.attr == "amax" else "minimum"
+                text = f"tl.{function}({n}a, {x}{', tl.PropagateNan.ALL' if real else ''})"
+            case _:
+                self.line(f"{n}a, {n}i = qt_{r.attr}({n}a, {n}i, {x}, {self.position(r)})")
+                return
+        self.line(f"{n}a = {text}")
+
+    def accumulators(self, stage: int) -> None:
+        for r in self.reduces(stage):
+            n = self.names.val(r)
+            start = masked_identity(r.attr, r.args[0].dtype)
+            self.line(f"{n}a = tl.full({_FULL}, {start}, {self.value_type(r)})")
+            if r.attr in _ARGS:
+                self.line(f"{n}i = tl.full({_FULL}, {2**63 - 1}, tl.int64)")
+        for s in self.scans(stage):
+            start = masked_identity(s.attr, s.dtype)
+            self.line(f"{self.names.val(s)}c = tl.full([XBLOCK, 1], {start}, {compute_type(s.args[0].dtype)})")
+
+    def scan(self, v: Val, carried: bool) -> None:
+        n, x = self.names.val(v), self.operand(v, v.attr)
+        sign, total = ("+", "tl.sum({}, 1)") if v.attr == "cumsum" else ("*", "tl.reduce({}, 1, qt_mul)")
+        self.line(f"{n}x = {x}")
+        scan = f"tl.{v.attr}({n}x, 1)"
+        if carried:
+            self.line(f"{n} = ({n}c {sign} {scan}).to({self.names.type_of(v)})")
+            self.line(f"{n}c = {n}c {sign} {total.format(f'{n}x')}[:, None]")
+        else:
+            self.line(f"{n} = {scan}.to({self.names.type_of(v)})")
+
+    # ---- kernels ----------------------------------------------------------------------------------------
+
+    def persistent(self) -> TritonSource:
+        """Everything once, on whole rows."""
+        self.begin()
+        self.columns_at(None)
+        for v in self.body.vals:
+            if v.op == "reduce":
+                also = self.position(v) if v.attr in _ARGS else ""
+                self.collapse(v, self.operand(v, v.attr), also)
+                self.settle(v)
+            elif v.op == "scan":
+                self.scan(v, carried=False)
+            else:
+                self.emit(v)
+        for s in self.body.stores:
+            self.store(s, shaped=True)
+        return self.source((ex.ceildiv(self.rows, ex.const(self.shape.x)), ONE), self.shape.warps, 1)
+
+    def outside(self, stage: int) -> None:
+        """The values of a stage that do not change along the row."""
+        for v in self.body.vals:
+            if v.stage == stage and v.op != "reduce" and not is_inner(v, self.inner):
+                self.emit(v)
+
+    def outside_stores(self, stage: int, *more: str) -> None:
+        for s in self.body.stores:
+            if not self.stores_inside(s) and s.value.stage == stage:
+                self.store(s, *more, shaped=True)
+
+    def loop(self, stage: int, start: str, stop: str | None) -> None:
+        """One pass over the row."""
+        self.accumulators(stage)
+        self.line(f"for r0 in range({start}, {stop or self.names.size(self.columns)}, RBLOCK):")
+        self.depth += 1
+        self.columns_at("r0", stop)
+        for v in self.needed(stage):
+            if v.op == "scan":
+                self.scan(v, carried=True)
+            else:
+                self.emit(v)
+        for r in self.reduces(stage):
+            self.combine(r)
+        for s in self.body.stores:
+            if self.stores_inside(s) and s.value.stage == stage:
+                self.store(s, shaped=True)
+        self.depth -= 1
+        for r in self.reduces(stage):
+            n = self.names.val(r)
+            self.collapse(r, f"{n}a", f"{n}i")
+
+    def looped(self) -> TritonSource:
+        """One loop over the row per stage."""
+        self.begin()
+        for stage in range(self.stages + 1):
+            self.outside(stage)
+            self.outside_stores(stage)
+            if stage < self.stages:
+                self.loop(stage, "0", None)
+                for r in self.reduces(stage):
+                    self.settle(r)
+        loops = max(self.stages, 1)
+        return self.source((ex.ceildiv(self.rows, ex.const(self.shape.x)), ONE), self.shape.warps, loops)
+
+    # ---- split ------------------------------------------------------------------------------------------
+
+    def part(self, stage: int, partial: dict[int, list[Node]]) -> TritonSource:
+        """The kernel of one stage of a split reduction; ``partial`` holds the workspaces of reduced values."""
+        count = self.shape.split
+        self.begin()
+        row = "x" if self.nest.outer else "tl.zeros([1, 1], tl.int32)"
+        xm = "xm" if self.axes[0].masked else ""
+        self.line(f"q = tl.arange(0, {_power(count)})[None, :]")
+        for earlier in range(stage):
+            self.outside(earlier)
+            for r in self.reduces(earlier):
+                self._reload(r, partial[r.id], row, xm)
+        self.outside(stage)
+        last = stage == self.stages
+        self.line("part = tl.program_id(1)")
+        self.outside_stores(stage, "(part == 0)")
+        if not last:
+            chunk = ex.mul(ex.ceildiv(self.columns, ex.const(count * self.shape.r)), ex.const(self.shape.r))
+            start = f"part{'.to(tl.int64)' if self.wide else ''} * {self.names.size(chunk)}"
+            self.line(f"begin = {start}")
+            self.line(f"end = tl.minimum(begin + {self.names.size(chunk)}, {self.names.size(self.columns)})")
+            self.loop(stage, "begin", "end")
+            for r in self.reduces(stage):
+                values = [f"{self.names.val(r)}b", self.names.val(r)] if r.attr in _ARGS else [self.names.val(r)]
+                for node, value in zip(partial[r.id], values, strict=True):
+                    where = f"{self.names.pointer(node)} + {row} * {count} + part"
+                    self.line(f"tl.store({where}, {value}{', ' + xm if xm else ''})")
+        grid = (ex.ceildiv(self.rows, ex.const(self.shape.x)), ONE if last else ex.const(count))
+        return self.source(grid, self.shape.warps, 1)
+
+    def _reload(self, r: Val, nodes: list[Node], row: str, xm: str) -> None:
+        n, count = self.names.val(r), self.shape.split
+        mask = " & ".join(m for m in (xm, f"(q < {count})") if m)
+        start = masked_identity(r.attr, r.args[0].dtype)
+        ends = [start, str(2**63 - 1)]
+        for node, suffix, other in zip(nodes, "ai", ends, strict=False):
+            self.line(
+                f"{n}{suffix} = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={other})"
+            )
+        self.collapse(r, f"{n}a", f"{n}i")
+        self.settle(r)
+
+
+_WORK = {"tl.int32": torch.int32, "tl.int64": torch.int64, "tl.float32": torch.float32, "tl.float64": torch.float64}
+
+
+def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[KernelSource, ...]:
+    probe = _Reduction(nest, renderer, shape)
+    partial: dict[int, list[Node]] = {}
+    size = (probe.rows, ex.const(shape.split))
+    final = any(not probe.stores_inside(s) and s.value.stage == probe.stages for s in probe.body.stores)
+    kernels: list[KernelSource] = []
+    for stage in range(probe.stages + (1 if final else 0)):
+        written: list[Node] = []
+        for s in probe.body.stores:
+            if s.value.stage == stage and s.buffer not in written:
+                written.append(s.buffer)
+        for r in probe.reduces(stage):
+            dtypes = [_WORK[probe.value_type(r)]] + ([torch.int64] if r.attr in _ARGS else [])
+            partial[r.id] = [probe.workspace(size, d) for d in dtypes]
+            written += partial[r.id]
+        kernels.append(_Reduction(nest, renderer, shape, written).part(stage, partial))
+    return tuple(kernels)
+
+
+def reduction_kernels(nest: Nest, renderer: TritonRenderer) -> tuple[KernelSource, ...]:
+    """The kernels of a nest with a reduction or a scan."""
+    shape = Shape(nest, renderer.hint)
+    if shape.persistent:
+        return (_Reduction(nest, renderer, shape).persistent(),)
+    if shape.split > 1:
+        return _split_kernels(nest, renderer, shape)
+    return (_Reduction(nest, renderer, shape).looped(),)

@@ -1,0 +1,88 @@
+"""Running generated Triton kernels on the CPU, in Triton's interpreter (``TRITON_INTERPRET=1``), for tests.
+
+The interpreter knows no libdevice functions; ``libdevice`` here computes them with PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from prims.errors import Unsupported
+
+from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.runtime.triton_build import load_module_text, module_text, triton_version
+
+__all__ = ["Interpreted", "interpreted", "libdevice"]
+
+
+class Interpreted:
+    """A kernel in the interpreter."""
+
+    def __init__(self, source: TritonSource, function: Any) -> None:
+        self.source = source
+        self.function = function
+
+    def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int | float]) -> None:
+        """Run it over its whole grid; ``sizes`` ends with the grid."""
+        *numbers, gx, gy = sizes
+        if gx > 0 and gy > 0:
+            views = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors]
+            self.function[(int(gx), int(gy))](*views, *numbers)
+
+
+def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:
+    """The kernels by name.
+
+    Raises:
+        Unsupported: Triton is missing or its interpreter is not switched on.
+    """
+    if triton_version() is None:
+        raise Unsupported("Triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise Unsupported("Triton kernels run on the CPU only under TRITON_INTERPRET=1, set before Triton is imported")
+    text = module_text(sources).replace(
+        "from triton.language.extra import libdevice", "from inductor_gen.runtime.triton_interpret import libdevice"
+    )
+    with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
+        module = load_module_text(text, Path(folder))
+        found = {}
+        for s in sources:
+            function = getattr(module, s.name)
+            if hasattr(function, "rewrite"):
+                function.rewrite()  # reads the file, which will be gone
+            found[s.name] = Interpreted(s, function)
+        return found
+
+
+def _nearbyint(x: torch.Tensor) -> torch.Tensor:
+    return torch.round(x)
+
+
+class _Libdevice:
+    """``libdevice.f(x, ...)`` on blocks of the interpreter."""
+
+    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint}
+
+    def __getattr__(self, name: str) -> Any:
+        function = self._OTHER.get(name) or getattr(torch, name)
+
+        def call(*blocks: Any) -> Any:
+            import numpy
+            import triton.language as tl
+            from triton.runtime.interpreter import TensorHandle
+
+            arrays = [numpy.asarray(b.handle.data) if hasattr(b, "handle") else numpy.asarray(b) for b in blocks]
+            kind = blocks[0].handle.data.dtype if hasattr(blocks[0], "handle") else arrays[-1].dtype
+            result = function(*(torch.from_numpy(numpy.array(a, dtype=kind)) for a in arrays)).numpy()
+            model = max((b for b in blocks if hasattr(b, "handle")), key=lambda b: b.handle.data.size)
+            return tl.core.tensor(TensorHandle(result.astype(kind), model.handle.dtype), model.type)
+
+        return call
+
+
+libdevice = _Libdevice()

@@ -1,0 +1,164 @@
+"""The wrapper of graphs with Triton kernels: launches on the current stream, or in the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from prims.errors import InternalError, Unsupported
+from prims.options import Options
+from prims.spec.expr import Expr
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.loops.graph import Node
+from inductor_gen.pipeline import Unit
+from inductor_gen.runtime.cuda import UNALIGNED, cuda_launcher, cuda_program
+from inductor_gen.runtime.launch import Launcher
+from inductor_gen.runtime.triton_build import Loaded, load_triton
+from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
+from inductor_gen.runtime.wrapper import Wrapper
+
+__all__ = ["TritonWrapper", "triton_wrapper"]
+
+
+class TritonWrapper(Wrapper):
+    """As :class:`Wrapper`; ``kernels`` holds each Triton kernel, loaded or in the interpreter."""
+
+    def __init__(
+        self, unit: Unit, addresses: dict[str, int], launch: Launcher, kernels: Mapping[str, Any],
+        cuda_launch: Callable[..., int] | None, device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(unit, addresses, launch)
+        self.kernels = kernels
+        self.device = device
+        self.space["cuda_launch"] = cuda_launch
+        self.space["relaunch"] = _relaunch
+        self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.stream = False
+
+    def build(self) -> Callable[[list[Any]], list[Any]]:
+        """Compile the function and return it; it makes its device current where another is."""
+        call = super().build()
+        if self.device.type != "cuda":
+            return call
+        index, current = self.device.index, torch._C._cuda_getDevice
+
+        def on_device(args: list[Any]) -> list[Any]:
+            if current() == index:
+                return call(args)
+            with torch.cuda.device(index):
+                return call(args)
+
+        return on_device
+
+    def _launch(self, sources: list[KernelSource]) -> None:
+        run: list[KernelSource] = []
+        for source in sources:
+            if run and isinstance(source, TritonSource) != isinstance(run[0], TritonSource):
+                self._launch_run(run)
+                run = []
+            run.append(source)
+        self._launch_run(run)
+
+    def _launch_run(self, run: list[KernelSource]) -> None:
+        if not isinstance(run[0], TritonSource):
+            super()._launch(run)
+            return
+        triton: list[TritonSource] = [s for s in run if isinstance(s, TritonSource)]
+        if isinstance(self.kernels[triton[0].name], Interpreted):
+            self._interpret(triton)
+        else:
+            self._launch_cuda(triton)
+
+    # ---- interpreter ------------------------------------------------------------------------------------
+
+    def _interpret(self, sources: list[TritonSource]) -> None:
+        for source in sources:
+            function = self._object(self.kernels[source.name])
+            names = ", ".join(self.name(n) for n in source.buffers)
+            sizes = ", ".join(self._number(e) for e in (*source.sizes, *source.grid))
+            self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
+            self.lines.append(f"{function}([{names}], [{sizes}])")
+
+    def _number(self, e: Expr) -> str:
+        return repr(e.value) if e.is_const else self.expr(e)
+
+    # ---- GPU --------------------------------------------------------------------------------------------
+
+    def _on_device(self, node: Node) -> str:
+        """A buffer's name; numbers that live on the CPU are brought over."""
+        name = self.name(node)
+        base = self.buffer(node)
+        if base.device is None or base.device.type == "cuda":
+            return name
+        moved = f"{name}_gpu"
+        self.lines.append(f"{moved} = {name}.to({self._object(self.device)})")
+        return moved
+
+    def _launch_cuda(self, sources: list[TritonSource]) -> None:
+        slots: dict[str, int] = {}
+        moved: dict[Node, str] = {}
+        calls = []
+        sizes: list[Expr] = []
+        for source in sources:
+            for n in source.buffers:
+                if n not in moved:
+                    moved[n] = self._on_device(n)
+            places = [slots.setdefault(moved[n], len(slots)) for n in source.buffers]
+            loaded: Loaded = self.kernels[source.name]
+            calls.append((loaded.function, loaded.threads, loaded.shared, places, len(source.sizes), len(sizes)))
+            sizes.extend(source.sizes)
+            sizes.extend(source.grid)
+            self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
+        if not self.stream:
+            self.stream = True
+            self.lines.append(f"stream = cuda_stream({self.device.index})")
+        number = len(self.space)
+        self.space[f"program{number}"] = cuda_program(calls, len(slots), self.device)
+        self.space[f"slots{number}"] = ctypes.c_void_p * max(len(slots), 1)
+        pointers = ", ".join(f"{name}.data_ptr()" for name in slots)
+        text = self._sizes(sizes)
+        self.lines.append(f"code = cuda_launch(program{number}, slots{number}({pointers}), {text}, stream)")
+        again = f"relaunch(cuda_launch, code, program{number}, slots{number}, ({', '.join(slots)},), {text}, stream)"
+        self.lines.append(f"if code: {again}")
+
+
+def triton_wrapper(
+    unit: Unit, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options
+) -> tuple[TritonWrapper, int]:
+    """The wrapper of a lowered graph with Triton kernels, and how many of these had to be compiled.
+
+    Raises:
+        Unsupported: the values are on several GPUs, or on the CPU without Triton's interpreter.
+    """
+    devices = {n.device for s in sources for n in s.buffers[: s.outputs] if n.device is not None}
+    if len(devices) != 1:
+        raise Unsupported(f"kernels of one graph on several devices: {sorted(map(str, devices))}")
+    device = devices.pop()
+    if device.type != "cuda":
+        return TritonWrapper(unit, addresses, launch, interpreted(sources), None, device), 0
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    kernels, compiled = load_triton(sources, device, options)
+    return TritonWrapper(unit, addresses, launch, kernels, cuda_launcher(options), device), compiled
+
+
+def _relaunch(
+    launch: Callable[..., int], code: int, program: Any, kind: Any, tensors: Sequence[torch.Tensor], sizes: Any,
+    stream: int,
+) -> None:  # fmt: skip
+    """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes."""
+    if code == UNALIGNED:
+        copies = [_aligned(t) for t in tensors]
+        code = launch(program, kind(*(t.data_ptr() for t in copies)), sizes, stream)
+    if code:
+        raise InternalError(f"the CUDA driver refused to launch a generated kernel (error {code})")
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    if t.data_ptr() % 16 == 0:
+        return t
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)

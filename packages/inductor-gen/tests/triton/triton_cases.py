@@ -1,0 +1,154 @@
+"""Cases for generated Triton kernels; run under TRITON_INTERPRET=1 (or on a GPU) by test_triton_kernels.py."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from gen_support import build, reference
+
+import inductor_gen
+from prims.options import Options
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def check(fn, inputs, tol=None, **kw):
+    """Compile ``fn`` to Triton, run it, and compare with the reference."""
+    inputs = [t.to(DEVICE) for t in inputs]
+    env = build(fn, inputs, claims=inductor_gen.claims(DEVICE), **kw)
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    outputs = compiled(*inputs)
+    for got, want in zip(outputs, reference(fn, inputs, False), strict=True):
+        assert got.dtype == want.dtype and got.shape == want.shape
+        if want.is_floating_point():
+            limit = tol or {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}[want.dtype]
+            torch.testing.assert_close(got, want, rtol=limit, atol=limit, equal_nan=True)
+        else:
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+    return compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(7,), (33, 65), (3, 5, 17)])
+def test_pointwise(dtype, shape):
+    x, y = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    check(lambda p, a, b: (p.add(p.mul(p.sin(a), b), 2.0), p.tanh(b)), [x, y])
+
+
+def test_broadcast_and_bool():
+    x, b = torch.randn(6, 11, 5), torch.randn(11)
+    def fn(p, a, c):
+        big = p.broadcast(c, (6, 11, 5), (1,))
+        m = p.gt(a, big)
+        return p.where(m, a, big), m
+    check(fn, [x, b])
+
+
+def test_transposed_tiles():
+    x, y = torch.randn(70, 40), torch.randn(40, 70)
+    c = check(lambda p, a, b: p.add(p.permute(a, (1, 0)), b), [x, y])
+    assert "YBLOCK" in c.kernels[0].source
+
+
+def test_pad_concat_slice_flip():
+    x, y = torch.randn(9, 20), torch.randn(9, 12)
+    check(lambda p, a, b: (p.concat((p.neg(a), b), 1), p.pad(a, 1.5, (1, 2), (3, -1)), p.flip(p.slice(a, (0, 3), (9, 15), (2, 3)), (1,))), [x, y])
+
+
+REDUCE = ["sum", "prod", "amax", "amin", "any", "all"]
+
+
+@pytest.mark.parametrize("op", REDUCE)
+@pytest.mark.parametrize("shape,dims", [((13, 37), (1,)), ((13, 37), (0,)), ((4, 6, 10), (0, 2)), ((5, 7), (0, 1)), ((3, 20000), (1,))])
+def test_reduce(op, shape, dims):
+    x = torch.randn(shape) * (0.01 if op == "prod" else 1) + (1 if op == "prod" else 0)
+    if op in ("any", "all"):
+        x = x > (2 if op == "any" else -2.5)
+    check(lambda p, a: getattr(p, op)(a, dims), [x], tol=2e-4)
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+@pytest.mark.parametrize("shape,dim", [((13, 37), 1), ((40, 9), 0), ((2, 20000), 1), ((2, 3, 9000), 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_arg(op, shape, dim, dtype):
+    x = torch.randint(-9, 9, shape).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 3] = float("nan")
+    check(lambda p, a: getattr(p, op)(a, dim), [x])
+
+
+def softmax(p, a):
+    n, m = a.shape
+    top = p.broadcast(p.amax(a, (1,)), (n, m), (0,))
+    e = p.exp(p.sub(a, top))
+    return p.div(e, p.broadcast(p.sum(e, (1,)), (n, m), (0,)))
+
+
+@pytest.mark.parametrize("shape", [(5, 100), (300, 33), (3, 40000)])
+def test_softmax(shape):
+    c = check(softmax, [torch.randn(shape)])
+    assert len(c.kernels) == 1
+
+
+def test_column_softmax_and_looped():
+    x = torch.randn(200, 48)
+    def fn(p, a):
+        e = p.exp(p.sub(a, p.broadcast(p.amax(a, (0,)), a.shape, (1,))))
+        return p.div(e, p.broadcast(p.sum(e, (0,)), a.shape, (1,)))
+    check(fn, [x])
+
+
+def test_dynamic_sizes_are_looped():
+    check(softmax, [torch.randn(40, 300)], dynamic={0: (0, 1)})
+    check(lambda p, a, b: p.add(a, b), [torch.randn(40, 300)] * 2, dynamic={0: (0, 1), 1: (0, 1)})
+
+
+def test_reduction_into_several_uses():
+    x = torch.randn(6, 50).bfloat16()
+    def fn(p, a):
+        f = p.convert(a, torch.float32)
+        s = p.sum(f, (1,))
+        return p.convert(p.sub(f, p.broadcast(p.mul(s, 1 / 50), (6, 50), (0,))), torch.bfloat16), s
+    check(fn, [x])
+
+
+@pytest.mark.parametrize("op", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scan(op, dim):
+    check(lambda p, a: getattr(p, op)(a, dim), [torch.randn(17, 40).double()])
+    check(lambda p, a: getattr(p, op)(a, dim), [torch.randint(-2, 3, (17, 40))])
+
+
+def test_long_scan():
+    check(lambda p, a: p.cumsum(a, 1), [torch.randn(2, 9000).double()])
+
+
+def test_gather_index_scatter():
+    x = torch.randn(20, 16)
+    i = torch.randint(0, 20, (8, 16))
+    j = torch.randint(-20, 20, (7,))
+    check(lambda p, a, b: p.gather(a, b, 0), [x, i])
+    check(lambda p, a, b: p.index(a, (b,), (0,)), [x, j])
+    check(lambda p, a, b, s: p.scatter(a, b, s, 0, "add"), [x, i, torch.randn(8, 16)], tol=1e-5)
+    check(lambda p, a, b, s: p.index_put(a, (b,), (0,), s, True), [x, j, torch.randn(7, 16)], tol=1e-5)
+
+
+def test_random_is_the_references():
+    seed = torch.tensor(1234)
+    def fn(p, a, s):
+        return p.add(a, p.random_uniform((37, 5), s, 3, torch.float32, a.device)), p.random_normal((64,), s, 0, torch.float32, a.device)
+    check(fn, [torch.randn(37, 5), seed])
+
+
+def test_special_values():
+    x = torch.tensor([[0.0, float("nan"), 1.0], [float("inf"), -float("inf"), 2.0]])
+    check(lambda p, a: (p.amax(a, (1,)), p.amin(a, (1,)), p.maximum(a, p.neg(a)), p.isnan(a)), [x])
+
+
+def test_nothing_to_do():
+    check(lambda p, a: p.neg(a), [torch.randn(0, 5)])
+    check(lambda p, a: p.sum(a, (0,)), [torch.randn(0, 5)])
+    check(lambda p, a: p.exp(a), [torch.randn(())])

@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -269,6 +270,18 @@ def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
     return HandlerValue(disabled_call, "disabled function")
 
 
+def _weak_reference(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.type_is(source, weakref.ref)
+    target = source and Source("call", source, dereference)
+    return HandlerValue(lambda tx, args, kwargs: tx.from_python(obj(), target), "weak reference")
+
+
+def dereference(reference: Any) -> Any:
+    """What a weak reference refers to (a step of a guard's path)."""
+    return reference()
+
+
 def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
@@ -315,4 +328,5 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     set: _set,
     frozenset: _set,
     functools.partial: _partial,
+    weakref.ref: _weak_reference,
 }

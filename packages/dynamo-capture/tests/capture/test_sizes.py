@@ -1,0 +1,172 @@
+"""Symbolic sizes: automatic, requested, marked; their guards; ints that change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_capture
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_second_size_makes_the_dimension_dynamic(capture):
+    def fn(x):
+        return (x * 2).sum(-1)
+
+    c = capture(fn, fullgraph=True)
+    for rows in (3, 4, 5, 6, 9):
+        x = torch.randn(rows, 8)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 2
+    spec = c.graphs[1].meta["envelope"].inputs[0].spec
+    assert isinstance(spec.shape[1], int) and not isinstance(spec.shape[0], int)
+    for columns in (5, 6, 7):
+        x = torch.randn(4, columns)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 3
+    x = torch.randn(1, 8)
+    same(c(x), fn(x))
+
+
+def test_dynamic_true_and_false(capture):
+    def fn(x):
+        return x.reshape(-1, x.shape[1] * 2) + x.shape[0]
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for shape in ((4, 6), (8, 2), (6, 10)):
+        x = torch.randn(shape)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 1
+    c = capture(fn, dynamic=False)
+    for shape in ((4, 6), (8, 2), (6, 10)):
+        x = torch.randn(shape)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 3
+
+
+def test_branches_on_sizes_are_guarded(capture):
+    def fn(x, y):
+        if x.shape[0] == y.shape[0]:
+            return x + y
+        if x.shape[0] > 2 * y.shape[0]:
+            return x.sum() * y
+        return y.sum() * x
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for a, b in ((4, 4), (7, 7), (9, 3), (9, 4), (9, 5), (3, 9), (8, 4), (4, 4)):
+        x, y = torch.randn(a), torch.randn(b)
+        same(c(x, y), fn(x, y))
+    assert len(c.graphs) <= 5
+
+
+def test_size_arithmetic_and_python_numbers(capture):
+    def fn(x):
+        n = x.shape[0]
+        half = n // 2
+        mask = torch.arange(n, device=x.device) < half
+        scale = 1.0 / (n**0.5)
+        parts = x.split([half, n - half])
+        return torch.where(mask[:, None], x, -x) * scale + parts[0].sum() + max(n, 3) + len(x)
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for n in (4, 6, 7, 11):
+        x = torch.randn(n, 3)
+        same(c(x), fn(x))
+    assert len(c.graphs) <= 2
+
+
+def test_sizes_are_returned_and_stored(capture):
+    def fn(x, log):
+        log.append(x.shape[0] * 2)
+        return x.shape, x.size(1), [d + 1 for d in x.shape], {"n": x.numel()}, x + 1
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for shape in ((2, 3), (4, 5), (6, 7)):
+        x = torch.randn(shape)
+        log, log2 = [], []
+        got, expected = c(x, log), fn(x, log2)
+        assert got[:4] == expected[:4] and type(got[0]) is torch.Size and type(got[1]) is int
+        assert log == log2
+    assert len(c.graphs) == 1
+
+
+def test_int_argument_becomes_dynamic(capture):
+    def fn(x, n):
+        return x.repeat(n, 1) * n
+
+    c = capture(fn, fullgraph=True)
+    x = torch.randn(2, 3)
+    for n in (3, 4, 5, 9, 1, 0):
+        same(c(x, n), fn(x, n))
+    assert len(c.graphs) <= 4
+    assert any(d.kind == "size" for gm in c.graphs for d in gm.meta["envelope"].inputs)
+
+
+def test_int_used_as_a_constant_is_specialised(capture):
+    table = ["a", "b", "c", "d"]
+
+    def fn(x, n):
+        return x + len(table[n] * n)
+
+    c = capture(fn, fullgraph=True)
+    x = torch.randn(2)
+    for n in (2, 3, 2, 3, 1):
+        same(c(x, n), fn(x, n))
+
+
+def test_marks(capture):
+    def fn(x):
+        return x.cos() + 1
+
+    c = capture(fn, fullgraph=True)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 3)
+        dynamo_capture.mark_dynamic(x, 0)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 1
+    c = capture(fn, fullgraph=True)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 3)
+        dynamo_capture.mark_static(x, 0)
+        same(c(x), fn(x))
+    assert len(c.graphs) == 3
+    with pytest.raises(IndexError):
+        dynamo_capture.mark_dynamic(torch.randn(3), 5)
+
+
+def test_noncontiguous_dynamic(capture):
+    def fn(x):
+        return x.t().reshape(-1) * 2 if x.is_contiguous() else x.reshape(-1) * 3
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for base in (torch.randn(4, 6), torch.randn(5, 7)):
+        for x in (base, base.t(), base[:, ::2], base[::2], base.t().contiguous()):
+            same(c(x), fn(x))
+
+
+def test_batch_and_length_of_a_model(capture):
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()).eval()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = model
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, ids, mask):
+            x = self.body(ids)
+            y, _ = self.attention(x, x, x, key_padding_mask=mask, need_weights=False)
+            return (x + y).mean(1)
+
+    net = Net().eval()
+    c = capture(net, fullgraph=True)
+    with torch.no_grad():
+        for length in (5, 6, 7, 9, 12):
+            ids = torch.randint(0, 50, (2, length))
+            mask = torch.zeros(2, length, dtype=torch.bool)
+            same(c(ids, mask), net(ids, mask))
+    assert len(c.graphs) <= 2

@@ -9,7 +9,7 @@ import torch
 
 from prims.errors import Unsupported
 from prims.spec import layout
-from prims.spec.sym import SymbolContext
+from prims.spec.sym import SymbolContext, sym_max
 from prims.spec.tensorspec import TensorSpec, spec_of
 
 
@@ -58,5 +58,5 @@ def symbolic_strides(spec: TensorSpec, shape: tuple[Any, ...]) -> tuple[Any, ...
         if spec.strides[dim] != real:
             real, symbolic = spec.strides[dim], spec.strides[dim]
         strides[dim] = symbolic
-        real, symbolic = real * max(spec.shape[dim], 1), symbolic * layout.sym_max(shape[dim], 1)
+        real, symbolic = real * max(spec.shape[dim], 1), symbolic * sym_max(shape[dim], 1)
     return tuple(strides)

@@ -83,6 +83,8 @@ class SymbolContext:
         self.replacements: dict[Expr, Expr] = {}
         self.location: Callable[[], SourceLoc | None] = user_location
         self._known: dict[Expr, bool] = {}
+        self._exact: dict[Expr, tuple[Expr, Expr]] = {}  # quotients without remainder: a // b to (a, b)
+        self._atoms: dict[Expr, Interval] = {}  # what guards say of atoms that are not symbols
         self._simplified: dict[Expr, Expr] = {}
         self._decided: dict[Expr, bool | None] = {}
         self._syms: dict[Expr, Sym] = {}
@@ -140,17 +142,19 @@ class SymbolContext:
 
     # ---- what is known -------------------------------------------------------------------------------------
 
-    def _symbol_range(self, s: Expr) -> Interval:
-        info = self.symbols.get(s.args[0])
+    def _atom_range(self, atom: Expr) -> Interval | None:
+        if atom.kind != "symbol":
+            return self._atoms.get(atom)
+        info = self.symbols.get(atom.args[0])
         if info is None:
-            return -math.inf, math.inf
+            return None
         return info.min, math.inf if info.max is None else info.max
 
     def bounds(self, e: Expr) -> Interval:
         """Inclusive bounds of an integer expression."""
-        low, high = interval(e, self._symbol_range)
+        low, high = interval(e, self._atom_range)
         if e.kind == "poly" and len(e.terms) > 1:
-            low2, high2 = shifted_bounds(e, self._symbol_range)
+            low2, high2 = shifted_bounds(e, self._atom_range)
             low, high = max(low, low2), min(high, high2)
         return low, high
 
@@ -161,9 +165,27 @@ class SymbolContext:
         found = self._simplified.get(e)
         if found is None:
             found = E.substitute(e, self.replacements) if self.replacements else e
+            if self._exact and found.kind == "poly":
+                found = self._multiply_out(found)
             found = self._by_range(found)
             self._simplified[e] = found
         return found
+
+    def _multiply_out(self, e: Expr) -> Expr:
+        """``b * (a // b)`` as ``a`` for the quotients known to be exact."""
+        for mono, coeff in e.terms:
+            powers = dict(mono)
+            for quotient, (a, b) in self._exact.items():
+                if quotient not in powers or len(b.terms) != 1:
+                    continue
+                b_mono, k = b.terms[0]
+                divisor = E.from_terms({((quotient, 1),): 1})
+                whole = E.mul(divisor, E.from_terms({b_mono: k}))
+                rest = E.exact_quotient(E.from_terms({mono: coeff}), whole)
+                if rest is not None:
+                    term = E.from_terms({mono: coeff})
+                    return self.simplify(E.add(E.sub(e, term), E.mul(rest, a)))
+        return e
 
     def _by_range(self, e: Expr) -> Expr:
         """Resolves ``min``, ``max``, ``mod`` and ``floordiv`` that the ranges decide."""
@@ -208,6 +230,8 @@ class SymbolContext:
             if low > 0 or high < 0:
                 return kind == "ne"
             return None
+        if kind in ("feq", "flt", "fle"):
+            return self._decide_floats(kind, self.bounds(b.args[0]), self.bounds(b.args[1]))
         if kind in ("and", "or"):
             results = [self._decide(x) for x in b.args]
             stop = kind == "or"
@@ -217,6 +241,16 @@ class SymbolContext:
         if kind == "not":
             inner = self._decide(b.args[0])
             return None if inner is None else not inner
+        return None
+
+    @staticmethod
+    def _decide_floats(kind: str, a: Interval, b: Interval) -> bool | None:
+        if kind == "feq":
+            return False if a[1] < b[0] or b[1] < a[0] else None
+        if a[1] < b[0] or (kind == "fle" and a[1] == b[0]):
+            return True
+        if b[1] < a[0] or (kind == "flt" and b[1] == a[0]):
+            return False
         return None
 
     def statically_known(self, b: Expr | bool) -> bool | None:
@@ -252,8 +286,27 @@ class SymbolContext:
             raise DataDependentError(
                 f"{b} is needed, but is known only at run time ({reason})", where=self.location()
             )
-        self.add_guard(b if value else E.not_(b), reason)
+        fact = b if value else E.not_(b)
+        for guard in self._nontrivial_sizes(fact) or (fact,):
+            self.add_guard(guard, reason)
         return bool(value)
+
+    def _nontrivial_sizes(self, fact: Expr) -> list[Expr]:
+        """Guards ``2 <= a`` on opaque sizes in ``fact`` (quotients and the like) if they imply it: one such guard
+        answers every later question whether a dimension is 0 or 1. Empty if they do not.
+        """
+        if fact.kind not in ("ne", "le"):
+            return []
+        atoms = {a for mono, _ in fact.args[0].terms for a, _ in mono if a.kind in ("floordiv", "max", "min")}
+        atoms = {a for a in atoms if self.bounds(a)[0] < 2 and self.hint(a) >= 2}
+        if not atoms:
+            return []
+        before = dict(self._atoms)
+        for a in atoms:
+            self._atoms[a] = (2, self.bounds(a)[1])
+        implied = self._decide(fact)
+        self._atoms = before
+        return [E.ge(a, 2) for a in sorted(atoms, key=Expr.sort_key)] if implied else []
 
     def specialise(self, e: Expr | Sym, reason: str = "a size used as a Python int") -> Any:
         """The value of ``e`` in this call, recording the guard that it stays so.
@@ -291,9 +344,17 @@ class SymbolContext:
         self._known[E.not_(b)] = False
         d = b.args[0]
         if b.kind == "eq":
+            if d.kind == "mod":
+                self._learn_exact(d)
             self._learn_equation(d)
         elif b.kind == "le":
             self._narrow(d)
+
+    def _learn_exact(self, remainder: Expr) -> None:
+        """After ``a % b == 0``: the quotient is exact."""
+        quotient = E.floordiv(*remainder.args)
+        if quotient.kind == "floordiv":
+            self._exact[quotient] = quotient.args  # type: ignore[assignment]
 
     def _learn_equation(self, d: Expr) -> None:
         """Solve ``d == 0`` for an atom that occurs once, linearly, with coefficient one: the youngest."""
@@ -328,22 +389,25 @@ class SymbolContext:
         new.max = min(highs) if highs else None
 
     def _narrow(self, d: Expr) -> None:
-        """Learn from ``d <= 0`` when d is ``k*symbol + c``."""
+        """Learn from ``d <= 0`` when d is ``k*atom + c``."""
         variable = [(m, c) for m, c in d.terms if m]
         if len(variable) != 1:
             return
         mono, k = variable[0]
-        if len(mono) != 1 or mono[0][1] != 1 or mono[0][0].kind != "symbol":
+        if len(mono) != 1 or mono[0][1] != 1:
             return
-        info = self.symbols.get(mono[0][0].args[0])
-        if info is None:
-            return
+        atom = mono[0][0]
         c = next((c for m, c in d.terms if not m), 0)
+        low, high = self._atom_range(atom) or (-math.inf, math.inf)
         if k > 0:
-            bound = -c // k
-            info.max = bound if info.max is None else min(info.max, bound)
+            high = min(high, -c // k)
         else:
-            info.min = max(info.min, -(-c // -k))
+            low = max(low, -(-c // -k))
+        if atom.kind != "symbol":
+            self._atoms[atom] = (low, high)
+        elif atom.args[0] in self.symbols:
+            info = self.symbols[atom.args[0]]
+            info.min, info.max = int(low), None if math.isinf(high) else int(high)
 
 
 def _rank(atom: Expr) -> tuple[int, tuple[int, int, str]]:

@@ -373,7 +373,7 @@ def _split_by_monomial(a: Expr, mono: Monomial, k: int) -> tuple[Expr, Expr]:
     return from_terms(quotient), from_terms(rest)
 
 
-def _exact_quotient(a: Expr, b: Expr) -> Expr | None:
+def exact_quotient(a: Expr, b: Expr) -> Expr | None:
     """``q`` with ``a == q * b`` by multivariate long division, or None."""
     lead_mono, lead_coeff = b.terms[0]
     quotient: Expr = _SMALL[16]
@@ -463,7 +463,7 @@ def floordiv(a: IntLike, b: IntLike) -> Expr:
         mono, k = b.terms[0]
         q, r = _split_by_monomial(a, mono, k)
     else:
-        exact = _exact_quotient(a, b)
+        exact = exact_quotient(a, b)
         if exact is not None:
             return exact
         q, r = _SMALL[16], a
@@ -512,7 +512,7 @@ def mod(a: IntLike, b: IntLike) -> Expr:
     if len(b.terms) == 1:
         mono, k = b.terms[0]
         a = _split_by_monomial(a, mono, k)[1]
-    elif _exact_quotient(a, b) is not None:
+    elif exact_quotient(a, b) is not None:
         return _SMALL[16]
     if not a.terms:
         return a
@@ -680,7 +680,25 @@ def float_compare(kind: str, a: Any, b: Any) -> Expr:
     a, b = to_float(a), to_float(b)
     if a.is_const and b.is_const:
         return TRUE if _FLOAT_COMPARE[kind](a.value, b.value) else FALSE
-    return _intern(kind, (a, b))
+    return _as_integers(kind, a, b) or _intern(kind, (a, b))
+
+
+def _as_integers(kind: str, a: Expr, b: Expr) -> Expr | None:
+    """The integer comparison that a comparison of a size with a float constant, or of two sizes, amounts to."""
+    if a.kind == "tofloat" and b.kind == "tofloat":
+        relation = {"feq": eq, "flt": lt, "fle": le}[kind]
+        return relation(a.args[0], b.args[0])
+    size, bound = (a, b) if a.kind == "tofloat" else (b, a)
+    if size.kind != "tofloat" or not bound.is_const or not math.isfinite(bound.value):
+        return None
+    e, c = size.args[0], bound.value
+    if e.is_bool:
+        return None
+    if kind == "feq":
+        return eq(e, int(c)) if c == int(c) else FALSE
+    if size is a:
+        return le(e, math.floor(c)) if kind == "fle" else lt(e, math.ceil(c))
+    return ge(e, math.ceil(c)) if kind == "fle" else gt(e, math.floor(c))
 
 
 _ROUNDING: dict[str, Callable[[Any], int]] = {"trunc": math.trunc, "ffloor": math.floor, "fceil": math.ceil}

@@ -149,15 +149,12 @@ def _custom_fake(func: OpOverload) -> Rule | None:
     return None if kernel is None else _run(kernel)
 
 
-def _first_that_works(func: OpOverload, rules: list[Rule]) -> Rule:
-    """Tries the rules in turn; remembers the one that first worked."""
-    chosen: list[Rule] = []
+def _first_that_works(rules: list[Rule]) -> Rule:
+    """Tries the rules in turn, first the one that worked last."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        if chosen:
-            return chosen[0](*args, **kwargs)
         error: Exception | None = None
-        for candidate in rules:
+        for i, candidate in enumerate(rules):
             try:
                 out = candidate(*args, **kwargs)
             except DataDependentError:
@@ -165,7 +162,8 @@ def _first_that_works(func: OpOverload, rules: list[Rule]) -> Rule:
             except (Unsupported, NotImplementedError, RuntimeError, TypeError) as e:
                 error = error or e
                 continue
-            chosen.append(candidate)
+            if i:
+                rules.insert(0, rules.pop(i))
             return out
         assert error is not None
         raise error
@@ -196,4 +194,4 @@ def fallback_rule(func: OpOverload) -> Rule:
             raise unsupported(func)
 
         return missing
-    return rules[0] if len(rules) == 1 else _first_that_works(func, rules)
+    return rules[0] if len(rules) == 1 else _first_that_works(rules)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prims.spec.sym import sym_max
+from prims.spec import expr as E
 
 Size = Any  # int | Sym
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
@@ -21,7 +21,10 @@ def _static_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """Strides in elements of a fresh contiguous tensor; a size of zero counts as one."""
+    """Strides in elements of a fresh contiguous tensor; a size of zero counts as one.
+
+    A symbolic size stands for itself: where it turns out zero, there is no element and strides do not matter.
+    """
     for s in shape:
         if type(s) is not int:
             cache = s.ctx.layouts
@@ -40,7 +43,7 @@ def strides_in_order(shape: tuple[Size, ...], order: Iterable[int]) -> tuple[Siz
     for dim in order:
         strides[dim] = step
         size = shape[dim]
-        step = step * (max(size, 1) if type(size) is int else sym_max(size, 1))
+        step = step * (max(size, 1) if type(size) is int else size)
     return tuple(strides)
 
 
@@ -49,14 +52,38 @@ def channels_last_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return strides_in_order(shape, CHANNELS_LAST_ORDER[len(shape)])
 
 
+def known_equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal for all values the guards allow. Never guards."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    ctx = (b if type(a) is int else a).ctx
+    return ctx.statically_known(E.eq(_expr(a), _expr(b))) is True
+
+
+def _expr(x: Size) -> E.Expr:
+    return E.const(x) if type(x) is int else x.expr
+
+
+def _known_less(a: Size, b: Size) -> bool:
+    if type(a) is int and type(b) is int:
+        return a < b
+    ctx = (b if type(a) is int else a).ctx
+    return ctx.statically_known(E.lt(_expr(a), _expr(b))) is True
+
+
 def is_contiguous_in_order(shape: Sequence[Size], strides: Sequence[Size], order: Iterable[int]) -> bool:
-    """Whether the strides are the dense ones in that order; dimensions of size one do not matter."""
+    """Whether the strides are the dense ones in that order; dimensions of size one do not matter.
+
+    As all questions of layout here: False where it depends on a symbol, and never a guard.
+    """
     step: Size = 1
     for dim in order:
         size = shape[dim]
         if type(size) is int and size == 1:
             continue
-        if strides[dim] is not step and strides[dim] != step:
+        if not known_equal(strides[dim], step):
             return any(type(s) is int and s == 0 for s in shape)
         step = step * size
     return True
@@ -80,9 +107,9 @@ def is_channels_last_strides(shape: Sequence[Size], strides: Sequence[Size]) -> 
         return False
     low: Size = 0
     for dim in order:
-        if type(shape[dim]) is int and shape[dim] == 0 or strides[dim] < low:
+        if type(shape[dim]) is int and shape[dim] == 0 or _known_less(strides[dim], low):
             return False
-        if dim == 0 and low == strides[1]:
+        if dim == 0 and known_equal(low, strides[1]):
             return False
         low = strides[dim]
         if not (type(shape[dim]) is int and shape[dim] == 1):
@@ -100,7 +127,7 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     order = sort_dims(dims, shape, strides)
     step: Size = 1
     for d in order:
-        if strides[d] is not step and strides[d] != step:
+        if not known_equal(strides[d], step):
             return False
         step = step * shape[d]
     return True

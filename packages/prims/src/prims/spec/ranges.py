@@ -54,45 +54,84 @@ def _mod(a: Interval, b: Interval) -> Interval:
     return EVERYTHING
 
 
-def interval(e: Expr, of_symbol: Callable[[Expr], Interval]) -> Interval:
-    """Bounds of an integer expression, both inclusive."""
+def interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+    """Bounds of an expression, both inclusive; ``of_atom`` tells what is known of an atom beyond its operands."""
     kind = e.kind
     if kind == "const":
         return e.args[0], e.args[0]
+    known = of_atom(e)
     if kind == "symbol":
-        return of_symbol(e)
+        return known or EVERYTHING
+    low, high = _interval(e, of_atom)
+    return (low, high) if known is None else (max(low, known[0]), min(high, known[1]))
+
+
+def _interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+    kind = e.kind
     if kind == "poly":
         low: Bound = 0
         high: Bound = 0
         for mono, coeff in e.terms:
             term: Interval = (coeff, coeff)
             for atom, p in mono:
-                term = multiply(term, _power(interval(atom, of_symbol), p))
+                term = multiply(term, _power(interval(atom, of_atom), p))
             low += term[0]
             high += term[1]
         return low, high
     if kind == "floordiv":
-        return _floordiv(interval(e.args[0], of_symbol), interval(e.args[1], of_symbol))
+        return _floordiv(interval(e.args[0], of_atom), interval(e.args[1], of_atom))
     if kind == "mod":
-        return _mod(interval(e.args[0], of_symbol), interval(e.args[1], of_symbol))
+        return _mod(interval(e.args[0], of_atom), interval(e.args[1], of_atom))
     if kind in ("min", "max"):
         pick = min if kind == "min" else max
-        parts = [interval(a, of_symbol) for a in e.args]
+        parts = [interval(a, of_atom) for a in e.args]
         return pick(p[0] for p in parts), pick(p[1] for p in parts)
     if kind == "ite":
-        x, y = interval(e.args[1], of_symbol), interval(e.args[2], of_symbol)
+        x, y = interval(e.args[1], of_atom), interval(e.args[2], of_atom)
         return min(x[0], y[0]), max(x[1], y[1])
+    if e.is_float:
+        return _float_interval(e, of_atom)
     return EVERYTHING
 
 
-def shifted_bounds(e: Expr, of_symbol: Callable[[Expr], Interval]) -> Interval:
+def _float_interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
+    """Bounds of a float expression; wide where a function is not known to be monotonic."""
+    kind = e.kind
+    if kind == "fconst":
+        value = e.args[0]
+        return EVERYTHING if math.isnan(value) else (value, value)
+    parts = [interval(x, of_atom) for x in e.args]
+    a = parts[0]
+    if kind == "tofloat":
+        return EVERYTHING if e.args[0].is_bool else a
+    if kind == "fneg":
+        return -a[1], -a[0]
+    if kind == "fsqrt" and a[0] >= 0:
+        return math.sqrt(a[0]), math.sqrt(a[1])
+    if kind in ("fmin", "fmax"):
+        pick = min if kind == "fmin" else max
+        return pick(p[0] for p in parts), pick(p[1] for p in parts)
+    if kind == "fadd":
+        return a[0] + parts[1][0], a[1] + parts[1][1]
+    if kind == "fsub":
+        return a[0] - parts[1][1], a[1] - parts[1][0]
+    if kind == "fmul":
+        return multiply(a, parts[1])
+    if kind == "fdiv" and parts[1][0] > 0:
+        return multiply(a, (1.0 / parts[1][1], 1.0 / parts[1][0]))
+    if kind == "fpow" and a[0] >= 0 and parts[1][0] == parts[1][1] > 0:
+        return a[0] ** parts[1][0], a[1] ** parts[1][0]
+    return EVERYTHING
+
+
+def shifted_bounds(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Interval:
     """Tighter bounds of a polynomial: with every atom written as its lower bound plus something nonnegative,
     coefficients of one sign bound it by its constant. Sees that ``s0*s1 - s0 >= 2`` for sizes of at least 2.
     """
     replacements: dict[Expr, E.IntLike] = {}
     for mono, _ in e.terms:
         for atom, _ in mono:
-            low = interval(atom, of_symbol)[0]
+            low = interval(atom, of_atom)[0]
             if math.isinf(low):
                 return EVERYTHING
             replacements[atom] = E.add(atom, int(low))

@@ -615,6 +615,32 @@ class SymFloat(SymNode):
     def __int__(self) -> int:
         return self.trunc().guard_int()
 
+    __hash__ = SymNode.__hash__
+
+    def _decide(self, kind: str, a: Any, b: Any) -> Any:
+        if not isinstance(a, (SymNode, int, float)) or not isinstance(b, (SymNode, int, float)):
+            return NotImplemented
+        return self.ctx.evaluate(E.float_compare(kind, _expr(a), _expr(b)))
+
+    def __eq__(self, other: object) -> Any:
+        return self._decide("feq", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        result = self._decide("feq", self, other)
+        return result if result is NotImplemented else not result
+
+    def __lt__(self, other: Any) -> Any:
+        return self._decide("flt", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._decide("fle", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._decide("flt", other, self)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._decide("fle", other, self)
+
 
 def _expr(x: Any) -> Expr:
     return x.expr if isinstance(x, SymNode) else E.to_expr(x)

@@ -78,6 +78,8 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
         return x.strides if tuple(shape) == x.shape else layout.contiguous_strides(tuple(shape))
     if not x.shape:
         return (1,) * len(shape)
+    if x.is_contiguous():
+        return layout.contiguous_strides(tuple(shape))
     strides: list[Size] = [1] * len(shape)
     view_dim = len(shape) - 1
     base = x.strides[-1]

@@ -49,8 +49,17 @@ def compile_or_run(
         return env.module()
 
 
+def _boxed(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A compiled graph as a function of a list that it empties, so that inputs are freed after their last use.
+
+    A compiler offers that as the attribute ``boxed`` of its result.
+    """
+    boxed = getattr(compiled, "boxed", None)
+    return boxed if boxed is not None else lambda inputs: compiled(*inputs)
+
+
 class LazyBackward:
-    """Runs the backward graph: ``backward(saved and sizes, tangents) -> gradients``.
+    """Runs the backward graph: ``backward(inputs) -> gradients``; the list of inputs is given up.
 
     Tangents may be None where a result of the forward was not used; a graph without them is then derived, so that
     gradients that eager leaves None stay None.
@@ -61,41 +70,42 @@ class LazyBackward:
         self._compiler = compiler
         self._options = options
         self._report = report
-        self._full: Callable[..., Sequence[Any]] | None = None
-        self._partial: dict[tuple[bool, ...], tuple[Callable[..., Sequence[Any]], list[int]]] = {}
+        self._full: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._partial: dict[tuple[bool, ...], tuple[Callable[[list[Any]], Sequence[Any]], list[int]]] = {}
         self._lock = threading.Lock()
+        self._tangents = sum(desc.kind == "tangent" for desc in env.inputs)
 
-    def __call__(self, saved: tuple[Any, ...], tangents: tuple[Any, ...]) -> Sequence[Any]:
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """The gradients, in the order of the envelope's outputs; None for those that no tangent reaches."""
-        for tangent in tangents:
+        for tangent in inputs[-self._tangents :]:
             if tangent is None:
-                return self._run_partial(saved, tangents)
+                return self._run_partial(inputs)
         full = self._full
         if full is None:
             with self._lock:
                 if self._full is None:
                     self._full = self._compile(self.env, "backward")
             full = self._full
-        return full(*saved, *tangents)
+        return full(inputs)
 
-    def _run_partial(self, saved: tuple[Any, ...], tangents: tuple[Any, ...]) -> Sequence[Any]:
-        absent = tuple(tangent is None for tangent in tangents)
+    def _run_partial(self, inputs: list[Any]) -> Sequence[Any]:
+        absent = tuple(tangent is None for tangent in inputs[-self._tangents :])
         with self._lock:
             if absent not in self._partial:
                 env, places = without_tangents(self.env, absent)
                 self._partial[absent] = (self._compile(env, "backward for some outputs"), places)
         compiled, places = self._partial[absent]
         results: list[Any] = [None] * len(self.env.outputs)
-        given = [tangent for tangent in tangents if tangent is not None]
-        for place, value in zip(places, compiled(*saved, *given), strict=True):
+        inputs[-self._tangents :] = [tangent for tangent in inputs[-self._tangents :] if tangent is not None]
+        for place, value in zip(places, compiled(inputs), strict=True):
             results[place] = value
         return results
 
-    def _compile(self, env: Envelope, name: str) -> Callable[..., Sequence[Any]]:
+    def _compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         if self._report is None:
-            return compile_or_run(env, self._compiler, self._options, None, name)
+            return _boxed(compile_or_run(env, self._compiler, self._options, None, name))
         with self._report.phase("backward"):
-            return compile_or_run(env, self._compiler, self._options, self._report, name)
+            return _boxed(compile_or_run(env, self._compiler, self._options, self._report, name))
 
 
 def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope, list[int]]:

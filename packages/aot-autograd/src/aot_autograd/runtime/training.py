@@ -117,7 +117,6 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward)
     source = Source()
     returned = _returned(joint)
     source.globals.update(run_backward=backward, aligned=aligned, grad_enabled=torch.is_grad_enabled, once=_once)
-    source.line("saved = ctx.saved_tensors")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
@@ -126,8 +125,11 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward)
         names.append(name)
         source.line(f"{name} = tangents[{returned.index(output)}]")
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
-    handed = "saved + ctx.sizes" if partition.sizes else "saved"
-    source.line(f"results = run_backward({handed}, ({''.join(n + ', ' for n in names)}))")
+    sizes = "*ctx.sizes, " if partition.sizes else ""
+    source.line(f"box = [*ctx.saved_tensors, {sizes}{', '.join(names)}]")
+    # Unless the graph is retained, the box is now the only owner of what was saved.
+    source.line("ctx.maybe_clear_saved_tensors()")
+    source.line("results = run_backward(box)")
     total = sum(desc.kind != "tangent" for desc in joint.envelope.inputs)
     at = {index: position for position, index in enumerate(partition.gradients)}
     texts = [f"results[{at[i]}]" if i in at else "None" for i in range(total)]

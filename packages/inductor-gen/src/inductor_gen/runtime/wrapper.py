@@ -94,6 +94,8 @@ class Wrapper:
         names = [f"a{k}" for k in range(len(used))]
         if names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        # A list is given up by its owner (CompiledGraph.boxed).
+        self.lines.append("if type(args) is list: args.clear()")
         self.lines.append("args = None")
         for node, name in zip(used, names, strict=True):
             self.names[node] = name

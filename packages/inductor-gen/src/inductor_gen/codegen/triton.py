@@ -27,7 +27,7 @@ from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
 from inductor_gen.loops.body import Body, Layout, Store, Val, linear
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, contiguous_strides, product, upper
+from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, upper
 from inductor_gen.schedule.loopnest import Hint, Nest
 
 __all__ = ["TritonRenderer", "TritonSource"]
@@ -130,7 +130,7 @@ class Block:
 
     def add_axis(self, axis: _Axis) -> None:
         total = self.extent(axis.vars)
-        axis.masked = not multiple_of(total, axis.block)
+        axis.masked = total is ZERO or not multiple_of(total, axis.block)
         self.axes.append(axis)
         for v in axis.vars:
             self.axis_of[v] = axis

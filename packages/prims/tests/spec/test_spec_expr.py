@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from prims.spec import expr as E
 from prims.spec.context import SymbolContext
 from prims.spec.expr import Expr, symbol

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from prims.errors import DataDependentError
 from prims.spec import Sym, SymbolContext, SymFloat, from_torch, parse_expr, sym_max, sym_min, to_torch
 from prims.spec import expr as E

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import (
     AbstractMode,
@@ -19,8 +22,6 @@ from prims.spec import (
     meta_rule,
     spec_of,
 )
-from torch import nn
-from torch.nn import functional as F
 
 
 def same(a: torch.Tensor, e: torch.Tensor) -> None:

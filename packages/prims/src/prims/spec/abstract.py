@@ -39,9 +39,7 @@ def abstract_spec(
             shape[dim] = size
         elif shape[dim] > 1:
             shape[dim] = ctx.new_symbol(shape[dim], f"{source}.size({dim})")
-    return TensorSpec(
-        shape, spec.dtype, spec.device, symbolic_strides(spec, tuple(shape)), spec.storage_offset
-    )
+    return TensorSpec(shape, spec.dtype, spec.device, symbolic_strides(spec, tuple(shape)), spec.storage_offset)
 
 
 def symbolic_strides(spec: TensorSpec, shape: tuple[Any, ...]) -> tuple[Any, ...]:

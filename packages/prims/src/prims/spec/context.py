@@ -106,9 +106,7 @@ class SymbolContext:
             n += 1
         return self.declare(f"{prefix}{n}", hint, min, max, source)
 
-    def declare(
-        self, name: str, hint: int | None, min: int = 2, max: int | None = None, source: str = ""
-    ) -> Sym:
+    def declare(self, name: str, hint: int | None, min: int = 2, max: int | None = None, source: str = "") -> Sym:
         """The symbol of that name, made if it does not exist."""
         if name not in self.symbols:
             if hint is not None and (hint < min or (max is not None and hint > max)):
@@ -283,9 +281,7 @@ class SymbolContext:
         b = self.simplify(E.to_expr(b))
         value = self.hint(b)
         if value is None:
-            raise DataDependentError(
-                f"{b} is needed, but is known only at run time ({reason})", where=self.location()
-            )
+            raise DataDependentError(f"{b} is needed, but is known only at run time ({reason})", where=self.location())
         fact = b if value else E.not_(b)
         for guard in self._nontrivial_sizes(fact) or (fact,):
             self.add_guard(guard, reason)

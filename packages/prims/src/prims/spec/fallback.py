@@ -13,7 +13,7 @@ In order:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,7 +22,7 @@ from prims.spec.infer import Rule, has_rule, resolve, unsupported
 from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
-OpOverload = torch._ops.OpOverload
+OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 _Key = torch._C.DispatchKey
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -12,7 +12,7 @@ from prims.spec.sym import SymNode, from_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
 Rule = Callable[..., Any]
-OpOverload = torch._ops.OpOverload
+OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 RULES: dict[str, Rule] = {}
 _RESOLVED: dict[OpOverload, Rule] = {}

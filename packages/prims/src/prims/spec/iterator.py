@@ -65,24 +65,19 @@ def dense_in_order(shape: Shape, order: Sequence[int]) -> tuple[Size, ...]:
     return tuple(strides)
 
 
-def _strides(
-    shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], shape: Shape
-) -> tuple[Size, ...]:
+def _strides(shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], shape: Shape) -> tuple[Size, ...]:
     first, first_strides = shapes[0], strides[0]
-    if all(s is shape or s == shape for s in shapes):
+    if all(s is shape or layout.known_same(s, shape) for s in shapes):
         if all(layout.is_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)):
             return layout.contiguous_strides(shape)
         if len(shape) in (4, 5) and all(
             layout.is_channels_last_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)
         ):
             return layout.channels_last_strides(shape)
-        if all(t is first_strides or t == first_strides for t in strides) and layout.is_dense(
-            first, first_strides
-        ):
+        if all(t is first_strides or layout.known_same(t, first_strides) for t in strides) and layout.is_dense(first, first_strides):
             return first_strides
     operands = [
-        broadcast_strides(TensorSpec(s, torch.float32, _CPU, t), shape)
-        for s, t in zip(shapes, strides, strict=True)
+        broadcast_strides(TensorSpec(s, torch.float32, _CPU, t), shape) for s, t in zip(shapes, strides, strict=True)
     ]
     return dense_in_order(shape, layout.permutation(shape, operands))
 

@@ -62,6 +62,11 @@ def known_equal(a: Size, b: Size) -> bool:
     return ctx.statically_known(E.eq(_expr(a), _expr(b))) is True
 
 
+def known_same(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two lists of sizes are equal for all values the guards allow. Never guards."""
+    return len(a) == len(b) and all(x is y or known_equal(x, y) for x, y in zip(a, b))
+
+
 def _expr(x: Size) -> E.Expr:
     return E.const(x) if type(x) is int else x.expr
 

@@ -46,7 +46,7 @@ def _floordiv(a: Interval, b: Interval) -> Interval:
 
 def _mod(a: Interval, b: Interval) -> Interval:
     if b[0] > 0:
-        if 0 <= a[0] and a[1] < b[0]:
+        if a[0] >= 0 and a[1] < b[0]:
             return a
         return 0, min(b[1] - 1, a[1]) if a[0] >= 0 else b[1] - 1
     if b[1] < 0:

@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 
+_Text = str  # SymNode has a method of that name
+
+
 class SymNode:
     """What symbolic ints, bools and floats share: an expression and the context that decides on it."""
 
@@ -42,8 +45,8 @@ class SymNode:
         self.expr = expr
         self.ctx = ctx
 
-    def __repr__(self) -> str:
-        return str(self.ctx.simplify(self.expr))
+    def __repr__(self) -> _Text:
+        return _Text(self.ctx.simplify(self.expr))
 
     def __hash__(self) -> int:
         return hash(self.expr)
@@ -106,10 +109,10 @@ class SymNode:
     def clone(self) -> SymNode:
         return self
 
-    def str(self) -> str:
+    def str(self) -> _Text:
         return repr(self)
 
-    def _graph_repr(self) -> str:  # type: ignore[valid-type]
+    def _graph_repr(self) -> _Text:
         return repr(self)
 
     def wrap_int(self, value: int) -> Sym:
@@ -123,31 +126,31 @@ class SymNode:
 
     # ---- deciding ------------------------------------------------------------------------------------------
 
-    def guard_int(self, file: str = "", line: int = 0) -> int:
+    def guard_int(self, file: _Text = "", line: int = 0) -> int:
         return int(self.ctx.specialise(self.expr))
 
-    def guard_float(self, file: str = "", line: int = 0) -> float:
+    def guard_float(self, file: _Text = "", line: int = 0) -> float:
         return float(self.ctx.specialise(self.expr))
 
-    def guard_bool(self, file: str = "", line: int = 0) -> bool:
+    def guard_bool(self, file: _Text = "", line: int = 0) -> bool:
         return self.ctx.evaluate(self.expr)
 
-    def guard_size_oblivious(self, file: str = "", line: int = 0) -> bool:
+    def guard_size_oblivious(self, file: _Text = "", line: int = 0) -> bool:
         return self.ctx.evaluate(self.expr)
 
-    def expect_true(self, file: str = "", line: int = 0) -> bool:
+    def expect_true(self, file: _Text = "", line: int = 0) -> bool:
         return self.ctx.evaluate(self.expr)
 
-    def expect_size(self, file: str = "", line: int = 0) -> bool:
+    def expect_size(self, file: _Text = "", line: int = 0) -> bool:
         return self.ctx.evaluate(E.ge(self.expr, 0))
 
-    def statically_known_true(self, file: str = "", line: int = 0) -> bool:
+    def statically_known_true(self, file: _Text = "", line: int = 0) -> bool:
         return self.ctx.statically_known(self.expr) is True
 
-    def guard_or_false(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_false(self, file: _Text = "", line: int = 0) -> bool:
         return self._guard_or(False)
 
-    def guard_or_true(self, file: str = "", line: int = 0) -> bool:
+    def guard_or_true(self, file: _Text = "", line: int = 0) -> bool:
         return self._guard_or(True)
 
     def _guard_or(self, default: bool) -> bool:
@@ -167,7 +170,7 @@ class SymNode:
 
     # ---- arithmetic of nodes -------------------------------------------------------------------------------
 
-    def _float(self, kind: str, *operands: Any) -> SymFloat:
+    def _float(self, kind: _Text, *operands: Any) -> SymFloat:
         return SymFloat(E.float_op(kind, *operands), self.ctx)
 
     def _bool(self, e: Expr) -> SymBool:
@@ -664,7 +667,7 @@ def _binary(op: Any, a: Any, b: Any) -> Any:
 def _float_result(kind: str, a: Any, b: Any) -> Any:
     if not isinstance(a, (SymNode, int, float)) or not isinstance(b, (SymNode, int, float)):
         return NotImplemented
-    ctx = a.ctx if isinstance(a, SymNode) else b.ctx
+    ctx = next(x.ctx for x in (a, b) if isinstance(x, SymNode))
     e = E.float_op(kind, _expr(a), _expr(b))
     return e.value if e.is_const else SymFloat(e, ctx)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,7 @@ from prims.spec.sym import SymNode, to_torch
 from prims.spec.tensorspec import TensorSpec
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
-OpOverload = torch._ops.OpOverload
+OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 
 class AbstractTensor(torch.Tensor):
@@ -177,9 +177,7 @@ def _mutated(func: OpOverload, plan: _Plan, out: Any, args: tuple[Any, ...], kwa
     targets = {r: args[a] if a < len(args) else kwargs[name] for r, a, name in plan.identity}
     if len(func._schema.returns) == 1:
         return _written(targets[0], out)
-    return tuple(
-        _written(targets[r], value) if r in targets else wrap(value) for r, value in enumerate(out)
-    )
+    return tuple(_written(targets[r], value) if r in targets else wrap(value) for r, value in enumerate(out))
 
 
 def _written(target: Any, new: Any) -> Any:
@@ -227,10 +225,7 @@ class AbstractMode(TorchDispatchMode):
         return False
 
 
-
-def abstract(
-    tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = ""
-) -> AbstractTensor:
+def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:
     """The abstract twin of a tensor: same metadata, requires_grad, leafness and Parameter-ness.
 
     Args:

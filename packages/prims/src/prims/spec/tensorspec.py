@@ -16,7 +16,7 @@ class TensorSpec:
     """Shape, dtype, device, strides (in elements) and storage offset (in elements) of a strided tensor.
 
     Immutable, hashable, compared field by field. Without ``strides`` the tensor is contiguous. Sizes are
-    ``int | Sym``; comparing specs with different symbolic sizes asks (and may guard) the symbol context.
+    ``int | Sym``; specs are equal if they are for all sizes the guards allow, and comparing them never guards.
     """
 
     __slots__ = ("device", "dtype", "shape", "storage_offset", "strides")
@@ -49,9 +49,7 @@ class TensorSpec:
         """A copy with some fields changed; a new shape without strides is contiguous."""
         if "shape" in changes and "strides" not in changes:
             changes["strides"] = None
-        fields = {
-            name: getattr(self, name) for name in ("shape", "dtype", "device", "strides", "storage_offset")
-        }
+        fields = {name: getattr(self, name) for name in ("shape", "dtype", "device", "strides", "storage_offset")}
         return TensorSpec(**{**fields, **changes})
 
     @property
@@ -77,9 +75,9 @@ class TensorSpec:
         return (
             self.dtype == other.dtype
             and self.device == other.device
-            and self.shape == other.shape
-            and self.strides == other.strides
-            and self.storage_offset == other.storage_offset
+            and layout.known_same(self.shape, other.shape)
+            and layout.known_same(self.strides, other.strides)
+            and layout.known_equal(self.storage_offset, other.storage_offset)
         )
 
     def __hash__(self) -> int:

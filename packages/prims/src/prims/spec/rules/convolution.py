@@ -122,8 +122,7 @@ def _pool_shape(
     kernel, padding, dilation = _listed(kernel, n), _listed(padding, n), _listed(dilation, n)
     stride = _listed(stride, n) if stride else kernel
     spatial = (
-        pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode)
-        for i in range(n)
+        pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)
     )
     shape = (*x.shape[: x.ndim - n], *spatial)
     if any(type(s) is int and s < 0 for s in shape):
@@ -229,9 +228,7 @@ def _upsample(name: str, n: int) -> None:
     @meta_rule(f"aten.{name}.default")
     def rule(x: TensorSpec, output_size: Any, *args: Any) -> TensorSpec:
         shape = (*x.shape[:2], *output_size)
-        return _formatted(
-            shape, x, x.ndim == 4 and suggests_channels_last(x) or n == 3 and suggests_channels_last(x)
-        )
+        return _formatted(shape, x, x.ndim == 4 and suggests_channels_last(x) or n == 3 and suggests_channels_last(x))
 
     @meta_rule(f"aten.{name}_backward.default")
     def backward(grad: TensorSpec, output_size: Any, input_size: Any, *args: Any) -> TensorSpec:
@@ -272,9 +269,7 @@ def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any)
 
 
 @meta_rule("aten.col2im.default")
-def col2im(
-    x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
-) -> TensorSpec:
+def col2im(x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
     channels = x.shape[-2] // (kernel[0] * kernel[1])
     return TensorSpec((*x.shape[:-2], channels, *output_size), x.dtype, x.device)
 
@@ -294,4 +289,17 @@ def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
 
 @meta_rule("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
 def channel_shuffle(x: TensorSpec, groups: Any) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default")
+def grid_sampler_backward(
+    grad: TensorSpec, x: TensorSpec, grid: TensorSpec, mode: int, padding: int, align: bool, mask: Sequence[bool]
+) -> tuple[TensorSpec | None, TensorSpec]:
+    grad_input = TensorSpec(x.shape, x.dtype, x.device) if mask[0] else None
+    return grad_input, with_format(grid, None, grid.dtype, grid.device)
+
+
+@meta_rule("aten.fractional_max_pool3d_backward.default")
+def fractional_max_pool3d_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
     return TensorSpec(x.shape, x.dtype, x.device)

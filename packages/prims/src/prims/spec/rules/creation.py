@@ -26,9 +26,7 @@ def _device(device: Any) -> torch.device:
     return device
 
 
-def fresh(
-    shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None
-) -> TensorSpec:
+def fresh(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
     """A new dense tensor; ``dtype`` None means the default one."""
     shape = tuple(shape)
     dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -127,9 +125,7 @@ def _like(
     generator: Any = None,
     **kwargs: Any,
 ) -> TensorSpec:
-    return with_format(
-        x, memory_format, dtype or x.dtype, x.device if device is None else _device(device)
-    )
+    return with_format(x, memory_format, dtype or x.dtype, x.device if device is None else _device(device))
 
 
 for _name in "empty zeros ones rand randn".split():
@@ -236,9 +232,7 @@ def linspace_tensor(
 
 
 @meta_rule("aten.eye.default")
-def eye(
-    n: Size, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> TensorSpec:
+def eye(n: Size, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> TensorSpec:
     return fresh((n, n), dtype, device)
 
 
@@ -353,9 +347,7 @@ def native_dropout_backward(grad: TensorSpec, mask: TensorSpec, scale: float) ->
     return iterate((grad, mask), result_dtype((grad, scale)))
 
 
-@meta_rule(
-    "aten.exponential.default", "aten.geometric.default", "aten.cauchy.default", "aten.log_normal.default"
-)
+@meta_rule("aten.exponential.default", "aten.geometric.default", "aten.cauchy.default", "aten.log_normal.default")
 @meta_rule("aten.uniform.default", "aten.random.default", "aten.random.to", "aten.random.from")
 @meta_rule("aten.bernoulli.Tensor")
 def random_like(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
@@ -368,7 +360,5 @@ def fill(x: TensorSpec, *args: Any) -> TensorSpec:
 
 
 @meta_rule("aten.multinomial.default")
-def multinomial(
-    x: TensorSpec, num_samples: Size, replacement: bool = False, *, generator: Any = None
-) -> TensorSpec:
+def multinomial(x: TensorSpec, num_samples: Size, replacement: bool = False, *, generator: Any = None) -> TensorSpec:
     return TensorSpec((*x.shape[:-1], num_samples), torch.int64, x.device)

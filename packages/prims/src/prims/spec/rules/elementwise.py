@@ -164,9 +164,7 @@ def clamp(x: TensorSpec, min: Any = None, max: Any = None) -> TensorSpec:
     return iterate((x, min, max), result_dtype((x, min, max)))
 
 
-@meta_rule(
-    "aten.clamp_min.default", "aten.clamp_min.Tensor", "aten.clamp_max.default", "aten.clamp_max.Tensor"
-)
+@meta_rule("aten.clamp_min.default", "aten.clamp_min.Tensor", "aten.clamp_max.default", "aten.clamp_max.Tensor")
 def clamp_one(x: TensorSpec, bound: Any) -> TensorSpec:
     return iterate((x, bound), result_dtype((x, bound)))
 

@@ -101,9 +101,7 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """
     for i in indices:
         if i is not None and i.dtype in (torch.bool, torch.uint8):
-            raise DataDependentError(
-                "indexing with a mask gives a result whose size depends on the mask's values"
-            )
+            raise DataDependentError("indexing with a mask gives a result whose size depends on the mask's values")
     if len(indices) > x.ndim:
         raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
     given = [d for d, i in enumerate(indices) if i is not None]
@@ -214,23 +212,17 @@ def bincount(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
 
 
 @meta_rule("aten.searchsorted.Tensor")
-def searchsorted(
-    sequence: TensorSpec, x: TensorSpec, *, out_int32: bool = False, **kwargs: Any
-) -> TensorSpec:
+def searchsorted(sequence: TensorSpec, x: TensorSpec, *, out_int32: bool = False, **kwargs: Any) -> TensorSpec:
     return TensorSpec(x.shape, torch.int32 if out_int32 else torch.int64, x.device)
 
 
 @meta_rule("aten.searchsorted.Scalar")
-def searchsorted_scalar(
-    sequence: TensorSpec, x: Any, *, out_int32: bool = False, **kwargs: Any
-) -> TensorSpec:
+def searchsorted_scalar(sequence: TensorSpec, x: Any, *, out_int32: bool = False, **kwargs: Any) -> TensorSpec:
     return TensorSpec((), torch.int32 if out_int32 else torch.int64, sequence.device)
 
 
 @meta_rule("aten.bucketize.Tensor")
-def bucketize(
-    x: TensorSpec, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False
-) -> TensorSpec:
+def bucketize(x: TensorSpec, boundaries: TensorSpec, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
     return TensorSpec(x.shape, torch.int32 if out_int32 else torch.int64, x.device)
 
 
@@ -254,9 +246,7 @@ def select_backward(grad: TensorSpec, sizes: Sequence[Size], dim: int, index: Si
     return TensorSpec(sizes, grad.dtype, grad.device)
 
 
-@meta_rule(
-    "aten.slice_backward.default", "aten.diagonal_backward.default", "aten.index_select_backward.default"
-)
+@meta_rule("aten.slice_backward.default", "aten.diagonal_backward.default", "aten.index_select_backward.default")
 def slice_backward(grad: TensorSpec, sizes: Sequence[Size], *args: Any) -> TensorSpec:
     return TensorSpec(sizes, grad.dtype, grad.device)
 

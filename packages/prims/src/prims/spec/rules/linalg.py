@@ -80,9 +80,7 @@ def solve_triangular(
 
 
 @meta_rule("aten.linalg_lstsq.default")
-def lstsq(
-    a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None = None
-) -> tuple[TensorSpec, ...]:
+def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None = None) -> tuple[TensorSpec, ...]:
     batch = broadcast_shapes((a.shape[:-2], b.shape[:-2] if b.ndim > 1 else ()))
     m, n = a.shape[-2:]
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
@@ -99,9 +97,7 @@ def lstsq(
     residuals = TensorSpec((*batch, columns) if full else (0,), real_dtype(a.dtype), a.device)
     rank = TensorSpec(batch if driver != "gels" else (0,), torch.int64, a.device)
     smallest = m if m < n else n
-    values = TensorSpec(
-        (*batch, smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device
-    )
+    values = TensorSpec((*batch, smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device)
     return solution, residuals, rank, values
 
 

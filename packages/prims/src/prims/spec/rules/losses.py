@@ -105,9 +105,7 @@ def multi_margin_loss(
 
 
 @meta_rule("aten.multilabel_margin_loss_forward.default")
-def multilabel_margin_loss(
-    x: TensorSpec, target: TensorSpec, reduction: int
-) -> tuple[TensorSpec, TensorSpec]:
+def multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -> tuple[TensorSpec, TensorSpec]:
     is_target = TensorSpec(target.shape, x.dtype, x.device)
     if reduction == NONE and x.ndim == 2:
         return TensorSpec((x.shape[0],), x.dtype, x.device), is_target
@@ -122,3 +120,13 @@ def ctc_loss(
     longest = 2 * max(map(int, target_lengths), default=0) + 1
     alpha = TensorSpec((batch, max(map(int, input_lengths)), longest), log_probs.dtype, log_probs.device)
     return TensorSpec((batch,), log_probs.dtype, log_probs.device), alpha
+
+
+@meta_rule("aten.multi_margin_loss_backward.default", "aten.multilabel_margin_loss_backward.default")
+def margin_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor")
+def ctc_loss_backward(grad: TensorSpec, log_probs: TensorSpec, *args: Any) -> TensorSpec:
+    return with_format(log_probs, None, log_probs.dtype, log_probs.device)

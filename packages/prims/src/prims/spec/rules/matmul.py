@@ -22,9 +22,7 @@ def _same_dtype(name: str, *operands: TensorSpec) -> None:
     first = operands[0].dtype
     for x in operands[1:]:
         if x.dtype is not first:
-            raise RuntimeError(
-                f"expected m1 and m2 to have the same dtype, but got: {first} != {x.dtype} ({name})"
-            )
+            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {first} != {x.dtype} ({name})")
 
 
 @meta_rule("aten.mm.default")
@@ -116,7 +114,6 @@ def linear(x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None) ->
         for s in x.shape[:-1]:
             rows = rows * s
         raise RuntimeError(
-            f"mat1 and mat2 shapes cannot be multiplied ({rows}x{x.shape[-1]} and "
-            f"{weight.shape[-1]}x{weight.shape[0]})"
+            f"mat1 and mat2 shapes cannot be multiplied ({rows}x{x.shape[-1]} and {weight.shape[-1]}x{weight.shape[0]})"
         )
     return TensorSpec((*x.shape[:-1], *weight.shape[:-1]), x.dtype, x.device)

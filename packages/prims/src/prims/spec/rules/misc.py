@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from prims.errors import DataDependentError
+from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import iterate
-from prims.spec.rules.creation import with_format
-from prims.spec.rules.norms import native_batch_norm
+from prims.spec.iterator import broadcast_shapes, iterate
+from prims.spec.rules.convolution import suggests_channels_last
+from prims.spec.rules.creation import fresh, with_format
+from prims.spec.rules.norms import native_batch_norm, native_batch_norm_backward
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -69,7 +71,9 @@ def rrelu_with_noise(x: TensorSpec, noise: TensorSpec, *args: Any, **kwargs: Any
 
 @meta_rule("aten.max_unpool2d.default")
 def max_unpool2d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]) -> TensorSpec:
-    return TensorSpec((*x.shape[:-2], *output_size), x.dtype, x.device)
+    shape = (*x.shape[:-2], *output_size)
+    strides = layout.channels_last_strides(shape) if suggests_channels_last(x) else None
+    return TensorSpec(shape, x.dtype, x.device, strides)
 
 
 @meta_rule("aten.max_unpool3d.default")
@@ -79,8 +83,6 @@ def max_unpool3d(x: TensorSpec, indices: TensorSpec, output_size: Sequence[Size]
 
 @meta_rule("aten.normal.Tensor_Tensor")
 def normal(mean: TensorSpec, std: TensorSpec, *, generator: Any = None) -> TensorSpec:
-    from prims.spec.iterator import broadcast_shapes
-
     return TensorSpec(broadcast_shapes((mean.shape, std.shape)), mean.dtype, mean.device)
 
 
@@ -181,3 +183,100 @@ def mkldnn_rnn_layer(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
     out = TensorSpec((x.shape[0], x.shape[1], hidden_size), x.dtype, x.device)
     workspace = TensorSpec((0,), torch.uint8, x.device)
     return out, TensorSpec(hx.shape, hx.dtype, hx.device), TensorSpec(cx.shape, cx.dtype, cx.device), workspace
+
+
+@meta_rule("aten.batch_norm_backward.default")
+def batch_norm_backward(
+    grad: TensorSpec,
+    x: TensorSpec,
+    weight: TensorSpec,
+    mean: Any,
+    var: Any,
+    save_mean: Any,
+    save_var: Any,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: TensorSpec,
+) -> tuple[TensorSpec | None, ...]:
+    return native_batch_norm_backward(grad, x, weight, mean, var, save_mean, save_var, update, eps, output_mask)
+
+
+@meta_rule("aten._efficientzerotensor.default")
+def efficient_zero_tensor(
+    size: Sequence[Size], *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> TensorSpec:
+    return fresh(size, dtype, device)
+
+
+@meta_rule("aten._embedding_bag_per_sample_weights_backward.default")
+def embedding_bag_weights_backward(
+    grad: TensorSpec, weight: TensorSpec, indices: TensorSpec, *args: Any
+) -> TensorSpec:
+    return TensorSpec((indices.shape[0],), grad.dtype, grad.device)
+
+
+@meta_rule("aten._embedding_bag_dense_backward.default")
+def embedding_bag_dense_backward(
+    grad: TensorSpec, indices: TensorSpec, offset2bag: TensorSpec, bag_size: Any, maxima: Any, rows: Size, *args: Any
+) -> TensorSpec:
+    return TensorSpec((rows, grad.shape[1]), grad.dtype, grad.device)
+
+
+@meta_rule("aten._segment_reduce_backward.default")
+def segment_reduce_backward(
+    grad: TensorSpec, output: TensorSpec, data: TensorSpec, reduce: str, **kwargs: Any
+) -> TensorSpec:
+    return TensorSpec(data.shape, grad.dtype, data.device)
+
+
+@meta_rule("aten._weight_norm_interface_backward.default")
+def weight_norm_backward(
+    grad: TensorSpec, v: TensorSpec, g: TensorSpec, norms: TensorSpec, dim: int
+) -> tuple[TensorSpec, TensorSpec]:
+    return with_format(v, None, v.dtype, v.device), with_format(g, None, g.dtype, g.device)
+
+
+@meta_rule("aten._fused_dropout.default")
+def fused_dropout(x: TensorSpec, p: float, generator: Any = None) -> tuple[TensorSpec, TensorSpec]:
+    out = with_format(x, None, x.dtype, x.device)
+    return out, TensorSpec(out.shape, torch.uint8, x.device, out.strides)
+
+
+@meta_rule("aten._thnn_fused_lstm_cell_backward_impl.default")
+def fused_lstm_cell_backward(
+    grad_hy: TensorSpec | None, grad_cy: TensorSpec | None, cx: TensorSpec, cy: Any, workspace: TensorSpec, bias: bool
+) -> tuple[TensorSpec | None, ...]:
+    gates = TensorSpec(workspace.shape, workspace.dtype, workspace.device)
+    grad_bias = TensorSpec((workspace.shape[1],), workspace.dtype, workspace.device) if bias else None
+    return gates, TensorSpec(cx.shape, cx.dtype, cx.device), grad_bias
+
+
+@meta_rule("aten.mkldnn_rnn_layer_backward.default")
+def mkldnn_rnn_layer_backward(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
+    w1, w2, w3, w4, hx, cx = args[:6]
+    return tuple(TensorSpec(t.shape, t.dtype, t.device) for t in (x, w1, w2, w3, w4, hx, cx))
+
+
+@meta_rule("aten._int_mm.default")
+def int_mm(a: TensorSpec, b: TensorSpec) -> TensorSpec:
+    return TensorSpec((a.shape[0], b.shape[1]), torch.int32, a.device)
+
+
+@meta_rule("aten._weight_int8pack_mm.default")
+def weight_int8pack_mm(x: TensorSpec, weight: TensorSpec, scales: TensorSpec) -> TensorSpec:
+    return TensorSpec((x.shape[0], weight.shape[0]), x.dtype, x.device)
+
+
+@meta_rule("aten._scaled_mm.default")
+def scaled_mm(
+    a: TensorSpec,
+    b: TensorSpec,
+    scale_a: TensorSpec,
+    scale_b: TensorSpec,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    return TensorSpec((a.shape[0], b.shape[1]), out_dtype or a.dtype, a.device)

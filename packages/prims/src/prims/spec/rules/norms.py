@@ -94,9 +94,7 @@ def fused_rms_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, TensorSpec | None]:
     scale = None if weight is None else TensorSpec(weight.shape, weight.dtype, weight.device)
-    return TensorSpec(x.shape, x.dtype, x.device) if output_mask[0] else None, scale if output_mask[
-        1
-    ] else None
+    return TensorSpec(x.shape, x.dtype, x.device) if output_mask[0] else None, scale if output_mask[1] else None
 
 
 @meta_rule("aten.native_group_norm.default")

@@ -58,9 +58,7 @@ def cat(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
 def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
     first = tensors[0]
     for x in tensors[1:]:
-        if x.ndim != first.ndim or not all(
-            a is b or a == b for a, b in zip(first.shape, x.shape, strict=True)
-        ):
+        if x.ndim != first.ndim or not all(a is b or a == b for a, b in zip(first.shape, x.shape, strict=True)):
             raise RuntimeError(
                 f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 "
                 f"and {list(x.shape)} at entry 1"
@@ -114,17 +112,13 @@ for _n in (1, 2, 3):
 def repeat(x: TensorSpec, repeats: Sequence[Size]) -> TensorSpec:
     pad = len(repeats) - x.ndim
     if pad < 0:
-        raise RuntimeError(
-            "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor"
-        )
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
     shape = tuple(s * r for s, r in zip((1,) * pad + x.shape, repeats, strict=True))
     return TensorSpec(shape, x.dtype, x.device)
 
 
 @meta_rule("aten.repeat_interleave.self_int")
-def repeat_interleave(
-    x: TensorSpec, repeats: Size, dim: int | None = None, *, output_size: Any = None
-) -> TensorSpec:
+def repeat_interleave(x: TensorSpec, repeats: Size, dim: int | None = None, *, output_size: Any = None) -> TensorSpec:
     if dim is None:
         return TensorSpec((numel(x.shape) * repeats,), x.dtype, x.device)
     d = wrap_dim(dim, x.ndim)

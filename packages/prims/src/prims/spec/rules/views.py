@@ -16,9 +16,7 @@ from prims.spec.tensorspec import TensorSpec
 Size = Any  # int | Sym
 
 
-def view_of(
-    x: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
-) -> TensorSpec:
+def view_of(x: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], offset: Size | None = None) -> TensorSpec:
     """A view with that layout."""
     return TensorSpec(shape, x.dtype, x.device, strides, x.storage_offset if offset is None else offset)
 
@@ -27,9 +25,7 @@ def wrap_dim(dim: int, ndim: int) -> int:
     """A nonnegative dimension; IndexError as PyTorch's."""
     bound = max(ndim, 1)
     if not -bound <= dim < bound:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})"
-        )
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})")
     return dim % bound
 
 
@@ -53,7 +49,8 @@ def infer_size(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
     known = numel([s for i, s in enumerate(shape) if i != unknown[0]])
     if type(known) is int and known == 0:
         raise RuntimeError(
-            f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be any value and is ambiguous"
+            f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 "
+            "can be any value and is ambiguous"
         )
     rest = count % known
     if not (type(rest) is int and rest == 0) and rest != 0:
@@ -75,7 +72,8 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
     """
     count = numel(x.shape)
     if type(count) is int and count == 0:
-        return x.strides if tuple(shape) == x.shape else layout.contiguous_strides(tuple(shape))
+        same = layout.known_same(tuple(shape), x.shape)
+        return x.strides if same else layout.contiguous_strides(tuple(shape))
     if not x.shape:
         return (1,) * len(shape)
     if x.is_contiguous():
@@ -242,9 +240,7 @@ def select(x: TensorSpec, dim: int, index: Size) -> TensorSpec:
     d = wrap_dim(dim, x.ndim)
     size = x.shape[d]
     if index >= size or index < -size:
-        raise IndexError(
-            f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {d}"
-        )
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {d}")
     position = index + size if index < 0 else index
     return view_of(
         x,

@@ -72,7 +72,8 @@ unary("acosh", "inverse hyperbolic cosine", FLOATS, torch.acosh, "arccosh", c="a
       triton="libdevice.acosh({0})", domain=(1.0, 9.0))  # fmt: skip
 unary("atanh", "inverse hyperbolic tangent", FLOATS, torch.atanh, "arctanh", c="atanh{f}({0})",
       triton="libdevice.atanh({0})", domain=(-0.99, 0.99))  # fmt: skip
-unary("erf", "error function", FLOATS, torch.erf, nm.erf, c="erf{f}({0})", triton="libdevice.erf({0})")
+unary("erf", "error function", FLOATS, torch.erf, nm.erf, c={"float64": "erf({0})", "float": "q_erff({0})"},
+      triton="libdevice.erf({0})")  # fmt: skip
 unary("erfc", "1 - erf(x), accurate for large x", FLOATS, torch.erfc, nm.erfc, c="erfc{f}({0})",
       triton="libdevice.erfc({0})")  # fmt: skip
 unary("erfinv", "inverse error function", FLOATS, torch.erfinv, nm.erfinv, c="(({T})q_erfinv({0}))",

@@ -136,6 +136,21 @@ static inline double q_erfinv(double y) {
 
 # ---- 16-bit floats: round a float to the nearest one (ties to even), as a float -------------------------
 
+# erf(x) = x P(x^2) / Q(x^2) on |x| < 3.8, beyond which it is 1 to 8e-8. The coefficients are a weighted least
+# squares (Lawson) fit of relative error 2e-8, made for this file; at most 6 ulp and 3.4e-7 in float arithmetic.
+# No exponential: half the time of libmvec's erff.
+_c("q_erff", """
+static inline float q_erff(float x) {
+    const float z = x * x;
+    float p = 2.0501517e-06f, q = 3.8092002e-05f;
+    p = p * z + 2.8487534e-04f; q = q * z + 1.1624531e-03f;
+    p = p * z + 3.7652735e-03f; q = q * z + 1.4968526e-02f;
+    p = p * z + 5.2747658e-02f; q = q * z + 1.1410578e-01f;
+    p = p * z + 1.9039842e-01f; q = q * z + 5.0206895e-01f;
+    p = p * z + 1.1283791e+00f; q = q * z + 1.0f;
+    const float r = x * p / q;
+    return (fabsf(x) >= 3.8f) | (fabsf(r) > 1.0f) ? copysignf(1.0f, x) : r;
+}""")
 _c("q_round_bf16", """
 static inline float q_round_bf16(float x) {
   uint32_t bits;

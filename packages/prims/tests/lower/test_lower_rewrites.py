@@ -149,6 +149,13 @@ def test_broadcast_of_a_squeezed_value():
     assert "broadcast" in ops(program, torch.randn(1, 4))
 
 
+def test_reductions_and_scans_over_one_element():
+    x = torch.randn(3, 1, 4, 1)
+    assert ops(lambda call, x: call(aten.sum.dim_IntList, x, [1, 3]), x) == ["reshape"]
+    assert ops(lambda call, x: call(aten.amax.default, x, [1, 2]), x) == ["reshape", "amax"]
+    assert ops(lambda call, x: call(aten.cumsum.default, x, 1), x) == []
+
+
 def test_slices_of_slices():
     def program(call, x):
         return call(aten.slice.Tensor, call(aten.slice.Tensor, x, 0, 1, 9, 2), 0, 1, 4, 2)

@@ -11,6 +11,7 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `weights`: weight normalisation, distances, bilinear forms
 - `backward`: gradients of the above that are not beside their forward
 - `foreach`, `optimisers`: ops over lists of tensors
+- `seeded`: random numbers as functions of a seed
 """
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
@@ -31,6 +32,7 @@ from prims.decomp import (  # noqa: F401  (each registers its family)
     reductions,
     resampling,
     sampling,
+    seeded,
     softmax,
     special,
     views,

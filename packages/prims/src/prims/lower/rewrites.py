@@ -276,6 +276,31 @@ def _key(size: Any) -> Any:
     return getattr(size, "expr", size)
 
 
+@rewrite("scan_one", "cumsum", "cumprod")
+def _scan_one(p: Any, args: Args, spec: Any) -> Any:
+    x, dim = args
+    return x if _is_one(x.shape[dim]) else None
+
+
+def _reduce_ones(name: str) -> Callable[..., Any]:
+    """Dimensions of size 1 need no reduction."""
+
+    def fn(p: Any, args: Args, spec: Any) -> Any:
+        x, dims = args
+        rest = tuple(d for d in dims if not _is_one(x.shape[d]))
+        if len(rest) == len(dims):
+            return None
+        left = [d for d in range(x.ndim) if d in rest or d not in dims]
+        squeezed = p.reshape(x, tuple(x.shape[d] for d in left))
+        return getattr(p, name)(squeezed, tuple(left.index(d) for d in rest)) if rest else squeezed
+
+    return fn
+
+
+for _name in ("sum", "prod", "amax", "amin", "any", "all"):
+    rewrite("reduce_ones", _name)(_reduce_ones(_name))
+
+
 @rewrite("slice_slice", "slice")
 def _slice_slice(p: Any, args: Args, spec: Any) -> Any:
     x, starts, stops, steps = args

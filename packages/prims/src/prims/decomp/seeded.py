@@ -1,0 +1,18 @@
+"""The seeded random operators (`prims.spec.rules.seeded`) are primitives under another name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prims.spec.rules.seeded  # noqa: F401  (defines the operators)
+from prims.decomp.registry import decomposition
+
+
+@decomposition("quintet.random_uniform.default")
+def random_uniform(p: Any, size: Any, seed: Any, offset: Any, *, dtype: Any, device: Any) -> Any:
+    return p.random_uniform(tuple(size), seed, offset, dtype, device)
+
+
+@decomposition("quintet.random_normal.default")
+def random_normal(p: Any, size: Any, seed: Any, offset: Any, *, dtype: Any, device: Any) -> Any:
+    return p.random_normal(tuple(size), seed, offset, dtype, device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -242,5 +244,61 @@ def test_import_is_light():
     assert modules == "[]"
 
 
-def test_functions_can_be_pickled_by_name():
-    assert pickle.loads(pickle.dumps(compile_api.Options())) == compile_api.Options()
+@compile_api.compile(backend="eager")
+def decorated(x):
+    return x + 1
+
+
+def plain(x):
+    return x + 1
+
+
+compiled_plain = compile_api.compile(plain, backend="eager")
+
+
+def test_functions_copy_and_pickle():
+    # A decorated function is found under its name, as functions are.
+    assert copy.deepcopy(decorated) is decorated
+    # One that stands beside its original is compiled anew from it.
+    clone = copy.deepcopy(compiled_plain)
+    assert clone is not compiled_plain and clone.__wrapped__ is plain
+    torch.testing.assert_close(clone(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(compile_api.compile(lambda x: x, backend="eager"))
+
+
+def test_compiling_a_compiled_function_does_not_nest():
+    again = compile_api.compile(compiled_plain, backend="eager")
+    assert again.__wrapped__ is plain
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torchscript_is_named():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(torch.nn.Linear(2, 2))
+    environment._warned.clear()
+    with pytest.warns(CompileWarning, match="TorchScript"):
+        compiled = compile_api.compile(scripted)
+    torch.testing.assert_close(compiled(torch.ones(2)), scripted(torch.ones(2)))
+    assert "TorchScript" in compiled.report().fallbacks[0].reason
+
+
+def test_threads():
+    compiled = compile_api.compile(lambda x: x.sin() * 2 + x)
+    failures = []
+
+    def work():
+        try:
+            for size in (3, 4, 5, 3):
+                x = torch.randn(size, 4)
+                torch.testing.assert_close(compiled(x), x.sin() * 2 + x)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

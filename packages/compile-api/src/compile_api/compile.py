@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from compile_api.backends import Backend, make_backend
-from compile_api.environment import unsupported_environment, warn_once
+from compile_api.environment import unsupported_environment, unsupported_kind, warn_once
+from compile_api.function import compile_function, original_of
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule, compile_module
 from prims.errors import UserError
@@ -68,23 +68,18 @@ def compile(
         )
     if disable:
         return model
-    if isinstance(model, CompiledModule):
-        model = model._orig_mod
-    optimize = _optimizer(chosen, opts, report)
+    model = model._orig_mod if isinstance(model, CompiledModule) else original_of(model)
+    optimize = _optimizer(model, chosen, opts, report)
     if isinstance(model, torch.nn.Module):
         return compile_module(model, optimize, settings, report)
-    compiled = optimize(_with_code(model))
-    if compiled is model:
-        compiled = functools.wraps(model)(lambda *args, **kwargs: model(*args, **kwargs))
-    compiled.report = lambda: report  # type: ignore[attr-defined]
-    return compiled
+    return compile_function(model, optimize, settings, report)
 
 
 def _optimizer(
-    backend: Backend, options: Options, report: Report
+    model: Any, backend: Backend, options: Options, report: Report
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Capture's entry for this call, or one that leaves functions alone where nothing can be compiled."""
-    problem = unsupported_environment()
+    problem = unsupported_environment() or unsupported_kind(model)
     if problem is not None:
         warn_once(problem)
         report.fallback("environment", problem)
@@ -96,23 +91,3 @@ def _optimizer(
         return dynamo_capture.optimize(fn, backend, options=options, report=report)
 
     return optimize
-
-
-def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, or a Python function that calls it, so that there is bytecode to capture."""
-    if isinstance(fn, (types.FunctionType, types.MethodType)):
-        return fn
-    wrapped = getattr(fn, "__wrapped__", None)
-    if hasattr(fn, "report") and wrapped is not None:
-        return wrapped
-    call = None if isinstance(fn, type) else vars(type(fn)).get("__call__")
-    if isinstance(call, types.FunctionType):
-        return types.MethodType(call, fn)
-
-    def call_it(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    try:
-        return functools.update_wrapper(call_it, fn)
-    except (AttributeError, TypeError):
-        return call_it

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from typing import Any
 
 import torch
 
-__all__ = ["SUPPORTED_DEVICES", "CompileWarning", "unsupported_device", "unsupported_environment", "warn_once"]
+__all__ = [
+    "SUPPORTED_DEVICES",
+    "CompileWarning",
+    "unsupported_device",
+    "unsupported_environment",
+    "unsupported_kind",
+    "warn_once",
+]
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 SUPPORTED_TORCH = ((2, 11), (2, 13))
@@ -47,6 +55,18 @@ def unsupported_environment() -> str | None:
             f"The program runs eagerly; pip install 'torch>={_show(low)},<{high[0]}.{high[1] + 1}' to compile it."
         )
     return None
+
+
+def unsupported_kind(model: Any) -> str | None:
+    """Why this callable has nothing to capture; None when it has."""
+    # By the class's module, so that TorchScript need not be imported.
+    kind = next((base for base in type(model).__mro__ if base.__module__ == "torch.jit._script"), None)
+    if kind is None and type(model).__name__ != "ScriptFunction":
+        return None
+    return (
+        f"compile() got a TorchScript object (a {type(model).__name__}), which has no Python bytecode to capture. It "
+        "runs as it is; compile the Python module or function that it was made from."
+    )
 
 
 def unsupported_device(device_types: set[str]) -> str | None:

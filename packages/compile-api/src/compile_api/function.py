@@ -1,0 +1,94 @@
+"""Compiled functions: what capture returns, with a report, and copied and pickled like functions."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+from prims.report import Report
+
+__all__ = ["compile_function", "original_of"]
+
+
+def original_of(fn: Any) -> Any:
+    """The function behind one that ``compile()`` made; every other object itself."""
+    return fn.__wrapped__ if hasattr(fn, "_quintet_settings") else fn
+
+
+def compile_function(
+    fn: Callable[..., Any],
+    optimize: Callable[[Callable[..., Any]], Callable[..., Any]],
+    settings: dict[str, Any],
+    report: Report,
+) -> Any:
+    """The compiled counterpart of a function, method or other callable.
+
+    Args:
+        optimize: capture's entry; may return its argument where nothing can be compiled.
+        settings: ``compile()``'s keyword arguments, for copies and pickles.
+    """
+    compiled: Any = optimize(_with_code(fn))
+    if isinstance(compiled, (types.FunctionType, types.MethodType)):
+        compiled = _EagerFunction(compiled)
+    compiled.__wrapped__ = fn
+    compiled._quintet_settings = settings
+    compiled.report = lambda: report
+    copyreg.pickle(type(compiled), _reduce)  # type: ignore[arg-type]
+    return compiled
+
+
+class _EagerFunction:
+    """A function that could not be compiled here, with a place for its report. Binds as functions do."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fn(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, or a Python function that calls it, so that there is bytecode to capture."""
+    if isinstance(fn, (types.FunctionType, types.MethodType)):
+        return fn
+    call = None if isinstance(fn, type) else vars(type(fn)).get("__call__")
+    if isinstance(call, types.FunctionType):
+        return types.MethodType(call, fn)
+
+    def call_it(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    try:
+        return functools.update_wrapper(call_it, fn)
+    except (AttributeError, TypeError):
+        return call_it
+
+
+def _reduce(compiled: Any) -> Any:
+    """As a function, by its name where that leads to it; else as the original and the settings to compile it anew."""
+    if not hasattr(compiled, "_quintet_settings"):
+        raise TypeError(f"cannot pickle {compiled!r}")
+    module, name = compiled.__module__, compiled.__qualname__
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (AttributeError, ImportError, ValueError):
+        found = None
+    if found is compiled:
+        return name
+    return _rebuild, (compiled.__wrapped__, compiled._quintet_settings)
+
+
+def _rebuild(fn: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    from compile_api.compile import compile
+
+    return compile(fn, **settings)

@@ -129,6 +129,11 @@ class Capture:
         self.known[id(obj)] = value
         self._alive.append(obj)
 
+    def changed(self, obj: Any) -> Value | None:
+        """The value of a container that the region has changed; None while the real one still tells."""
+        value = self.known.get(id(obj))
+        return value if value is not None and self.side.is_mutated(value) else None
+
     def keep(self, value: Value) -> None:
         """Keep a value alive to the end of the capture (its ``id`` has been given away)."""
         self._alive.append(value)

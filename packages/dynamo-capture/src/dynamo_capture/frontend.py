@@ -16,7 +16,7 @@ from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
 from dynamo_capture.capture import FrameRequest
 from dynamo_capture.dynamic import DynamicSizes
-from dynamo_capture.rules import skip_reason
+from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values.torch_calls import ALLOWED
 from prims.errors import QuintetError, Unsupported, UserError
@@ -72,7 +72,7 @@ class Optimizer:
         entries: list[Any],
     ) -> Any:
         """What the hook calls when no cache entry matches a frame."""
-        if torch.overrides._get_current_function_mode() is not None or _dispatch_mode_active():
+        if torch.overrides._get_current_function_mode() is not None or _inside_a_transform():
             return _native.RUN
         with _lock, self.report.phase("capture"):
             return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
@@ -156,11 +156,14 @@ class _BackendError(Exception):
 
 
 def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
+    if runs_without_hook(code):
+        return _native.SKIP_RECURSIVE
     return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
 
 
-def _dispatch_mode_active() -> bool:
-    return torch._C._len_torch_dispatch_stack() > 0
+def _inside_a_transform() -> bool:
+    """Whether tensors are other than they look: a dispatch mode, or vmap, grad and the like (functorch)."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _miss_reason(entries: list[Any], request: FrameRequest) -> str:

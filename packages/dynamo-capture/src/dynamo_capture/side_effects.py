@@ -61,6 +61,10 @@ class SideEffects:
     def __bool__(self) -> bool:
         return bool(self._mutated or self._attributes or self._globals)
 
+    def is_mutated(self, value: Value) -> bool:
+        """Whether the region changes this existing container or cell."""
+        return id(value) in self._mutated
+
     def mutated_values(self) -> list[Value]:
         """Existing objects that the region changes."""
         owners = {id(owner): owner for owner, _ in self._attributes.values()}

@@ -50,7 +50,12 @@ class ModuleValue(ObjectValue):
         own = self.obj.__dict__
         for table in _TABLES:
             entries = own.get(table)
-            if entries is not None and name in entries:
+            changed = tx.changed(entries)
+            if changed is not None:  # such as functional_call writes parameters
+                found = changed.find(tx, ConstantValue(name))  # type: ignore[attr-defined]
+                if found is not None:
+                    return found
+            elif entries is not None and name in entries:
                 source = self.source and Source("module_item", self.source, (table, name))
                 return tx.lazy(entries[name], source)
         return None

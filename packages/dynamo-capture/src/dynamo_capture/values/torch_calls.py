@@ -42,6 +42,10 @@ MODE_SETTERS: dict[Any, tuple[Callable[..., Any], int]] = {
     torch.set_autocast_dtype: (torch.get_autocast_dtype, 1),
     torch.set_autocast_cache_enabled: (torch.is_autocast_cache_enabled, 0),
 }
+#: Modules below torch._C whose functions are operators.
+_OPERATOR_C_MODULES = frozenset(
+    f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special", "_sparse", "_nested", "_VariableFunctions")
+)
 _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
 _READERS = ("is_", "get_", "_get", "_is", "has_", "_has", "are_", "_jit_get", "_are", "_len_", "_dispatch_tls",
             "_cuda_get", "_cuda_is")  # fmt: skip
@@ -84,8 +88,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if isinstance(getattr(fn, "__self__", None), types.ModuleType) and fn.__self__ is torch._C:
             if not name.startswith(_READERS):
                 raise GraphBreak("QB03", f"torch._C.{name}")
-        elif module == "torch._C" and not name.startswith(_READERS):
-            raise GraphBreak("QB03", f"torch._C.{name}")
+        elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
+            raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
     if fn is torch.is_tensor:
         return ConstantValue(isinstance(args[0].realize(), TensorValue))
     return tx.graph_call(fn, args, kwargs)
@@ -112,9 +116,14 @@ _SPECIAL: dict[Any, Handler] = {}
 def special_function(fn: Any) -> Handler | None:
     """The handler of a Python function that is not inlined, or None."""
     found = _SPECIAL.get(fn)
-    if found is None and hasattr(fn, "__quintet_disabled__"):
+    if found is not None:
+        return found
+    if hasattr(fn, "__quintet_disabled__"):
         return disabled_call
-    return found
+    module = fn.__module__
+    if module is not None and module.startswith("torch.optim"):
+        return _optimizer
+    return None
 
 
 def special(*fns: Any) -> Callable[[Handler], Handler]:
@@ -175,6 +184,10 @@ def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) ->
 @special(torch.manual_seed, torch.random.seed, torch.random.set_rng_state)
 def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "setting the state of torch's random number generator")
+
+
+def _optimizer(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB12", "an optimizer")
 
 
 @special(torch.autograd.grad, torch.autograd.backward)

@@ -82,7 +82,7 @@ def aot_function(
         )
     try:
         with _phase(report, "aot"):
-            outcome = trace(gm, example_inputs)
+            outcome = trace(gm, example_inputs, not options.fallback_random)
             joint = finish_joint(outcome) if outcome.differentiable else None
             env = None if joint is not None else finish_inference(outcome)
             partition = None if joint is None else split_joint(joint, partition_fn(joint, options))
@@ -112,23 +112,31 @@ def _leave_to_eager(gm: torch.fx.GraphModule, error: Exception, report: Report |
     return gm
 
 
-def inference_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Envelope:
+def inference_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
+) -> Envelope:
     """The functional ATen graph of ``gm`` without its gradients.
 
     Raises:
         Unsupported: the graph cannot be traced.
     """
-    return finish_inference(trace(gm, example_inputs))
+    return finish_inference(trace(gm, example_inputs, _seeded(options)))
 
 
-def joint_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Joint:
+def _seeded(options: Options | None) -> bool:
+    return not (options if options is not None else Options()).fallback_random
+
+
+def joint_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
+) -> Joint:
     """The joint forward and backward ATen graph of ``gm``.
 
     Raises:
         UserError: no result of ``gm`` needs a gradient.
         Unsupported: the graph cannot be traced.
     """
-    outcome: Outcome = trace(gm, example_inputs)
+    outcome: Outcome = trace(gm, example_inputs, _seeded(options))
     if not outcome.differentiable:
         raise UserError(
             "no result of the graph needs a gradient",

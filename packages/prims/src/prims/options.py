@@ -53,6 +53,8 @@ class Options:
         debug: keep and print what the stages make.
         numerics: ``"fast"``, ``"eager_close"`` (accumulate as eager does) or ``"eager_exact"``.
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
+        fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
+            rather than by generated code from a seed of each call.
         max_autotune: choose templates and tilings by measurement.
         epilogue_fusion: fuse pointwise work into templates.
         cudagraphs: capture and replay CUDA graphs.
@@ -73,12 +75,14 @@ class Options:
     debug: bool = False
     numerics: str = "fast"
     memory_budget: float = 1.0
+    fallback_random: bool = False
     max_autotune: bool = False
     epilogue_fusion: bool = True
     cudagraphs: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("fullgraph", "strict", "cache", "debug", "max_autotune", "epilogue_fusion", "cudagraphs"):
+        switches = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune", "epilogue_fusion")
+        for name in (*switches, "cudagraphs"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")
         self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))

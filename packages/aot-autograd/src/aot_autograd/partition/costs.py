@@ -80,6 +80,8 @@ _FUSIBLE = frozenset(
         "eye",
         "logical_not",
         "upsample_nearest2d",
+        "random_uniform",
+        "random_normal",
     }
 )
 _EXPENSIVE = frozenset(

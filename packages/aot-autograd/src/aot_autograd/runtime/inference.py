@@ -11,7 +11,7 @@ from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit
 from aot_autograd.trace.outcome import Outcome
 from prims.report import Report
 
-__all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "shares_memory"]
+__all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "new_seed", "shares_memory"]
 
 
 def build_inference(
@@ -53,13 +53,22 @@ def emit_arguments(source: Source, outcome: Outcome) -> None:
     for index in range(program.arguments, len(program.tracer.inputs)):
         if program.tracer.inputs[index].kind == "tangent":
             break
-        if index in program.lifted:
+        desc = program.tracer.inputs[index]
+        if desc.kind == "rng_seed":
+            source.globals["new_seed"] = new_seed
+            extra.append(f"new_seed({source.name(desc.spec.device, 'device')})")  # type: ignore[union-attr]
+        elif index in program.lifted:
             store, name = program.lifted[index]
             extra.append(f"{source.name(store, 'state')}[{name!r}]")
         else:
             extra.append(source.name(program.tracer.constants[index], "constant"))
     if extra:
         source.line(f"args = (*args, {', '.join(extra)})")
+
+
+def new_seed(device: torch.device) -> torch.Tensor:
+    """A seed from the default generator of ``device``, so that ``torch.manual_seed`` repeats a run."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
 def emit_overlap_check(

@@ -103,13 +103,13 @@ class Joint:
         return [desc.spec for desc in self.envelope.inputs if desc.kind == "tangent"]  # type: ignore[misc]
 
 
-def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Outcome:
+def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False) -> Outcome:
     """Trace the forward program and settle what it returns and writes.
 
     Raises:
         Unsupported: the program cannot be traced.
     """
-    program = trace_forward(gm, example_inputs)
+    program = trace_forward(gm, example_inputs, seeded)
     outcome = Outcome(program)
     tensors: list[Any] = []
     outcome.structure = _flatten(program.result, tensors)

@@ -60,12 +60,13 @@ class _Identity(torch.autograd.Function):
         return gradient
 
 
-def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False) -> Program:
     """Trace ``gm`` on abstract versions of its inputs.
 
     Args:
         gm: a torch-dialect module. ``gm.meta["envelope"]`` gives the inputs' (possibly symbolic) specs if present.
         example_inputs: tensors and numbers, one per placeholder.
+        seeded: random operators become functions of a seed input.
 
     Raises:
         Unsupported: something in the program cannot be traced.
@@ -73,7 +74,7 @@ def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Pr
     """
     envelope: Envelope | None = gm.meta.get("envelope")
     context = envelope.symbols.context if envelope is not None else None
-    tracer = Tracer()
+    tracer = Tracer(seeded)
     program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
     values = [
         _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)

@@ -8,6 +8,7 @@ values) and takes over its result, which is then saved.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch.fx
@@ -15,7 +16,7 @@ from torch._ops import OpOverload
 
 from aot_autograd.trace.opinfo import draws_random
 
-__all__ = ["first_draw", "runs_a_checkpoint_again"]
+__all__ = ["Draw", "first_draw", "runs_a_checkpoint_again"]
 
 
 def runs_a_checkpoint_again() -> bool:
@@ -28,19 +29,26 @@ def runs_a_checkpoint_again() -> bool:
     return False
 
 
-def first_draw(graph: torch.fx.Graph, func: OpOverload, args: Any, kwargs: Any) -> torch.fx.Node | None:
-    """The forward node of the same random call on the same values; None if there is none or more than one."""
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A random call of the forward pass: its operator and arguments as graph values, and what it gave.
+
+    ``result`` is the node, or for a seeded draw its first counter.
+    """
+
+    func: OpOverload
+    args: Any
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def first_draw(graph: torch.fx.Graph, draws: list[Draw], func: OpOverload, args: Any, kwargs: Any) -> Draw | None:
+    """The forward's draw by the same operator from the same values; None if there is none or more than one."""
     numbers = _Numbers()
     for node in graph.nodes:  # in order, so that no chain of operands is followed recursively
         numbers.of(node)
     wanted = numbers.key(func, args, kwargs)
-    matches = [
-        node
-        for node in graph.nodes
-        if node.target is func
-        and "backward" not in node.meta
-        and numbers.key(func, node.args, node.kwargs) == wanted
-    ]
+    matches = [draw for draw in draws if numbers.key(draw.func, draw.args, draw.kwargs) == wanted]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -220,7 +220,7 @@ def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Passes the zeros and ones on through bool, so that a dropout mask can be saved in a byte per element."""
     info = op_info(func)
-    if not torch.is_grad_enabled() or not _state(args[0]).spec.dtype.is_floating_point:
+    if tracer.seeded or not torch.is_grad_enabled() or not _state(args[0]).spec.dtype.is_floating_point:
         return NotImplemented
     drawn = tracer.write_op(func, info, args, kwargs) if info.written else tracer.pure(func, args, kwargs)
     spec = _state(drawn).spec

@@ -16,9 +16,9 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aot_autograd.trace import special
+from aot_autograd.trace import seeded, special
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
-from aot_autograd.trace.replay import first_draw, runs_a_checkpoint_again
+from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
@@ -50,6 +50,7 @@ class Tracer(TorchDispatchMode):
         input_tensors: the abstract tensors behind them (None for sizes).
         constants: the real tensors behind ``constant`` inputs, by input index.
         backward: set while the backward pass is traced.
+        seeded: random operators become functions of a seed.
         source: the user's source location of what is being run.
     """
 
@@ -58,8 +59,9 @@ class Tracer(TorchDispatchMode):
         # Otherwise the base class wraps the handler so that its first call imports torch._dynamo.
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, seeded: bool = False) -> None:
         super().__init__()
+        self.seeded = seeded
         self.graph = torch.fx.Graph()
         self.inputs: list[InputDesc] = []
         self.input_tensors: list[torch.Tensor | None] = []
@@ -70,6 +72,9 @@ class Tracer(TorchDispatchMode):
         self._last_placeholder: torch.fx.Node | None = None
         self._sequence_starts: list[int] = []
         self._sequence_sources: list[SourceLoc | None] = []
+        self._seeds: dict[torch.device, torch.Tensor] = {}
+        self._draws: list[Draw] = []
+        self._counter: Any = 0
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -115,6 +120,29 @@ class Tracer(TorchDispatchMode):
         self._constant_states[id(real)] = tensor
         return tensor
 
+    def seed(self, device: torch.device) -> torch.Tensor:
+        """The seed of this call for random numbers on ``device``; an ``rng_seed`` input."""
+        tensor = self._seeds.get(device)
+        if tensor is None:
+            spec = TensorSpec((), torch.int64, device)
+            tensor = self._seeds[device] = abstract_from_spec(spec)
+            self.add_input(InputDesc(f"rng_seed_{len(self._seeds) - 1}", "rng_seed", spec), tensor)
+        return tensor
+
+    def counter_of(self, func: OpOverload, args: Any, kwargs: dict[str, Any], count: Any) -> Any:
+        """The first Philox counter of a draw that takes ``count`` of them.
+
+        In the backward pass, that of the forward's draw which a checkpointed region repeats.
+        """
+        nodes = self._nodes(args)
+        node_kwargs = {name: self._nodes(value) for name, value in kwargs.items()}
+        if self.backward:
+            return self._drawn_before(func, nodes, node_kwargs)
+        first = self._counter
+        self._counter = self._counter + count
+        self._draws.append(Draw(func, nodes, node_kwargs, first))
+        return first
+
     def _attach(self, tensor: torch.Tensor, storage: Storage) -> None:
         tensor._aot_state = TensorState(storage, (), storage.node, 0, storage.spec)  # type: ignore[attr-defined]
 
@@ -142,11 +170,12 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         args = tuple([self.plain(a) for a in args])
         kwargs = {name: self.plain(a) for name, a in kwargs.items()} if kwargs else {}
-        handler = special.HANDLERS.get(func)
-        if handler is not None:
-            result = handler(self, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
+        for table in (seeded.HANDLERS, special.HANDLERS):
+            handler = table.get(func)
+            if handler is not None:
+                result = handler(self, func, args, kwargs)
+                if result is not NotImplemented:
+                    return result
         if not isinstance(func, OpOverload):
             raise Unsupported(f"higher-order operator {func}", where=self._current_source())
         info = op_info(func)
@@ -258,16 +287,19 @@ class Tracer(TorchDispatchMode):
             )
         if self.backward and draws_random(func, args, kwargs):
             return self._drawn_before(func, nodes, node_kwargs), node_spec, spec
-        return self.create(func, nodes, node_kwargs, node_spec), node_spec, spec
+        node = self.create(func, nodes, node_kwargs, node_spec)
+        if op_info(func).random:
+            self._draws.append(Draw(func, nodes, node_kwargs, node))
+        return node, node_spec, spec
 
-    def _drawn_before(self, func: OpOverload, nodes: Any, kwargs: Any) -> torch.fx.Node:
-        """The forward's result of a random call that a checkpointed region makes a second time."""
-        node = first_draw(self.graph, func, nodes, kwargs) if runs_a_checkpoint_again() else None
-        if node is None:
+    def _drawn_before(self, func: OpOverload, nodes: Any, kwargs: Any) -> Any:
+        """What the forward's draw gave that a checkpointed region makes a second time."""
+        found = first_draw(self.graph, self._draws, func, nodes, kwargs) if runs_a_checkpoint_again() else None
+        if found is None:
             raise Unsupported(
                 f"{func} draws random numbers during the backward pass", where=self._current_source()
             )
-        return node
+        return found.result
 
     def pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a functional overload and return its abstract results."""

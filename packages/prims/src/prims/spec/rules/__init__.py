@@ -12,6 +12,7 @@ from prims.spec.rules import (
     misc,
     norms,
     reductions,
+    seeded,
     shaping,
     views,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "misc",
     "norms",
     "reductions",
+    "seeded",
     "shaping",
     "views",
 ]

@@ -277,14 +277,17 @@ def col2im(x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding:
 @meta_rule("aten.pixel_shuffle.default")
 def pixel_shuffle(x: TensorSpec, factor: int) -> TensorSpec:
     *batch, c, h, w = x.shape
-    out = with_format(x, torch.contiguous_format, x.dtype, x.device)
-    return out.replace(shape=(*batch, c // (factor * factor), h * factor, w * factor))
+    return _shuffled(x, (*batch, c // (factor * factor), h * factor, w * factor))
+
+
+def _shuffled(x: TensorSpec, shape: tuple[Size, ...]) -> TensorSpec:
+    return _formatted(shape, x, x.device.type == "cpu" and x.ndim == 4 and suggests_channels_last(x))
 
 
 @meta_rule("aten.pixel_unshuffle.default")
 def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
     *batch, c, h, w = x.shape
-    return TensorSpec((*batch, c * factor * factor, h // factor, w // factor), x.dtype, x.device)
+    return _shuffled(x, (*batch, c * factor * factor, h // factor, w // factor))
 
 
 @meta_rule("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")

@@ -13,17 +13,13 @@ from prims.spec.infer import meta_rule
 from prims.spec.iterator import iterate
 from prims.spec.promote import number_dtype, result_dtype
 from prims.spec.sym import Sym, SymFloat, sym_max
-from prims.spec.tensorspec import TensorSpec
+from prims.spec.tensorspec import TensorSpec, as_device
 
 Size = Any  # int | Sym
 
 
 def _device(device: Any) -> torch.device:
-    device = torch.get_default_device() if device is None else torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-        return torch.device("cuda", index)
-    return device
+    return as_device(torch.get_default_device() if device is None else device)
 
 
 def fresh(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
@@ -331,7 +327,12 @@ def copy(x: TensorSpec, src: TensorSpec, non_blocking: bool = False) -> TensorSp
 # ---- random, shaped as an argument ---------------------------------------------------------------------------
 
 
-@meta_rule("aten.bernoulli.default", "aten.bernoulli.p", "aten.normal_functional.default")
+@meta_rule("aten.bernoulli.default")
+def bernoulli_contiguous(x: TensorSpec, *, generator: Any = None) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.bernoulli.p", "aten.normal_functional.default")
 def bernoulli(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)
 

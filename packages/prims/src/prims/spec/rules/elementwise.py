@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes, broadcast_strides, iterate
-from prims.spec.promote import number_dtype, promote_types, real_dtype, result_dtype, to_float_dtype
+from prims.spec.iterator import broadcast_shapes, iterate
+from prims.spec.promote import real_dtype, result_dtype, to_float_dtype
 from prims.spec.tensorspec import TensorSpec
 
 DtypeRule = Callable[[Any], torch.dtype]
@@ -253,17 +253,5 @@ def log_sigmoid_forward(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 
 @meta_rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
-    shape = broadcast_shapes((x.shape, mask.shape))
-    if len(shape) == len(x.shape) and all(a is b or a == b for a, b in zip(shape, x.shape, strict=True)):
-        from prims.spec.layout import like_strides
-
-        return TensorSpec(x.shape, x.dtype, x.device, like_strides(x.shape, x.strides))
-    expanded = TensorSpec(shape, x.dtype, x.device, broadcast_strides(x, shape))
-    return iterate((expanded,), x.dtype)
-
-
-def promoted(x: Any, y: Any) -> torch.dtype:
-    """``torch.promote_types`` of two specs or numbers, without categories."""
-    a = x.dtype if isinstance(x, TensorSpec) else number_dtype(x)
-    b = y.dtype if isinstance(y, TensorSpec) else number_dtype(y)
-    return promote_types(a, b)
+    """A contiguous copy of the expanded input, filled in place."""
+    return TensorSpec(broadcast_shapes((x.shape, mask.shape)), x.dtype, x.device)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import iterate
+from prims.spec.iterator import broadcast_shapes, iterate
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.tensorspec import TensorSpec
@@ -72,7 +72,8 @@ def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> T
     "aten.soft_margin_loss_backward.default",
 )
 def mse_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
-    return iterate((x, target, grad), result_dtype((x, target)))
+    dtype = result_dtype((x, target))
+    return TensorSpec(broadcast_shapes((x.shape, target.shape)), dtype, x.device)
 
 
 @meta_rule("aten.binary_cross_entropy.default")

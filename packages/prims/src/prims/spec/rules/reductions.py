@@ -9,9 +9,10 @@ import torch
 from prims.errors import DataDependentError
 from prims.spec import layout
 from prims.spec.infer import meta_rule
+from prims.spec.iterator import iterate
 from prims.spec.promote import real_dtype, result_dtype, sum_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
-from prims.spec.rules.views import wrap_dim
+from prims.spec.rules.views import narrow_at, wrap_dim
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -265,8 +266,8 @@ def safe_softmax(x: TensorSpec, dim: int, dtype: Any = None) -> TensorSpec:
 @meta_rule("aten.glu.default")
 def glu(x: TensorSpec, dim: int = -1) -> TensorSpec:
     d = wrap_dim(dim, x.ndim)
-    shape = (*x.shape[:d], x.shape[d] // 2, *x.shape[d + 1 :])
-    return TensorSpec(shape, x.dtype, x.device)
+    half = x.shape[d] // 2
+    return iterate((narrow_at(x, d, 0, half), narrow_at(x, d, half, half)), x.dtype)
 
 
 @meta_rule("aten.glu_backward.default")

@@ -13,7 +13,7 @@ from prims.spec.iterator import broadcast_shapes
 from prims.spec.promote import result_dtype
 from prims.spec.rules.convolution import suggests_channels_last
 from prims.spec.rules.creation import with_format
-from prims.spec.rules.views import numel, wrap_dim
+from prims.spec.rules.views import numel, unsqueeze, view, wrap_dim
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -64,8 +64,10 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
                 f"and {list(x.shape)} at entry 1"
             )
     d = wrap_dim(dim, first.ndim + 1)
+    if d == first.ndim:
+        return cat([unsqueeze(x, d) for x in tensors], d)
     shape = (*first.shape[:d], len(tensors), *first.shape[d:])
-    return TensorSpec(shape, result_dtype(tensors), first.device)
+    return view(cat(tensors, d), shape)
 
 
 @meta_rule("aten.constant_pad_nd.default")
@@ -132,7 +134,13 @@ def flip(x: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 
 @meta_rule("aten.roll.default")
 def roll(x: TensorSpec, shifts: Sequence[Size], dims: Sequence[int] = ()) -> TensorSpec:
-    return TensorSpec(x.shape, x.dtype, x.device)
+    if not dims or x.device.type != "cpu":
+        return TensorSpec(x.shape, x.dtype, x.device)
+    for dim in dims:
+        # On the CPU, the two parts are joined the other way round.
+        d = wrap_dim(dim, x.ndim)
+        x = cat([x], d)
+    return x
 
 
 @meta_rule("aten.rot90.default")

@@ -1,0 +1,41 @@
+"""Random numbers as functions of a seed, as overloads of the aten dialect.
+
+ATen's random operators draw from a generator. ``quintet::random_uniform`` and ``quintet::random_normal`` are the
+primitives of those names as dispatcher operators, so that an aten-dialect graph can hold them: the seed is an input
+of kind ``rng_seed``, and a graph that computes a value again from the same seed and offset gets the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prims.spec.infer import meta_rule
+from prims.spec.tensorspec import TensorSpec
+
+_LIBRARY = torch.library.Library("quintet", "DEF")
+
+for _name in ("random_uniform", "random_normal"):
+    _LIBRARY.define(
+        f"{_name}(SymInt[] size, Tensor seed, SymInt offset, *, ScalarType dtype, Device device) -> Tensor"
+    )
+
+
+def _kernel(name: str) -> Any:
+    def run(size: Any, seed: torch.Tensor, offset: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        from prims.ops import TABLE
+
+        made: torch.Tensor = TABLE[name](tuple(size), seed, offset, dtype, device)
+        return made
+
+    return run
+
+
+for _name in ("random_uniform", "random_normal"):
+    _LIBRARY.impl(_name, _kernel(_name), "CompositeExplicitAutograd")
+
+
+@meta_rule("quintet.random_uniform.default", "quintet.random_normal.default")
+def random(size: Any, seed: TensorSpec, offset: Any, *, dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    return TensorSpec(size, dtype, device)

@@ -186,3 +186,31 @@ def test_many_dimensions() -> None:
     x = torch.randn(2, 3, 4, 2, 3, 2)
     check(lambda p, x: p.add(p.permute(x, (5, 0, 3, 1, 4, 2)), 1.0), [x])
     check(lambda p, x: p.sum(x, (0, 2, 5)), [x], tol=1e-5)
+
+
+def test_random_operators_keep_their_order_and_always_run() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        first = p.aten(torch.ops.aten.bernoulli.p, x, 0.5)
+        p.aten(torch.ops.aten.bernoulli.p, x, 0.5)
+        third = p.aten(torch.ops.aten.bernoulli.p, p.exp(x), 0.25)
+        return third, first
+
+    x = torch.randn(100)
+    compiled = inductor_gen.compile_graph(build(fn, [x], claims=frozenset({"aten.bernoulli.p"})), options=OPTIONS)
+    assert len(compiled.externs) == 3
+    torch.manual_seed(0)
+    third, first = compiled(x)
+    torch.manual_seed(0)
+    wanted = [torch.ops.aten.bernoulli.p(x, p) for p in (0.5, 0.5, 0.25)]
+    assert torch.equal(first, wanted[0]) and torch.equal(third, wanted[2])
+
+
+def test_scans_of_one_element_and_of_a_broadcast() -> None:
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        return p.cumsum(x, 0), p.cumsum(p.broadcast(y, (5, 4), ()), 1), p.cumprod(p.cumsum(x, 0), 0)
+
+    check(fn, [torch.randn(1), torch.randn(())])
+
+
+def test_kernels_of_equal_text_and_different_names() -> None:
+    check(lambda p, x: (p.sum(x, (0,)), p.amax(x, (0,))), [torch.randn(1, 7)], options=OPTIONS.replace(cache=False))

@@ -28,6 +28,12 @@ _NAMED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 
 def function_for(node: Node) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an extern node; it takes the node's own arguments."""
+    if node.device is not None and node.device.type == "cuda":
+        from inductor_gen.extern.cuda import cuda_function
+
+        found = cuda_function(node)
+        if found is not None:
+            return found
     if node.op in _DIRECT:
         function = _DIRECT[node.op]
         return f"torch.{function.__name__}", function

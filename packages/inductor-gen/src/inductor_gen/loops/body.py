@@ -123,6 +123,8 @@ class Body:
             if v.op == "reduce":
                 deps -= inner
                 stage += 1
+            elif v.op == "scan":
+                deps |= inner
             v.deps = frozenset(deps)
             v.stage = stage
 
@@ -228,7 +230,9 @@ class _Tracer:
         if node.kind == "reduce":
             found = self._reduce(node, at)
         elif node.kind == "scan":
-            found = self.val("scan", (self.value(node.args[0], at),), node.dtype, node.op)
+            x = self.value(node.args[0], at)
+            moves = any(v in self.cluster.inner for v in at[node.args[1]].symbols)
+            found = self.val("scan", (x,), node.dtype, node.op) if moves else x
         else:
             found = self._pointwise(node, at, ())
         if found.node is None:

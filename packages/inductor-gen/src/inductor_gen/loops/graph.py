@@ -14,7 +14,7 @@ from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.spec.expr import Expr
 
-__all__ = ["Graph", "Node", "build_graph"]
+__all__ = ["Graph", "Node", "build_graph", "draws_random"]
 
 _KIND_OF_ROW = {
     "unary": "pointwise",
@@ -162,10 +162,16 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
     return made
 
 
+def draws_random(node: Node) -> bool:
+    """Does the operator advance a random generator?"""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _live(env: Envelope) -> set[Any]:
     live: set[Any] = set()
     for node in reversed(list(env.graph.nodes)):
-        if node.op == "output" or node in live:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "output" or node in live or random:
             live.update(node.all_input_nodes)
             live.add(node)
     return live

@@ -153,8 +153,9 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     cache = _usable_cache(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
+    keys = {unit.name: _key(unit, compiler) for unit in units}
     for unit in units:
-        key = _key(unit, compiler)
+        key = keys[unit.name]
         address = _LOADED.get(key)
         if address is None and cache is not None:
             address = _from_disk(cache, key)
@@ -165,7 +166,9 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     if missing:
         workers = options.compile_workers or len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
-            found.update(_compile(missing, compiler, workers, cache, folder))
+            _compile(missing, compiler, workers, cache, folder)
+        # Units of other names may have the same text.
+        found = {name: _LOADED[key] for name, key in keys.items()}
     return found, len(missing)
 
 
@@ -196,11 +199,10 @@ def _from_disk(cache: KernelCache, key: str) -> int | None:
 
 def _compile(
     missing: dict[str, Unit], compiler: Compiler, workers: int, cache: KernelCache | None, folder: str
-) -> dict[str, int]:
+) -> None:
     key_of = {unit.name: key for key, unit in missing.items()}
     shares = _shares(list(missing.values()), workers)
     jobs = [_build(share, compiler, folder, n) for n, share in enumerate(shares)]
-    found: dict[str, int] = {}
     for n, (share, job) in enumerate(zip(shares, jobs, strict=True)):
         output, _ = job.communicate()
         if job.returncode != 0:
@@ -215,8 +217,7 @@ def _compile(
             else:
                 lib = ctypes.CDLL(str(built))
             for unit in share:
-                _LOADED[key_of[unit.name]] = found[unit.name] = _address(lib, unit.name)
-    return found
+                _LOADED[key_of[unit.name]] = _address(lib, unit.name)
 
 
 def forget_loaded() -> None:

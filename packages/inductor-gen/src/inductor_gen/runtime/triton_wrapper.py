@@ -13,6 +13,7 @@ from prims.spec.expr import Expr
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.extern.cuda import mask_argument, see_through
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import Unit
 from inductor_gen.runtime.cuda import UNALIGNED, cuda_launcher, cuda_program
@@ -20,6 +21,7 @@ from inductor_gen.runtime.launch import Launcher
 from inductor_gen.runtime.triton_build import Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
+from inductor_gen.schedule.prepare import ViewRef
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
 
@@ -38,6 +40,7 @@ class TritonWrapper(Wrapper):
         self.space["relaunch"] = _relaunch
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
+        self.looks = False
 
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """Compile the function and return it; it makes its device current where another is."""
@@ -72,6 +75,17 @@ class TritonWrapper(Wrapper):
             self._interpret(triton)
         else:
             self._launch_cuda(triton)
+
+    def _call(self, node: Node, function: str, parts: list[str]) -> str:
+        at = mask_argument(node) if self.device.type == "cuda" else None
+        ref = self.prepared.externs[node][0][at] if at is not None else None
+        if not isinstance(ref, ViewRef):
+            return super()._call(node, function, parts)
+        if not self.looks:
+            self.looks = True
+            self.space["see_through"] = see_through
+            self.lines.append("known = {}")
+        return f"see_through(known, '{ref.base.id}', {at}, {function}, {', '.join(parts)})"
 
     # ---- interpreter ------------------------------------------------------------------------------------
 

@@ -238,14 +238,14 @@ class Wrapper:
     def _extern(self, node: Node) -> None:
         name, function = function_for(node)
         self.externs.append(node.op)
-        key = f"f_{node.op.replace('.', '_')}"
+        key = f"f_{name.replace('.', '_')}"
         self.space[key] = function
         args, kwargs = self.prepared.externs[node]
         parts = [self._value(a) for a in args]
         parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
         target = f"x{len(self.names)}"
         self.names[node] = target
-        self.lines.append(f"{target} = {key}({', '.join(parts)})  # {name}")
+        self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")
         if node in self.prepared.layouts:
             self._planned_layout(node, target)
         for item in node.users:
@@ -255,6 +255,10 @@ class Wrapper:
                 self._planned_layout(item, self.names[item])
         if any(item.kind == "item" for item in node.users):
             self.lines.append(f"{target} = None")
+
+    def _call(self, node: Node, function: str, parts: list[str]) -> str:
+        """The text of an operator's call."""
+        return f"{function}({', '.join(parts)})"
 
     def _planned_layout(self, node: Node, name: str) -> None:
         """Never read a result with other strides than those the kernels were written for."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.graph import Graph, Node, draws_random
 from inductor_gen.loops.index import ONE, ZERO, product, range_atoms, substitute
 from inductor_gen.loops.views import Index, pull, push
 from prims.spec import expr as ex
@@ -62,6 +62,7 @@ class Fusion:
         self.clusters: dict[int, Cluster] = {}
         self.of: dict[Node, Cluster] = {}
         self.inlined: set[Node] = set()
+        self.random: list[Node] = []
         self._count = 0
         self._vars = 0
 
@@ -219,6 +220,16 @@ class Fusion:
             cluster.inner = tuple(index[d] for d in inner_dims(node) if index[d] is not ZERO)
         self.add(cluster, node, index)
         self._refine(node, cluster)
+
+    def add_extern(self, node: Node) -> None:
+        """A cluster of one operator. Those that draw random numbers stay in the order of the graph."""
+        cluster = self.new_cluster(loops=False)
+        self.add(cluster, node, ())
+        if draws_random(node):
+            if self.random:
+                last = self.of[self.random[-1]]
+                self._depend(cluster, last.anc | (1 << last.id))
+            self.random.append(node)
 
     def start_scatter(self, node: Node) -> None:
         """A cluster that runs over the values that a scatter writes."""
@@ -457,7 +468,7 @@ def fuse(graph: Graph, kept: Iterable[Node] = (), fuel: int | None = None) -> Fu
         if node.kind in ("pointwise", "reduce", "scan"):
             fusion.place(node)
         elif node.kind == "extern":
-            fusion.add(fusion.new_cluster(loops=False), node, ())
+            fusion.add_extern(node)
         elif node.kind == "scatter":
             fusion.start_scatter(node)
     return fusion

@@ -127,6 +127,8 @@ def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:
             needs[cluster.id].add(source.id)
             if source.loops:
                 stored.setdefault(source.id, set()).add(base)
+    for earlier, later in zip(fusion.random, fusion.random[1:], strict=False):
+        needs[fusion.of[later].id].add(fusion.of[earlier].id)
     out = Plan(order=_topological(fusion, needs))
     for cluster in fusion.clusters.values():
         if cluster.loops:

@@ -14,7 +14,7 @@ import torch
 
 from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Graph, Node, build_graph
-from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, size
+from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
@@ -25,6 +25,9 @@ __all__ = ["Prepared", "ViewRef", "prepare"]
 
 #: Overloads that read any operand whose rows or columns are contiguous at full speed.
 _BLAS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "dot"})
+
+#: Operators that keep channels last, and are faster so on a GPU.
+_SPATIAL = frozenset({"aten.convolution.default", "aten.max_pool2d_with_indices.default"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class _Preparer:
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph())
         self.owned: set[Node] = set()  # buffers that some output already is
+        self.channels_last = _pays_channels_last(env, self.old)
+        self.relaid: dict[Node, ViewRef] = {}
         self.new_nodes: list[Node] = []
 
     # ---- building ---------------------------------------------------------------------------------------
@@ -165,10 +170,28 @@ class _Preparer:
         return self.context.make(e)
 
     def _operand(self, node: Node, x: Node) -> ViewRef:
+        if self.channels_last and node.op in _SPATIAL and len(x.shape) == 4:
+            return self._in_channels_last(x)
         ref = self.resolve(x)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x))
         assert ref is not None
+        return ref
+
+    def _in_channels_last(self, x: Node) -> ViewRef:
+        """``x`` with its channels innermost; a kernel that makes it writes it so."""
+        found = self.relaid.get(x)
+        if found is not None:
+            return found
+        n, c, h, w = x.shape
+        wanted = (product((c, h, w)), ONE, product((w, c)), c)
+        if x.kind == "pointwise" and x not in self.out.layouts:
+            self.out.layouts[x] = Layout(wanted)
+        ref = self.resolve(x)
+        if ref is None or not _same_strides(ref.shape, ref.strides, wanted):
+            ref = self.resolve(self.copy(x, wanted))
+        assert ref is not None
+        self.relaid[x] = ref
         return ref
 
     def _suits(self, node: Node, x: Node, ref: ViewRef) -> bool:
@@ -211,6 +234,18 @@ class _Preparer:
         made = self.resolve(self.copy(x, wanted))
         assert made is not None
         return made
+
+
+def _pays_channels_last(env: Envelope, graph: Graph) -> bool:
+    """Are there 16-bit convolutions on a GPU, in a graph whose layouts no other graph depends on?"""
+    kinds = {d.kind for d in env.inputs} | {d.kind for d in env.outputs}
+    if kinds & {"saved", "tangent"}:
+        return False
+    return any(
+        node.op == "aten.convolution.default" and node.device.type == "cuda" and len(node.shape) == 4  # type: ignore[union-attr]
+        and node.dtype in (torch.float16, torch.bfloat16) and not node.args[6]
+        for node in graph.nodes
+    )  # fmt: skip
 
 
 def _bases(x: Any) -> Any:

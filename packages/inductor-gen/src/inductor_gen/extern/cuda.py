@@ -1,0 +1,87 @@
+"""Operators on CUDA whose fastest call differs from the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inductor_gen.loops.graph import Node
+
+__all__ = ["cuda_function", "mask_argument", "see_through"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+#: Attention overloads with an additive mask: its position among the arguments, and that of the causal flag.
+_MASKED = {
+    "aten._scaled_dot_product_cudnn_attention.default": 3,
+    "aten._scaled_dot_product_efficient_attention.default": 3,
+}
+
+
+def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
+    """``(readable name, callable)`` for an extern node on a GPU, None where the plain call is best."""
+    if node.op in ("aten.mm.default", "aten.addmm.default") and _misaligned(node):
+        if node.op == "aten.mm.default":
+            return "padded_mm", padded_mm
+        if len(node.args) == 3 and not node.kwargs:
+            return "padded_addmm", padded_addmm
+    return None
+
+
+def _misaligned(node: Node) -> bool:
+    """Is the product large, and are its rows not a multiple of 16 bytes? cuBLAS is several times slower then."""
+    if node.dtype not in _HALVES or not all(s.is_const for s in node.shape):
+        return False
+    left = node.ins[-2] if len(node.ins) > 1 else node.ins[0]
+    rows, columns = (int(s.value) for s in node.shape)
+    return columns % 8 != 0 and rows * columns >= 1 << 22 and rows >= 64 and left.dtype == node.dtype
+
+
+def padded_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` computed with the columns of ``b`` padded to a multiple of 8."""
+    return _product(a, b, None)
+
+
+def padded_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``bias + a @ b`` computed with padded columns."""
+    return _product(a, b, bias)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    k, n = b.shape
+    wide = -(-n // 8) * 8
+    padded = torch.empty((wide, k), dtype=b.dtype, device=b.device)  # the padding's results are never read
+    padded[:n].copy_(b.t())
+    if bias is None:
+        result = torch.mm(a, padded.t())
+    elif bias.dim() == 1 and bias.shape[0] == n:
+        result = torch.addmm(torch.nn.functional.pad(bias, (0, wide - n)), a, padded.t())
+    else:
+        return torch.addmm(bias, a, b)
+    return result[:, :n].contiguous()
+
+
+def mask_argument(node: Node) -> int | None:
+    """The position of an attention's mask that may be left out where it allows everything."""
+    at = _MASKED.get(node.op)
+    if at is None or len(node.args) <= at or not isinstance(node.args[at], Node):
+        return None
+    used = {item.args[1] for item in node.users if item.kind == "item"}
+    return at if used <= {0} else None
+
+
+def see_through(known: dict[str, bool], name: str, at: int, function: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    """Call an attention without its mask where the mask adds nothing anywhere, so that the kernels for no mask serve.
+
+    ``known`` lives for one call of the graph and remembers what was found out about each mask, once: looking waits for
+    the device. While a CUDA graph is captured masks are kept, as a replay cannot look.
+    """
+    free = known.get(name)
+    if free is None:
+        capturing = torch.cuda.is_current_stream_capturing()
+        free = known[name] = not capturing and not bool(args[at].any())
+    if free:
+        args = (*args[:at], None, *args[at + 1 :])
+    return function(*args, **kw)

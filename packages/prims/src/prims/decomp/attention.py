@@ -145,6 +145,20 @@ def _hidden(p: Any, mask: Value, mask_type: int | None, shape: Sequence[Size]) -
     return expand(p, mask, shape)
 
 
+def _fused(q: Value, k: Value, v: Value) -> tuple[str, tuple[Any, ...]] | None:
+    """The fused attention kernel for these operands and its arguments after them, if there is one."""
+    from prims.spec.rules import attention as rules
+
+    choice = rules.sdp_choice(q, k, v, None, 0.0, False)
+    if choice == rules.FLASH:
+        return "aten._scaled_dot_product_flash_attention.default", ()
+    if choice == rules.EFFICIENT:
+        return "aten._scaled_dot_product_efficient_attention.default", (None, False)
+    if choice == rules.CUDNN:
+        return "aten._scaled_dot_product_cudnn_attention.default", (None, False)
+    return None
+
+
 @decomposition("aten._native_multi_head_attention.default")
 def native_multi_head_attention(
     p: Any,
@@ -176,6 +190,8 @@ def native_multi_head_attention(
     weights = None
     if mask is None and not need_weights and query.device.type == "cpu":
         context = call(p, "aten._scaled_dot_product_flash_attention_for_cpu.default", q, k, v)[0]
+    elif mask is None and not need_weights and (fused := _fused(q, k, v)) is not None:
+        context = call(p, fused[0], q, k, v, *fused[1])[0]
     else:
         scores = _batched(p, p.mul(q, 1.0 / math.sqrt(embed_dim // num_head)), swapped(p, k, 2, 3))
         if mask is not None:

@@ -214,3 +214,10 @@ def test_scans_of_one_element_and_of_a_broadcast() -> None:
 
 def test_kernels_of_equal_text_and_different_names() -> None:
     check(lambda p, x: (p.sum(x, (0,)), p.amax(x, (0,))), [torch.randn(1, 7)], options=OPTIONS.replace(cache=False))
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (100, 33), (3, 70, 130), (40, 5, 64)], ids=str)
+def test_transpositions_go_in_patches(shape: tuple[int, ...]) -> None:
+    order = tuple(reversed(range(len(shape))))
+    case = check(lambda p, x, y: p.add(p.permute(x, order), y), [torch.randn(shape), torch.randn(shape[::-1])])
+    assert case.kernels == 1

@@ -81,6 +81,10 @@ def compile_graph(
     with nullcontext() if report is None else report.phase("inductor.compile"):
         wrapper, compiled = _load(unit, launched, options)
     call = wrapper.build()
+    if options.cudagraphs:
+        from inductor_gen.runtime.cuda_graphs import replayed
+
+        call = replayed(call, env_prim, report)
     kernels = [_kernel(c) for c in launched]
     if report is not None:
         for k in kernels:

@@ -19,8 +19,9 @@ import torch
 
 from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.renderer import KernelSource, describe
-from inductor_gen.loops.body import Body, Store, Val, op_cost
+from inductor_gen.loops.body import Body, Store, Val, linear, op_cost
 from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.schedule.loopnest import Hint, Nest
 from prims.ops import templates
 from prims.spec.expr import Expr
@@ -30,6 +31,7 @@ __all__ = ["CRenderer", "acc_type", "identity"]
 TILE = 256
 BLOCK = 2048
 ROW_BYTES = 256 << 10
+PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -232,6 +234,10 @@ class _Kernel:
             return
         around = outer[:-1]
         lane = outer[-1]
+        across = self._across(around, lane)
+        if across is not None:
+            self._blocked_pointwise([v for v in around if v is not across], across, lane)
+            return
         inside = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
         collapse = 0 if inside else self._collapsed(around)
         done: set[int] = set()
@@ -254,6 +260,42 @@ class _Kernel:
             self.store(s)
         self.w.close(len(outer))
 
+    def _across(self, around: list[Expr], lane: Expr) -> Expr | None:
+        """A loop along which some buffer is contiguous while the lane jumps through it: a transposition."""
+        for v in self.body.vals:
+            if v.op != "load" or linear(self.body, v.at, lane) in (ZERO, ONE):  # type: ignore[arg-type]
+                continue
+            for u in around:
+                large = min(self._extent([u]), self._extent([lane])) >= PATCH
+                if large and linear(self.body, v.at, u) is ONE:  # type: ignore[arg-type]
+                    return u
+        return None
+
+    def _blocked_pointwise(self, around: list[Expr], across: Expr, lane: Expr) -> None:
+        """Square patches, so that the cache lines of a strided buffer are used up while they are there."""
+        done: set[int] = set()
+        self._hoist(done, [])
+        self.w.line(self._team(len(around) + 2))
+        for v in around:
+            self._loop(v)
+        names = [(v, self.names.var(v), self.names.extent(v)) for v in (across, lane)]
+        for _, name, extent in names:
+            self.w.open(f"for (int64_t {name}b = 0; {name}b < {extent}; {name}b += {PATCH})")
+        self._hoist(done, around)
+        for _, name, extent in names:
+            self.w.line(f"const int64_t {name}e = {extent} - {name}b < {PATCH} ? {extent} : {name}b + {PATCH};")
+        for v, name, _ in names:
+            if v is lane:
+                self._hoist(done, [*around, across])
+                self.w.line("#pragma omp simd")
+            self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}e; {name}++)")
+        for value in self.body.vals:
+            if value.id not in done:
+                self.emit(value)
+        for s in self.body.stores:
+            self.store(s)
+        self.w.close(len(around) + 4)
+
     def _hoist(self, done: set[int], bound: list[Expr]) -> None:
         """Emit what depends on the variables bound so far only."""
         have = frozenset(bound)
@@ -267,8 +309,6 @@ class _Kernel:
 
     def _scatter(self) -> None:
         """Serial over the variables that collide, parallel over those that address distinct elements."""
-        from inductor_gen.loops.body import linear
-
         store = self.body.stores[0]
         free = [v for v in self.nest.outer if linear(self.body, store.at, v) not in (None,) and v in store.at.symbols]
         serial = [v for v in self.nest.outer if v not in free]

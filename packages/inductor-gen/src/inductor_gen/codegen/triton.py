@@ -18,10 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from prims.ops import templates
-from prims.spec import TensorSpec
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
 
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
@@ -29,6 +25,10 @@ from inductor_gen.loops.body import Body, Layout, Store, Val, linear
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, upper
 from inductor_gen.schedule.loopnest import Hint, Nest
+from prims.ops import templates
+from prims.spec import TensorSpec
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["TritonRenderer", "TritonSource"]
 

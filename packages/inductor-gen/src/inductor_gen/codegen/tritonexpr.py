@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from prims.ops import TABLE, templates
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
 
 from inductor_gen.codegen.cexpr import LITERAL, Names
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
+from prims.ops import TABLE, templates
+from prims.spec.expr import Expr
 
 __all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
 

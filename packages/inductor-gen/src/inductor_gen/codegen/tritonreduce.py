@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from prims.spec import expr as ex
-from prims.spec.expr import Expr
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import (
@@ -23,6 +21,8 @@ from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
 from inductor_gen.schedule.loopnest import Hint, Nest
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 __all__ = ["reduction_kernels"]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from prims.errors import InternalError, Unsupported
-from prims.options import Options
 
 from inductor_gen.runtime.compiler import Unit, load_kernels
+from prims.errors import InternalError, Unsupported
+from prims.options import Options
 
 __all__ = ["CUDA_LAUNCHER", "UNALIGNED", "cuda_launcher", "cuda_program", "load_module"]
 

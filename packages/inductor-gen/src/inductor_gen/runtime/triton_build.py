@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prims.errors import InternalError, Unsupported
-from prims.options import Options
 
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
 from inductor_gen.runtime.cache import KernelCache
+from prims.errors import InternalError, Unsupported
+from prims.options import Options
 
 __all__ = ["Loaded", "check_gpu", "compile_kernel", "load_module_text", "load_triton", "module_text", "triton_version"]
 

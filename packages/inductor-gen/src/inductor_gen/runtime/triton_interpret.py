@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prims.errors import Unsupported
 
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.runtime.triton_build import load_module_text, module_text, triton_version
+from prims.errors import Unsupported
 
 __all__ = ["Interpreted", "interpreted", "libdevice"]
 

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from prims.errors import InternalError, Unsupported
-from prims.options import Options
-from prims.spec.expr import Expr
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
@@ -22,6 +19,9 @@ from inductor_gen.runtime.triton_build import Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
 from inductor_gen.schedule.prepare import ViewRef
+from prims.errors import InternalError, Unsupported
+from prims.options import Options
+from prims.spec.expr import Expr
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
 

@@ -183,7 +183,7 @@ class _Preparer:
         found = self.relaid.get(x)
         if found is not None:
             return found
-        n, c, h, w = x.shape
+        _, c, h, w = x.shape
         wanted = (product((c, h, w)), ONE, product((w, c)), c)
         if x.kind == "pointwise" and x not in self.out.layouts:
             self.out.layouts[x] = Layout(wanted)

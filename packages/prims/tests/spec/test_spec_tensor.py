@@ -291,3 +291,30 @@ assert not bad, bad
 
 def test_nothing_imports_the_compiler():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
+
+
+def test_symbolic_calls_keep_sizes_symbolic():
+    ctx = SymbolContext()
+    x, q = abstract(torch.randn(2, 3, 4, 4), ctx, [0]), abstract(torch.randn(2, 4, 8, 16), ctx, [0, 2])
+    weight, vector = abstract(torch.randn(16, 5)), abstract(torch.randn(16))
+    nn_calls = torch._C._nn
+    with AbstractMode():
+        shapes = [
+            nn_calls.upsample_bilinear2d(x, None, False, [2.0, 2.0]).spec.shape,
+            nn_calls.upsample_nearest2d(x, (7, 9), None).spec.shape,
+            (q @ q.transpose(-1, -2)).spec.shape,
+            (q @ weight).spec.shape,
+            torch.matmul(q, vector).spec.shape,
+            (weight.t() @ q.transpose(-1, -2)).spec.shape,
+            torch.matmul(vector, q.transpose(-1, -2)).spec.shape,
+        ]
+    assert [str(s) for s in shapes] == [
+        "(s0, 3, 8, 8)",
+        "(s0, 3, 7, 9)",
+        "(s1, 4, s2, s2)",
+        "(s1, 4, s2, 5)",
+        "(s1, 4, s2)",
+        "(s1, 4, 5, s2)",
+        "(s1, 4, s2)",
+    ]
+    assert not ctx.guards

@@ -1,6 +1,7 @@
 """Abstract tensors, symbolic sizes and metadata rules."""
 
 from prims.spec.abstract import abstract_spec
+from prims.spec.calls import SymbolicCalls
 from prims.spec.infer import has_rule, infer, meta_rule
 from prims.spec.layout import contiguous_strides, is_channels_last_contiguous, is_contiguous, is_dense
 from prims.spec.sym import (
@@ -29,6 +30,7 @@ __all__ = [
     "SymBool",
     "SymFloat",
     "SymbolContext",
+    "SymbolicCalls",
     "SymbolInfo",
     "TensorSpec",
     "abstract",

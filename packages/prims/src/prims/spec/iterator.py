@@ -74,7 +74,8 @@ def _strides(shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], s
             layout.is_channels_last_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)
         ):
             return layout.channels_last_strides(shape)
-        if all(t is first_strides or layout.known_same(t, first_strides) for t in strides) and layout.is_dense(first, first_strides):
+        alike = all(t is first_strides or layout.known_same(t, first_strides) for t in strides)
+        if alike and layout.is_dense(first, first_strides):
             return first_strides
     operands = [
         broadcast_strides(TensorSpec(s, torch.float32, _CPU, t), shape) for s, t in zip(shapes, strides, strict=True)

@@ -9,6 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
+from prims.spec.calls import SymbolicCalls
+from prims.spec.context import SymbolContext
 from prims.spec.infer import resolve, to_spec
 from prims.spec.sym import SymNode, to_torch
 from prims.spec.tensorspec import TensorSpec
@@ -218,6 +220,23 @@ class AbstractMode(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return dispatch(func, args, kwargs or {})
+
+    def __enter__(self) -> AbstractMode:
+        super().__enter__()
+        self._calls.append(SymbolicCalls() if SymbolContext.any_symbols else None)
+        if self._calls[-1] is not None:
+            self._calls[-1].__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        calls = self._calls.pop()
+        if calls is not None:
+            calls.__exit__(*error)
+        super().__exit__(*error)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[SymbolicCalls | None] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

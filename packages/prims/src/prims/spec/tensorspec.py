@@ -12,6 +12,14 @@ from prims.spec.sym import from_torch
 Size = Any  # int | Sym
 
 
+def as_device(device: Any) -> torch.device:
+    """A device with its index: ``cuda`` is the current one (0 before CUDA is initialised)."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+    return device
+
+
 class TensorSpec:
     """Shape, dtype, device, strides (in elements) and storage offset (in elements) of a strided tensor.
 
@@ -38,7 +46,7 @@ class TensorSpec:
         shape = tuple(shape)
         _set_shape(self, shape)
         _set_dtype(self, dtype)
-        _set_device(self, device if type(device) is torch.device else torch.device(device))
+        _set_device(self, device if type(device) is torch.device else as_device(device))
         _set_strides(self, layout.contiguous_strides(shape) if strides is None else tuple(strides))
         _set_offset(self, storage_offset)
 

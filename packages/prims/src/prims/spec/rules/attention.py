@@ -46,11 +46,11 @@ def sdp_choice(
     if query.device.type != "cuda":
         return MATH
     half = query.dtype in _HALF
-    fused_size = _fits_flash(query, key, value)
-    if half and attn_mask is None and fused_size and flags.flash_sdp_enabled():
-        return FLASH
-    if half and flags.cudnn_sdp_enabled() and fused_size and not enable_gqa:
+    same_heads = not _last_dims_differ(query, key, value)
+    if half and same_heads and _prefers_cudnn(query) and flags.cudnn_sdp_enabled() and not enable_gqa:
         return CUDNN
+    if half and same_heads and attn_mask is None and flags.flash_sdp_enabled() and bool(query.shape[3] <= 256):
+        return FLASH
     aligned = 8 if half else 4
     if (
         flags.mem_efficient_sdp_enabled()
@@ -76,8 +76,10 @@ def _divisible(size: Size, by: int) -> bool:
     return bool(size % by == 0)
 
 
-def _fits_flash(q: TensorSpec, k: TensorSpec, v: TensorSpec) -> bool:
-    return not _last_dims_differ(q, k, v) and _divisible(q.shape[3], 8) and bool(q.shape[3] <= 256)
+def _prefers_cudnn(q: TensorSpec) -> bool:
+    """What torch 2.11 was seen to give cuDNN on a Hopper GPU: head sizes of multiples of 8 up to 128, and more
+    than one query."""
+    return _divisible(q.shape[3], 8) and bool(q.shape[3] <= 128) and bool(q.shape[2] > 1)
 
 
 @meta_rule("aten._fused_sdp_choice.default")
@@ -141,8 +143,15 @@ def flash(
     state = TensorSpec((2,), torch.uint64, query.device)
     offset = TensorSpec((), torch.uint64, query.device)
     debug = TensorSpec((0,), query.dtype, query.device)
-    out = _batch_first(query, value.shape[3])
+    head = _padded_head(query)
+    out = _like(query) if head is query.shape[3] else TensorSpec((b, h, s, head), query.dtype, query.device)
     return out, lse, None, None, s, key.shape[2], state, offset, debug
+
+
+def _padded_head(q: TensorSpec) -> Size:
+    """The kernel pads head sizes to a multiple of 8; the composite slices its result."""
+    head = q.shape[3]
+    return head if _divisible(head, 8) else (head + 7) // 8 * 8
 
 
 @meta_rule("aten._scaled_dot_product_efficient_attention.default")
@@ -177,10 +186,11 @@ def cudnn(
     scale: Any = None,
 ) -> tuple[Any, ...]:
     b, h, s, _ = query.shape
-    out = _batch_first(query, value.shape[3])
-    lse = TensorSpec((b, h, s, 1) if compute_log_sumexp else (0,), torch.float32, query.device)
-    debug = TensorSpec((0,), query.dtype, query.device)
-    return out, lse, None, None, s, key.shape[2], *_philox(query.device), debug
+    shape = (b, h, s, value.shape[3])
+    order = layout.permutation(query.shape, (query.strides,))
+    out = TensorSpec(shape, query.dtype, query.device, layout.strides_in_order(shape, order))
+    lse = TensorSpec((b, h, s, 1), torch.float32, query.device) if compute_log_sumexp else None
+    return out, lse, None, None, s, key.shape[2], *_philox(query.device), None
 
 
 def _like(x: TensorSpec) -> TensorSpec:

@@ -66,7 +66,7 @@ def transformer_encoder_layer(src: TensorSpec, *args: Any, **kwargs: Any) -> Ten
 
 @meta_rule("aten.rrelu_with_noise.default")
 def rrelu_with_noise(x: TensorSpec, noise: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    return with_format(x, None, x.dtype, x.device)
+    return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.max_unpool2d.default")
@@ -210,9 +210,7 @@ def efficient_zero_tensor(
 
 
 @meta_rule("aten._embedding_bag_per_sample_weights_backward.default")
-def embedding_bag_weights_backward(
-    grad: TensorSpec, weight: TensorSpec, indices: TensorSpec, *args: Any
-) -> TensorSpec:
+def embedding_bag_weights_backward(grad: TensorSpec, weight: TensorSpec, indices: TensorSpec, *args: Any) -> TensorSpec:
     return TensorSpec((indices.shape[0],), grad.dtype, grad.device)
 
 

@@ -17,9 +17,7 @@ from prims.spec.tensorspec import TensorSpec
 _LIBRARY = torch.library.Library("quintet", "DEF")
 
 for _name in ("random_uniform", "random_normal"):
-    _LIBRARY.define(
-        f"{_name}(SymInt[] size, Tensor seed, SymInt offset, *, ScalarType dtype, Device device) -> Tensor"
-    )
+    _LIBRARY.define(f"{_name}(SymInt[] size, Tensor seed, SymInt offset, *, ScalarType dtype, Device device) -> Tensor")
 
 
 def _kernel(name: str) -> Any:

@@ -1,0 +1,92 @@
+"""Python definitions of composite functions whose C++ definitions need sizes as plain numbers.
+
+PyTorch decomposes a composite function in C++ before our dispatch sees anything. Some of those definitions read
+``Tensor.sizes()``, which a symbolic size answers only by specialising. :class:`SymbolicCalls` replaces them, for
+tensors with symbolic sizes, by the same decomposition in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+Call = Callable[..., Any]
+aten = torch.ops.aten
+
+
+def _is_symbolic(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and any(type(s) is not int for s in x.shape)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.matmul`` where an operand has three dimensions or more: one matrix product if the other has at
+    most two, else a batched one over the broadcast batch dimensions.
+    """
+    if a.ndim <= 2 and b.ndim <= 2:
+        return aten.matmul(a, b)  # type: ignore[no-any-return]
+    if a.ndim == 0 or b.ndim == 0:
+        return aten.matmul(a, b)  # type: ignore[no-any-return]
+    if b.ndim <= 2:
+        rows = a.reshape(-1, a.shape[-1])
+        out = rows.mv(b) if b.ndim == 1 else rows.mm(b)
+        return aten._unsafe_view(out, (*a.shape[:-1], *b.shape[1:]))  # type: ignore[no-any-return]
+    if a.ndim == 1:
+        return matmul(b.mT, a)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 else b.shape[:-2]
+    x = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
+    y = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
+
+
+def _upsample(name: str, spatial: int) -> Call:
+    overload = getattr(aten, name).default
+
+    def call(x: torch.Tensor, output_size: Any, *rest: Any) -> torch.Tensor:
+        *flags, factors = rest
+        sizes = list(output_size or ())
+        scales = [None] * spatial if factors is None else [float(f) for f in factors]
+        if not sizes:
+            sizes = [torch.sym_int(x.shape[2 + i] * scales[i]) for i in range(spatial)]
+        return overload(x, sizes, *flags, *scales)  # type: ignore[no-any-return]
+
+    return call
+
+
+CALLS: dict[Any, Call] = {
+    torch.matmul: matmul,
+    torch.Tensor.matmul: matmul,
+    torch.Tensor.__matmul__: matmul,
+    torch.Tensor.__rmatmul__: lambda b, a: matmul(a, b),
+}
+for _name, _spatial in (
+    ("upsample_nearest1d", 1),
+    ("upsample_nearest2d", 2),
+    ("upsample_nearest3d", 3),
+    ("_upsample_nearest_exact1d", 1),
+    ("_upsample_nearest_exact2d", 2),
+    ("_upsample_nearest_exact3d", 3),
+    ("upsample_linear1d", 1),
+    ("upsample_bilinear2d", 2),
+    ("upsample_bicubic2d", 2),
+    ("upsample_trilinear3d", 3),
+):
+    CALLS[getattr(torch._C._nn, _name)] = _upsample(_name, _spatial)
+
+
+class SymbolicCalls(TorchFunctionMode):
+    """Runs the functions of ``CALLS`` by their Python definitions where an argument has symbolic sizes.
+
+    :class:`prims.spec.AbstractMode` enters it. Code that runs a graph on abstract tensors under a dispatch mode
+    of its own should enter it too.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        call = CALLS.get(func)
+        if call is None or not any(map(_is_symbolic, args)):
+            return func(*args, **(kwargs or {}))
+        return call(*args, **(kwargs or {}))

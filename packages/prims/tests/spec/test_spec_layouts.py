@@ -1,0 +1,142 @@
+"""Strides of results against eager's for inputs of every layout, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from prims.spec import AbstractMode, AbstractTensor, abstract, spec_of
+
+SHAPE = (2, 4, 6, 8)
+LAYOUTS = {
+    "contiguous": lambda: torch.rand(SHAPE),
+    "channels_last": lambda: torch.rand(SHAPE).to(memory_format=torch.channels_last),
+    "permuted": lambda: torch.rand(6, 2, 8, 4).permute(1, 3, 0, 2),
+    "transposed": lambda: torch.rand(2, 6, 4, 8).transpose(1, 2),
+    "sliced": lambda: torch.rand(2, 8, 6, 9)[:, ::2, :, :8],
+    "expanded": lambda: torch.rand(2, 1, 6, 8).expand(SHAPE),
+    "one channel of many": lambda: torch.rand(2, 4, 6, 8, 3)[..., 1],
+}
+CHANNEL, WEIGHT, DEPTHWISE = torch.rand(4), torch.rand(5, 4, 3, 3), torch.rand(4, 1, 3, 3)
+
+# Each takes the input and another one of the same shape.
+CASES = {
+    "add": lambda x, y: x + y,
+    "add number": lambda x, y: x * 2 + 1,
+    "broadcast": lambda x, y: x * y[:, :, :1, :1] + y[0],
+    "gelu": lambda x, y: F.gelu(x),
+    "compare": lambda x, y: (x > y) & (y < 0.5),
+    "where": lambda x, y: torch.where(x > 0.5, x, y),
+    "where number": lambda x, y: torch.where(y > 0.5, x, 0.0),
+    "clamp": lambda x, y: x.clamp(0.1, 0.9),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+    "masked_fill": lambda x, y: x.masked_fill(y > 0.5, 0.0),
+    "masked_fill broadcast": lambda x, y: x.masked_fill(y[:, :1] > 0.5, 0.0),
+    "to": lambda x, y: x.to(torch.bfloat16),
+    "clone": lambda x, y: x.clone(),
+    "zeros_like": lambda x, y: (torch.zeros_like(x), torch.empty_like(x), torch.rand_like(x)),
+    "contiguous": lambda x, y: x.contiguous(),
+    "to channels_last": lambda x, y: x.contiguous(memory_format=torch.channels_last),
+    "sum": lambda x, y: (x.sum(1), x.sum((0, 2), keepdim=True), x.sum()),
+    "mean var": lambda x, y: (x.mean(-1), x.var(1), torch.std_mean(x, (2, 3))),
+    "amax argmax": lambda x, y: (x.amax(1), x.argmax(2), x.max(3), x.any(0)),
+    "softmax": lambda x, y: (x.softmax(1), x.log_softmax(-1), x.logsumexp(1)),
+    "cumsum": lambda x, y: (x.cumsum(1), x.cumprod(2), x.cummax(1)),
+    "sort": lambda x, y: (x.sort(1), x.topk(2, 2), x.argsort(-1), x.kthvalue(2, 1)),
+    "matmul": lambda x, y: (x @ y.transpose(-1, -2), x @ torch.rand(8, 3)),
+    "linear": lambda x, y: F.linear(x, torch.rand(3, 8), torch.rand(3)),
+    "einsum": lambda x, y: torch.einsum("bchw,bdhw->bcd", x, y),
+    "conv": lambda x, y: F.conv2d(x, WEIGHT, padding=1),
+    "conv stride": lambda x, y: F.conv2d(x, WEIGHT, torch.rand(5), stride=2),
+    "conv depthwise": lambda x, y: F.conv2d(x, DEPTHWISE, groups=4),
+    "conv weight channels_last": lambda x, y: F.conv2d(x, WEIGHT.to(memory_format=torch.channels_last)),
+    "conv transpose": lambda x, y: F.conv_transpose2d(x, torch.rand(4, 5, 3, 3), stride=2, output_padding=1),
+    "conv 1x1": lambda x, y: F.conv2d(x, torch.rand(5, 4, 1, 1)),
+    "batch_norm": lambda x, y: F.batch_norm(x, CHANNEL.clone(), CHANNEL.clone(), CHANNEL, CHANNEL, training=True),
+    "batch_norm eval": lambda x, y: F.batch_norm(x, CHANNEL, CHANNEL, CHANNEL, CHANNEL),
+    "instance_norm": lambda x, y: F.instance_norm(x),
+    "group_norm": lambda x, y: F.group_norm(x, 2, CHANNEL, CHANNEL),
+    "layer_norm": lambda x, y: F.layer_norm(x, (8,), torch.rand(8), torch.rand(8)),
+    "max_pool": lambda x, y: F.max_pool2d(x, 2, return_indices=True),
+    "max_pool pad": lambda x, y: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "avg_pool": lambda x, y: F.avg_pool2d(x, 2),
+    "adaptive pools": lambda x, y: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, 2))),
+    "adaptive max": lambda x, y: F.adaptive_max_pool2d(x, (3, 2)),
+    "interpolate": lambda x, y: (F.interpolate(x, scale_factor=2.0), F.interpolate(x, size=(3, 5), mode="bilinear")),
+    "pad": lambda x, y: (F.pad(x, (1, 1)), F.pad(x, (1, 1, 1, 1), mode="reflect"), F.pad(x, (-1, 0))),
+    "replicate": lambda x, y: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "cat": lambda x, y: (torch.cat([x, y], 1), torch.cat([x, y.contiguous()], 0), torch.stack([x, y], 1)),
+    "index": lambda x, y: (x[:, [0, 2]], x[[1, 0], :, [0, 3]], x[:, :, torch.tensor([[0, 1]])], x[..., 1:, None]),
+    "gather": lambda x, y: (x.gather(1, (y * 4).long()), x.index_select(2, torch.tensor([0, 3]))),
+    "scatter": lambda x, y: x.scatter_add(1, (y * 4).long(), y),
+    "index_put": lambda x, y: x.index_put((torch.tensor([0, 1]),), y[:1]),
+    "index_add fill": lambda x, y: (
+        x.index_add(0, torch.tensor([0, 1]), y),
+        x.index_fill(1, torch.tensor([1]), 0.0),
+    ),
+    "reshape": lambda x, y: (x.reshape(2, -1), x.flatten(2), x.reshape(8, 48), x.unflatten(1, (2, 2))),
+    "views": lambda x, y: (x.permute(3, 0, 2, 1), x.transpose(0, 2), x[1], x[:, None], x.unfold(3, 3, 2)),
+    "more views": lambda x, y: (x.diagonal(0, 2, 3), x.narrow(3, 1, 4), x.select(2, -1), x.movedim(1, -1)),
+    "splits": lambda x, y: (x.split(2, 1), x.chunk(3, 3), x.unbind(0), x.tensor_split(3, 2)),
+    "flip roll": lambda x, y: (x.flip(1), x.roll(1, 2), x.roll((1, 1), (0, 1)), torch.rot90(x, 1, (2, 3))),
+    "tril": lambda x, y: (x.tril(), x.triu(1)),
+    "repeat": lambda x, y: (x.repeat(1, 2, 1, 1), x.repeat_interleave(2, 1), x.tile(2)),
+    "sdpa": lambda x, y: F.scaled_dot_product_attention(x, x, x),
+    "sdpa causal": lambda x, y: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "sdpa mask": lambda x, y: F.scaled_dot_product_attention(x, x, x, torch.zeros(6, 6)),
+    "losses": lambda x, y: (F.mse_loss(x, y, reduction="none"), F.l1_loss(x, y), F.smooth_l1_loss(x, y)),
+    "bce": lambda x, y: (
+        F.binary_cross_entropy(x, y, reduction="none"),
+        F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+    ),
+    "cross_entropy": lambda x, y: F.cross_entropy(x, y.argmax(1), reduction="none"),
+    "glu": lambda x, y: (F.glu(x, 1), F.prelu(x, torch.rand(4))),
+    "pixel_shuffle": lambda x, y: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2)),
+    "norm": lambda x, y: (x.norm(dim=1), F.normalize(x, dim=1), torch.linalg.vector_norm(x, dim=(2, 3))),
+    "complex": lambda x, y: (torch.complex(x, y), torch.view_as_real(torch.complex(x, y)), torch.polar(x, y)),
+    "fft": lambda x, y: (torch.fft.rfft(x), torch.fft.fft2(x)),
+    "dropout": lambda x, y: F.dropout(x, 0.5),
+    "bernoulli": lambda x, y: (torch.bernoulli(x), torch.nn.functional.rrelu(x)),
+}
+# Backward is checked where the gradient's layout does not depend on a kernel's inner choices.
+FORWARD_ONLY = {"compare", "zeros_like", "bernoulli", "sort", "cumsum", "complex", "fft", "amax argmax"}
+
+
+def difference(got, want):
+    a, e = tree_leaves(got), tree_leaves(want)
+    assert len(a) == len(e)
+    for x, y in zip(a, e):
+        if not isinstance(y, torch.Tensor):
+            continue
+        assert isinstance(x, AbstractTensor)
+        s, w = x.spec, spec_of(y)
+        assert (s.shape, s.dtype, s.storage_offset) == (w.shape, w.dtype, w.storage_offset)
+        strides = [(p, q) for n, p, q in zip(w.shape, s.strides, w.strides) if n > 1]
+        assert all(p == q for p, q in strides), f"got {s}, eager gives {w}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_forward(case, layout):
+    x, y = LAYOUTS[layout](), LAYOUTS[layout]()
+    want = CASES[case](x, y)
+    with AbstractMode():
+        difference(CASES[case](abstract(x), abstract(y)), want)
+
+
+def gradient(f, x, y):
+    x, y = x.detach().requires_grad_(), y.detach()
+    out = [t for t in tree_leaves(f(x, y)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return torch.autograd.grad([t.float().pow(2).sum() for t in out], [x])
+
+
+@pytest.mark.parametrize("layout", [k for k in LAYOUTS if k != "expanded"])
+@pytest.mark.parametrize("case", [c for c in CASES if c not in FORWARD_ONLY])
+def test_backward(case, layout):
+    x, y = LAYOUTS[layout](), LAYOUTS[layout]()
+    want = gradient(CASES[case], x, y)
+    with AbstractMode():
+        difference(gradient(CASES[case], abstract(x), abstract(y)), want)

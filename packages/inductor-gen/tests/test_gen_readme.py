@@ -1,0 +1,19 @@
+"""The README's examples, run top to bottom."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_readme_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTET_CACHE_DIR", str(tmp_path))
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    space: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), space)

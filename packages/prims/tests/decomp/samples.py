@@ -244,6 +244,9 @@ FOREACH_UNARY = (
 
 
 def _rest() -> None:
+    for kind in ("uniform", "normal"):
+        options = {"dtype": torch.float32, "device": torch.device("cpu")}
+        add(f"quintet.random_{kind}.default", [3, 5], torch.tensor(7), 4, **options)
     add("aten._weight_norm_interface.default", f(4, 3, 2), f(4, 1, 1))
     add("aten._weight_norm_interface.default", f(4, 3, 2), f(2), 2)
     norms = torch.rand(4, 1, 1) + 1

@@ -197,6 +197,13 @@ class FunctionValue(Value):
                     tx.guards.has_attr(self.source, name, False)
                 raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
+        if name == "__kwdefaults__":
+            from dynamo_capture.values.dicts import DictValue
+
+            pairs = ((ConstantValue(k), v) for k, v in (self.kwdefaults or {}).items())
+            return DictValue.of(pairs) if self.kwdefaults else ConstantValue(None)
+        if name not in ("__module__", "__doc__", "__dict__") and hasattr(types.FunctionType, name):
+            raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
         if name == "__module__":
             return tx.from_python(self.globals.get("__name__"))
         if name == "__doc__":

@@ -424,8 +424,10 @@ class ExceptionValue(ObjectValue):
             self.args = list(args)
             return ConstantValue(None)
         if name in ("__str__", "__repr__") and all(a.realize().is_const for a in self.args):
-            real = Exception(*[a.realize().const() for a in self.args])
-            return ConstantValue(str(real) if name == "__str__" else f"{self.cls.__name__}{real.args!r}")
+            base = next(c for c in self.cls.__mro__ if c.__module__ == "builtins")  # KeyError's str() differs
+            real = base(*[a.realize().const() for a in self.args])
+            text = str(real) if name == "__str__" else self.cls.__name__ + repr(real).removeprefix(base.__name__)
+            return ConstantValue(text)
         return super().call_c_method(tx, name, descriptor, args, kwargs)
 
     def children(self) -> Iterator[Value]:

@@ -221,3 +221,24 @@ def test_transpositions_go_in_patches(shape: tuple[int, ...]) -> None:
     order = tuple(reversed(range(len(shape))))
     case = check(lambda p, x, y: p.add(p.permute(x, order), y), [torch.randn(shape), torch.randn(shape[::-1])])
     assert case.kernels == 1
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_halves_of_an_empty_tensor(rows: int) -> None:
+    def fn(p: Any, x: Any) -> Any:
+        x = p.convert(x, torch.float32)
+        a = p.slice(x, (0, 0), (x.shape[0], 1), (1, 1))
+        b = p.slice(x, (0, 1), (x.shape[0], 2), (1, 1))
+        return p.convert(p.mul(a, p.sigmoid(b)), torch.bfloat16)
+
+    check(fn, [torch.randn(rows, 2).bfloat16()])
+
+
+def test_a_product_used_along_and_across_a_tile() -> None:
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        scaled = p.mul(w, 2.0)
+        y = p.mul(x, p.broadcast(scaled, x.shape, (1,)))
+        total = p.sum(p.broadcast(scaled, x.shape, (1,)), (0,))
+        return p.sum(y, (0,)), total, p.add(y, p.broadcast(total, x.shape, (1,)))
+
+    check(fn, [torch.randn(50, 300), torch.randn(300)], tol=1e-4)

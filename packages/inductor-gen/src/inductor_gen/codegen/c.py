@@ -471,7 +471,7 @@ class _Kernel:
         rest = [v for v in vals if self.lane in v.deps]
         if rest or stores:
             self._lane_loop()
-            self._reload(rest, stores)
+            self._reload(rest, stores, [])
             for v in rest:
                 self.emit(v)
                 if v.id in self.arrays:
@@ -480,8 +480,8 @@ class _Kernel:
                 self.store(s)
             self.w.close()
 
-    def _reload(self, vals: list[Val], stores: list[Store]) -> None:
-        """Bring outer values of other sections into a loop over the tile."""
+    def _reload(self, vals: list[Val], stores: list[Store], also: list[Val]) -> None:
+        """Bring outer values of other sections, those in ``also`` among them, into a loop over the tile."""
         have = {v.id for v in vals}
         needed: dict[int, Val] = {}
 
@@ -497,6 +497,8 @@ class _Kernel:
             if v.op != "reduce":
                 for a in self.body.inputs_of(v):
                     visit(a)
+        for v in also:
+            visit(v)
         for s in stores:
             visit(s.value)
             for x in s.at.symbols:

@@ -219,8 +219,7 @@ class _Stage:
             self.place(self.loops)
             self.k._lane_loop()
             extra = [r.args[0] for r in self.reduces if not self.k.is_inner(r.args[0])]
-            self.k._reload([v for v in self.vals if v.id not in self.done], self.stores)
-            self._reload_plain(extra)
+            self.k._reload([v for v in self.vals if v.id not in self.done], self.stores, extra)
             self.statements()
             self.w.close(2)
             return
@@ -229,15 +228,6 @@ class _Stage:
         self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
         self.statements()
         self.w.close()
-
-    def _reload_plain(self, extra: list[Val]) -> None:
-        for a in extra:
-            if self.k.lane in a.deps:
-                name = self.k.names.val(a)
-                if a.op == "load":
-                    self.k.emit(a)
-                else:
-                    self.w.line(f"const {self.k.names.type_of(a)} {name} = {name}a[l_];")
 
     def _row_position(self) -> str:
         position = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from inductor_gen.runtime.launch import Launcher
 from inductor_gen.runtime.triton_build import Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
-from inductor_gen.schedule.prepare import ViewRef
+from inductor_gen.schedule.prepare import ViewRef, travels_channels_last
 from prims.errors import InternalError, Unsupported
 from prims.options import Options
 from prims.spec.expr import Expr
@@ -49,13 +50,30 @@ class TritonWrapper(Wrapper):
             return call
         index, current = self.device.index, torch._C._cuda_getDevice
 
+        below_autograd = torch._C._AutoDispatchBelowAutograd  # a graph's operators record nothing
+
         def on_device(args: list[Any]) -> list[Any]:
-            if current() == index:
-                return call(args)
-            with torch.cuda.device(index):
-                return call(args)
+            with below_autograd():
+                if current() == index:
+                    return call(args)
+                with torch.cuda.device(index):
+                    return call(args)
 
         return on_device
+
+    def _inputs(self) -> None:
+        super()._inputs()
+        for node, desc in zip(self.prepared.graph.inputs, self.env.inputs, strict=True):
+            if desc.kind == "saved" and travels_channels_last(desc.spec):
+                self._planned_layout(node, self.names[node])
+
+    def _wanted_later(self, key: Any, step: int) -> bool:
+        """Large buffers go back to PyTorch's allocator, which gives their memory to buffers of any size."""
+        if self.device.type == "cuda":
+            shape, _, dtype, _ = key
+            if not all(s.is_const for s in shape) or math.prod(s.value for s in shape) * dtype.itemsize > 1 << 20:
+                return False
+        return super()._wanted_later(key, step)
 
     def _launch(self, sources: list[KernelSource]) -> None:
         run: list[KernelSource] = []

@@ -193,6 +193,8 @@ class Fusion:
             for b in self.bases(node)
             if b in self.of and self.of[b].loops and b.kind in LOOP_KINDS
         }
+        if ZERO in node.shape or any(ZERO in x.shape for x in node.ins):
+            owners = {}  # nothing to compute, and sizes that no longer tell index maps apart
         for cluster in sorted(owners.values(), key=lambda c: -c.id):
             if len(cluster.nodes) >= MAX_NODES or any(
                 self.depends(o, cluster) for b in self.bases(node) if (o := self.of.get(b)) not in (None, cluster)
@@ -453,6 +455,8 @@ def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[
             if other.space[v] is not cluster.space[w]:
                 return None
             mapping[v] = w
+    if ZERO in other.space.values():
+        return None
     used = [v for e in mapping.values() for v in e.symbols if v in cluster.space]
     if len(used) != len(set(used)):
         return None

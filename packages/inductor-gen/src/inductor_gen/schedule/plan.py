@@ -16,6 +16,8 @@ __all__ = ["Plan", "dissolve", "plan"]
 
 #: Cost (see ``op_cost``) up to which a small chain is recomputed in its consumers rather than stored and loaded.
 CHEAP = 12
+#: The same on a GPU, where arithmetic is cheaper beside memory and a kernel costs microseconds to launch.
+CHEAP_ON_GPU = 60
 MAX_COPIES = 4
 
 
@@ -90,6 +92,8 @@ def _consumers(fusion: Fusion) -> dict[Node, list[Node]]:
 def _worth(fusion: Fusion, cluster: Cluster, readers: list[Cluster], hint: Hint) -> bool:
     cost = sum(op_cost(n.op) for n in cluster.nodes)
     size = max(_numel(n, hint) for n in cluster.nodes)
+    device = cluster.nodes[-1].device
+    cheap = CHEAP_ON_GPU if device is not None and device.type == "cuda" else CHEAP
     read = [1]
     for reader in readers:
         if not reader.loops and not reader.space:
@@ -99,12 +103,12 @@ def _worth(fusion: Fusion, cluster: Cluster, readers: list[Cluster], hint: Hint)
             total *= hint(extent)
         read.append(total)
     if len(readers) == 1 and max(read) <= size:
-        return not any(_reads_by_index(n, cluster) for n in readers[0].nodes) or cost <= CHEAP
+        return not any(_reads_by_index(n, cluster) for n in readers[0].nodes) or cost <= cheap
     if len(readers) > MAX_COPIES:
         return False
     if cost <= 1 and len(cluster.nodes) == 1:
         return True
-    return size * 4 <= max(read) and cost <= CHEAP
+    return size * 4 <= max(read) and cost <= cheap
 
 
 def _reads_by_index(node: Node, cluster: Cluster) -> bool:

@@ -21,13 +21,17 @@ from prims.ir import Envelope
 from prims.spec import TensorSpec, infer
 from prims.spec.expr import Expr
 
-__all__ = ["Prepared", "ViewRef", "prepare"]
+__all__ = ["Prepared", "ViewRef", "prepare", "travels_channels_last"]
 
 #: Overloads that read any operand whose rows or columns are contiguous at full speed.
 _BLAS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "dot"})
 
 #: Operators that keep channels last, and are faster so on a GPU.
-_SPATIAL = frozenset({"aten.convolution.default", "aten.max_pool2d_with_indices.default"})
+_SPATIAL = frozenset({
+    "aten.convolution.default", "aten.convolution_backward.default",
+    "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
+})  # fmt: skip
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,27 @@ class _Preparer:
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph())
         self.owned: set[Node] = set()  # buffers that some output already is
-        self.channels_last = _pays_channels_last(env, self.old)
+        self.channels_last = _pays_channels_last(self.old)
         self.relaid: dict[Node, ViewRef] = {}
         self.new_nodes: list[Node] = []
 
     # ---- building ---------------------------------------------------------------------------------------
 
     def run(self) -> Prepared:
+        for node, desc in zip(self.old.inputs, self.env.inputs, strict=True):
+            if self.channels_last and desc.kind == "saved" and travels_channels_last(desc.spec):
+                self.out.layouts[node] = Layout(_channels_last(node.shape))
         for node in self.old.nodes:
             if node.kind in ("input", "constant"):
+                if node in self.out.layouts:
+                    self.new_nodes.append(node)
+                    continue
                 self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
             elif node.kind == "extern":
-                self._extern(node)
+                if _has_slow_bias(node):
+                    self._bias_apart(node)
+                else:
+                    self._extern(node)
             elif node.kind == "item":
                 self._item(node)
             elif node.kind == "scatter":
@@ -147,6 +160,16 @@ class _Preparer:
         if isinstance(node.spec, TensorSpec):
             self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
 
+    def _bias_apart(self, node: Node) -> None:
+        """A convolution without its bias; the node becomes the addition, which fuses with what follows."""
+        x, weight, bias, *rest = node.args
+        product_of = Node(0, "extern", node.op, (x, weight, None, *rest), node.spec, node.source)
+        product_of.target = node.target
+        self._extern(product_of)
+        spread = Node(0, "view", "broadcast", (bias, node.spec.shape, (1,)), node.spec, node.source)
+        self.new_nodes += [product_of, spread]
+        node.kind, node.op, node.args = "pointwise", "add", (product_of, spread)
+
     def _infer(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(node.target, torch._ops.OpOverload):
             return node.spec
@@ -183,8 +206,7 @@ class _Preparer:
         found = self.relaid.get(x)
         if found is not None:
             return found
-        _, c, h, w = x.shape
-        wanted = (product((c, h, w)), ONE, product((w, c)), c)
+        wanted = _channels_last(x.shape)
         if x.kind == "pointwise" and x not in self.out.layouts:
             self.out.layouts[x] = Layout(wanted)
         ref = self.resolve(x)
@@ -219,10 +241,13 @@ class _Preparer:
     def _outputs(self) -> None:
         aliases = {a.output_index: a for a in self.env.aliases}
         for k, (desc, x) in enumerate(zip(self.env.outputs, self.old.outputs, strict=True)):
-            self.out.outputs.append(self._output(desc.spec, x, aliases.get(k)) if isinstance(x, Node) else x)
+            self.out.outputs.append(self._output(desc, x, aliases.get(k)) if isinstance(x, Node) else x)
 
-    def _output(self, spec: Any, x: Node, alias: Any) -> ViewRef:
+    def _output(self, desc: Any, x: Node, alias: Any) -> ViewRef:
+        spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
+        if self.channels_last and desc.kind == "saved" and alias is None and travels_channels_last(spec):
+            wanted = _channels_last(x.shape)
         if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
             if x not in self.out.layouts:
                 self.out.layouts[x] = Layout(wanted)
@@ -236,15 +261,33 @@ class _Preparer:
         return made
 
 
-def _pays_channels_last(env: Envelope, graph: Graph) -> bool:
-    """Are there 16-bit convolutions on a GPU, in a graph whose layouts no other graph depends on?"""
-    kinds = {d.kind for d in env.inputs} | {d.kind for d in env.outputs}
-    if kinds & {"saved", "tangent"}:
+def _channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    _, c, h, w = shape
+    return (product((c, h, w)), ONE, product((w, c)), c)
+
+
+def travels_channels_last(spec: Any) -> bool:
+    """Do a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
+    if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*_HALVES, torch.int64):
         return False
-    return any(
-        node.op == "aten.convolution.default" and node.device.type == "cuda" and len(node.shape) == 4  # type: ignore[union-attr]
-        and node.dtype in (torch.float16, torch.bfloat16) and not node.args[6]
-        for node in graph.nodes
+    return spec.is_contiguous() and all(isinstance(s, int) and s > 0 for s in spec.shape)
+
+
+def _pays_channels_last(graph: Graph) -> bool:
+    """Are there 16-bit convolutions on a GPU?"""
+    for node in graph.nodes:
+        if node.op in ("aten.convolution.default", "aten.convolution_backward.default"):
+            x = node.args[0]
+            if x.device.type == "cuda" and x.dtype in _HALVES and len(x.shape) == 4:
+                return True
+    return False
+
+
+def _has_slow_bias(node: Node) -> bool:
+    """Would the operator add its bias in a kernel of its own?"""
+    return (
+        node.op == "aten.convolution.default" and node.device is not None and node.device.type == "cuda"
+        and isinstance(node.args[2], Node)
     )  # fmt: skip
 
 

@@ -36,8 +36,9 @@ class Late(Exception):
 zoo.import_torchvision()  # declares torchvision's operators where its own extension does not load
 
 
-def rank(name: str) -> tuple[int, int, str]:
-    return next((i for i, word in enumerate(SMALL) if word in name), len(SMALL)), len(name), name
+def rank(name: str) -> tuple[int, bool, int, str]:
+    index = next((i for i, word in enumerate(SMALL) if word in name), len(SMALL))
+    return index, not name.endswith("_224"), len(name), name
 
 
 def timm_cases() -> dict[str, Any]:
@@ -73,7 +74,8 @@ def torchvision_cases() -> dict[str, Any]:
             by_family[re.split(r"[\d_]", name)[0]].append(name)
         for family, names in by_family.items():
             kind = module.__name__.rpartition(".")[2]
-            cases[f"torchvision/{kind}/{family}"] = lambda n=min(names, key=rank), k=kind: torchvision_model(n, k)
+            name = min(names, key=rank)
+            cases[f"torchvision/{kind}/{family}"] = lambda name=name, kind=kind: torchvision_model(name, kind)
     del torchvision
     return cases
 

@@ -18,8 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration-tests"))
 
-import compile_api  # noqa: E402
-import zoo  # noqa: E402
+import zoo
+
+import compile_api
 
 
 def timed(step: Any, seconds: float = 0.6) -> float:

@@ -139,9 +139,10 @@ def _find_twin(func: OpOverload, drop: tuple[str, ...], metadata: bool) -> OpOve
 
 
 def draws_random(func: OpOverload, args: Any, kwargs: Any) -> bool:
-    """Whether this call draws random numbers; attention does so only with a dropout probability above 0."""
+    """Whether this call draws random numbers; attention does so only with a dropout probability above 0, and its
+    backward never: it is given the forward's generator state."""
     info = op_info(func)
-    if not info.random:
+    if not info.random or "philox_seed" in info.names:
         return False
     if "dropout_p" in info.names:
         return bind(info, args, kwargs, "dropout_p", info.names.index("dropout_p")) not in (None, 0, 0.0)

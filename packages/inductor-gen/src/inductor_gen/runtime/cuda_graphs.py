@@ -83,7 +83,8 @@ class Replayed:
             for x, held in zip(inputs, self.held, strict=True)
         ]
         if any(isinstance(x, torch.Tensor) and x.device.type != "cuda" for x in inputs):
-            return self._give_up("an input lives on the CPU")
+            self._give_up("an input lives on the CPU")
+            return None
         graph = torch.cuda.CUDAGraph()
         recording = _Recording(graph, places, [])
         self._fill(recording, inputs)
@@ -92,7 +93,8 @@ class Replayed:
             with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 recording.outputs = self.call(tuple(places))
         except Exception as error:
-            return self._give_up(f"recording a CUDA graph failed: {error}")
+            self._give_up(f"recording a CUDA graph failed: {error}")
+            return None
         return recording
 
     def _give_up(self, reason: str) -> None:
@@ -107,7 +109,8 @@ def _place(x: torch.Tensor) -> torch.Tensor:
 
 def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
     """``call`` by CUDA-graph replay where the envelope's inputs are on one GPU, else as it is."""
-    devices = {d.spec.device for d in (*env.inputs, *env.outputs) if hasattr(d.spec, "device")}
+    specs = [d.spec for d in env.inputs] + [d.spec for d in env.outputs]
+    devices = {spec.device for spec in specs if hasattr(spec, "device")}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return call
     device = devices.pop()

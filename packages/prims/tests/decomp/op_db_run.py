@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from recorded_calls import check, record
+from recorded_calls import check, check_metadata, record
 from torch.testing._internal.common_methods_invocations import op_db
 
 # dtype -> (samples per operator, with gradients)
@@ -33,6 +33,7 @@ def main() -> None:
     checked: Counter[str] = Counter()
     unsupported: dict[str, set[str]] = {}
     wrong: list[str] = []
+    metadata: list[str] = []
     for info in op_db:
         for dtype_name, (limit, gradients) in PLAN.items():
             dtype = getattr(torch, dtype_name)
@@ -54,6 +55,10 @@ def main() -> None:
                         found = check(call)
                     except Exception as error:
                         found = f"{type(error).__name__}: {error}"
+                    for device in ("cpu", "cuda:0"):
+                        differs = check_metadata(call, device)
+                        if differs is not None:
+                            metadata.append(f"{name} [{dtype_name}, {info.name}, {device}] {differs}")
                     if found is None:
                         continue
                     if found.startswith("unsupported: "):
@@ -64,6 +69,7 @@ def main() -> None:
         "checked": dict(checked),
         "unsupported": {name: sorted(reasons) for name, reasons in sorted(unsupported.items())},
         "wrong": wrong,
+        "metadata": metadata,
     }
     print(json.dumps(report))
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 import prims.decomp as decomp
-from prims.errors import Unsupported
+from prims.errors import Unsupported, VerifierError
 from prims.handlers import MetaHandler, TorchHandler
-from prims.spec import TensorSpec
+from prims.spec import TensorSpec, infer
 
 EAGER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError)
 Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
@@ -70,16 +70,37 @@ def record(op: Any, sample: Any, gradients: bool) -> Iterator[Call]:
     yield from filter(plain, recorder.calls)
 
 
-def specs(tree: Any) -> Any:
-    """Metadata in place of tensors; one tensor in two places is one spec."""
+def specs(tree: Any, device: str = "cpu") -> Any:
+    """Metadata in place of tensors, on a device; one tensor in two places is one spec."""
     made: dict[int, TensorSpec] = {}
+    place = torch.device(device)
 
     def one(x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return place
         if not isinstance(x, torch.Tensor):
             return x
-        return made.setdefault(id(x), TensorSpec(tuple(x.shape), x.dtype, x.device))
+        return made.setdefault(id(x), TensorSpec(tuple(x.shape), x.dtype, place, tuple(x.stride())))
 
     return tree_map(one, tree)
+
+
+def check_metadata(call: Call, device: str) -> str | None:
+    """Where `prims.spec.infer` and the decomposition disagree about a call on a device."""
+    func, *rest = call[:3]
+    args, kwargs = specs(tuple(rest), device)
+    fn = decomp.get(func)
+    assert fn is not None
+    try:
+        stated, derived = listed(infer(func, args, kwargs)), listed(fn(MetaHandler(), *args, **kwargs))
+    except (Unsupported, VerifierError):
+        return None
+    for i, (a, b) in enumerate(zip(stated, derived, strict=True)):
+        if (a is None) != (b is None):
+            return f"result {i}: infer says {a}, the decomposition {b}"
+        if a is not None and (tuple(a.shape), a.dtype, a.device) != (tuple(b.shape), b.dtype, b.device):
+            return f"result {i}: infer says {a}, the decomposition {b}"
+    return None
 
 
 def _in_float64(call: Call) -> list[torch.Tensor] | None:

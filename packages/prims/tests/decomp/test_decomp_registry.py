@@ -22,8 +22,13 @@ def test_covered_overloads_are_exactly_those_listed():
 
 
 def test_every_covered_overload_exists():
+    """In the newest torch that is supported; older ones may lack some."""
     for name in decomp.covered():
-        op = decomp.overload(name)
+        try:
+            op = decomp.overload(name)
+        except AttributeError:
+            assert torch.__version__ < "2.13", name
+            continue
         assert str(op) == name
         assert decomp.get(op) is decomp.by_name(name)
 

@@ -43,8 +43,8 @@ def trailing(p: Any, v: Value | None, shape: Sequence[Size], dtype: torch.dtype)
 def statistics_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
     """The dtype of saved statistics: float32 where a reduced-precision input meets float32 parameters
     or runs on a GPU, else the input's."""
-    if x.dtype not in REDUCED:
-        return x.dtype
+    if x.dtype not in REDUCED or x.device.type != "cpu":
+        return opmath(x.dtype)
     mixed = any(v is not None and v.dtype != x.dtype for v in parameters)
     return torch.float32 if mixed else x.dtype
 
@@ -70,7 +70,7 @@ def native_layer_norm(
     centred = p.sub(x, spread(p, mean, x.shape, dims))
     normal = p.mul(centred, spread(p, rstd, x.shape, dims))
     out = affine(p, normal, *(trailing(p, v, x.shape, compute) for v in (weight, bias)))
-    saved = statistics_dtype(input, weight, bias) if input.device.type == "cpu" else compute
+    saved = statistics_dtype(input, weight, bias)
     stats = (keep(p, to_dtype(p, s, saved), x.shape, dims) for s in (mean, rstd))
     return (to_dtype(p, out, input.dtype), *stats)
 
@@ -181,10 +181,6 @@ def _moved(p: Any, running: Value, new: Value, momentum: float) -> Value:
     return to_dtype(p, p.add(old, p.mul(to_dtype(p, new, compute), momentum)), running.dtype)
 
 
-def _saved_dtype(input: Value, weight: Value | None) -> torch.dtype:
-    return statistics_dtype(input, weight) if input.device.type == "cpu" else opmath(input.dtype)
-
-
 def _training(
     p: Any,
     input: Value,
@@ -196,7 +192,7 @@ def _training(
     eps: float,
 ) -> tuple[Value, Value, Value, Value | None, Value | None]:
     out, mean, rstd, var = _with_batch(p, input, weight, bias, eps)
-    saved = _saved_dtype(input, weight)
+    saved = statistics_dtype(input, weight)
     if running_mean is not None:
         running_mean = _moved(p, running_mean, mean, momentum)
     if running_var is not None:
@@ -226,9 +222,14 @@ def batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """Normalise by the running statistics; the saved statistics are empty."""
-    saved = _empty(p, input, _saved_dtype(input, weight))
-    return _with_running(p, input, weight, bias, running_mean, running_var, eps), saved, saved
+    """Normalise by the running statistics. The saved ones are empty on the CPU, and the running mean and
+    reciprocal deviation elsewhere."""
+    out = _with_running(p, input, weight, bias, running_mean, running_var, eps)
+    saved = statistics_dtype(input, weight)
+    if input.device.type == "cpu":
+        return out, _empty(p, input, saved), _empty(p, input, saved)
+    rstd = p.rsqrt(p.add(to_dtype(p, running_var, saved), float(eps)))
+    return out, to_dtype(p, running_mean, saved), rstd
 
 
 @decomposition("aten._native_batch_norm_legit_functional.default")

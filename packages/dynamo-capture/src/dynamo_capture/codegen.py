@@ -84,6 +84,8 @@ class Plan:
             self._output_index[key] = len(self.outputs)
             self.outputs.append(value)
             return
+        if type(value).reconstruct is Value.reconstruct:
+            raise GraphBreak("QB10", value.describe())
         self._open.add(key)
         if isinstance(value, (ObjectValue, CellValue)):
             self.made.append(value)

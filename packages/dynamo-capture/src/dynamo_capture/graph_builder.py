@@ -16,7 +16,7 @@ import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -251,6 +251,8 @@ class GraphBuilder:
     def _lower_constant(self, constant: Any) -> tuple[Any, Any]:
         if isinstance(constant, range):
             constant = list(constant)
+        elif is_numpy_scalar(constant):
+            constant = constant.item()
         return constant, constant
 
     # --- finishing ----------------------------------------------------------------------------------------------

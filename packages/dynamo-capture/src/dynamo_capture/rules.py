@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_name", "is_torch_file", "skip_reason"]
+__all__ = ["GENERATOR_FLAGS", "is_library_name", "is_torch_file", "runs_without_hook", "skip_reason"]
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
 
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NN_MODULES = _TORCH_DIR + os.path.join("nn", "modules") + os.sep
+_WITHOUT_HOOK = (
+    "<frozen importlib", *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export"))
+)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = tuple(
     {os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
@@ -50,6 +53,11 @@ def is_torch_file(filename: str) -> bool:
 def is_internal_file(filename: str) -> bool:
     """Whether a source file is this package's own."""
     return filename.startswith(_HERE)
+
+
+def runs_without_hook(code: types.CodeType) -> bool:
+    """Whether everything that a frame calls runs as it is too: imports, and PyTorch's own compiler."""
+    return code.co_filename.startswith(_WITHOUT_HOOK)
 
 
 def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:

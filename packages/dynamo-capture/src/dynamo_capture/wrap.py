@@ -18,7 +18,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
-from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, wrap_items
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
@@ -291,7 +291,13 @@ def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     cls = type(obj)
     source = source or Source("constant", None, (obj,))
-    if type(obj).__module__ == "numpy" and not isinstance(obj, type):
+    if cls.__module__ == "numpy":
+        if cls.__name__ == "ufunc":
+            tx.guards.is_object(source, obj)
+            return BuiltinValue(obj, source)
+        if is_numpy_scalar(obj):
+            tx.guards.equals(source, obj)
+            return ConstantValue(obj, source)
         raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
     tx.guards.type_is(source, cls)
     payload: Value | None = None

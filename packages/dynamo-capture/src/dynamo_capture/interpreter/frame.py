@@ -144,7 +144,7 @@ def inline_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs:
         builtins = builtins.__dict__
     frame = Frame(tx, prepared(code), function.globals, builtins, bound, cells)
     if flags & _GENERATOR:
-        return GeneratorValue(frame)
+        return GeneratorValue(frame, function, args, kwargs)
     result = frame.run()
     if result is None:
         raise AssertionError("an inlined function did not return")

@@ -11,7 +11,7 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.compare import equals, same_object
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
     if isinstance(a, _GRAPH) or isinstance(b, _GRAPH):
+        if isinstance(a, ConstantValue) and is_numpy_scalar(a.value):
+            raise GraphBreak("QB09", "an operator of a numpy scalar on a tensor")
         if _is_number_like(a) and _is_number_like(b):
             return tx.graph_call(fn, [a, b], {})
     result = _containers(tx, fn, a, b)
@@ -79,7 +81,9 @@ def _fold(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 def _is_number_like(value: Value) -> bool:
     if isinstance(value, _GRAPH):
         return True
-    return isinstance(value, ConstantValue) and isinstance(value.value, (int, float, complex))
+    return isinstance(value, ConstantValue) and (
+        isinstance(value.value, (int, float, complex)) or is_numpy_scalar(value.value)
+    )
 
 
 def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:

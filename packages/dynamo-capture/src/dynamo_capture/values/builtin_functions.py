@@ -78,6 +78,8 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, type) and getattr(fn, "__name__", "") in ("fromkeys", "maketrans", "fromhex", "from_bytes"):
         return _class_function(tx, owner, fn, args, kwargs)
+    if type(fn).__name__ == "ufunc" and all(arg.realize().is_const for arg in args):
+        return fold(tx, fn, args, kwargs)
     number = "QB09" if module.partition(".")[0] in ("numpy", "scipy") else "QB03"
     if module in ("random", "_random") or isinstance(owner, random.Random):
         number = "QB16"

@@ -208,7 +208,8 @@ class ClassValue(_FixedValue):
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         if isinstance(self.obj, enum.EnumMeta):
-            return iter([tx.from_python(entry) for entry in list(self.obj)])
+            members: list[Any] = list(self.obj)
+            return iter([tx.from_python(member) for member in members])
         raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
 
     def getitem(self, tx: Capture, key: Value) -> Value:

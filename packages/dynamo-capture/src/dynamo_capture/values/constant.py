@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_const_object"]
+__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_numpy_scalar"]
 
 #: Types whose instances are constants (exact type).
 CONST_TYPES: frozenset[type] = frozenset(
@@ -27,9 +27,9 @@ CONST_TYPES: frozenset[type] = frozenset(
 _SINGLETONS = frozenset((type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout))
 
 
-def is_const_object(obj: Any) -> bool:
-    """Whether ``obj`` is of a constant type."""
-    return type(obj) in CONST_TYPES or isinstance(obj, enum.Enum)
+def is_numpy_scalar(obj: Any) -> bool:
+    """Whether ``obj`` is a numpy scalar such as ``np.float64(2.0)`` (numpy is not imported for the question)."""
+    return type(obj).__module__ == "numpy" and any(base.__name__ == "generic" for base in type(obj).__mro__)
 
 
 class ConstantValue(Value):

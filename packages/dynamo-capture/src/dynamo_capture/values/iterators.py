@@ -85,13 +85,14 @@ class IteratorValue(Value):
 class GeneratorValue(Value):
     """A generator whose frame is interpreted inside the region, resumed on demand."""
 
-    __slots__ = ("finished", "frame", "running")
+    __slots__ = ("call_of", "finished", "frame", "running")
 
     mutable = True
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Value]) -> None:
         self.source = None
         self.frame = frame
+        self.call_of = (function, args, kwargs)
         self.finished = False
         self.running = False
 
@@ -178,5 +179,22 @@ class GeneratorValue(Value):
         self.finished = True
         return ConstantValue(None)
 
+    def children(self) -> Iterator[Value]:
+        if self.frame.started:
+            raise GraphBreak("QB10", f"{self.describe()}, which has been started")
+        function, args, kwargs = self.call_of
+        return iter([function, *args, *kwargs.values()])
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        # Not started yet: calling the function again gives the same generator.
+        function, args, kwargs = self.call_of
+        names = TupleValue([ConstantValue(name) for name in kwargs])
+        cg.call_const(_call_generator, [function, TupleValue(list(args)), names, TupleValue(list(kwargs.values()))])
+
     def describe(self) -> str:
         return f"the generator {self.frame.code.co_name!r}"
+
+
+def _call_generator(function: Any, args: Any, names: Any, values: Any) -> Any:
+    """Runs in the emitted code."""
+    return function(*args, **dict(zip(names, values, strict=True)))

@@ -29,9 +29,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=["sine", "bert", "resnet50"], help="names in the model zoo")
+    parser.add_argument("--model", nargs="+", default=["sine", "bert", "resnet50"], metavar="NAME[:KEY=VALUE,...]",
+                        help="names in the model zoo, each with settings of its own if need be: bert:batch=16,length=512")  # fmt: skip
     parser.add_argument("--stack", nargs="+", default=list(STACKS), choices=STACKS)
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the model: batch=32")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all models: batch=32")
     parser.add_argument("--mode", default=None, help="the mode of compile()")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--device", default="cpu")
@@ -245,10 +246,12 @@ def main(argv: list[str] | None = None) -> None:
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for round_ in range(options.repeat):
-            for model in options.model:
+            for text in options.model:
+                model, _, own = text.partition(":")
+                settings = settings_of([*options.set, *filter(None, own.split(","))])
                 for stack in options.stack:
                     spec = {
-                        "model": model, "stack": stack, "settings": settings_of(options.set), "mode": options.mode,
+                        "model": model, "stack": stack, "settings": settings, "mode": options.mode,
                         "dtype": options.dtype, "device": options.device, "train": options.train,
                         "threads": options.threads, "seconds": options.seconds,
                     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -214,8 +215,15 @@ def efficient_backward(
     key: TensorSpec,
     value: TensorSpec,
     attn_bias: TensorSpec | None,
-    *args: Any,
-    **kwargs: Any,
+    out: TensorSpec,
+    logsumexp: TensorSpec,
+    seed: TensorSpec,
+    offset: TensorSpec,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
 ) -> tuple[TensorSpec | None, ...]:
-    bias = None if attn_bias is None else _like(attn_bias)
+    bias = None if attn_bias is None or not grad_input_mask[3] else _like(attn_bias)
     return (*(_batch_first(x, x.shape[3]) for x in (query, key, value)), bias)

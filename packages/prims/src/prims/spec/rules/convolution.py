@@ -252,7 +252,7 @@ for _name, _n in (
     _upsample(_name, _n)
 
 
-@meta_rule("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+@meta_rule("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default", "aten.cudnn_grid_sampler.default")
 def grid_sampler(x: TensorSpec, grid: TensorSpec, *args: Any) -> TensorSpec:
     return TensorSpec((x.shape[0], x.shape[1], *grid.shape[1:-1]), x.dtype, x.device)
 
@@ -301,6 +301,11 @@ def grid_sampler_backward(
 ) -> tuple[TensorSpec | None, TensorSpec]:
     grad_input = TensorSpec(x.shape, x.dtype, x.device) if mask[0] else None
     return grad_input, with_format(grid, None, grid.dtype, grid.device)
+
+
+@meta_rule("aten.cudnn_grid_sampler_backward.default")
+def cudnn_grid_sampler_backward(x: TensorSpec, grid: TensorSpec, grad: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    return TensorSpec(x.shape, x.dtype, x.device), TensorSpec(grid.shape, grid.dtype, grid.device)
 
 
 @meta_rule("aten.fractional_max_pool3d_backward.default")

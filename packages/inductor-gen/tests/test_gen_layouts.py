@@ -242,3 +242,27 @@ def test_a_product_used_along_and_across_a_tile() -> None:
         return p.sum(y, (0,)), total, p.add(y, p.broadcast(total, x.shape, (1,)))
 
     check(fn, [torch.randn(50, 300), torch.randn(300)], tol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("around", ["flip", "permute", "reshape", "both"])
+def test_scans_and_first_occurrences_keep_their_order(dim: int, around: str) -> None:
+    def turn(p: Any, x: Any) -> Any:
+        if around in ("flip", "both"):
+            x = p.flip(x, (dim,))
+        if around in ("permute", "both"):
+            x = p.permute(x, (1, 0))
+        if around == "reshape":
+            x = p.reshape(p.permute(p.reshape(x, (4, 6, 20)), (1, 0, 2)), (24, 20))
+        return x
+
+    def fn(p: Any, x: Any, ties: Any) -> Any:
+        y = turn(p, p.add(x, 1.0))
+        scanned = p.cumsum(y, dim)
+        back = turn(p, p.mul(scanned, 2.0))
+        t = turn(p, p.mul(ties, 2))
+        return back, p.cumprod(y, dim), p.argmax(t, dim), p.argmin(t, dim), p.add(p.cumsum(back, dim), x if (
+            back.shape == x.shape) else p.permute(x, (1, 0)))  # fmt: skip
+
+    x = torch.rand(24, 20) * 0.1
+    check(fn, [x, torch.randint(0, 3, (24, 20))], tol=1e-4)

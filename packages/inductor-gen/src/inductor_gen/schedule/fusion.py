@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inductor_gen.loops.graph import Graph, Node, draws_random
-from inductor_gen.loops.index import ONE, ZERO, product, range_atoms, substitute
+from inductor_gen.loops.index import ONE, ZERO, flatten, product, range_atoms, substitute
 from inductor_gen.loops.views import Index, pull, push
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -302,6 +302,8 @@ class Fusion:
             kept = {v for d, i in enumerate(at) if d not in dims for v in i.symbols if v in cluster.space}
             if kept & set(over) or (over and inner and set(over) != inner):
                 return None
+            if node.kind == "scan" and not in_order(node, at, cluster.inner or over, cluster.space):
+                return None
         for base, index, exact in self.reads(node, at, cluster.space):
             if self.of.get(base) is cluster and (not exact or index != cluster.homes[base]):
                 return "split" if self._split_for(cluster, (index,)) else None
@@ -345,7 +347,11 @@ class Fusion:
             used = {v for i in home for v in i.symbols if v in cluster.space}
             if not outer <= used or (used & final_inner and not final_inner <= used):
                 return False
-        self.merge_into(cluster, other, mapping, tuple(v for v in cluster.space if v in final_inner))
+        order = cluster.inner or tuple(v for v in cluster.space if v in final_inner)
+        operands = {**cluster.operands, **_substituted(other.operands, mapping)}
+        if not all(in_order(n, at, order, cluster.space) for n, at in operands.items() if n.kind == "scan"):
+            return False
+        self.merge_into(cluster, other, mapping, order)
         return True
 
     def merge_into(
@@ -386,6 +392,13 @@ def inner_dims(node: Node) -> tuple[int, ...]:
     """The dimensions of its operand that a reduction drops, or that a scan runs along."""
     dims = node.args[1]
     return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def in_order(node: Node, operand: Index, inner: Iterable[Expr], space: dict[Expr, Expr]) -> bool:
+    """Do the inner loops, nested in this order and counting up, walk a scan's dimension from its first element on?"""
+    position = operand[node.args[1]]
+    loops = [v for v in inner if v in position.symbols]
+    return position is flatten(loops, [space[v] for v in loops])
 
 
 def _aligned(node: Node) -> list[Node]:

@@ -1,0 +1,136 @@
+"""What of the GPU's runtime can be tested without a GPU: Triton to machine code, and the launcher with a made-up driver."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+
+import pytest
+import torch
+from gen_support import build
+
+import inductor_gen
+from inductor_gen.extern.cuda import see_through
+from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.runtime.cuda import CUDA_LAUNCHER, UNALIGNED
+from inductor_gen.runtime.triton_build import check_gpu, compile_kernel, load_module_text, module_text
+from prims.errors import Unsupported
+from prims.options import Options
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def sources(fn, inputs, **kw):
+    """The Triton kernels of ``fn(p, *values)``."""
+    unit = lower_graph(build(fn, inputs, **kw), Options(verify="off"), triton=True)
+    return [s for call in unit.calls if isinstance(call, KernelCall) for s in call.parts]
+
+
+def softmax(p, a):
+    top = p.broadcast(p.amax(a, (1,)), a.shape, (0,))
+    e = p.exp(p.sub(a, top))
+    return p.div(e, p.broadcast(p.sum(e, (1,)), a.shape, (0,)))
+
+
+def test_text_repeats_and_equal_layers_share_it():
+    one = sources(softmax, [torch.randn(64, 100)])
+    two = sources(softmax, [torch.randn(64, 100)])
+    assert [s.text for s in one] == [s.text for s in two] and len(one) == 1
+    both = sources(lambda p, a, b: (softmax(p, a), softmax(p, b)), [torch.randn(64, 100), torch.randn(64, 100)])
+    assert len({s.name for s in both}) == 1
+    assert module_text(both).count("@triton.jit\ndef k_") == 1
+
+
+def test_split_reduction_has_two_kernels():
+    assert len(sources(lambda p, a: p.sum(a, (0, 1)), [torch.randn(1000, 100)])) == 2
+
+
+def test_positions_beyond_31_bits_are_64_bit():
+    x = torch.empty(1, device="meta").expand(2**31 + 5)
+    text = sources(lambda p, a: p.neg(a), [x])[0].text
+    assert ".to(tl.int64)" in text and ":i64" in text
+    assert ".to(tl.int64)" not in sources(lambda p, a: p.neg(a), [torch.randn(50)])[0].text
+
+
+@needs_triton
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
+    found = sources(softmax, [torch.randn(64, 100)]) + sources(
+        lambda p, a, b: p.tanh(p.add(p.permute(a, (1, 0)), b)), [torch.randn(40, 70), torch.randn(70, 40)]
+    )
+    module = load_module_text(module_text(found), tmp_path)
+    for source in found:
+        cubin, name, shared = compile_kernel(module, source, (9, 0))
+        assert cubin[:4] == b"\x7fELF" and name == source.name and shared >= 0
+
+
+class Driver:
+    """Stands in for the three driver functions that the launcher calls."""
+
+    LAUNCH = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+    )
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.launch = self.LAUNCH(self._launch)
+        self.current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(self._current)
+        self.enter = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda context: 0)
+
+    def _current(self, place):
+        place[0] = 77
+        return 0
+
+    def _launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, args, extra):
+        pointer = ctypes.cast(args[0], ctypes.POINTER(ctypes.c_int64))[0]
+        number = ctypes.cast(args[1], ctypes.POINTER(ctypes.c_int64))[0]
+        self.calls.append((function, gx, gy, bx, shared, stream or 0, pointer, number))
+        return 0
+
+    def address(self, function):
+        return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def test_launcher_passes_what_the_table_says():
+    from inductor_gen.runtime.compiler import load_kernels
+
+    driver = Driver()
+    addresses, _ = load_kernels([CUDA_LAUNCHER], Options())
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 4)
+    launch = kind(addresses[CUDA_LAUNCHER.name])
+    # two kernels with one pointer and one number each, then their grids; the second's grid is empty
+    table = [driver.address(f) for f in (driver.launch, driver.current, driver.enter)] + [77, 2, 2]
+    table += [1001, 128, 64, 1, 1, 0, 1] + [1002, 32, 0, 1, 1, 3, 0]
+    program = (ctypes.c_int64 * len(table))(*table)
+    sizes = (ctypes.c_int64 * 6)(50, 7, 2, 60, 0, 1)
+    assert launch(program, (ctypes.c_void_p * 2)(4096, 8192), sizes, 5) == 0
+    assert driver.calls == [(1001, 7, 2, 128, 64, 5, 8192, 50)]
+    assert launch(program, (ctypes.c_void_p * 2)(4096, 8196), sizes, 5) == UNALIGNED
+    assert len(driver.calls) == 1
+
+
+def test_masks_that_add_nothing_are_left_out(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    seen = []
+    def attention(q, mask, causal):
+        seen.append(mask)
+    known: dict[str, bool] = {}
+    see_through(known, "m", 1, attention, 1, torch.zeros(4), False)
+    see_through(known, "m", 1, attention, 1, torch.zeros(4), False)
+    see_through(known, "n", 1, attention, 1, torch.tensor([0.0, float("-inf")]), False)
+    assert seen[0] is None and seen[1] is None and seen[2] is not None and known == {"m": True, "n": False}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_reason_is_clear():
+    with pytest.raises(Unsupported, match="CUDA|Triton"):
+        check_gpu(torch.device("cuda", 0))
+
+
+@needs_triton
+def test_cpu_kernels_need_the_interpreter():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter is on")
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET"):
+        inductor_gen.compile_graph(build(softmax, [torch.randn(4, 5)]), options=Options(), triton=True)

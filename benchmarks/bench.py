@@ -69,7 +69,7 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(spec["threads"])
     dtype = getattr(torch, spec["dtype"])
     case = zoo.build(spec["model"], **spec["settings"])
-    move = lambda t: t.to(spec["device"], dtype if t.is_floating_point() else None)  # noqa: E731
+    move = lambda t: t.to(spec["device"], dtype if t.is_floating_point() else None)
     if isinstance(case.model, torch.nn.Module):
         case.model.to(spec["device"], dtype)
         case.model.train(spec["train"])
@@ -103,7 +103,7 @@ def _compile(spec: dict[str, Any], model: Any) -> Any:
         return model
     if spec["stack"] == "torch":
         import torch
-        import torch._dynamo  # noqa: F401  (the import cost is measured apart from the first call)
+        import torch._dynamo
 
         if spec["mode"]:
             return torch.compile(model, mode=spec["mode"])

@@ -20,8 +20,9 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    import compile_api
     import torch
+
+    import compile_api
 
     torch.manual_seed(0)
     compile_api.reset()

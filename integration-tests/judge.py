@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-
 from zoo import Case, tensors
 
 #: The compiled error may be this many times eager's own error against float64 ...

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import textwrap
 
-import compile_api
 import pytest
 import torch
+
+import compile_api
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_failing_backend_falls_back_with_a_reason():
     def broken(gm, example_inputs):
         raise ZeroDivisionError("my backend is broken")
 
-    function = lambda x: x.sin() + 1  # noqa: E731
+    function = lambda x: x.sin() + 1
     compiled = compile_api.compile(function, backend=broken)
     x = torch.randn(4)
     torch.testing.assert_close(compiled(x), function(x))
@@ -52,7 +53,7 @@ def test_failing_stage_falls_back_once(monkeypatch):
         raise AssertionError("a defect in a stage")
 
     monkeypatch.setattr(inductor_gen, "compile_graph", broken)
-    function = lambda x: x.sin() + 1  # noqa: E731
+    function = lambda x: x.sin() + 1
     compiled = compile_api.compile(function)
     x = torch.randn(4)
     with torch.no_grad():
@@ -110,7 +111,7 @@ def test_missing_compiler(tmp_path):
 
 
 def test_unsupported_device_runs_eagerly():
-    function = lambda x: x + 1  # noqa: E731
+    function = lambda x: x + 1
     compiled = compile_api.compile(function)
     assert compiled(torch.empty(3, device="meta")).device.type == "meta"
     (fallback,) = compiled.report().fallbacks

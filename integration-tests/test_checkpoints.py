@@ -6,10 +6,11 @@ import copy
 import io
 import pickle
 
-import compile_api
 import pytest
 import torch
 from torch import nn
+
+import compile_api
 
 
 class Net(nn.Module):
@@ -115,7 +116,7 @@ def test_hooks_are_called(when):
 
 
 def test_pickle_and_deepcopy(pair):
-    model, compiled = pair
+    _model, compiled = pair
     x = torch.randn(3, 4)
     with torch.no_grad():
         expected = compiled(x)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import compile_api
 import pytest
 import torch
 from judge import assert_as_good, assert_matches
 from reports import assert_all_generated, captured
 from torch import nn
 from zoo import build, tensors
+
+import compile_api
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_ten_sequence_lengths_capture_at_most_twice(name, dynamic):
 
 def test_only_the_changed_dimension_becomes_dynamic():
     compiled = compile_api.compile(lambda x: (x * 2).sum(-1), fullgraph=True)
-    function = lambda x: (x * 2).sum(-1)  # noqa: E731
+    function = lambda x: (x * 2).sum(-1)
     for rows in (3, 4, 5, 6):
         assert_matches(compiled, function, torch.randn(rows, 8))
     assert len(captured(compiled.report())) == 2
@@ -56,7 +57,7 @@ def test_dynamic_false_specialises():
 
 def test_sizes_zero_and_one():
     """Sizes 0 and 1 broadcast differently from the others, so they get graphs of their own."""
-    function = lambda x, y: (x + y).softmax(-1)  # noqa: E731
+    function = lambda x, y: (x + y).softmax(-1)
     compiled = compile_api.compile(function, dynamic=True)
     for shape in ((4, 5), (1, 5), (0, 5), (4, 1), (7, 9)):
         assert_matches(compiled, function, torch.randn(shape), torch.randn(shape))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import compile_api
 import pytest
 import torch
 from judge import assert_as_good, float64_outputs
 from reports import assert_all_generated, kernel_count
 from zoo import build, tensors
+
+import compile_api
 
 #: Generated kernels per model at the small sizes, so that a lost fusion shows. A smaller number is an improvement:
 #: record it.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 
-import compile_api
 import pytest
 import torch
 from judge import assert_matches
 from reports import assert_all_generated, captured, extern_names, kernel_count
 from torch import nn
 from zoo import build
+
+import compile_api
 
 
 @pytest.fixture(autouse=True)

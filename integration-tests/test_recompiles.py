@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import compile_api
 import pytest
 import torch
 from judge import assert_matches
 from reports import captured
 from torch import nn
+
+import compile_api
 
 SCALE = 2.0
 
@@ -36,7 +37,7 @@ def _count(compiled) -> int:
     ],
 )
 def test_other_input(change):
-    function = lambda x: (x + x.sum()) * 2  # noqa: E731
+    function = lambda x: (x + x.sum()) * 2
     compiled = compile_api.compile(function)
     x = torch.randn(4, 6)
     with torch.no_grad():
@@ -53,7 +54,7 @@ def test_other_input(change):
 
 
 def test_requires_grad_and_grad_mode():
-    function = lambda x: x.sin() * 2  # noqa: E731
+    function = lambda x: x.sin() * 2
     compiled = compile_api.compile(function)
     plain, needs = torch.randn(5), torch.randn(5, requires_grad=True)
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
@@ -87,7 +88,7 @@ def test_train_flag():
 
 
 def test_global_changes(monkeypatch):
-    function = lambda x: x * SCALE  # noqa: E731
+    function = lambda x: x * SCALE
     compiled = compile_api.compile(function)
     x = torch.randn(3)
     for value in (2.0, 3.0, 2, -0.0, 0.0, float("nan"), torch.tensor(5.0)):
@@ -154,7 +155,7 @@ def test_attribute_changes(change):
 
 
 def test_global_state_changes():
-    function = lambda x: x @ x + torch.ones(3, 3)  # noqa: E731
+    function = lambda x: x @ x + torch.ones(3, 3)
     compiled = compile_api.compile(function)
     x = torch.randn(3, 3)
     with torch.no_grad():
@@ -201,7 +202,7 @@ def test_overlapping_inputs():
 
 
 def test_recompile_limit_falls_back_to_eager():
-    function = lambda x, n: x * n  # noqa: E731
+    function = lambda x, n: x * n
     compiled = compile_api.compile(function, dynamic=False)
     x = torch.randn(3)
     for n in range(40):
@@ -211,7 +212,7 @@ def test_recompile_limit_falls_back_to_eager():
 
 
 def test_second_thread():
-    function = lambda x: (x * 2).softmax(-1).sum()  # noqa: E731
+    function = lambda x: (x * 2).softmax(-1).sum()
     compiled = compile_api.compile(function)
     wrong = []
 

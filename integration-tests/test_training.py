@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import compile_api
 import pytest
 import torch
 from judge import assert_as_good, error, to_float64
 from reports import LIBRARY_CALLS, captured, extern_names
 from torch import nn
 from zoo import build, tensors
+
+import compile_api
 
 
 def loss_of(outputs):

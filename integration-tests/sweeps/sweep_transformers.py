@@ -72,8 +72,7 @@ def inputs_for(model: Any) -> dict[str, Any]:
     if main == "pixel_values":
         size = getattr(getattr(config, "vision_config", config), "image_size", 32)
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        values = {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), height, width)}
-        return values
+        return {"pixel_values": torch.randn(2, getattr(config, "num_channels", 3), height, width)}
     if main == "input_values":
         return {"input_values": torch.randn(2, 2000)}
     if main == "input_features":

@@ -204,13 +204,27 @@ class _Guarded:
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 
-    __slots__ = ("compiled", "env", "options", "report")
+    __slots__ = ("compiled", "env", "options", "proved", "report")
 
     def __init__(self, compiled: Callable[..., Any], env: Envelope, options: Options, report: Report) -> None:
         self.compiled = compiled
         self.env = env
         self.options = options
         self.report = report
+        self.proved = False
+
+    def boxed(self, inputs: list[Any]) -> Any:
+        """Run on a list of inputs that is given up, so that each can be freed after its last use.
+
+        The first call keeps the inputs, so that the region can be run again if it fails.
+        """
+        direct = getattr(self.compiled, "boxed", None)
+        if self.proved and direct is not None:
+            return direct(inputs)
+        results = self(*inputs)
+        inputs.clear()
+        self.proved = True
+        return results
 
     def __call__(self, *inputs: Any) -> Any:
         try:

@@ -263,7 +263,7 @@ class _Kernel:
     def _across(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A loop along which some buffer is contiguous while the lane jumps through it: a transposition."""
         for v in self.body.vals:
-            if v.op != "load" or linear(self.body, v.at, lane) in (ZERO, ONE):  # type: ignore[arg-type]
+            if v.op != "load" or linear(self.body, v.at, lane) in (ZERO, ONE):  # type: ignore[arg-type,operator]
                 continue
             for u in around:
                 large = min(self._extent([u]), self._extent([lane])) >= PATCH

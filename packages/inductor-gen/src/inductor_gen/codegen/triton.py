@@ -338,7 +338,8 @@ def compute_type(dtype: torch.dtype) -> str:
 
 def masked_identity(op: str, dtype: torch.dtype) -> str:
     """The neutral element of a reduction, for positions outside the row."""
-    return identity(op, torch.int32 if dtype == torch.bool and op not in ("amax", "amin", "argmax", "argmin") else dtype)
+    counted = dtype == torch.bool and op not in ("amax", "amin", "argmax", "argmin")
+    return identity(op, torch.int32 if counted else dtype)
 
 
 __all__ += ["Block", "compute_type", "masked_identity"]

@@ -183,7 +183,7 @@ class TritonNames(Names):
 
 
 def _rough(body: Body) -> set[int]:
-    """The ``erf`` values whose absolute error alone matters: added to a number of about one, with results in 16 bits."""
+    """The ``erf`` values whose absolute error alone matters: added to a number near one, with results in 16 bits."""
     if not all(s.value.dtype in _HALF for s in body.stores):
         return set()
     found = {v.id for v in body.vals if v.op == "erf" and v.dtype != torch.float64}

@@ -136,7 +136,8 @@ def cuda_program(
     def address(name: str) -> int:
         return ctypes.cast(getattr(lib, name), ctypes.c_void_p).value or 0
 
-    table = [address("cuLaunchKernel"), address("cuCtxGetCurrent"), address("cuCtxSetCurrent"), context, used, len(calls)]
+    entries = [address(name) for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent")]
+    table = [*entries, context, used, len(calls)]
     for function, threads, shared, slots, sizes, first in calls:
         table += [function, threads, shared, len(slots), sizes, first, *slots]
     return (ctypes.c_int64 * len(table))(*table)

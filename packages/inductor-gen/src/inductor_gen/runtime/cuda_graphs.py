@@ -16,6 +16,7 @@ import torch
 
 from prims.ir import Envelope
 from prims.report import Report
+from prims.spec import TensorSpec
 
 __all__ = ["LIMIT", "Replayed", "replayed"]
 
@@ -110,7 +111,7 @@ def _place(x: torch.Tensor) -> torch.Tensor:
 def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
     """``call`` by CUDA-graph replay where the envelope's inputs are on one GPU, else as it is."""
     specs = [d.spec for d in env.inputs] + [d.spec for d in env.outputs]
-    devices = {spec.device for spec in specs if hasattr(spec, "device")}
+    devices = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return call
     device = devices.pop()

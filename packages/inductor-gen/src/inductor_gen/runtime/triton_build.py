@@ -48,7 +48,7 @@ def triton_version() -> str | None:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         spec = importlib.util.find_spec("triton")
-        return "unknown" if spec is not None else None
+        return "unknown" if spec is not None and spec.origin is not None else None
 
 
 def check_gpu(device: torch.device) -> tuple[int, int]:

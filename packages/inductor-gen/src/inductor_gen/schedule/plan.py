@@ -20,6 +20,9 @@ CHEAP = 12
 CHEAP_ON_GPU = 60
 MAX_COPIES = 4
 
+#: Nodes computed in place in one kernel: bounds repeated work and the depth of what follows them.
+MAX_INLINED = 100
+
 
 @dataclass
 class Plan:
@@ -57,6 +60,7 @@ def dissolve(fusion: Fusion, prepared: Prepared, hint: Hint) -> None:
     """
     kept = kept_nodes(prepared)
     consumers = _consumers(fusion)
+    carried: dict[int, list[Node]] = {}  # what a cluster already computes in place
     for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
         if not cluster.loops or any(n.kind != "pointwise" or n in kept for n in cluster.nodes):
             continue
@@ -65,8 +69,13 @@ def dissolve(fusion: Fusion, prepared: Prepared, hint: Hint) -> None:
             for user in consumers.get(node, ()):
                 if fusion.of.get(user) is not cluster and user in fusion.of:
                     readers[fusion.of[user].id] = fusion.of[user]
-        if not readers or not _worth(fusion, cluster, list(readers.values()), hint):
+        nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
+        if not readers or not _worth(cluster, nodes, list(readers.values()), hint):
             continue
+        if any(len(carried.get(r, ())) + len(nodes) > MAX_INLINED for r in readers):
+            continue
+        for r in readers:
+            carried.setdefault(r, []).extend(nodes)
         bit = 1 << cluster.id
         for node in cluster.nodes:
             fusion.inlined.add(node)
@@ -89,8 +98,8 @@ def _consumers(fusion: Fusion) -> dict[Node, list[Node]]:
     return found
 
 
-def _worth(fusion: Fusion, cluster: Cluster, readers: list[Cluster], hint: Hint) -> bool:
-    cost = sum(op_cost(n.op) for n in cluster.nodes)
+def _worth(cluster: Cluster, nodes: list[Node], readers: list[Cluster], hint: Hint) -> bool:
+    cost = sum(op_cost(n.op) for n in nodes)
     size = max(_numel(n, hint) for n in cluster.nodes)
     device = cluster.nodes[-1].device
     cheap = CHEAP_ON_GPU if device is not None and device.type == "cuda" else CHEAP
@@ -106,7 +115,7 @@ def _worth(fusion: Fusion, cluster: Cluster, readers: list[Cluster], hint: Hint)
         return not any(_reads_by_index(n, cluster) for n in readers[0].nodes) or cost <= cheap
     if len(readers) > MAX_COPIES:
         return False
-    if cost <= 1 and len(cluster.nodes) == 1:
+    if cost <= 1 and len(nodes) == 1:
         return True
     return size * 4 <= max(read) and cost <= cheap
 

@@ -193,3 +193,28 @@ def test_equal_layers_share_one_function() -> None:
 
     compiled = compile_fn(fn, [torch.randn(10, 64), torch.randn(64), torch.randn(64), torch.randn(64, 3)])
     assert compiled.externs == ("aten.mm.default",)
+
+
+def test_long_chains_through_slices_stay_within_limits() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        for _ in range(300):
+            n = x.shape[0]
+            x = p.add(p.slice(x, (1,), (n,), (1,)), 0.5)
+        return x
+
+    case = check(fn, [torch.randn(1000)], tol=1e-4)
+    assert case.kernels < 20
+
+
+def test_a_stencil_does_not_repeat_its_expensive_input() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        y = p.exp(p.sin(x))
+        n = x.shape[0] - 4
+        total = None
+        for k in range(5):
+            part = p.slice(y, (k,), (k + n,), (1,))
+            total = part if total is None else p.add(total, part)
+        return total
+
+    case = check(fn, [torch.randn(500)], tol=1e-5)
+    assert sum(k.source.count("expf(") for k in case.compiled.kernels) == 1

@@ -1,13 +1,14 @@
 """Running a compiled graph by CUDA-graph replay: one launch from the host, whatever the number of kernels.
 
 Parameters and buffers are read where they are; other inputs are copied into fixed places and results out of theirs,
-so that a result may be held for as long as the caller likes. A recording serves as long as the parameters' addresses
-and the inputs' sizes and layouts stay; another is made, up to ``LIMIT``, for others. The generators of random numbers
-advance with every replay.
+so that a result may be held for as long as the caller likes. A recording serves as long as the parameters' addresses,
+the inputs' sizes and layouts and the stream stay; another is made, up to ``LIMIT``, for others. Seeds of random
+numbers are inputs, and the default generators advance with every replay. Calls from several threads take turns.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class _Recording:
 
 
 class Replayed:
-    """``call`` by replay. A graph that cannot be recorded runs as it is, with the reason in the report."""
+    """``call`` by replay. A call that cannot be recorded runs as it is, with the reason in the report, once."""
 
     def __init__(self, call: Call, held: Sequence[bool], device: torch.device, report: Report | None) -> None:
         self.call = call
@@ -44,68 +45,120 @@ class Replayed:
         self.seen: set[Any] = set()
         self.recordings: dict[Any, _Recording] = {}
         self.usable = True
+        self.reasons: set[str] = set()
+        # Filling the places, the replay and the copies of its results belong together.
+        self.lock = threading.Lock()
 
     def __call__(self, args: Any) -> list[Any]:
         if not self.usable or torch.cuda.is_current_stream_capturing():
             return self.call(args)
         inputs = list(args)
-        key = tuple(
-            x.data_ptr() if held else (x.shape, x.stride(), x.device) if isinstance(x, torch.Tensor) else x
-            for x, held in zip(inputs, self.held, strict=True)
-        )
-        recording = self.recordings.get(key)
-        if recording is None:
-            if key not in self.seen or len(self.recordings) >= LIMIT:
-                self.seen.add(key)  # the first call warms the libraries up, which a recording must not contain
-                return self.call(args)
-            recording = self._record(inputs)
-            if recording is None:
-                return self.call(args)
-            self.recordings[key] = recording
-        else:
-            self._fill(recording, inputs)
-        if type(args) is list:
-            args.clear()
-        recording.graph.replay()
-        return [x.clone() if isinstance(x, torch.Tensor) else x for x in recording.outputs]
+        # Two streams must not share places: each has its own recording.
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        key = (stream, *map(_kind, inputs, self.held))
+        with self.lock:
+            recording = self._recording(key, inputs)
+            if recording is not None:
+                self._fill(recording.places, inputs)
+                if type(args) is list:
+                    args.clear()
+                recording.graph.replay()
+                return [_copy(x) if isinstance(x, torch.Tensor) else x for x in recording.outputs]
+        return self.call(args)
 
-    def _fill(self, recording: _Recording, inputs: list[Any]) -> None:
+    def _recording(self, key: Any, inputs: list[Any]) -> _Recording | None:
+        """The recording for a kind of call, made at its second call; None where there is none."""
+        found = self.recordings.get(key)
+        if found is not None:
+            return found
+        if len(self.recordings) >= LIMIT:
+            self._refuse(f"more than {LIMIT} kinds of calls (sizes, layouts, parameter addresses, streams)")
+            return None
+        if key not in self.seen:
+            if len(self.seen) >= 4 * LIMIT:
+                self.seen.clear()  # kinds that come only once must not pile up
+            self.seen.add(key)  # the first call warms the libraries up, which a recording must not contain
+            return None
+        made = self._record(inputs)
+        if made is not None:
+            self.recordings[key] = made
+        return made
+
+    def _fill(self, places: list[Any], inputs: list[Any]) -> None:
         targets, sources = [], []
-        for place, x in zip(recording.places, inputs, strict=True):
+        for place, x in zip(places, inputs, strict=True):
             if place is not x and isinstance(x, torch.Tensor) and place.numel():
-                targets.append(place)
-                sources.append(x)
+                targets.append(_distinct(place))
+                sources.append(_distinct(x))
         if targets:
             torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def _record(self, inputs: list[Any]) -> _Recording | None:
-        places = [
-            _place(x) if isinstance(x, torch.Tensor) and not held and x.device.type == "cuda" else x
-            for x, held in zip(inputs, self.held, strict=True)
-        ]
-        if any(isinstance(x, torch.Tensor) and x.device.type != "cuda" for x in inputs):
-            self._give_up("an input lives on the CPU")
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if any(x.device.type != self.device.type for x in tensors):
+            self.usable = False
+            self._refuse("an input lives on another device")
             return None
+        moved = [isinstance(x, torch.Tensor) and not held for x, held in zip(inputs, self.held, strict=True)]
+        if any(m and _overlaps(x) for x, m in zip(inputs, moved, strict=True)):
+            self._refuse("an input's elements overlap in memory")
+            return None
+        places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
         graph = torch.cuda.CUDAGraph()
-        recording = _Recording(graph, places, [])
-        self._fill(recording, inputs)
+        self._fill(places, inputs)
         torch.cuda.current_stream(self.device).synchronize()
         try:
             with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                recording.outputs = self.call(tuple(places))
+                outputs = self.call(tuple(places))
         except Exception as error:
-            self._give_up(f"recording a CUDA graph failed: {error}")
+            self.usable = False
+            self._refuse(f"recording a CUDA graph failed: {error}")
             return None
-        return recording
+        return _Recording(graph, places, outputs)
 
-    def _give_up(self, reason: str) -> None:
-        self.usable = False
-        if self.report is not None:
+    def _refuse(self, reason: str) -> None:
+        if self.report is not None and reason not in self.reasons:
+            self.reasons.add(reason)
             self.report.fallback("cudagraphs", reason)
+
+
+def _kind(x: Any, held: bool) -> Any:
+    """What of an input a recording depends on."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.data_ptr() if held else (x.shape, x.stride(), x.device)
 
 
 def _place(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _distinct(x: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor that expansion does not repeat."""
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Do elements share memory otherwise than by expansion?"""
+    y = _distinct(x)
+    end = 0
+    for stride, size in sorted((st, sz) for st, sz in zip(y.stride(), y.shape, strict=True) if sz > 1):
+        if stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides."""
+    if x.is_contiguous():
+        return x.clone()
+    copy = _place(x)
+    _distinct(copy).copy_(_distinct(x))
+    return copy
 
 
 def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
@@ -113,6 +166,8 @@ def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
     specs = [d.spec for d in env.inputs] + [d.spec for d in env.outputs]
     devices = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        if report is not None and any(device.type == "cuda" for device in devices):
+            report.fallback("cudagraphs", "inputs and results live on several devices")
         return call
     device = devices.pop()
     if device.index is None:

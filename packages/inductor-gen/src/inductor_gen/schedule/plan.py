@@ -111,17 +111,17 @@ def _worth(cluster: Cluster, nodes: list[Node], readers: list[Cluster], hint: Hi
         for extent in reader.space.values():
             total *= hint(extent)
         read.append(total)
+    inside = set(cluster.nodes)
+    uses = sum(user not in inside for n in cluster.nodes for user in n.users)
+    if uses > 2 and cost > cheap:
+        return False  # several reads would repeat the work
     if len(readers) == 1 and max(read) <= size:
-        return not any(_reads_by_index(n, cluster) for n in readers[0].nodes) or cost <= cheap
+        return not any(n.op in ("gather", "index") for n in readers[0].nodes) or cost <= cheap
     if len(readers) > MAX_COPIES:
         return False
     if cost <= 1 and len(nodes) == 1:
         return True
     return size * 4 <= max(read) and cost <= cheap
-
-
-def _reads_by_index(node: Node, cluster: Cluster) -> bool:
-    return node.op in ("gather", "index")
 
 
 def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:
@@ -142,12 +142,47 @@ def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:
                 stored.setdefault(source.id, set()).add(base)
     for earlier, later in zip(fusion.random, fusion.random[1:], strict=False):
         needs[fusion.of[later].id].add(fusion.of[earlier].id)
-    out = Plan(order=_topological(fusion, needs))
+    out = Plan(order=_delayed(fusion, _topological(fusion, needs), needs, prepared.tangents))
     for cluster in fusion.clusters.values():
         if cluster.loops:
             out.stored[cluster.id] = sorted(stored.get(cluster.id, ()), key=lambda n: n.id)
     out.order = [c for c in out.order if not c.loops or out.stored[c.id]]
     _choose_layouts(fusion, out, prepared)
+    return out
+
+
+def _delayed(
+    fusion: Fusion, order: list[Cluster], needs: dict[int, set[int]], tangents: set[Node]
+) -> list[Cluster]:
+    """In a backward graph, put off what is recomputed from saved values until the gradients need it: done first, all of
+    it would be in memory at once."""
+    if not tangents:
+        return order
+    on_gradients: set[int] = set()
+    for c in order:
+        if needs[c.id] & on_gradients or any(b in tangents for n in c.nodes for b in fusion.bases(n)):
+            on_gradients.add(c.id)
+    out: list[Cluster] = []
+    placed: set[int] = set()
+
+    def place(c: Cluster) -> None:
+        todo = [c]
+        while todo:
+            top = todo[-1]
+            missing = [fusion.clusters[s] for s in sorted(needs[top.id], reverse=True) if s not in placed]
+            if top.id in placed:
+                todo.pop()
+            elif missing:
+                todo += missing
+            else:
+                placed.add(top.id)
+                out.append(todo.pop())
+
+    for c in order:
+        if c.id in on_gradients:
+            place(c)
+    for c in order:
+        place(c)
     return out
 
 

@@ -53,6 +53,7 @@ class Prepared:
         externs: per extern node, its arguments with a ViewRef for each tensor.
         outputs: per graph output a ViewRef, or the literal or size it is.
         scattered: scatter node -> the copy whose buffer it updates.
+        tangents: the inputs of a backward graph that are gradients of the forward's outputs.
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Prepared:
     outputs: list[Any] = field(default_factory=list)
     scattered: dict[Node, Node] = field(default_factory=dict)
     specs: dict[Node, Any] = field(default_factory=dict)
+    tangents: set[Node] = field(default_factory=set)
 
 
 class _Preparer:
@@ -78,6 +80,8 @@ class _Preparer:
 
     def run(self) -> Prepared:
         for node, desc in zip(self.old.inputs, self.env.inputs, strict=True):
+            if desc.kind == "tangent":
+                self.out.tangents.add(node)
             if self.channels_last and desc.kind == "saved" and travels_channels_last(desc.spec):
                 self.out.layouts[node] = Layout(_channels_last(node.shape))
         for node in self.old.nodes:

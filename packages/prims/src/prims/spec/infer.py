@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from prims.errors import DataDependentError, Unsupported
+from prims.errors import Unsupported
 from prims.spec.sym import SymNode, from_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
@@ -16,7 +16,6 @@ OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 RULES: dict[str, Rule] = {}
 _RESOLVED: dict[OpOverload, Rule] = {}
-_DATA_DEPENDENT = "{} reads the values of a tensor, of which only metadata is known here"
 
 
 def meta_rule(*names: str) -> Callable[[Rule], Rule]:
@@ -51,9 +50,10 @@ def has_rule(func: OpOverload) -> bool:
 def infer(func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
     """Metadata of the results of ``func(*args, **kwargs)``: a pytree of ``TensorSpec``, ``Sym`` and scalars.
 
-    Arguments may be specs, tensors, ``Sym`` or ``torch.SymInt``. In order: a direct rule, a functional overload's
-    rule for its ``out=`` or in-place form, the CompositeImplicit decomposition, the primitive decomposition,
-    the CompositeExplicit kernel, a C++ meta kernel (which specialises symbolic sizes).
+    Arguments may be specs, tensors, ``Sym`` or ``torch.SymInt``. In order: a direct rule, then what
+    :mod:`prims.spec.fallback` finds: the functional overload's rule for its ``out=`` or in-place form, PyTorch's
+    composite kernel run on abstract tensors, a structured kernel's C++ metadata function (which specialises
+    symbolic sizes), a custom operator's fake implementation.
 
     Raises:
         Unsupported: nothing covers this overload.
@@ -91,11 +91,6 @@ def to_spec(x: Any) -> Any:
 
 
 _PLAIN = frozenset({TensorSpec, int, float, bool, type(None), torch.dtype, torch.device, str})
-
-
-def data_dependent(func: OpOverload) -> DataDependentError:
-    """The error of an overload whose result depends on tensor values."""
-    return DataDependentError(_DATA_DEPENDENT.format(op_name(func)))
 
 
 def unsupported(func: OpOverload) -> Unsupported:

@@ -1,4 +1,4 @@
-"""Eager against Quintet on a GPU, many models in one process: ``python benchmarks/gpu_models.py bert:batch=16,length=512``.
+"""Eager against Quintet on a GPU, many models in one process: ``gpu_models.py bert:batch=16,length=512``.
 
 For a quick look with little device time; ``bench.py`` measures every cell in a process of its own. Prints per model
 the first call, steady times, the error of both against float32, and with ``--profile`` the kernels that take longest.
@@ -7,6 +7,7 @@ the first call, steady times, the error of both against float32, and with ``--pr
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -55,8 +56,8 @@ def profile(step: Any, rows: int) -> None:
         print(f"    {e.self_device_time_total / 3e3:8.3f} ms {e.count // 3:5d}x  {e.key[:110]}")
 
 
-def measure(text: str, dtype: torch.dtype, rows: int, mode: str | None, train: bool) -> None:
-    """One model: ``name:key=value,...``."""
+def measure(text: str, dtype: torch.dtype, rows: int, mode: str | None, train: bool) -> dict[str, Any]:
+    """One model: ``name:key=value,...``. Returns the record."""
     name, _, rest = text.partition(":")
     settings = {k: json.loads(v) for k, v in (p.split("=") for p in rest.split(",") if p)}
     case = zoo.build(name, **settings)
@@ -94,7 +95,8 @@ def measure(text: str, dtype: torch.dtype, rows: int, mode: str | None, train: b
     ours = timed(lambda: call(compiled))
     peak = torch.cuda.max_memory_allocated()
     report = compiled.report()
-    print(f"{text} {'train ' if train else ''}first {first:.2f} s  eager {eager:.3f} ms  ours {ours:.3f} ms  "
+    kind = "train " if train else ""
+    print(f"{text} {kind}first {first:.2f} s  eager {eager:.3f} ms  ours {ours:.3f} ms  "
           f"x{eager / ours:.2f}  difference {worst:.2e}  peak {eager_peak >> 20} -> {peak >> 20} MiB", flush=True)  # fmt: skip
     print(f"    graphs {len(report.graphs)} kernels {len(report.kernels)} externs {sum(report.extern_counts().values())} "
           f"fallbacks {[f.reason[:300] for f in report.fallbacks][:3]} breaks {len(report.breaks)}")  # fmt: skip
@@ -106,28 +108,39 @@ def measure(text: str, dtype: torch.dtype, rows: int, mode: str | None, train: b
     torch.cuda.synchronize()
     if rows:
         profile(lambda: call(compiled), rows)
+    return {
+        "model": text, "dtype": str(dtype), "mode": mode, "train": train, "first_call_seconds": round(first, 3),
+        "eager_ms": round(eager, 4), "quintet_ms": round(ours, 4), "speedup": round(eager / ours, 3), "difference": worst,
+        "eager_peak_bytes": eager_peak, "quintet_peak_bytes": peak, "kernels": len(report.kernels),
+        "fallbacks": [f.reason for f in report.fallbacks], "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__, "python": sys.version.split()[0],
+    }  # fmt: skip
 
 
 def bandwidth() -> None:
     """Softmax, layer norm and gelu of 64 M elements, as a share of the bandwidth of a copy."""
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(64 << 20, device="cuda", dtype=dtype).view(-1, 1024)
-        w, b = torch.randn(1024, device="cuda", dtype=dtype), torch.randn(1024, device="cuda", dtype=dtype)
-        y = torch.empty_like(x)
-        copy = timed(lambda: y.copy_(x), 0.3)
-        programs = {
-            "softmax": lambda x: torch.softmax(x, -1), "softmax4096": lambda x: torch.softmax(x.view(-1, 4096), -1),
-            "layernorm": lambda x: torch.nn.functional.layer_norm(x, (1024,), w, b),
-            "gelu": torch.nn.functional.gelu, "sum": lambda x: x.sum(), "sum0": lambda x: x.sum(0),
-            "transpose": lambda x: x.t().contiguous() + 1,
-        }  # fmt: skip
-        for name, fn in programs.items():
+        copy = timed(functools.partial(torch.empty_like(x).copy_, x), 0.3)
+        for name, fn in PROGRAMS.items():
             compiled = compile_api.compile(fn)
-            got, want = compiled(x), fn(x)
-            torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2 if name != "sum" else 1e4)
-            ours, eager = timed(lambda: compiled(x), 0.2), timed(lambda: fn(x), 0.2)
-            print(f"{name:12}{str(dtype)[6:]:10} copy {copy:.4f} eager {eager:.4f} ours {ours:.4f} ms, {100 * copy / ours:.0f}% of copy "
-                  f"{[f.reason[:200] for f in compiled.report().fallbacks] if hasattr(compiled, 'report') else ''}", flush=True)  # fmt: skip
+            torch.testing.assert_close(compiled(x), fn(x), rtol=2e-2, atol=2e-2 if name != "sum" else 1e4)
+            ours, eager = timed(functools.partial(compiled, x), 0.2), timed(functools.partial(fn, x), 0.2)
+            reasons = [f.reason[:200] for f in compiled.report().fallbacks]
+            share = 100 * copy / ours
+            print(f"{name:12}{str(dtype)[6:]:10} copy {copy:.4f} eager {eager:.4f} ours {ours:.4f} ms, "
+                  f"{share:.0f}% of copy {reasons}", flush=True)  # fmt: skip
+
+
+PROGRAMS = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "softmax4096": lambda x: torch.softmax(x.view(-1, 4096), -1),
+    "layernorm": lambda x: torch.nn.functional.layer_norm(x, (1024,)),
+    "gelu": torch.nn.functional.gelu,
+    "sum": lambda x: x.sum(),
+    "sum0": lambda x: x.sum(0),
+    "transpose": lambda x: x.t().contiguous() + 1,
+}
 
 
 def main() -> None:
@@ -137,6 +150,7 @@ def main() -> None:
     parser.add_argument("--profile", type=int, default=0, metavar="ROWS")
     parser.add_argument("--mode", default=None)
     parser.add_argument("--train", nargs="*", default=[], metavar="MODEL")
+    parser.add_argument("--out", type=Path, help="append a JSON line per model to this file")
     parser.add_argument("--bandwidth", action="store_true")
     options = parser.parse_args()
     if options.bandwidth:
@@ -147,7 +161,10 @@ def main() -> None:
     for train, models in ((False, options.model), (True, options.train)):
         for text in models:
             try:
-                measure(text, getattr(torch, options.dtype), options.profile, options.mode, train)
+                record = measure(text, getattr(torch, options.dtype), options.profile, options.mode, train)
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
             except Exception:
                 print(text, "FAILED", flush=True)
                 traceback.print_exc(limit=12)

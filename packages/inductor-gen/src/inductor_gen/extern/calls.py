@@ -26,6 +26,26 @@ _NAMED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
+#: Attention kernels and how many of their leading arguments must have a dense last dimension.
+_ATTENTION: dict[str, int] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": 3,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": 5,
+}
+
+
+def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """The CPU's flash kernels take a stride of 1 in the last dimension for granted and read past the end without it.
+
+    PyTorch itself chooses them only then; after fusion and layout planning an operand may be strided otherwise.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dense = [x if x.stride(-1) == 1 else x.contiguous() for x in args[:count]]
+        return function(*dense, *args[count:], **kwargs)
+
+    return call
+
+
 def function_for(node: Node) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an extern node; it takes the node's own arguments."""
     if node.device is not None and node.device.type == "cuda":
@@ -34,6 +54,8 @@ def function_for(node: Node) -> tuple[str, Callable[..., Any]]:
         found = cuda_function(node)
         if found is not None:
             return found
+    if node.op in _ATTENTION:
+        return node.op, _with_dense_rows(node.target, _ATTENTION[node.op])
     if node.op in _DIRECT:
         function = _DIRECT[node.op]
         return f"torch.{function.__name__}", function

@@ -65,6 +65,10 @@ def _schema_check(kind: str) -> _Checker:
     return _SCHEMA_CHECKS.get(kind, lambda v: True)
 
 
+def _node_or_none(value: Any) -> bool:
+    return value is None or _is_node(value)
+
+
 _Schema = tuple[tuple[tuple[str, _Checker, bool, str], ...], dict[str, tuple[_Checker, bool, str]], int]
 
 
@@ -75,6 +79,8 @@ def _schema_of(op: Any) -> _Schema:
     for argument in op._schema.arguments:
         kind = str(argument.type)
         check = _schema_check(kind)
+        if kind == "Tensor" and op._schema.name.endswith("_backward"):
+            check = _node_or_none  # autograd passes undefined tensors to attention's backward
         required = not argument.has_default_value()
         by_name[argument.name] = (check, required, kind)
         if not argument.kwarg_only:

@@ -93,6 +93,29 @@ class _Problem:
                 stack.extend(operands_to_run_again(node))
         self.nodes = [n for n in joint.envelope.graph.nodes if n in live and not is_backward(n)]
         self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.skipping = self._values_that_skip()
+
+    def _values_that_skip(self) -> set[torch.fx.Node]:
+        """Fusible results of heavy operators that are used again behind further heavy ones: residual streams.
+
+        Were they made again, each from the one before, the first step of the backward pass would make all of them,
+        and keep them until each is used: as much memory as saving them, and the work besides.
+        """
+        depth: dict[torch.fx.Node, int] = {}
+        skipping: set[torch.fx.Node] = set()
+        for node in self.nodes:
+            below = max((depth[operand] for operand in node.all_input_nodes), default=0)
+            light = node.op != "call_function" or is_fusible(node) or node.target is operator.getitem
+            depth[node] = below if light else below + 1
+            if light:
+                skipping.update(operand for operand in node.all_input_nodes if 0 < depth[operand] < depth[node])
+        return {self._looked_at(node) for node in skipping}
+
+    def _looked_at(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The value of which ``node`` is a view."""
+        while is_view(node) and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return node
 
     def solve(self, unlocked: frozenset[torch.fx.Node]) -> list[torch.fx.Node]:
         """The values to save when ``unlocked`` heavy nodes may run again."""
@@ -101,7 +124,8 @@ class _Problem:
         network = FlowNetwork(2 * count + 2)
         for i, node in enumerate(self.nodes):
             network.edge(2 * i, 2 * i + 1, self._price(node))
-            runs_again = self._runs_again(node) or node in unlocked or self._of_unlocked(node, unlocked)
+            locked = node in self.skipping and not unlocked
+            runs_again = (self._runs_again(node) and not locked) or node in unlocked or self._of_unlocked(node, unlocked)
             if node.op == "placeholder" or not runs_again:
                 network.edge(source, 2 * i, INFINITE)
             else:

@@ -64,7 +64,7 @@ def install_libraries(session: nox.Session) -> None:
 
 def run_pytest(session: nox.Session, *args: str) -> None:
     """pytest with single-threaded tensors: on few cores threads of several processes only get in each other's way."""
-    session.run("python", "-m", "pytest", "-q", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run("python", "-m", "pytest", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 def test_stage(session: nox.Session, stage: str) -> None:
@@ -110,7 +110,7 @@ def integration(session: nox.Session) -> None:
     """Real programs and models through all stages; the architecture's tests."""
     install_packages(session, EVERYTHING, "pytest", "hypothesis", "build", "hatchling")
     install_libraries(session)
-    run_pytest(session, str(ROOT / "integration-tests"))
+    run_pytest(session, "-q", str(ROOT / "integration-tests"))
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])

@@ -28,7 +28,7 @@ THIRD_PARTY = {
     "prims": {"torch", "numpy", "sympy", "safetensors"},
     "dynamo_capture": {"torch", "bytecode", "numpy"},
     "aot_autograd": {"torch", "networkx"},
-    "inductor_gen": {"torch", "triton"},
+    "inductor_gen": {"torch", "triton", "numpy"},  # NumPy for Triton's interpreter
     "compile_api": {"torch", "rich"},
 }
 #: Slow to import, so only ever imported where they are used.

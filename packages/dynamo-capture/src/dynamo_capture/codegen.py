@@ -34,8 +34,11 @@ BINARY_SUBSCR_IS_OP = hasattr(BinaryOp, "SUBSCR")
 
 def _plain(value: Value) -> Value:
     """The looked-at value behind a lazy one; an unlooked lazy value itself."""
-    if isinstance(value, LazyValue) and value.realized is not None:
-        return value.realized
+    if isinstance(value, LazyValue):
+        looked_at = value.realized
+        # A stand-in without a source (a disabled function, say) cannot be loaded, but the object itself can.
+        if looked_at is not None and looked_at.source is not None:
+            return looked_at
     return value
 
 

@@ -87,6 +87,8 @@ def translate(
         try:
             with _isolated_modes(), AbstractMode():
                 brk = root.interpret()
+                if brk is not None and options.fullgraph:
+                    raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:

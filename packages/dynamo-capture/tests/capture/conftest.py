@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import dynamo_capture
 import pytest
 import torch
+
+import dynamo_capture
 from prims.options import Options
 
 

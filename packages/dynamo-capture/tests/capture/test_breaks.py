@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import dynamo_capture
 import pytest
 import torch
-from prims.errors import Unsupported, UserError
 from torch import nn
+
+import dynamo_capture
+from prims.errors import Unsupported, UserError
 
 
 def same(a, b):

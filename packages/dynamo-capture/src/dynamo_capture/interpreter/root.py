@@ -92,6 +92,7 @@ class RootFrame(Frame):
                 return self.break_at.brk  # type: ignore[union-attr]
             inst = instructions[self.ip]
             self.ip += 1
+            stack, epoch = self.stack[:], tx.side.epoch
             try:
                 inst.handler(self, inst.arg)
             except ObservedError as error:
@@ -99,18 +100,22 @@ class RootFrame(Frame):
             except GraphBreak as brk:
                 if brk.where is None:
                     brk.where = tx.location()
-                start = self.step if inst.name != "CALL" else self._start_of_call(inst.index)
-                raise RestartCapture(start, brk) from brk
+                before = self._start_of_call(inst.index) if inst.name == "CALL" else 0
+                if tx.side.epoch == epoch:
+                    # Nothing has changed since the instruction began: the graph ends here as it stands.
+                    self.stack, self.kw_names = stack, ()
+                    self.ip = inst.index - before
+                    return brk
+                raise RestartCapture(self.step - before, brk) from brk
             self.step += 1
         return None
 
     def _start_of_call(self, index: int) -> int:
-        """The step of a call's first instruction (before KW_NAMES and PRECALL, which belong to it)."""
-        step = self.step
-        while index > 0 and self.decoded.instructions[index - 1].name in ("KW_NAMES", "PRECALL"):
-            index -= 1
-            step -= 1
-        return step
+        """How many instructions (KW_NAMES and PRECALL) before its CALL a call begins."""
+        start = index
+        while start > 0 and self.decoded.instructions[start - 1].name in ("KW_NAMES", "PRECALL"):
+            start -= 1
+        return index - start
 
     # --- the end: a return ----------------------------------------------------------------------------------------
 

@@ -53,8 +53,7 @@ class CellValue(Value):
 
     def set(self, tx: Capture, value: Value | None) -> None:
         """Store into the cell."""
-        if self.source is not None:
-            tx.side.mutate(self)
+        tx.side.mutate(self)
         self._loaded = True
         self._content = value
 
@@ -218,6 +217,7 @@ class FunctionValue(Value):
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         if self.fn is not None:
             raise GraphBreak("QB06", f"setting attribute {name!r} of the function {self.qualname!r}")
+        tx.side.epoch += 1
         self._attrs[name] = value
         value = value.realize()
         if name in ("__name__", "__qualname__") and value.is_const:

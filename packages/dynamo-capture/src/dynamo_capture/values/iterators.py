@@ -35,6 +35,7 @@ class IteratorValue(Value):
 
     def next(self, tx: Capture) -> Value | None:
         """The next element, or None at the end."""
+        tx.side.epoch += 1
         return next(self.iterator, None)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
@@ -113,6 +114,7 @@ class GeneratorValue(Value):
     def _run(self, tx: Capture, step: Any) -> Value | None:
         if self.finished:
             return None
+        tx.side.epoch += 1
         if self.running:
             raise tx.observed(ValueError("generator already executing"))
         self.running = True

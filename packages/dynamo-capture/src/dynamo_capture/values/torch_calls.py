@@ -80,6 +80,7 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         return _set_mode(tx, fn, [a.realize().const() for a in args])
     if fn in _NESTING:
         tx.nesting += 1 if fn is torch.autocast_increment_nesting else -1
+        tx.side.epoch += 1
         return ConstantValue(max(tx.nesting, 0))
     if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)

@@ -125,7 +125,8 @@ class _Problem:
         for i, node in enumerate(self.nodes):
             network.edge(2 * i, 2 * i + 1, self._price(node))
             locked = node in self.skipping and not unlocked
-            runs_again = (self._runs_again(node) and not locked) or node in unlocked or self._of_unlocked(node, unlocked)
+            is_unlocked = node in unlocked or self._of_unlocked(node, unlocked)
+            runs_again = is_unlocked or (self._runs_again(node) and not locked)
             if node.op == "placeholder" or not runs_again:
                 network.edge(source, 2 * i, INFINITE)
             else:

@@ -24,6 +24,7 @@ CACHE_KEY_FIELDS = (
     "max_autotune",
     "epilogue_fusion",
     "memory_budget",
+    "fallback_random",
 )
 
 

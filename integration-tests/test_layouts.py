@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import compile_api
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import compile_api
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -8,6 +8,7 @@ from inductor_gen.codegen.cexpr import LITERAL, Names
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.ops import TABLE, templates
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
@@ -138,6 +139,9 @@ class TritonNames(Names):
         ttype = self.type_of(v)
         match v.op:
             case "const":
+                if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
+                    # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
+                    return f"tl.full((), {self.param(ex.const(v.attr))}, tl.int64)"
                 return f"tl.full((), {templates.triton_literal(v.attr, v.dtype)}, {ttype})"
             case "size":
                 return f"tl.full((), {self.size(v.attr)}, {ttype})"

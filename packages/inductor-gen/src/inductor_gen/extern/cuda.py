@@ -13,10 +13,12 @@ __all__ = ["cuda_function", "mask_argument", "see_through"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-#: Attention overloads with an additive mask: its position among the arguments, and that of the causal flag.
+#: Attention overloads with an additive mask and its position among the arguments; without it their other results keep
+#: their meaning and shapes.
 _MASKED = {
     "aten._scaled_dot_product_cudnn_attention.default": 3,
     "aten._scaled_dot_product_efficient_attention.default": 3,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": 8,
 }
 
 
@@ -68,8 +70,7 @@ def mask_argument(node: Node) -> int | None:
     at = _MASKED.get(node.op)
     if at is None or len(node.args) <= at or not isinstance(node.args[at], Node):
         return None
-    used = {item.args[1] for item in node.users if item.kind == "item"}
-    return at if used <= {0} else None
+    return at
 
 
 def see_through(known: dict[str, bool], name: str, at: int, function: Callable[..., Any], *args: Any, **kw: Any) -> Any:

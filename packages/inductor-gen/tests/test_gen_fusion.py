@@ -218,3 +218,12 @@ def test_a_stencil_does_not_repeat_its_expensive_input() -> None:
 
     case = check(fn, [torch.randn(500)], tol=1e-5)
     assert sum(k.source.count("expf(") for k in case.compiled.kernels) == 1
+
+
+def test_a_shifted_and_an_aligned_use_of_one_value() -> None:
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        y = p.maximum(x, 0.0)
+        shifted = p.mul(p.pad(y, 0.0, (1,), (-1,)), w)
+        return p.add(p.mul(shifted, 2.0), p.exp(y)), p.sub(y, shifted)
+
+    check(fn, [torch.randn(40), torch.randn(40)])

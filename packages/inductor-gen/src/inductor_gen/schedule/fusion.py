@@ -351,7 +351,24 @@ class Fusion:
         operands = {**cluster.operands, **_substituted(other.operands, mapping)}
         if not all(in_order(n, at, order, cluster.space) for n, at in operands.items() if n.kind == "scan"):
             return False
+        if not self._reads_at_home(cluster, other, operands, {**cluster.homes, **homes}):
+            return False
         self.merge_into(cluster, other, mapping, order)
+        return True
+
+    def _reads_at_home(
+        self, cluster: Cluster, other: Cluster, operands: dict[Node, Index], homes: dict[Node, Index]
+    ) -> bool:
+        """Would every value of one cluster that the other reads be read at its home?"""
+        for reader, source in ((cluster, other), (other, cluster)):
+            if not self.depends(reader, source):
+                continue
+            for node in reader.nodes:
+                if not any(self.of.get(base) is source for base in self.bases(node)):
+                    continue
+                for base, index, exact in self.reads(node, operands[node], cluster.space):
+                    if self.of.get(base) is source and (not exact or index != homes[base]):
+                        return False
         return True
 
     def merge_into(

@@ -152,3 +152,15 @@ def test_nothing_to_do():
     check(lambda p, a: p.neg(a), [torch.randn(0, 5)])
     check(lambda p, a: p.sum(a, (0,)), [torch.randn(0, 5)])
     check(lambda p, a: p.exp(a), [torch.randn(())])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_primitives_conform(dtype):
+    from prims.conformance import check_compiler
+
+    if DEVICE == "cuda":
+        pytest.skip("the conformance kit's samples are on the CPU")
+    report = check_compiler(
+        lambda env: inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True), dtypes=[dtype], samples=1
+    )
+    assert report.ok, str(report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from inductor_gen.codegen.cexpr import LITERAL, Names
@@ -142,6 +144,8 @@ class TritonNames(Names):
                 if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
                     # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
                     return f"tl.full((), {self.param(ex.const(v.attr))}, tl.int64)"
+                if v.dtype.is_floating_point and v.attr == 0 and math.copysign(1, v.attr) < 0:
+                    return f"(tl.full((), 0.0, {ttype}) * -1.0)"  # a literal would lose its sign
                 return f"tl.full((), {templates.triton_literal(v.attr, v.dtype)}, {ttype})"
             case "size":
                 return f"tl.full((), {self.size(v.attr)}, {ttype})"

@@ -272,6 +272,8 @@ def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
     if dst == torch.bool:
         return f"({arg} != 0)"
     if dst in (torch.float16, torch.bfloat16):
+        if src == torch.float64:
+            arg = f"{arg}.to(tl.float32)"  # by way of float32, as PyTorch converts
         return f"{arg}.to(tl.{'float16' if dst == torch.float16 else 'bfloat16'}).to(tl.float32)"
     if dst == torch.uint8 and src.is_floating_point:
         return f"{arg}.to(tl.int64).to(tl.uint8)"

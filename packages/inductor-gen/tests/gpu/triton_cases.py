@@ -9,6 +9,7 @@ import torch
 from gen_support import build, reference
 
 import inductor_gen
+from prims.errors import Unsupported
 from prims.options import Options
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -103,7 +104,12 @@ def test_column_softmax_and_looped():
 
 def test_dynamic_sizes_are_looped():
     check(softmax, [torch.randn(40, 300)], dynamic={0: (0, 1)})
-    check(lambda p, a, b: p.add(a, b), [torch.randn(40, 300)] * 2, dynamic={0: (0, 1), 1: (0, 1)})
+    compiled = check(lambda p, a, b: p.add(a, b), [torch.randn(40, 300)] * 2, dynamic={0: (0, 1), 1: (0, 1)})
+    assert "too_large()" in compiled.source  # positions are 32-bit: larger sizes are refused, not misread
+    huge = torch.empty(1).expand(2**16, 2**16)
+    if DEVICE == "cpu":
+        with pytest.raises(Unsupported, match="32-bit"):
+            compiled(huge, huge)
 
 
 def test_reduction_into_several_uses():

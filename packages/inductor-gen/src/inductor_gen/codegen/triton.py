@@ -45,11 +45,13 @@ class TritonSource(KernelSource):
         grid: the number of programs, along two axes.
         warps: warps per program.
         signature: per parameter ``(name, type, divisible by 16)``.
+        bounds: symbolic counts that must stay below 2**31, as positions are 32-bit.
     """
 
     grid: tuple[Expr, Expr]
     warps: int
     signature: tuple[tuple[str, str, bool], ...]
+    bounds: tuple[Expr, ...] = ()
     language: str = "triton"
 
 
@@ -125,6 +127,11 @@ class Block:
                 return True
         buffers = [v.attr for v in self.body.vals if v.op == "load"] + [s.buffer for s in self.body.stores]
         return any(self.hint(product(b.shape)) >= limit for b in buffers)
+
+    def _bounds(self) -> tuple[Expr, ...]:
+        """The symbolic counts that 32-bit positions rely on."""
+        counts = [self.extent(self.body.space), *(product(b.shape) for b in self.names.buffers)]
+        return tuple(dict.fromkeys(c for c in counts if not c.is_const))
 
     # ---- axes -------------------------------------------------------------------------------------------
 
@@ -231,6 +238,7 @@ class Block:
         return TritonSource(
             name=name, text=text, comment=comment, buffers=tuple(names.buffers), outputs=names.outputs,
             sizes=tuple(names.sizes), ops=ops, loops=loops, grid=grid, warps=warps, signature=tuple(signature),
+            bounds=() if self.wide else self._bounds(),
         )  # fmt: skip
 
     def workspace(self, shape: tuple[Expr, ...], dtype: torch.dtype) -> Node:

@@ -42,6 +42,8 @@ class TritonWrapper(Wrapper):
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
         self.looks = False
+        self.bounded: set[Expr] = set()
+        self.space["too_large"] = _too_large
 
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """Compile the function and return it; it makes its device current where another is."""
@@ -89,6 +91,10 @@ class TritonWrapper(Wrapper):
             super()._launch(run)
             return
         triton: list[TritonSource] = [s for s in run if isinstance(s, TritonSource)]
+        for bound in dict.fromkeys(b for s in triton for b in s.bounds):
+            if bound not in self.bounded:
+                self.bounded.add(bound)
+                self.lines.append(f"if {self.expr(bound)} >= {2**31 - 2**16}: too_large()")
         if isinstance(self.kernels[triton[0].name], Interpreted):
             self._interpret(triton)
         else:
@@ -176,6 +182,10 @@ def triton_wrapper(
         device = torch.device("cuda", torch.cuda.current_device())
     kernels, compiled = load_triton(sources, device, options)
     return TritonWrapper(unit, addresses, launch, kernels, cuda_launcher(options), device), compiled
+
+
+def _too_large() -> None:
+    raise Unsupported("a size grew beyond what kernels compiled with 32-bit positions for smaller sizes can address")
 
 
 def _relaunch(

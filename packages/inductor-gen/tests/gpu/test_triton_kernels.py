@@ -16,7 +16,7 @@ def test_kernels_in_the_interpreter():
     """The cases of ``triton_cases.py``, in a process of their own: the interpreter is chosen when Triton is imported."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([HERE, os.path.dirname(HERE), *sys.path])}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--import-mode=importlib",
+        [sys.executable, "-m", "pytest", "-x", "-o", "addopts=", "-p", "no:cacheprovider", "--import-mode=importlib",
          os.path.join(HERE, "triton_cases.py")],
         env=env, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip

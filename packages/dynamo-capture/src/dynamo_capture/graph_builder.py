@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, 
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
-from prims.spec import abstract
+from prims.spec import SymbolicCalls, abstract
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -119,10 +120,11 @@ class GraphBuilder:
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
         before = _versions(examples, kw_examples)
         try:
-            if method:
-                result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
-            else:
-                result = fn(*examples, **kw_examples)  # type: ignore[operator]
+            with SymbolicCalls() if self.ctx.symbols else nullcontext():
+                if method:
+                    result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
+                else:
+                    result = fn(*examples, **kw_examples)  # type: ignore[operator]
         except DataDependentError:
             raise GraphBreak("QB02", _name_of(fn)) from None
         except (GraphBreak, ObservedError):

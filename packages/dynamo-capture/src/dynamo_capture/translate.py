@@ -85,7 +85,7 @@ def translate(
         tx = Capture(request, _native.GuardTree(), state.sizes)
         root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
         try:
-            with _isolated_modes(), AbstractMode():
+            with _isolated_modes(), AbstractMode(symbolic_calls=False):
                 brk = root.interpret()
                 if brk is not None and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)

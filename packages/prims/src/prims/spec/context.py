@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prims.errors import DataDependentError
 from prims.spec import expr as E
@@ -77,8 +77,6 @@ class SymbolContext:
     where guards are said to come from (a bytecode interpreter knows better than the Python stack).
     """
 
-    any_symbols: ClassVar[bool] = False  # whether this process has made a symbol yet
-
     def __init__(self) -> None:
         self.symbols: dict[str, SymbolInfo] = {}
         self.guards: list[SizeGuard] = []
@@ -114,7 +112,6 @@ class SymbolContext:
             if hint is not None and (hint < min or (max is not None and hint > max)):
                 raise ValueError(f"hint {hint} of size {name} ({source}) is outside [{min}, {max}]")
             self.symbols[name] = SymbolInfo(name, min, max, hint, source)
-            SymbolContext.any_symbols = True
         return self._sym(E.symbol(name))
 
     def info(self, name: str) -> SymbolInfo:

@@ -63,7 +63,7 @@ def _run(call: Callable[..., Any], static: bool = False) -> Rule:
         if static:
             args, kwargs = _specialised(args), {k: _specialised(v) for k, v in kwargs.items()}
         # A torch-function mode would see ``_op_dk`` as a plain call of the operator, without its key.
-        with AbstractMode(), torch.no_grad(), torch._C.DisableTorchFunction():
+        with AbstractMode(symbolic_calls=False), torch.no_grad(), torch._C.DisableTorchFunction():
             return lower(call(*map(lift, args), **{k: lift(v) for k, v in kwargs.items()}))
 
     return rule

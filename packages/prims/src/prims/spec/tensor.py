@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
 from prims.spec.calls import SymbolicCalls
-from prims.spec.context import SymbolContext
 from prims.spec.infer import resolve, to_spec
 from prims.spec.sym import SymNode, to_torch
 from prims.spec.tensorspec import TensorSpec
@@ -214,6 +213,10 @@ class AbstractMode(TorchDispatchMode):
     Use it around code that runs on abstract tensors: capture while it evaluates a call's metadata, the
     ahead-of-time stage while it traces. Real tensors that meet abstract ones count as constants. An operator
     none of whose arguments is abstract still runs abstractly, so that nothing is computed or allocated.
+
+    Args:
+        symbolic_calls: also enter :class:`SymbolicCalls`. That is a torch-function mode, which a program can see
+            (``has_torch_function``); a caller that runs more than tensor functions enters it around those alone.
     """
 
     def __torch_dispatch__(
@@ -223,20 +226,18 @@ class AbstractMode(TorchDispatchMode):
 
     def __enter__(self) -> AbstractMode:
         super().__enter__()
-        self._calls.append(SymbolicCalls() if SymbolContext.any_symbols else None)
-        if self._calls[-1] is not None:
-            self._calls[-1].__enter__()
+        if self._symbolic_calls is not None:
+            self._symbolic_calls.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        calls = self._calls.pop()
-        if calls is not None:
-            calls.__exit__(*error)
+        if self._symbolic_calls is not None:
+            self._symbolic_calls.__exit__(*error)
         super().__exit__(*error)
 
-    def __init__(self) -> None:
+    def __init__(self, symbolic_calls: bool = True) -> None:
         super().__init__()
-        self._calls: list[SymbolicCalls | None] = []
+        self._symbolic_calls = SymbolicCalls() if symbolic_calls else None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

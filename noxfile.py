@@ -26,6 +26,8 @@ STAGES = {
     "api": ["prims", "dynamo-capture", "aot-autograd", "inductor-gen", "compile-api"],
 }
 EVERYTHING = STAGES["api"]
+#: What a stage's tests need besides the stage and pytest. Triton's interpreter runs the GPU kernels on the CPU.
+STAGE_EXTRAS = {"inductor": ["triton"]}
 #: Only where a user may also want them: the models of the integration tests, the demo and the benchmarks.
 LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
@@ -70,7 +72,7 @@ def run_pytest(session: nox.Session, *args: str) -> None:
 def test_stage(session: nox.Session, stage: str) -> None:
     """A stage's own tests, with nothing but the stage installed."""
     folders = STAGES[stage]
-    install_packages(session, folders, "pytest", "hypothesis", "numpy", "expecttest")
+    install_packages(session, folders, "pytest", "hypothesis", "numpy", "expecttest", *STAGE_EXTRAS.get(stage, []))
     own = ROOT / "packages" / folders[-1]
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests"))
 

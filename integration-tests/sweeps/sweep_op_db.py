@@ -1,24 +1,28 @@
 """Every operator of PyTorch's own database through ``compile()``, forward or with gradients, against eager.
 
-``python integration-tests/sweeps/sweep_op_db.py [--grad] [--dtype float32] [--device cpu] [--samples 2] [--only NAME]``
-prints one line per operator that did not simply agree, and a summary: *generated* (all in generated kernels and
-library calls without a recorded fallback), *eager* (right, with a recorded fallback or break), *wrong*, *error*.
+``python integration-tests/sweeps/sweep_op_db.py [--forward] [--grad] [--dtype float32 bfloat16] [--device cpu]
+[--samples 2] [--jobs 1] [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not
+simply agree, and a summary: *generated* (all in generated kernels and library calls without a recorded fallback),
+*eager* (right, with a recorded fallback or break), *wrong*, *error*, *crash* (a worker process died or hung).
+
+Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import itertools
+import json
+import queue
+import subprocess
 import sys
+import threading
+import time
 import warnings
-from typing import Any
+from typing import IO, Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
-
-import compile_api
 
 #: Their results are uninitialised memory, random numbers, or defined only up to signs and order.
 INCOMPARABLE = {
@@ -31,11 +35,23 @@ INCOMPARABLE = {
     "torch.ops.aten._efficient_attention_forward", "linalg.eig", "linalg.svd", "svd", "linalg.eigh", "geqrf",
 }  # fmt: skip
 
+#: One operator in one dtype, with or without gradients: index into the database, dtype's name, gradients.
+Task = tuple[int, str, bool]
+SECONDS_PER_TASK = 120.0
+
 
 def clone(tree: Any) -> Any:
     return pytree.tree_map(
         lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
     )
+
+
+def double(tree: Any) -> Any:
+    return pytree.tree_map(
+        lambda t: t.detach().double().requires_grad_(t.requires_grad)
+        if isinstance(t, torch.Tensor) and t.is_floating_point() else t,
+        tree,
+    )  # fmt: skip
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
@@ -51,77 +67,224 @@ def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor]:
     return [g for g in grads if g is not None]
 
 
-def run(function: Any, sample: Any, grad: bool) -> tuple[Any, Any]:
-    args, kwargs, first = clone(sample.args), clone(sample.kwargs), clone(sample.input)
+def run(function: Any, sample: Any, grad: bool, prepare: Any = clone) -> tuple[Any, Any]:
+    args, kwargs, first = prepare(sample.args), prepare(sample.kwargs), prepare(sample.input)
     with torch.set_grad_enabled(grad):
         out = function(first, *args, **kwargs)
         return tensors(out), gradients(out, (first, args, kwargs)) if grad else []
 
 
-def same(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float) -> str | None:
-    """What differs, or None."""
+def error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    """Largest difference; infinities and NaNs in the same places are equal."""
+    value = value.to(exact.dtype)
+    difference = torch.where((value == exact) | (value.isnan() & exact.isnan()), 0, (value - exact).abs())
+    return float(difference.nan_to_num(nan=float("inf")).max()) if difference.numel() else 0.0
+
+
+def as_good(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Is our result about as close to float64's as eager's is?"""
+    if exact.dtype != torch.float64 or exact.shape != ours.shape or not exact.numel():
+        return False
+    scale = float(exact.abs().nan_to_num(posinf=0.0).max())
+    return error(ours, exact) <= 3 * error(theirs, exact) + 8 * torch.finfo(theirs.dtype).eps * scale
+
+
+def difference(
+    ours: list[torch.Tensor], theirs: list[torch.Tensor], exact: Any, which: int, tolerance: float
+) -> str | None:
+    """What differs, or None. ``exact()[which]`` are the float64 results, computed only where they are asked for."""
     if len(ours) != len(theirs):
         return f"{len(ours)} results instead of {len(theirs)}"
-    for a, b in zip(ours, theirs, strict=True):
+    for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            return f"{a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
+            return f"{a.dtype} {tuple(a.shape)} on {a.device} instead of {b.dtype} {tuple(b.shape)} on {b.device}"
         try:
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
-        except AssertionError as error:
-            return " ".join(str(error).split())[:160]
+        except AssertionError as reason:
+            if b.is_floating_point():
+                reference = exact()
+                if reference is not None and as_good(a, b, reference[which][k]):
+                    continue
+            return f"{'gradient' if which else 'result'} {k}: " + " ".join(str(reason).split())[:160]
     return None
 
 
-def check(op: Any, options: argparse.Namespace) -> tuple[str, str]:
+def chosen(samples: list[Any], count: int) -> list[Any]:
+    """``count`` samples spread over all of them: the first ones are often the simplest."""
+    return samples if len(samples) <= count else [samples[k * len(samples) // count] for k in range(count)]
+
+
+def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> tuple[str, str]:
     """The verdict on one operator and the reason."""
-    dtype, verdict, why = getattr(torch, options.dtype), "generated", ""
+    import compile_api
+
+    dtype, verdict, why = getattr(torch, dtype_name), "generated", ""
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
-    samples = op.sample_inputs(options.device, dtype, requires_grad=options.grad)
-    for sample in itertools.islice(samples, options.samples):
+    samples = list(op.sample_inputs(options.device, dtype, requires_grad=grad))
+    compared = 0
+    for sample in chosen(samples, options.samples):
         try:
-            expected = run(op.op, sample, options.grad)
+            expected = run(op.op, sample, grad)
         except Exception:
             continue
         compile_api.reset()
         compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic)
         try:
-            got = run(compiled, sample, options.grad)
-        except Exception as error:
-            return "error", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        for ours, theirs in zip(got, expected, strict=True):
-            difference = same(ours, theirs, tolerance)
-            if difference:
-                return "wrong", difference
+            got = run(compiled, sample, grad)
+        except Exception as failure:
+            return "error", f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
+
+        def exact(sample: Any = sample) -> Any:
+            try:
+                return run(op.op, sample, grad, lambda tree: double(clone(tree)))
+            except Exception:
+                return None
+
+        for which, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+            reason = difference(ours, theirs, exact, which, tolerance)
+            if reason:
+                return "wrong", reason
+        compared += 1
         report = compiled.report()
         left = [item.reason for item in (*report.fallbacks, *report.breaks)]
         if left:
-            verdict, why = "eager", " ".join(left[0].split())[:120]
-    return verdict, why
+            verdict, why = "eager", " ".join(left[0].split())[:200]
+    return (verdict, why) if compared else ("skipped", "eager refuses every sample")
+
+
+def tasks(options: argparse.Namespace) -> list[Task]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    passes = [False] * (options.forward or not options.grad) + [True] * options.grad
+    found: list[Task] = []
+    for index, op in enumerate(op_db):
+        if (options.only and op.name not in options.only) or op.name in INCOMPARABLE:
+            continue
+        kind = torch.device(options.device).type
+        for name in options.dtype:
+            for grad in passes:
+                supported = op.supported_backward_dtypes(kind) if grad else op.supported_dtypes(kind)
+                if getattr(torch, name) in supported and (op.supports_autograd or not grad):
+                    found.append((index, name, grad))
+    return found
+
+
+# --- worker processes -------------------------------------------------------------------------------------------------
+
+
+def work(options: argparse.Namespace) -> None:
+    """Answer each task on the input, a JSON list per line, with ``[verdict, reason]``."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what operators print must not look like an answer
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        index, dtype, grad = json.loads(line)
+        torch.manual_seed(0)
+        print(json.dumps(check(op_db[index], dtype, grad, options)), file=answers, flush=True)
+
+
+class Worker:
+    """A process that checks operators, replaced when it dies, hangs, or lost its GPU to an error."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, task: Task) -> tuple[str, str]:
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        watch = threading.Timer(SECONDS_PER_TASK, process.kill)
+        watch.start()
+        try:
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        finally:
+            watch.cancel()
+        if not line:
+            self.stop()
+            return "crash", f"the process died or took over {SECONDS_PER_TASK:.0f} s"
+        verdict, why = json.loads(line)
+        if "CUDA error" in why or "CUDA driver" in why:
+            self.stop()
+        return verdict, why
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, *sys.argv, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+        return self.process
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--grad", action="store_true")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--forward", action="store_true", help="without gradients; the default unless --grad is given")
+    parser.add_argument("--grad", action="store_true", help="with gradients")
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--dynamic", action="store_const", const=True, default=False)
-    parser.add_argument("--only", default=None)
+    parser.add_argument("--only", nargs="+", default=None)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")
+    parser.add_argument("--jsonl", default=None, help="write a line per operator")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    counts: collections.Counter[str] = collections.Counter()
-    dtype = getattr(torch, options.dtype)
-    for op in op_db:
-        if options.only and op.name != options.only or op.name in INCOMPARABLE:
-            continue
-        supported = op.supported_backward_dtypes(options.device) if options.grad else op.supported_dtypes(options.device)
-        if dtype not in supported or (options.grad and not op.supports_autograd):
-            continue
-        verdict, why = check(op, options)
-        counts[verdict] += 1
-        if verdict != "generated":
-            print(f"{verdict:6} {op.formatted_name}: {why}", flush=True)
-    print(dict(counts), file=sys.stderr)
+    if options.worker:
+        return work(options)
+
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    todo = tasks(options)
+    for task in todo:
+        waiting.put(task)
+    end = time.monotonic() + options.limit
+    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    lock = threading.Lock()
+    record: IO[str] | None = open(options.jsonl, "w") if options.jsonl else None  # noqa: SIM115
+
+    def serve() -> None:
+        worker = Worker()
+        while time.monotonic() < end:
+            try:
+                task = waiting.get_nowait()
+            except queue.Empty:
+                break
+            verdict, why = worker.ask(task)
+            index, dtype, grad = task
+            name, kind = op_db[index].formatted_name, "gradients" if grad else "forward"
+            with lock:
+                counts[dtype, kind, verdict] += 1
+                if verdict != "generated":
+                    print(f"{verdict:7} {name} {dtype} {kind}: {why}", flush=True)
+                if record is not None:
+                    line = {"op": name, "dtype": dtype, "pass": kind, "verdict": verdict, "why": why}
+                    print(json.dumps(line), file=record, flush=True)
+        worker.stop()
+
+    threads = [threading.Thread(target=serve) for _ in range(options.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for key, count in sorted(counts.items()):
+        print(*key, count)
+    left = len(todo) - sum(counts.values())
+    if left:
+        print(f"{left} not reached within {options.limit:.0f} s")
 
 
 if __name__ == "__main__":

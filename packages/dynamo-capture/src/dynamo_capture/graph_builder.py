@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.custom_ops import check_custom, mark_written
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
@@ -118,6 +119,7 @@ class GraphBuilder:
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
+        check_custom(fn)
         before = _versions(examples, kw_examples)
         try:
             with SymbolicCalls() if self.ctx.symbols else nullcontext():
@@ -133,6 +135,7 @@ class GraphBuilder:
             raise GraphBreak("QB08", f"{_name_of(fn)}: {error}") from error
         except Exception as error:
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {error}") from error
+        mark_written(fn, examples, kw_examples)
         if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_autograd.trace import seeded, special
+from aot_autograd.trace.custom import write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
@@ -109,9 +110,7 @@ class Tracer(TorchDispatchMode):
             raise Unsupported(f"a constant of tensor subclass {type(real).__name__}")
         if real.layout is not torch.strided:
             raise Unsupported(f"a constant with layout {real.layout}")
-        spec = TensorSpec(
-            tuple(real.shape), real.dtype, real.device, tuple(real.stride()), int(real.storage_offset())
-        )
+        spec = TensorSpec(tuple(real.shape), real.dtype, real.device, tuple(real.stride()), int(real.storage_offset()))
         tensor = abstract_from_spec(spec)
         index = len(self.inputs)
         self.add_input(InputDesc(f"constant_{len(self.constants)}", "constant", spec), tensor)
@@ -265,9 +264,7 @@ class Tracer(TorchDispatchMode):
 
     def emit(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.fx.Node, Any]:
         """Add a functional call on graph nodes; returns the node and its spec."""
-        spec = infer(
-            func, self._node_specs(args), {name: self._node_specs(value) for name, value in kwargs.items()}
-        )
+        spec = infer(func, self._node_specs(args), {name: self._node_specs(value) for name, value in kwargs.items()})
         return self.create(func, args, kwargs, spec), spec
 
     def _call(
@@ -296,9 +293,7 @@ class Tracer(TorchDispatchMode):
         """What the forward's draw gave that a checkpointed region makes a second time."""
         found = first_draw(self.graph, self._draws, func, nodes, kwargs) if runs_a_checkpoint_again() else None
         if found is None:
-            raise Unsupported(
-                f"{func} draws random numbers during the backward pass", where=self._current_source()
-            )
+            raise Unsupported(f"{func} draws random numbers during the backward pass", where=self._current_source())
         return found.result
 
     def pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -377,6 +372,8 @@ class Tracer(TorchDispatchMode):
         """Record an in-place or ``out=`` overload by its functional twin."""
         if info.metadata_write:
             return self.metadata_op(func, info, args, kwargs)
+        if info.twin is None and func.namespace != "aten":
+            return write_custom(self, func, info, args, kwargs)
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]

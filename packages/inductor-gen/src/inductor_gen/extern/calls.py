@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from inductor_gen.extern.custom import custom_function, is_custom
 from inductor_gen.loops.graph import Node
 
 __all__ = ["function_for"]
@@ -46,8 +47,13 @@ def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., 
     return call
 
 
-def function_for(node: Node) -> tuple[str, Callable[..., Any]]:
-    """``(readable name, callable)`` for an extern node; it takes the node's own arguments."""
+def function_for(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callable[..., Any]]:
+    """``(readable name, callable)`` for an extern node; it takes the node's own arguments.
+
+    ``owned``: positions among a custom operator's tensor operands that it may write to in place.
+    """
+    if is_custom(node):
+        return custom_function(node, owned)
     if node.device is not None and node.device.type == "cuda":
         from inductor_gen.extern.cuda import cuda_function
 

@@ -11,6 +11,7 @@ import torch
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope
+from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
 from prims.spec.expr import Expr
 
@@ -41,11 +42,13 @@ class Node:
         args: canonical arguments, nodes for tensors.
         ins: the nodes among the arguments, in order.
         shape: sizes; dtype and device None for values that are not tensors.
+        strides: of a custom operator, per tensor operand the strides that it has in eager; else None.
         users: nodes that take this one, each once.
     """
 
     __slots__ = (
-        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "shape", "source", "spec", "target", "users",
+        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "shape", "source", "spec", "strides", "target",
+        "users",
     )  # fmt: skip
 
     def __init__(self, id: int, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> None:
@@ -57,6 +60,7 @@ class Node:
         self.target: Any = None
         self.spec = spec
         self.source = source
+        self.strides: tuple[Any, ...] | None = None
         self.users: list[Node] = []
         self.ins: list[Node] = []
         shape = getattr(spec, "shape", None)
@@ -156,6 +160,7 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
     else:
         made = Node(len(graph.nodes), "extern", _overload_name(target), look(node.args), spec, source)
         made.kwargs = look(dict(node.kwargs))
+        made.strides = node.meta.get(STRIDES)
     made.target = target
     graph.nodes.append(made)
     made.link()

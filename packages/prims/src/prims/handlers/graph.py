@@ -165,8 +165,9 @@ class GraphHandler(BaseHandler):
         return value
 
     def aten(self, op: torch._ops.OpOverload, *args: Any, spec: Any = None, **kwargs: Any) -> Any:
-        # Two draws of a random overload are two values even where their arguments are equal.
-        pure = not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
+        # Two draws of a random overload are two values even where their arguments are equal; what a custom operator
+        # does is not known.
+        pure = op.namespace == "aten" and not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
         key = (op, _key(args), _key(kwargs))
         if pure and key in self._nodes:
             return self._nodes[key]

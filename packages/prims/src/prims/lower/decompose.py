@@ -17,6 +17,7 @@ from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES
 from prims.lower.context import LowerContext
+from prims.lower.custom import custom_call
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
@@ -55,6 +56,8 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if name in STRIDED:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
         fn = get(target)
+        if fn is None and target.namespace != "aten":
+            return custom_call(p, node, args, kwargs)
         if fn is None:
             return extern(node, args, kwargs, "no decomposition")
         if _is_complex(node):

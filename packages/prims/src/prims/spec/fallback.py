@@ -7,11 +7,13 @@ In order:
 3. likewise a CompositeExplicit kernel;
 4. a structured kernel's C++ metadata function is run (through the CompositeExplicitAutogradNonFunctional kernel,
    whose allocations and inner ``out=`` call come back to us); symbolic sizes are specialised first;
-5. a custom operator's registered fake implementation is run on abstract tensors.
+5. a custom operator's registered fake implementation is run on abstract tensors, else its Meta kernel or its
+   composite one. A kernel that is there for real tensors only is never run: it may do anything.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -147,7 +149,13 @@ def _custom_fake(func: OpOverload) -> Rule | None:
 
     entry = singleton.find(func._schema.name)
     kernel = entry.fake_impl.kernel
-    return None if kernel is None else _run(kernel)
+    if kernel is not None:
+        return _run(kernel)
+    for name in ("Meta", "CompositeExplicitAutograd"):
+        if _has(func, name):
+            kernel = functools.partial(func._op_dk, getattr(_Key, name))
+            return _first_that_works([_run(kernel), _run(kernel, static=True)])
+    return None
 
 
 def _first_that_works(rules: list[Rule]) -> Rule:
@@ -179,20 +187,21 @@ def fallback_rule(func: OpOverload) -> Rule:
         return mutation
     if _has(func, "CompositeImplicitAutograd"):
         return _run(func.decompose)
+    if func.namespace not in ("aten", "prims"):
+        return _custom_fake(func) or _missing(func)
     rules: list[Rule] = []
-    if func.namespace != "aten":
-        custom = _custom_fake(func)
-        if custom is not None:
-            rules.append(custom)
     for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
         if _has(func, key):
             explicit = getattr(_Key, key)
             rules.append(_run(lambda *a, _key=explicit, **k: func._op_dk(_key, *a, **k)))
             rules.append(_run(lambda *a, _key=explicit, **k: func._op_dk(_key, *a, **k), static=True))
     if not rules:
-
-        def missing(*args: Any, **kwargs: Any) -> Any:
-            raise unsupported(func)
-
-        return missing
+        return _missing(func)
     return rules[0] if len(rules) == 1 else _first_that_works(rules)
+
+
+def _missing(func: OpOverload) -> Rule:
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise unsupported(func)
+
+    return missing

@@ -95,7 +95,12 @@ _PLAIN = frozenset({TensorSpec, int, float, bool, type(None), torch.dtype, torch
 
 def unsupported(func: OpOverload) -> Unsupported:
     """The error of an overload that nothing covers."""
-    return Unsupported(f"no metadata rule for {op_name(func)}")
+    if func.namespace in ("aten", "prims"):
+        return Unsupported(f"no metadata rule for {op_name(func)}")
+    name = func._schema.name
+    return Unsupported(
+        f"the operator {name} has no fake implementation; register one with torch.library.register_fake({name!r})"
+    )
 
 
 _loaded = False

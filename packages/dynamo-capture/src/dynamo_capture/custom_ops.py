@@ -1,0 +1,56 @@
+"""Operators that a program brings with it: what a call of one may do besides giving tensors."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+
+__all__ = ["check_custom", "mark_written"]
+
+_OWN = ("aten", "prims", "prim")
+
+
+@functools.lru_cache(maxsize=4096)
+def _schemas(fn: Any) -> tuple[Any, ...]:
+    """The schemas that a call of a custom operator may mean; none for any other function."""
+    if isinstance(fn, torch._ops.OpOverload):
+        found = (fn._schema,)
+    elif isinstance(fn, torch._ops.OpOverloadPacket):
+        found = tuple(getattr(fn, name)._schema for name in fn.overloads())
+    else:
+        return ()
+    return tuple(s for s in found if s.name.partition("::")[0] not in _OWN)
+
+
+def check_custom(fn: Any) -> None:
+    """Refuse an operator whose call leaves nothing in a graph that would keep it.
+
+    Raises:
+        GraphBreak: it returns nothing and writes to no argument, so that it is called for some other effect; or it
+            returns a number, which a graph on abstract tensors cannot know.
+    """
+    for schema in _schemas(fn):
+        if not schema.returns and not schema.is_mutable:
+            raise GraphBreak("QB03", f"the operator {schema.name}, which returns nothing and is run for its effect")
+        for returned in schema.returns:
+            if "Tensor" not in str(returned.type):
+                raise GraphBreak("QB02", f"the operator {schema.name} returns a {returned.type}")
+
+
+def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Advance the version counters of the tensors that a custom operator's schema says it writes.
+
+    PyTorch does so only for operators with an autograd kernel; capture tells by the counters what was written.
+    """
+    for schema in _schemas(fn):
+        for i, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = kwargs.get(argument.name, args[i] if i < len(args) else None)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)

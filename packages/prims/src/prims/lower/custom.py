@@ -1,0 +1,39 @@
+"""Custom operators: opaque calls, whose operands keep the strides that eager would give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx
+
+from prims.handlers import GraphHandler
+from prims.spec import TensorSpec
+
+__all__ = ["STRIDES", "custom_call"]
+
+STRIDES = "strides"
+"""Key in the metadata of a custom operator's node: per tensor among its operands, in order, eager's strides.
+
+Values of the prim dialect have no layout, but a kernel that somebody wrote may count on one. A back end that finds
+none (the text form has none) gives row-major operands.
+"""
+
+
+def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of a custom operator as one node; there is nothing to decompose, so that this is no fallback."""
+    result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
+    made = next(reversed(p.graph.nodes), None)
+    while made is not None and made.target is not node.target:
+        made = made.prev
+    if made is not None:
+        made.meta[STRIDES] = tuple(_strides((node.args, tuple(node.kwargs.values()))))
+    return result
+
+
+def _strides(value: Any) -> list[Any]:
+    if isinstance(value, torch.fx.Node):
+        spec = value.meta.get("spec")
+        return [spec.strides] if isinstance(spec, TensorSpec) else []
+    if isinstance(value, (list, tuple)):
+        return [strides for v in value for strides in _strides(v)]
+    return []

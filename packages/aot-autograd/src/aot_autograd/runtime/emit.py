@@ -129,24 +129,32 @@ def symbols_of_results(outcome: Outcome) -> set[str]:
 
 
 def emit_mutations(
-    source: Source, pairs: list[tuple[str, str]], *, no_grad: bool, differentiable: bool = False
+    source: Source, triples: list[tuple[str, str, Any]], *, no_grad: bool, differentiable: bool = False
 ) -> None:
-    """Copy new values into written inputs: ``(input expression, value expression)`` pairs."""
-    if not pairs:
+    """Copy new values into written inputs: ``(input expression, value expression, input's spec)`` triples."""
+    if not triples:
         return
     indent = ""
     if no_grad:
         source.globals["no_grad"] = torch.no_grad
         source.line("with no_grad():")
         indent = "    "
-    if len(pairs) == 1 or differentiable:
-        for target, value in pairs:
+    if differentiable:
+        for target, value, _ in triples:
             source.line(f"{indent}{target}.copy_({value})")
         return
-    source.globals["foreach_copy_"] = torch._foreach_copy_
-    targets = ", ".join(target for target, _ in pairs)
-    values = ", ".join(value for _, value in pairs)
-    source.line(f"{indent}foreach_copy_([{targets}], [{values}])")
+    # The list copy takes one launch for many tensors only where all have one dtype and device.
+    groups: dict[Any, list[tuple[str, str]]] = {}
+    for target, value, spec in triples:
+        groups.setdefault((spec.dtype, spec.device), []).append((target, value))
+    for pairs in groups.values():
+        if len(pairs) == 1:
+            source.line(f"{indent}{pairs[0][0]}.copy_({pairs[0][1]})")
+            continue
+        source.globals["foreach_copy_"] = torch._foreach_copy_
+        targets = ", ".join(target for target, _ in pairs)
+        values = ", ".join(value for _, value in pairs)
+        source.line(f"{indent}foreach_copy_([{targets}], [{values}])")
 
 
 def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:

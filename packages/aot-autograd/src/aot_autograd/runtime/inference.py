@@ -38,8 +38,8 @@ def build_inference(
         source.line("with no_grad():")
         call = f"    {call}"
     source.line(call)
-    tracked = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if inputs[i].requires_grad]
-    plain = [(f"args[{i}]", outputs[o]) for i, o, _ in outcome.mutations if not inputs[i].requires_grad]
+    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, _ in outcome.mutations if inputs[i].requires_grad]
+    plain = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, _ in outcome.mutations if not inputs[i].requires_grad]
     emit_mutations(source, plain, no_grad=False)
     emit_mutations(source, tracked, no_grad=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")
@@ -71,9 +71,7 @@ def new_seed(device: torch.device) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
-def emit_overlap_check(
-    source: Source, outcome: Outcome, eager: Callable[..., Any], report: Report | None
-) -> None:
+def emit_overlap_check(source: Source, outcome: Outcome, eager: Callable[..., Any], report: Report | None) -> None:
     """Leave a call to eager when an input that the graph writes shares memory with another input."""
     if not outcome.mutations:
         return

@@ -172,10 +172,6 @@ def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     spec = node.meta["spec"]
     if not isinstance(spec, TensorSpec):
         raise NotImplementedError(f"zeros in place of the results of {node.target}")
-    made = graph.call_function(
-        aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device}
-    )
+    made = graph.call_function(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
     made.meta["spec"] = TensorSpec(spec.shape, spec.dtype, spec.device)
     return made
-
-

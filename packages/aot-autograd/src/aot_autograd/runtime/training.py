@@ -44,7 +44,8 @@ def build_training(
         source.line(f"{outputs[returned[0]]} = apply(*args)")
     else:
         source.line(f"{', '.join(outputs[i] for i in returned)} = apply(*args)")
-    tracked = [(f"args[{i}]", outputs[o]) for i, o, through in outcome.mutations if through]
+    inputs = outcome.program.tracer.inputs
+    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
     emit_mutations(source, tracked, no_grad=False, differentiable=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")
     return source.function("run(*args)")
@@ -86,7 +87,7 @@ def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., 
     source.line(f"{', '.join(outputs)}, = compiled(*args)")
     emit_mutations(
         source,
-        [(f"args[{i}]", outputs[o]) for i, o, through in outcome.mutations if not through],
+        [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
         no_grad=any(inputs[i].requires_grad for i, _, through in outcome.mutations if not through),
     )
     returned = _returned(joint)

@@ -227,3 +227,23 @@ def test_a_shifted_and_an_aligned_use_of_one_value() -> None:
         return p.add(p.mul(shifted, 2.0), p.exp(y)), p.sub(y, shifted)
 
     check(fn, [torch.randn(40), torch.randn(40)])
+
+
+def test_small_kernels_that_have_nothing_to_do_with_each_other_are_one() -> None:
+    def fn(p: Any, *counters: Any) -> Any:
+        return tuple(p.add(c, 1) for c in counters)
+
+    case = check(fn, [torch.tensor(k) for k in range(20)])
+    assert case.kernels == 1
+    # Sixty-four buffers and nodes a kernel: more would run out of arguments.
+    assert check(fn, [torch.tensor(k) for k in range(80)]).kernels == 3
+    vectors = check(fn, [torch.randn(7, 5), torch.randn(5, 7), torch.randn(7, 5), torch.zeros(0, 5)])
+    assert vectors.kernels == 3
+
+
+def test_small_kernels_that_read_each_other_keep_their_order() -> None:
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        first = p.aten(torch.ops.aten.mm.default, p.add(x, 1.0), y)
+        return p.add(first, 2.0), p.mul(y, 3.0)
+
+    check(fn, [torch.randn(4, 4), torch.randn(4, 4)], tol=1e-5)

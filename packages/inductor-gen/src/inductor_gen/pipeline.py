@@ -10,6 +10,7 @@ from inductor_gen.codegen.renderer import KernelSource, Renderer
 from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
+from inductor_gen.schedule.horizontal import join_small
 from inductor_gen.schedule.loopnest import Hint, arrange
 from inductor_gen.schedule.pieces import cut
 from inductor_gen.schedule.plan import Plan, dissolve, kept_nodes, plan
@@ -72,6 +73,11 @@ def _dissolve(unit: Unit) -> None:
     dissolve(unit.fusion, unit.prepared, unit.hint)
 
 
+def _join(unit: Unit) -> None:
+    assert unit.fusion is not None
+    join_small(unit.fusion)
+
+
 def _plan(unit: Unit) -> None:
     assert unit.fusion is not None and unit.prepared is not None
     unit.plan = plan(unit.fusion, unit.prepared, unit.hint)
@@ -119,6 +125,7 @@ STEPS = (
     ("prepare", _prepare),
     ("fuse", _fuse),
     ("dissolve", _dissolve),
+    ("join", _join),
     ("plan", _plan),
     ("render", _render),
 )

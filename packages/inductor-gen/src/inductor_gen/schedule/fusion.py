@@ -201,13 +201,13 @@ class Fusion:
             ):
                 continue
             home = self._operand_in(node, cluster)
-            if home is not None and self._burn():
+            if home is not None and self.may_fuse():
                 self.add(cluster, node, home)
                 self._absorb(node, cluster)
                 return
         self._start(node)
 
-    def _burn(self) -> bool:
+    def may_fuse(self) -> bool:
         """May another fusion be made? Counting them down bisects a miscompilation."""
         if self.fuel is None:
             return True

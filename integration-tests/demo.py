@@ -11,22 +11,23 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import zoo
 
 
-def median_seconds(call: Callable[[], Any], runs: int) -> float:
-    """The median of ``runs`` timed calls, after one to warm up."""
-    call()
-    samples = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        call()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+def median_seconds(calls: Sequence[Callable[[], Any]], runs: int) -> list[float]:
+    """The median of ``runs`` timed calls of each, taken in turn so that other work on the machine slows all alike."""
+    samples: list[list[float]] = [[] for _ in calls]
+    for run in range(-1, runs):
+        for call, taken in zip(calls, samples, strict=True):
+            start = time.perf_counter()
+            call()
+            if run >= 0:  # the first round warms up
+                taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in samples]
 
 
 def relative_error(actual: Any, reference: Any) -> float:
@@ -51,8 +52,7 @@ def show(name: str, *, small: bool, runs: int, console: Any) -> None:
         start = time.perf_counter()
         actual = compiled(*case.args, **case.kwargs)
         first = time.perf_counter() - start
-        eager = median_seconds(case, runs)
-        steady = median_seconds(lambda: compiled(*case.args, **case.kwargs), runs)
+        eager, steady = median_seconds([case, lambda: compiled(*case.args, **case.kwargs)], runs)
     report = compiled.report()
 
     graphs = sum(graph.dialect == "torch" for graph in report.graphs)

@@ -115,6 +115,17 @@ def integration(session: nox.Session) -> None:
     run_pytest(session, "-q", str(ROOT / "integration-tests"))
 
 
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Kernels, programs, models and modes on an NVIDIA GPU; skipped, with the reason, where there is none."""
+    install_packages(session, EVERYTHING, "triton", "pytest", "hypothesis", "expecttest")
+    install_libraries(session)
+    run_pytest(session, "-q", "-rs", str(ROOT / "integration-tests" / "gpu"))
+    own = ROOT / "packages" / "inductor-gen"
+    cases = str(own / "tests" / "gpu" / "triton_cases.py")
+    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", cases)
+
+
 @nox.session(python=["3.11", "3.12", "3.13"])
 def hook(session: nox.Session) -> None:
     """The frame hook and guard evaluator on each Python; needs no torch."""

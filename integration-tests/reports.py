@@ -14,6 +14,15 @@ LIBRARY_CALLS = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward", "aten.max_pool2d_with_indices_backward",
 }  # fmt: skip
 
+#: The same for a GPU graph.
+CUDA_LIBRARY_CALLS = {
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward",
+    "aten.max_pool2d_with_indices", "aten.max_pool2d_with_indices_backward",
+    "aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_backward",
+    "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_efficient_attention_backward",
+    "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_cudnn_attention_backward",
+}  # fmt: skip
+
 
 def captured(report: Any) -> list[Any]:
     """The graphs that capture made (each later stage records its own forms of them too)."""
@@ -30,8 +39,10 @@ def extern_names(report: Any) -> set[str]:
     return {".".join(record.name.split(".")[:2]) for record in report.externs}
 
 
-def assert_all_generated(report: Any, *, graphs: int | None = None, kernels: int | None = None) -> None:
-    """Assert that nothing fell back to eager and that library calls are only those of ``LIBRARY_CALLS``.
+def assert_all_generated(
+    report: Any, *, graphs: int | None = None, kernels: int | None = None, allowed: set[str] = LIBRARY_CALLS
+) -> None:
+    """Assert that nothing fell back to eager and that library calls are only ``allowed`` ones.
 
     Args:
         graphs: the exact number of captured graphs.
@@ -39,7 +50,7 @@ def assert_all_generated(report: Any, *, graphs: int | None = None, kernels: int
     """
     assert not report.fallbacks, report.fallbacks
     assert report.kernels, "no kernel was generated"
-    assert extern_names(report) <= LIBRARY_CALLS, extern_names(report) - LIBRARY_CALLS
+    assert extern_names(report) <= allowed, extern_names(report) - allowed
     if graphs is not None:
         assert len(captured(report)) == graphs, captured(report)
     if kernels is not None:

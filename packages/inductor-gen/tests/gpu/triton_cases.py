@@ -15,6 +15,10 @@ from prims.options import Options
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALVES = (torch.float16, torch.bfloat16)
 
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="PyTorch finds no CUDA device; TRITON_INTERPRET is not 1"
+)
+
 
 def check(fn, inputs, tol=None, **kw):
     """Compile ``fn`` to Triton, run it, and compare with the reference."""

@@ -60,7 +60,7 @@ class Unit:
 
 
 def _prepare(unit: Unit) -> None:
-    unit.prepared = prepare(unit.env)
+    unit.prepared = prepare(unit.env, unit.hint if unit.options.numerics == "fast" else None)
 
 
 def _fuse(unit: Unit) -> None:

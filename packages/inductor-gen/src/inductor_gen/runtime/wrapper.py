@@ -11,6 +11,8 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.calls import function_for
+from inductor_gen.extern.cpu import cpu_function, takes_linear
+from inductor_gen.extern.custom import is_custom, reported_name
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO
 from inductor_gen.pipeline import KernelCall, Unit
@@ -52,6 +54,7 @@ class Wrapper:
         self.made: dict[str, Any] = {}
         self.tables: dict[Any, str] = {}
         self.taken: set[Node] = set()  # buffers that live on under another name
+        self.step = 0
 
     # ---- entry ------------------------------------------------------------------------------------------
 
@@ -70,6 +73,7 @@ class Wrapper:
                     pending = []
                     self._release(k)
             else:
+                self.step = k
                 self._extern(call.node)
                 self._release(k)
         self.lines.append(f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]")
@@ -236,11 +240,13 @@ class Wrapper:
     # ---- externs ----------------------------------------------------------------------------------------
 
     def _extern(self, node: Node) -> None:
-        name, function = function_for(node)
-        self.externs.append(node.op)
-        key = f"f_{name.replace('.', '_')}"
-        self.space[key] = function
+        owned = self._owned(node)
         args, kwargs = self.prepared.externs[node]
+        name, function = self._function(node, args, owned)
+        self.externs.append(reported_name(node))
+        key = f"f_{name.replace('.', '_')}" + (f"_{len(self.space)}" if owned else "")
+        if self.space.setdefault(key, function) is not function:
+            key = self._object(function)
         parts = [self._value(a) for a in args]
         parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
         target = f"x{len(self.names)}"
@@ -255,6 +261,31 @@ class Wrapper:
                 self._planned_layout(item, self.names[item])
         if any(item.kind == "item" for item in node.users):
             self.lines.append(f"{target} = None")
+
+    def _owned(self, node: Node) -> list[int]:
+        """Positions of the operands whose buffers end with this call of a custom operator, and become its to write."""
+        if not is_custom(node):
+            return []
+        args, kwargs = self.prepared.externs[node]
+        operands = _view_refs((*args, *kwargs.values()))
+        bases = [self.buffer(ref.base) for ref in operands]
+        owned = []
+        for i, (ref, base) in enumerate(zip(operands, bases, strict=True)):
+            if base.kind in ("input", "constant", "item", "extern") or self.name(base) not in self.made:
+                continue
+            whole = ref.shape == base.shape and ref.strides == self.prepared.layouts[ref.base].strides
+            if whole and self.dies.get(base) == self.step and bases.count(base) == 1 and base not in self.taken:
+                owned.append(i)
+                self.taken.add(base)
+        return owned
+
+    def _function(self, node: Node, args: tuple[Any, ...], owned: list[int]) -> tuple[str, Callable[..., Any]]:
+        """``(readable name, callable)`` for an operator."""
+        if self.prepared.forms.get(node) == "linear":
+            function = takes_linear(node)
+            return function.__name__, function
+        found = cpu_function(node, args) if self.unit.options.numerics == "fast" else None
+        return found if found is not None else function_for(node, owned)
 
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
@@ -298,6 +329,12 @@ class Wrapper:
         if isinstance(out, ViewRef):
             return self.view(out)
         return self._value(out)
+
+
+def _view_refs(value: Any) -> list[ViewRef]:
+    if isinstance(value, ViewRef):
+        return [value]
+    return [r for v in value for r in _view_refs(v)] if isinstance(value, (tuple, list)) else []
 
 
 def _relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

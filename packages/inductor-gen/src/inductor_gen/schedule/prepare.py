@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
+from inductor_gen.extern.cpu import conv_form
+from inductor_gen.extern.custom import is_custom
 from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
+from inductor_gen.schedule.loopnest import Hint
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
-from prims.spec import TensorSpec, infer
+from prims.spec import TensorSpec, infer, layout
 from prims.spec.expr import Expr
 
 __all__ = ["Prepared", "ViewRef", "prepare", "travels_channels_last"]
@@ -54,6 +57,7 @@ class Prepared:
         outputs: per graph output a ViewRef, or the literal or size it is.
         scattered: scatter node -> the copy whose buffer it updates.
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
+        forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
 
     graph: Graph
@@ -63,10 +67,11 @@ class Prepared:
     scattered: dict[Node, Node] = field(default_factory=dict)
     specs: dict[Node, Any] = field(default_factory=dict)
     tangents: set[Node] = field(default_factory=set)
+    forms: dict[Node, str] = field(default_factory=dict)
 
 
 class _Preparer:
-    def __init__(self, env: Envelope) -> None:
+    def __init__(self, env: Envelope, hint: Hint | None) -> None:
         self.env = env
         self.old = build_graph(env)
         self.context = env.symbols.context or _context_of(env)
@@ -74,6 +79,8 @@ class _Preparer:
         self.owned: set[Node] = set()  # buffers that some output already is
         self.channels_last = _pays_channels_last(self.old)
         self.relaid: dict[Node, ViewRef] = {}
+        if hint is not None and not any(d.kind in ("saved", "tangent") for d in (*env.inputs, *env.outputs)):
+            self._choose_forms(hint)
         self.new_nodes: list[Node] = []
 
     # ---- building ---------------------------------------------------------------------------------------
@@ -113,6 +120,12 @@ class _Preparer:
             node.link()
         return self.out
 
+    def _choose_forms(self, hint: Hint) -> None:
+        """Which convolutions on the CPU run with channels last. In training none: what is saved has eager's layout."""
+        forms = {n: conv_form(n, hint) for n in self.old.nodes if n.op == "aten.convolution.default"}
+        if any(form != "plain" for form in forms.values()):
+            self.out.forms = forms
+
     def copy(self, x: Node, strides: tuple[Expr, ...] | None = None) -> Node:
         """A new node that equals ``x`` and will be written to memory with these strides."""
         spec = TensorSpec(x.spec.shape, x.dtype, x.device)  # type: ignore[arg-type]
@@ -148,9 +161,11 @@ class _Preparer:
     # ---- externs ----------------------------------------------------------------------------------------
 
     def _extern(self, node: Node) -> None:
+        strides = iter(node.strides or ())
+
         def place(x: Any) -> Any:
             if isinstance(x, Node):
-                return self._operand(node, x)
+                return self._exact(x, next(strides, None)) if is_custom(node) else self._operand(node, x)
             if isinstance(x, (tuple, list)):
                 return [place(v) for v in x]
             return x
@@ -197,13 +212,40 @@ class _Preparer:
         return self.context.make(e)
 
     def _operand(self, node: Node, x: Node) -> ViewRef:
-        if self.channels_last and node.op in _SPATIAL and len(x.shape) == 4:
+        if self._wants_channels_last(node, x):
             return self._in_channels_last(x)
         ref = self.resolve(x)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x))
         assert ref is not None
         return ref
+
+    def _exact(self, x: Node, strides: Any) -> ViewRef:
+        """``x`` with eager's strides, on which a kernel that somebody wrote may count (row-major ones if unknown)."""
+        wanted = contiguous_strides(x.shape)
+        if strides is not None and layout.is_dense(x.spec.shape, tuple(strides)):
+            wanted = tuple(size(s) for s in strides)
+        if x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
+            self.out.layouts.setdefault(x, Layout(wanted))
+        ref = self.resolve(x)
+        if ref is not None and strides is not None:
+            if _same_strides(ref.shape, ref.strides, tuple(size(s) for s in strides)):
+                return ref  # gaps and shared elements included
+        if ref is None or not _same_strides(ref.shape, ref.strides, wanted):
+            ref = self.resolve(self.copy(x, wanted))
+        assert ref is not None
+        return ref
+
+    def _wants_channels_last(self, node: Node, x: Node) -> bool:
+        if len(x.shape) != 4:
+            return False
+        if self.channels_last:
+            return node.op in _SPATIAL
+        if x is not node.args[0] or not self.out.forms:
+            return False
+        if node.op == "aten.max_pool2d_with_indices.default":
+            return x.device is not None and x.device.type == "cpu"
+        return self.out.forms.get(node, "plain") != "plain"
 
     def _in_channels_last(self, x: Node) -> ViewRef:
         """``x`` with its channels innermost; a kernel that makes it writes it so."""
@@ -317,6 +359,9 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
     return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
 
 
-def prepare(env: Envelope) -> Prepared:
-    """The graph of a prim-dialect envelope, with copies where values must be laid out anew."""
-    return _Preparer(env).run()
+def prepare(env: Envelope, hint: Hint | None = None) -> Prepared:
+    """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
+
+    With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too.
+    """
+    return _Preparer(env, hint).run()

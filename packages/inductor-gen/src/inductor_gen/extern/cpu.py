@@ -1,0 +1,147 @@
+"""Which of PyTorch's CPU kernels computes a product or a convolution, and in which layout: where several can."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ONE
+from inductor_gen.schedule.loopnest import Hint
+
+__all__ = ["conv_form", "cpu_function", "takes_linear"]
+
+#: Multiply-adds below which the call costs more than the product.
+SMALL = 1 << 21
+#: Values of a weight up to which its reordering for a convolution with channels last costs less than that of the
+#: images would otherwise.
+LIGHT_WEIGHT = 1 << 18
+
+_PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default"})
+
+
+@functools.cache
+def onednn() -> Callable[..., Any] | None:
+    """PyTorch's operator for a linear layer through oneDNN: ``(x[..., k], weight[n, k], bias | None, "none", [], "")``.
+
+    None where this build of PyTorch has none, or the processor is not one that it was measured on.
+    """
+    if platform.machine() != "x86_64" or not torch.backends.mkldnn.is_available():
+        return None
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return getattr(packet, "default", None)
+
+
+@functools.cache
+def blas_is_slow() -> bool:
+    """Is this a processor on which MKL leaves half the vector units idle?
+
+    MKL takes its AVX-512 kernels on Intel's processors only; oneDNN asks the processor what it can do. On an AMD EPYC
+    (Zen 5) with two threads, float32: 130-190 GFLOP/s by MKL, 320-390 by oneDNN.
+    """
+    if onednn() is None or not torch.backends.mkl.is_available():
+        return False
+    try:
+        with open("/proc/cpuinfo") as file:
+            text = file.read(4096)
+    except OSError:
+        return False
+    return "GenuineIntel" not in text and "avx512f" in text
+
+
+def _plain_float(node: Node) -> bool:
+    return node.dtype == torch.float32 and node.device is not None and node.device.type == "cpu"
+
+
+# ---- products -------------------------------------------------------------------------------------------------
+
+
+def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any]] | None:
+    """``(readable name, callable)`` for a product on the CPU, None where the plain call is best.
+
+    ``args`` are the node's arguments with a ``ViewRef`` for each tensor.
+    """
+    if node.op not in _PRODUCTS or node.kwargs or not _plain_float(node) or not blas_is_slow():
+        return None
+    if any(x.dtype != torch.float32 for x in node.ins):
+        return None
+    right = args[-1]
+    if not any(s is ONE for s in right.strides):
+        return None
+    if node.op == "aten.mm.default":
+        return ("linear", linear_mm) if len(args) == 2 else None
+    bias = args[0]
+    if len(args) != 3 or len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not right.shape[1]:
+        return None
+    return "linear", linear_addmm
+
+
+def _pays(a: torch.Tensor, b: torch.Tensor) -> bool:
+    rows, inner = a.shape
+    return rows * inner * b.shape[1] >= SMALL and rows > 1 and (inner >= 64 or a.stride(1) == 1)
+
+
+def linear_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` by oneDNN where the product is large enough."""
+    if _pays(a, b):
+        return onednn()(a, b.t(), None, "none", [], "")  # type: ignore[misc,no-any-return]
+    return torch.mm(a, b)
+
+
+def linear_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``bias + a @ b`` by oneDNN where the product is large enough."""
+    if _pays(a, b):
+        return onednn()(a, b.t(), bias, "none", [], "")  # type: ignore[misc,no-any-return]
+    return torch.addmm(bias, a, b)
+
+
+# ---- convolutions ---------------------------------------------------------------------------------------------
+
+
+def conv_form(node: Node, hint: Hint) -> str:
+    """How a convolution on the CPU is best computed.
+
+    ``"plain"``: as eager would with these inputs; ``"channels_last"``: oneDNN then reads and writes images as they
+    lie, but lays the weight out anew more slowly; ``"linear"``: a 1x1 kernel as a product over channels-last images,
+    which reads the weight as it lies.
+    """
+    if node.op != "aten.convolution.default" or not _plain_float(node) or len(node.shape) != 4 or onednn() is None:
+        return "plain"
+    x, weight, _, stride, padding, _, transposed, _, groups = node.args
+    if transposed or not torch.backends.mkldnn.enabled or any(n.dtype != torch.float32 for n in node.ins):
+        return "plain"
+    if not all(isinstance(v, int) for v in (*stride, *padding, groups)):
+        return "plain"
+    n, out, height, width = (hint(s) for s in node.shape)
+    channels, height_in, width_in = (hint(s) for s in x.shape[1:])
+    if n * height * width < 16 or channels < 3:
+        return "plain"
+    if groups not in (1, channels):
+        return "plain"
+    kernel = [hint(s) for s in weight.shape[2:]]
+    parameters = out * (channels // groups) * kernel[0] * kernel[1]
+    values = n * (channels * height_in * width_in + out * height * width)
+    if groups == 1 and kernel == [1, 1] and not any(padding) and 4 * parameters > values:
+        return "linear"
+    return "channels_last" if parameters <= max(values, LIGHT_WEIGHT) else "plain"
+
+
+def takes_linear(node: Node) -> Callable[..., Any]:
+    """The callable for a convolution whose form is ``"linear"``; it takes the node's own arguments."""
+    down, right = (*node.args[3], *node.args[3])[:2]
+    return _conv1x1 if down == right == 1 else _strided_conv1x1
+
+
+def _conv1x1(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+    rows = onednn()(x.permute(0, 2, 3, 1), weight.flatten(1), bias, "none", [], "")  # type: ignore[misc]
+    return rows.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def _strided_conv1x1(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: list[int], *_: Any
+) -> torch.Tensor:
+    return _conv1x1(x[:, :, :: stride[0], :: stride[-1]], weight, bias)

@@ -144,6 +144,11 @@ def _aot_eager(options: Options, report: Report) -> Backend:
 
 
 def _inductor(options: Options, report: Report) -> Backend:
+    if torch.cuda.is_initialized():
+        import inductor_gen
+
+        inductor_gen.get_ready(options)
+
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         import aot_autograd
 

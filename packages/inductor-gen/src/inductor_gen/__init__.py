@@ -1,12 +1,13 @@
 """Fusing code generator: primitive graphs to C and Triton kernels.
 
 ``compile_graph`` takes a prim-dialect envelope (see :mod:`prims.ir`) and returns a callable of its flat inputs;
-``claims`` names the aten operators that are to stay single nodes in it.
+``claims`` names the aten operators that are to stay single nodes in it, and ``get_ready`` starts early what takes time
+to start.
 """
 
-from inductor_gen.compiled import CompiledGraph, Kernel, compile_graph
+from inductor_gen.compiled import CompiledGraph, Kernel, compile_graph, get_ready
 from inductor_gen.extern.claims import claims
 
-__all__ = ["CompiledGraph", "Kernel", "claims", "compile_graph"]
+__all__ = ["CompiledGraph", "Kernel", "claims", "compile_graph", "get_ready"]
 
 __version__ = "0.1.0"

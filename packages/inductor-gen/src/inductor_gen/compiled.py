@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.pipeline import Unit as Lowered
@@ -17,7 +19,7 @@ from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["CompiledGraph", "Kernel", "compile_graph"]
+__all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,11 @@ def compile_graph(
         Unsupported: the graph holds something that neither a kernel nor an operator can compute.
     """
     options = options if options is not None else Options.from_environment()
-    unit = lower_graph(env_prim, options, report, triton)
+    begun = _begin(env_prim, options)
+    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None)
     launched = [call for call in unit.calls if isinstance(call, KernelCall)]
     with nullcontext() if report is None else report.phase("inductor.compile"):
-        wrapper, compiled = _load(unit, launched, options)
+        wrapper, compiled = _load(unit, launched, options, begun)
     call = wrapper.build()
     if options.cudagraphs:
         from inductor_gen.runtime.cuda_graphs import replayed
@@ -94,7 +97,24 @@ def compile_graph(
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled)
 
 
-def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options) -> tuple[Wrapper, int]:
+def get_ready(options: Options) -> None:
+    """Start what compiling for a GPU will need, where the program uses one: a process that imports Triton meanwhile."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        from inductor_gen.runtime import triton_build
+
+        triton_build.get_ready(None, options)
+
+
+def _begin(env: Envelope, options: Options) -> Any:
+    """What compiles kernels for a GPU while the graph is still being lowered; None for a graph without a GPU."""
+    if not any(getattr(getattr(d.spec, "device", None), "type", "cpu") == "cuda" for d in (*env.inputs, *env.outputs)):
+        return None
+    from inductor_gen.runtime.triton_build import begin
+
+    return begin(env, options)
+
+
+def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options, begun: Any = None) -> tuple[Wrapper, int]:
     """The wrapper of a lowered graph with its kernels loaded, and how many of them had to be compiled."""
     sources = {s.name: s for call in launched for s in call.parts}
     in_c = [Unit(s.name, s.text, s.comment) for s in sources.values() if s.language == "c"]
@@ -105,7 +125,7 @@ def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options) -> tu
         return Wrapper(unit, addresses, launch), compiled
     from inductor_gen.runtime.triton_wrapper import triton_wrapper
 
-    wrapper, more = triton_wrapper(unit, addresses, launch, in_triton, options)
+    wrapper, more = triton_wrapper(unit, addresses, launch, in_triton, options, begun)
     return wrapper, compiled + more
 
 

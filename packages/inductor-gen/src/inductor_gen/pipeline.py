@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,8 @@ class Unit:
     options: Options
     hint: Hint
     triton: bool = False
+    rendered: Callable[[KernelSource], None] | None = None
+    report: Report | None = None
     prepared: Prepared | None = None
     fusion: Fusion | None = None
     plan: Plan | None = None
@@ -114,10 +117,46 @@ def _render(unit: Unit) -> None:
         if cluster.loops or cluster.nodes[0].kind == "scatter":
             renderer = _renderer(unit, cluster)
             pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
-            parts = [k for piece in pieces for k in renderer.render(arrange(_body(unit, piece), unit.hint))]
+            parts = []
+            for piece in pieces:
+                made = renderer.render(arrange(_body(unit, piece), unit.hint))
+                parts += made
+                if not unit.options.max_autotune:  # which may choose others
+                    _announce(unit, made)
             unit.calls.append(KernelCall(tuple(parts)))
         else:
             unit.calls.append(ExternCall(cluster.nodes[0]))
+
+
+def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
+    if unit.rendered is not None:
+        for source in sources:
+            unit.rendered(source)
+
+
+def _autotune(unit: Unit) -> None:
+    """Put the fastest of several kernels in the place of what was rendered, where that is asked for."""
+    if not unit.options.max_autotune:
+        return
+    if unit.triton or any(_on_gpu(call) for call in unit.calls):
+        from inductor_gen.templates import autotune
+
+        replaced = autotune(unit, _body, unit.report)
+        calls: list[KernelCall | ExternCall] = []
+        for k, call in enumerate(unit.calls):
+            if k not in replaced:
+                calls.append(call)
+            elif replaced[k]:
+                calls.append(KernelCall(replaced[k]))
+        unit.calls = calls
+    for call in unit.calls:
+        if isinstance(call, KernelCall):
+            _announce(unit, call.parts)
+
+
+def _on_gpu(call: KernelCall | ExternCall) -> bool:
+    device = call.node.device if isinstance(call, ExternCall) else call.parts[0].buffers[0].device
+    return device is not None and device.type == "cuda"
 
 
 #: Each step reads and completes the unit, in this order.
@@ -128,6 +167,7 @@ STEPS = (
     ("join", _join),
     ("plan", _plan),
     ("render", _render),
+    ("autotune", _autotune),
 )
 
 
@@ -144,13 +184,17 @@ def size_hint(env: Envelope) -> Hint:
     return hint
 
 
-def lower_graph(env: Envelope, options: Options, report: Report | None = None, triton: bool = False) -> Unit:
-    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU.
+def lower_graph(
+    env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
+    rendered: Callable[[KernelSource], None] | None = None,
+) -> Unit:  # fmt: skip
+    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of each
+    kernel as soon as it is there.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
     """
-    unit = Unit(env, options, size_hint(env), triton)
+    unit = Unit(env, options, size_hint(env), triton, rendered, report)
     for name, step in STEPS:
         if report is None:
             step(unit)

@@ -44,7 +44,7 @@ def test_text_repeats_and_equal_layers_share_it():
 
 def test_layers_that_draw_at_different_places_share_a_kernel():
     def fn(p, seed):
-        return tuple(p.random_uniform((64, 64), seed, at, torch.float32, seed.device) for at in (0, 2048, 4096))
+        return tuple(p.random_uniform((512, 512), seed, at, torch.float32, seed.device) for at in (0, 2048, 4096))
 
     found = sources(lambda p, s: fn(p, s)[1:], [torch.tensor(7)])
     assert len(found) == 2 and len({s.name for s in found}) == 1 and found[0].sizes != found[1].sizes

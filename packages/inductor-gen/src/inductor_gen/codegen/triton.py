@@ -44,6 +44,7 @@ class TritonSource(KernelSource):
     Attributes:
         grid: the number of programs, along two axes.
         warps: warps per program.
+        stages: depth of the software pipeline of its loops; 0: Triton's own choice.
         signature: per parameter ``(name, type, divisible by 16)``.
         bounds: symbolic counts that must stay below 2**31, as positions are 32-bit.
     """
@@ -51,6 +52,7 @@ class TritonSource(KernelSource):
     grid: tuple[Expr, Expr]
     warps: int
     signature: tuple[tuple[str, str, bool], ...]
+    stages: int = 0
     bounds: tuple[Expr, ...] = ()
     language: str = "triton"
 

@@ -1,4 +1,5 @@
-"""Triton kernels to machine code: compiled in parallel, kept on disk, loaded without importing Triton."""
+"""Triton kernels to machine code: compiled in parallel while others are rendered, kept on disk, loaded without
+importing Triton."""
 
 from __future__ import annotations
 
@@ -8,24 +9,34 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
 from inductor_gen.runtime.cache import KernelCache
-from prims.errors import InternalError, Unsupported
+from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.cuda import CUDA_LAUNCHER
+from inductor_gen.runtime.launch import LAUNCHER
+from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
+from inductor_gen.runtime.triton_worker import compile_function, import_file
+from prims.errors import InternalError, QuintetError, Unsupported
+from prims.ir import Envelope
 from prims.options import Options
+from prims.spec import TensorSpec
 
-__all__ = ["Loaded", "check_gpu", "compile_kernel", "load_module_text", "load_triton", "module_text", "triton_version"]
+__all__ = [
+    "Begun", "Build", "Loaded", "begin", "check_gpu", "compile_kernel", "get_ready", "load_module_text", "load_triton",
+    "module_text", "triton_version",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,51 +90,45 @@ def module_text(sources: Sequence[TritonSource]) -> str:
 
 
 def load_module_text(text: str, folder: Path) -> Any:
-    """The module, imported from a file: Triton reads its functions' source."""
+    """The module of a text, imported from a file in ``folder``: Triton reads its functions' source."""
+    path = _written(text, folder)
+    return import_file(path.stem, str(path))
+
+
+def _written(text: str, folder: Path) -> Path:
+    """The file in ``folder`` that holds a text."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = "quintet_" + hashlib.sha256(text.encode()).hexdigest()[:20]
-    path = folder / f"{name}.py"
+    path = folder / f"quintet_{hashlib.sha256(text.encode()).hexdigest()[:20]}.py"
     if not path.exists():
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
         with os.fdopen(handle, "w") as file:
             file.write(text)
         os.replace(temporary, path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Triton looks its globals up there
-    spec.loader.exec_module(module)
-    return module
+    return path
 
 
 def compile_kernel(module: Any, source: TritonSource, capability: tuple[int, int]) -> tuple[bytes, str, int]:
-    """``(cubin, function name, bytes of shared memory)`` of a kernel.
+    """``(cubin, function name, bytes of shared memory)`` of a kernel, compiled in this process.
 
     Raises:
         InternalError: Triton refused the text.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature = {name: kind for name, kind, _ in source.signature}
-    attrs = {(k,): [["tt.divisibility", 16]] for k, (_, _, aligned) in enumerate(source.signature) if aligned}
-    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     try:
-        made = triton.compile(
-            ASTSource(fn=getattr(module, source.name), signature=signature, constexprs={}, attrs=attrs),
-            target=target,
-            options={"num_warps": source.warps},
-        )
+        return compile_function(getattr(module, source.name), source.signature, capability, _settings(source))
     except Exception as error:
-        raise InternalError(f"Triton refused kernel {source.name}: {error}\n{source.text[:6000]}") from error
-    if getattr(made.metadata, "global_scratch_size", 0):
-        raise InternalError(f"kernel {source.name} wants scratch memory, which the launcher does not give")
-    return made.asm["cubin"], made.metadata.name, made.metadata.shared
+        raise _refusal(source, error) from error
+
+
+def _settings(source: TritonSource) -> dict[str, int]:
+    return {"num_warps": source.warps, **({"num_stages": source.stages} if source.stages else {})}
+
+
+def _refusal(source: TritonSource, error: Exception) -> InternalError:
+    return InternalError(f"Triton refused kernel {source.name}: {error}\n{source.text[:6000]}")
 
 
 def _key(source: TritonSource, capability: tuple[int, int]) -> str:
-    parts = (source.text, prelude(source.text), str(capability), str(triton_version()), "1")
+    parts = (source.text, prelude(source.text), str(capability), str(triton_version()), str(source.stages), "2")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -138,6 +143,158 @@ def _cache(options: Options) -> KernelCache | None:
     return cache
 
 
+class Build:
+    """The kernels of one graph on their way to a device: looked up, or begun, as they come in; collected at the end.
+
+    Raises:
+        Unsupported: no Triton or no suitable GPU.
+    """
+
+    def __init__(self, device: torch.device, options: Options) -> None:
+        self.device = device
+        self.options = options
+        self.capability = check_gpu(device)
+        self.workers = _workers(options)
+        self.cache = _cache(options)
+        self.found: dict[str, Loaded] = {}
+        self.missing: dict[str, TritonSource] = {}
+        self.begun: dict[str, Future[tuple[bytes, str, int]]] = {}
+        self.keys: dict[str, str] = {}
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def add(self, source: TritonSource) -> None:
+        """Look a kernel up, and begin to compile it where it is nowhere."""
+        if source.name in self.keys:
+            return
+        key = self.keys[source.name] = _key(source, self.capability)
+        loaded = _LOADED.get(self._place(source.name))
+        if loaded is None and self.cache is not None:
+            loaded = _from_disk(self.cache, key, self.device)
+        if loaded is not None:
+            _LOADED[self._place(source.name)] = self.found[source.name] = loaded
+            return
+        self.missing[source.name] = source
+        pool = shared_pool(self.capability) if self.workers > 1 else None
+        if pool is not None:
+            folder = self._folder()
+            path = _written(module_text([source]), folder)
+            out = folder / f".{os.getpid()}-{id(self)}-{source.name}.cubin"
+            self.begun[source.name] = pool.submit(
+                path, source.name, source.signature, _settings(source), out, self.workers
+            )
+
+    def _place(self, name: str) -> str:
+        return f"{self.keys[name]}:{self.device.index}"
+
+    def _folder(self) -> Path:
+        """Where the texts of kernels are kept: with the cache, else until the end."""
+        if self.cache is not None:
+            return self.cache.root / "source"
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(prefix="quintet-")
+        return Path(self.folder.name)
+
+    def collect(self) -> tuple[dict[str, Loaded], int]:
+        """The loaded kernel of each source, by name, and how many had to be compiled.
+
+        Raises:
+            InternalError: Triton or the driver refused a kernel.
+        """
+        here: list[TritonSource] = []
+        try:
+            for name, source in self.missing.items():
+                try:
+                    if name not in self.begun:
+                        raise WorkerLost
+                    self._take(name, self.begun[name].result(timeout=600))
+                except (WorkerLost, TimeoutError):
+                    here.append(source)
+                except InternalError as error:
+                    raise _refusal(source, error) from None
+            if here:
+                made = _compile_here(here, self.capability, self.workers, self._folder())
+                for source, result in zip(here, made, strict=True):
+                    self._take(source.name, result)
+        finally:
+            if self.folder is not None:
+                self.folder.cleanup()
+        return self.found, len(self.missing)
+
+    def _take(self, name: str, made: tuple[bytes, str, int]) -> None:
+        """Keep a compiled kernel and load it."""
+        cubin, symbol, shared = made
+        entry = {"name": symbol, "shared": shared, "threads": 32 * self.missing[name].warps}
+        if self.cache is not None:
+            _keep(self.cache, cubin, self.keys[name], entry)
+        self.found[name] = _LOADED[self._place(name)] = _load(cubin, entry, self.device)
+
+
+def get_ready(device: torch.device | None, options: Options) -> None:
+    """Start the process that compiles kernels, which then imports Triton while a graph is captured and lowered.
+
+    Not where kernels lie on disk already: these are probably the ones that will be asked for.
+    """
+    if triton_version() is None or _workers(options) == 1 or not torch.cuda.is_available():
+        return
+    cache = _cache(options)
+    if cache is None or next(cache.kernels.iterdir(), None) is None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= (8, 0):
+            shared_pool(capability)
+
+
+def _workers(options: Options) -> int:
+    return options.compile_workers or len(os.sched_getaffinity(0))
+
+
+class Begun:
+    """What is done for a graph's kernels on a GPU before the graph is lowered completely: the worker that compiles them
+    and the launcher are got ready at once, and every kernel is begun when it is rendered."""
+
+    def __init__(self, device: torch.device, options: Options) -> None:
+        self.options = options
+        self.build: Build | None = None
+        self.several = False
+        get_ready(device, options)
+        threading.Thread(target=self._launchers, name="quintet-launchers", daemon=True).start()
+
+    def _launchers(self) -> None:
+        try:
+            load_kernels([LAUNCHER, CUDA_LAUNCHER], self.options)
+        except QuintetError:
+            pass  # the graph's own thread meets the same and reports it
+
+    def add(self, source: KernelSource) -> None:
+        """Begin a rendered kernel."""
+        if not isinstance(source, TritonSource) or self.several:
+            return
+        device = _indexed(source.buffers[0].device)
+        if self.build is None:
+            self.build = Build(device, self.options)
+        self.several = self.build.device != device
+        if not self.several:
+            self.build.add(source)
+
+    def collect(self, device: torch.device) -> tuple[dict[str, Loaded], int] | None:
+        """As ``Build.collect``, None where no kernel was begun for this device."""
+        build, self.build = self.build, None
+        return build.collect() if build is not None and build.device == device else None
+
+
+def begin(env: Envelope, options: Options) -> Begun | None:
+    """Get ready for a graph; None where it has no values on a GPU."""
+    specs = [d.spec for d in (*env.inputs, *env.outputs)]
+    devices = [s.device for s in specs if isinstance(s, TensorSpec) and s.device.type == "cuda"]
+    return Begun(_indexed(devices[0]), options) if devices else None
+
+
+def _indexed(device: torch.device | None) -> torch.device:
+    """A GPU with its number; without one the current GPU is meant."""
+    if device is None or device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def load_triton(
     sources: Sequence[TritonSource], device: torch.device, options: Options
 ) -> tuple[dict[str, Loaded], int]:
@@ -147,29 +304,10 @@ def load_triton(
         Unsupported: no Triton or no suitable GPU.
         InternalError: Triton or the driver refused a kernel.
     """
-    capability = check_gpu(device)
-    cache = _cache(options)
-    found: dict[str, Loaded] = {}
-    missing: dict[str, TritonSource] = {}
-    keys: dict[str, str] = {}
-    for source in {s.name: s for s in sources}.values():
-        key = keys[source.name] = _key(source, capability)
-        place = f"{key}:{device.index}"
-        loaded = _LOADED.get(place)
-        if loaded is None and cache is not None:
-            loaded = _from_disk(cache, key, device)
-        if loaded is None:
-            missing[source.name] = source
-        else:
-            _LOADED[place] = found[source.name] = loaded
-    if missing:
-        for name, (cubin, symbol, shared) in _compile(list(missing.values()), capability, options).items():
-            source = missing[name]
-            entry = {"name": symbol, "shared": shared, "threads": 32 * source.warps}
-            if cache is not None:
-                _keep(cache, cubin, keys[name], entry)
-            found[name] = _LOADED[f"{keys[name]}:{device.index}"] = _load(cubin, entry, device)
-    return found, len(missing)
+    build = Build(device, options)
+    for source in sources:
+        build.add(source)
+    return build.collect()
 
 
 def _load(cubin: bytes, entry: dict[str, Any], device: torch.device) -> Loaded:
@@ -198,28 +336,16 @@ def _from_disk(cache: KernelCache, key: str, device: torch.device) -> Loaded | N
         return None
 
 
-def _compile(
-    sources: Sequence[TritonSource], capability: tuple[int, int], options: Options
-) -> dict[str, tuple[bytes, str, int]]:
-    workers = options.compile_workers or len(os.sched_getaffinity(0))
-    with _LOCK:
-        if options.cache:
-            module = load_module_text(module_text(sources), Path(options.cache_dir) / "cuda" / "source")
-            made = _compile_all(module, sources, capability, workers)
-        else:
-            with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
-                module = load_module_text(module_text(sources), Path(folder))
-                made = _compile_all(module, sources, capability, workers)
-    return {s.name: m for s, m in zip(sources, made, strict=True)}
-
-
-def _compile_all(
-    module: Any, sources: Sequence[TritonSource], capability: tuple[int, int], workers: int
+def _compile_here(
+    sources: Sequence[TritonSource], capability: tuple[int, int], workers: int, folder: Path
 ) -> list[tuple[bytes, str, int]]:
-    if len(sources) == 1 or workers == 1:
-        return [compile_kernel(module, s, capability) for s in sources]
-    with ThreadPoolExecutor(min(workers, len(sources))) as pool:
-        return list(pool.map(lambda s: compile_kernel(module, s, capability), sources))
+    """Compile in this process, in threads."""
+    with _LOCK:
+        module = load_module_text(module_text(sources), folder)
+        if len(sources) == 1 or workers == 1:
+            return [compile_kernel(module, s, capability) for s in sources]
+        with ThreadPoolExecutor(min(workers, len(sources))) as pool:
+            return list(pool.map(lambda s: compile_kernel(module, s, capability), sources))
 
 
 def forget_loaded() -> None:

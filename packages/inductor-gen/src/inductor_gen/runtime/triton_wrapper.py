@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import Unit
 from inductor_gen.runtime.cuda import UNALIGNED, cuda_launcher, cuda_program
 from inductor_gen.runtime.launch import Launcher
-from inductor_gen.runtime.triton_build import Loaded, load_triton
+from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
 from inductor_gen.schedule.prepare import ViewRef, travels_channels_last
@@ -69,13 +68,9 @@ class TritonWrapper(Wrapper):
             if desc.kind == "saved" and travels_channels_last(desc.spec):
                 self._planned_layout(node, self.names[node])
 
-    def _wanted_later(self, key: Any, step: int) -> bool:
+    def largest_kept(self) -> int | None:
         """Large buffers go back to PyTorch's allocator, which gives their memory to buffers of any size."""
-        if self.device.type == "cuda":
-            shape, _, dtype, _ = key
-            if not all(s.is_const for s in shape) or math.prod(s.value for s in shape) * dtype.itemsize > 1 << 20:
-                return False
-        return super()._wanted_later(key, step)
+        return 1 << 20 if self.device.type == "cuda" else None
 
     def _launch(self, sources: list[KernelSource]) -> None:
         run: list[KernelSource] = []
@@ -165,9 +160,11 @@ class TritonWrapper(Wrapper):
 
 
 def triton_wrapper(
-    unit: Unit, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options
-) -> tuple[TritonWrapper, int]:
-    """The wrapper of a lowered graph with Triton kernels, and how many of these had to be compiled.
+    unit: Unit, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options,
+    begun: Begun | None = None,
+) -> tuple[TritonWrapper, int]:  # fmt: skip
+    """The wrapper of a lowered graph with Triton kernels (those ``begun`` while it was lowered are waited for), and how
+    many of these had to be compiled.
 
     Raises:
         Unsupported: the values are on several GPUs, or on the CPU without Triton's interpreter.
@@ -180,7 +177,8 @@ def triton_wrapper(
         return TritonWrapper(unit, addresses, launch, interpreted(sources), None, device), 0
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    kernels, compiled = load_triton(sources, device, options)
+    collected = begun.collect(device) if begun is not None else None
+    kernels, compiled = collected if collected is not None else load_triton(sources, device, options)
     return TritonWrapper(unit, addresses, launch, kernels, cuda_launcher(options), device), compiled
 
 

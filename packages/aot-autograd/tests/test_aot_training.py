@@ -508,3 +508,81 @@ def test_contractions_are_not_run_again_at_full_budget():
     targets = [str(node.target) for node in partition.backward.op_nodes]
     assert targets.count("aten.mm.default") == 4 and "aten.addmm.default" not in targets
     assert "aten.gelu.default" in targets
+
+
+class Affine(torch.autograd.Function):
+    """Its backward is not linear in the gradients."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, a, b):
+        x, y = ctx.saved_tensors
+        return a * 2 + b + 1, (b * 3 + 0.5) * y + a
+
+
+class Constant(torch.autograd.Function):
+    """Its backward does not even look at the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.saved_tensors[0] * 0.1
+
+
+def of_custom_functions(x, y):
+    a, b = Affine.apply(x, y)
+    return a.sin(), b.cos(), Constant.apply(x), y * 2, Constant.apply(y * x).sum()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (3,), (4,), (0, 4), (1, 2), (2, 3), (1, 3, 4), (0, 1, 2, 3, 4)])
+def test_custom_backwards_run_for_the_gradients_that_call_them(used):
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.output(graph.call_function(of_custom_functions, (x, y)))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    report = Report()
+    inputs = [torch.randn(3, 4).requires_grad_() for _ in range(2)]
+    compiled = aot_function(gm, inputs, fw_compiler=run_eagerly, report=report)
+    gradients = []
+    for function in (compiled, of_custom_functions):
+        own = [t.detach().clone().requires_grad_() for t in inputs]
+        results = function(*own)
+        sum(results[i].square().sum() for i in used).backward()
+        gradients.append([t.grad for t in own])
+    for ours, theirs in zip(*gradients):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs)
+    assert not report.fallbacks
+
+
+def test_constants_of_a_backward():
+    """A Python number written into a gradient is a constant that only the backward graph has."""
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            gradient = gradient.clone()
+            gradient[0] = 1
+            return gradient + torch.tensor([1.0, 2.0, 3.0])
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(Writes.apply, (graph.placeholder("x"),)))
+    report = Report()
+    x = torch.randn(2, 3).requires_grad_()
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    aot_function(gm, [x], fw_compiler=run_eagerly, report=report)(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[2.0, 3.0, 4.0], [2.0, 3.0, 4.0]]))
+    assert not report.fallbacks

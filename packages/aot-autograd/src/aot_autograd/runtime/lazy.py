@@ -112,7 +112,8 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
     """The backward graph when some tangents are zero, and which of its outputs remain.
 
     A backward pass is linear in its tangents: a value computed from absent ones alone is absent too, a sum with an
-    absent term is the other term, and elsewhere an absent operand is a tensor of zeros.
+    absent term is the other term, and elsewhere an absent operand is a tensor of zeros. A custom function's backward
+    may be anything: it is left out when no tangent calls it, and else gets zeros for what is absent.
     """
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node | None] = {}
@@ -132,12 +133,17 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
         if node.op != "call_function":
             continue
         linear = [source for source in node.all_input_nodes if source in dependent]
-        if linear:
+        called_by = node.meta.get("called_by")
+        if linear or called_by is not None:
             dependent.add(node)
         missing = [source for source in linear if mapping[source] is None]
-        if linear and len(missing) == len(linear):
+        if called_by is None:
+            left_out = bool(linear) and len(missing) == len(linear)
+        else:
+            left_out = all(absent[tangent] for tangent in called_by)
+        if left_out:
             mapping[node] = None
-        elif missing and node.target is aten.add.Tensor and _other_term(node, mapping) is not None:
+        elif missing and called_by is None and _other_term(node, mapping) is not None:
             mapping[node] = _other_term(node, mapping)
         else:
             for source in missing:
@@ -158,7 +164,12 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
 
 def _other_term(node: torch.fx.Node, mapping: dict[torch.fx.Node, torch.fx.Node | None]) -> torch.fx.Node | None:
     """The present term of a sum of two, if it alone has the sum's metadata."""
-    if node.kwargs or len(node.args) != 2 or not all(isinstance(a, torch.fx.Node) for a in node.args):
+    if (
+        node.target is not aten.add.Tensor
+        or node.kwargs
+        or len(node.args) != 2
+        or not all(isinstance(a, torch.fx.Node) for a in node.args)
+    ):
         return None
     for term in node.args:
         present = mapping[term]  # type: ignore[index]

@@ -16,7 +16,7 @@ import torch.fx
 
 import aot_autograd
 from aot_autograd.trace.opinfo import draws_random, op_info
-from aot_autograd.trace.program import Program, trace_forward
+from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
@@ -314,6 +314,52 @@ def finish_inference(outcome: Outcome) -> Envelope:
     return _envelope(outcome, list(outcome.nodes), _output_descs(outcome))
 
 
+def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
+    """Have the tracer mark what the backwards of custom functions compute with the tangents that call each of them.
+
+    It matters where only some results get a gradient: what a custom backward computes need not be linear in it.
+
+    Args:
+        roots: the autograd nodes of the differentiable results, in tangent order.
+    """
+    if len(roots) < 2 or not any(_is_custom(node) for node in _reached(roots)):
+        return
+    found: dict[Any, set[int]] = {}
+    for position, root in enumerate(roots):
+        for node in _reached([root]):
+            if _is_custom(node):
+                found.setdefault(node, set()).add(position)
+
+    def watch(node: Any, called_by: frozenset[int]) -> None:
+        def enter(gradients: Any) -> None:
+            tracer.called_by = called_by
+
+        def leave(*gradients: Any) -> None:
+            tracer.called_by = None
+
+        # Not by the current autograd node: that is still this one while its gradients are added to others.
+        node.register_prehook(enter)
+        node.register_hook(leave)
+
+    for node, positions in found.items():
+        watch(node, frozenset(positions))
+
+
+def _is_custom(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, INPUT_NODE)
+
+
+def _reached(roots: list[Any]) -> set[Any]:
+    seen: set[Any] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack.extend(source for source, _ in node.next_functions)
+    return seen
+
+
 def finish_joint(outcome: Outcome) -> Joint:
     """Trace the backward pass through autograd and close the joint graph.
 
@@ -332,6 +378,8 @@ def finish_joint(outcome: Outcome) -> Joint:
         tracer.add_input(InputDesc(f"tangent_{output}", "tangent", spec), tensor)
         cotangents.append(tensor)
     wanted = list(program.leaves)
+    before = len(tracer.inputs)
+    _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), tracer:
         gradients = torch.autograd.grad(
@@ -340,6 +388,7 @@ def finish_joint(outcome: Outcome) -> Joint:
             cotangents,
             allow_unused=True,
         )
+    tracer.inputs_last(before - len(tangents), before)
     results: list[Any] = list(outcome.nodes)
     descs = _output_descs(outcome)
     for index, gradient in zip(wanted, gradients, strict=True):

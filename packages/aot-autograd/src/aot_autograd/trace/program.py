@@ -60,6 +60,10 @@ class _Identity(torch.autograd.Function):
         return gradient
 
 
+#: The class of autograd node that stands before an input that is no leaf.
+INPUT_NODE: type = _Identity._backward_cls  # type: ignore[attr-defined]
+
+
 def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False) -> Program:
     """Trace ``gm`` on abstract versions of its inputs.
 

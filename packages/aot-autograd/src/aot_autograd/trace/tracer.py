@@ -51,6 +51,7 @@ class Tracer(TorchDispatchMode):
         input_tensors: the abstract tensors behind them (None for sizes).
         constants: the real tensors behind ``constant`` inputs, by input index.
         backward: set while the backward pass is traced.
+        called_by: inside a custom function's backward, the tangents that it is called for (where that matters).
         seeded: random operators become functions of a seed.
         source: the user's source location of what is being run.
     """
@@ -76,6 +77,7 @@ class Tracer(TorchDispatchMode):
         self._seeds: dict[torch.device, torch.Tensor] = {}
         self._draws: list[Draw] = []
         self._counter: Any = 0
+        self.called_by: frozenset[int] | None = None
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -96,6 +98,23 @@ class Tracer(TorchDispatchMode):
         if tensor is not None and isinstance(desc.spec, TensorSpec):
             self._attach(tensor, Storage(desc.spec, node, base=tensor, input_index=index))
         return node
+
+    def inputs_last(self, start: int, stop: int) -> None:
+        """Move a range of inputs behind those added since (constants that the backward pass has met)."""
+        order = [*range(start), *range(stop, len(self.inputs)), *range(start, stop)]
+        if order == sorted(order):
+            return
+        nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
+        for at in order:
+            self._last_placeholder.append(nodes[at])  # type: ignore[union-attr]
+            self._last_placeholder = nodes[at]
+        self.inputs = [self.inputs[at] for at in order]
+        self.input_tensors = [self.input_tensors[at] for at in order]
+        places = {at: position for position, at in enumerate(order)}
+        self.constants = {places[at]: real for at, real in self.constants.items()}
+        for position, tensor in enumerate(self.input_tensors):
+            if tensor is not None:
+                state_of(tensor).storage.input_index = position
 
     def constant(self, real: torch.Tensor) -> torch.Tensor:
         """The abstract tensor that stands for a real one met in the program; it becomes a ``constant`` input."""
@@ -260,6 +279,8 @@ class Tracer(TorchDispatchMode):
             meta["source"] = source
         if self.backward:
             meta["backward"] = True
+            if self.called_by is not None:
+                meta["called_by"] = self.called_by
         return node
 
     def emit(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.fx.Node, Any]:
@@ -327,7 +348,7 @@ class Tracer(TorchDispatchMode):
 
         item = self.graph.create_node("call_function", operator.getitem, (node, index), {})
         item.meta["spec"] = spec
-        for key in ("source", "backward"):
+        for key in ("source", "backward", "called_by"):
             if key in node.meta:
                 item.meta[key] = node.meta[key]
         return item

@@ -206,6 +206,11 @@ class SymValue(Value):
         self._node: Node | None = None
 
     @property
+    def known_node(self) -> Node | None:
+        """The graph node, if it has been made."""
+        return self._node
+
+    @property
     def node(self) -> Node:
         """The graph node, made on first use."""
         if self._node is None:

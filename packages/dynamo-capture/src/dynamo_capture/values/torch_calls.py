@@ -21,7 +21,10 @@ from dynamo_capture.values.tensor import TensorValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "special_function"]
+__all__ = [
+    "ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "set_mode", "special",
+    "special_function",
+]  # fmt: skip
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
@@ -77,7 +80,7 @@ def is_torch_callable(fn: Any) -> bool:
 def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call an operator of torch, read its global state, or set a mode."""
     if fn in MODE_SETTERS:
-        return _set_mode(tx, fn, [a.realize().const() for a in args])
+        return set_mode(tx, fn, [a.realize().const() for a in args])
     if fn in _NESTING:
         tx.nesting += 1 if fn is torch.autocast_increment_nesting else -1
         tx.side.epoch += 1
@@ -96,7 +99,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     return tx.graph_call(fn, args, kwargs)
 
 
-def _set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
+def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
+    """Set a thread-local mode, for the rest of the capture and in the graph."""
     reader, leading = MODE_SETTERS[setter]
     key = (setter, *args[:leading])
     before = reader(*args[:leading])
@@ -216,29 +220,3 @@ def is_compiling() -> bool:
 
 
 special(is_compiling)(_constant(True))
-
-
-@special(torch.autograd.Function.apply.__func__)
-def _autograd_function(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """``MyFunction.apply(...)``: its forward is inlined where no gradient is asked for."""
-    cls, inputs = args[0].realize(), [a.realize() for a in args[1:]]
-    if torch.is_grad_enabled() and any(isinstance(v, TensorValue) and v.example.requires_grad for v in inputs):
-        raise GraphBreak("QB12", f"{cls.describe()} is applied to tensors that need gradients")
-    from dynamo_capture.values.containers import TupleValue
-
-    context = tx.instantiate(torch.autograd.function.FunctionCtx, [], {}).realize()
-    context.setattr(tx, "needs_input_grad", TupleValue([ConstantValue(False) for _ in inputs]))
-    setter, enabled = torch._C._set_grad_enabled, torch.is_grad_enabled()
-    _set_mode(tx, setter, [False])
-    try:
-        forward = cls.getattr(tx, "forward").realize()
-        if cls.real().setup_context is torch.autograd.Function.setup_context:
-            result = forward.call(tx, [context, *inputs], kwargs).realize()
-        else:
-            result = forward.call(tx, list(inputs), kwargs).realize()
-            cls.getattr(tx, "setup_context").call(tx, [context, TupleValue(list(inputs)), result], {})
-    finally:
-        _set_mode(tx, setter, [enabled])
-    if result in inputs and isinstance(result, TensorValue):
-        return tx.graph_call("view_as", [result, result], {}, method=True)
-    return result

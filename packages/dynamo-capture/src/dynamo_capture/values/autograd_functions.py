@@ -1,0 +1,487 @@
+"""``torch.autograd.Function``: its forward is inlined, its backward is captured beside it.
+
+``Scale.apply(x)`` becomes the forward's operators, run without gradients, and one call of an :class:`AttachBackward`
+on their results. That call gives the results the user's own backward, captured as a graph for each set of gradients
+that it can be called with, so that a later stage which runs the call on abstract tensors traces the user's backward
+rather than the derivative of the forward. Run as it is, the graph behaves under autograd as the program does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections import ChainMap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.autograd.function import FunctionCtx
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.graph_builder import GraphBuilder
+from dynamo_capture.side_effects import SideEffects
+from dynamo_capture.values.base import LazyValue, ObservedError, Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.torch_calls import set_mode, special
+from prims.spec import TensorSpec, abstract_from_spec
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
+
+__all__ = ["AttachBackward"]
+
+#: Backwards that tell absent gradients from zeros are captured for each set of them, up to this many results.
+_MAX_RESULTS = 3
+
+
+class AttachBackward:
+    """Gives computed tensors a custom backward: ``attach(*inputs, *results, *others) -> results``.
+
+    The target of a graph node. ``inputs`` are the arguments of the function's ``apply`` (None for those that are no
+    tensors), ``results`` what its forward computed from them without gradients, and ``others`` what else its
+    backward reads. The results are returned as tensors of their own over the same memory; a gradient of theirs
+    runs ``graphs`` and reaches the inputs.
+
+    Args:
+        name: the name of the user's class, by which autograd's errors and graphs show it.
+        inputs: number of inputs.
+        results: number of results.
+        plain: results that are never differentiable.
+        materialize: absent gradients are given as zeros.
+        graphs: for each set of present gradients (a flag per result), the backward with the arguments it reads
+            after the gradients.
+        saved: the arguments that are saved for the backward with autograd's checks, the rest is merely kept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        results: int,
+        plain: frozenset[int],
+        materialize: bool,
+        graphs: dict[tuple[bool, ...], tuple[torch.fx.GraphModule, tuple[int, ...]]],
+        saved: frozenset[int],
+    ) -> None:
+        self.__name__ = self.__qualname__ = f"attach_{name}"
+        self.__module__ = __name__
+        self.graphs = {flags: graph for flags, (graph, _) in graphs.items()}
+        reads = {flags: read for flags, (_, read) in graphs.items()}
+        needed = sorted({at for read in reads.values() for at in read})
+        saved_at = [at for at in needed if at in saved]
+        kept_at = [at for at in needed if at not in saved]
+        first = inputs + results
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            outs = tuple(out.detach() for out in args[inputs:first])
+            given = (*args[:inputs], *outs, *args[first:])
+            ctx.save_for_backward(*[given[at] for at in saved_at])
+            ctx.kept = [given[at] for at in kept_at]
+            ctx.mark_non_differentiable(*[outs[i] for i in plain])
+            ctx.set_materialize_grads(materialize)
+            return outs
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            flags = tuple(gradient is not None for gradient in gradients)
+            values = dict(zip((*saved_at, *kept_at), (*ctx.saved_tensors, *ctx.kept), strict=True))
+            present = [gradient for gradient in gradients if gradient is not None]
+            found = self.graphs[flags](*present, *(values[at] for at in reads[flags]))
+            if torch.is_grad_enabled():
+                found = _once(found, present, name)
+            return (*found, *itertools.repeat(None, len(ctx.needs_input_grad) - inputs))
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        self.function: Any = type(name, (torch.autograd.Function,), methods)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function.apply(*args)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Passes gradients on, and explains itself when they are to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *values: torch.Tensor) -> Any:
+        ctx.function_name = name
+        return tuple(value.view_as(value) for value in values[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            f"the second derivative of the autograd function {ctx.function_name} was asked for, and compiled code "
+            "has only its first. Run the part of the program that needs second derivatives eagerly."
+        )
+
+
+def _once(found: Sequence[Any], gradients: list[torch.Tensor], name: str) -> list[Any]:
+    places = [i for i, value in enumerate(found) if value is not None]
+    guarded = _NoSecondDerivative.apply(name, len(places), *(found[i] for i in places), *gradients)
+    results = list(found)
+    for place, value in zip(places, guarded, strict=True):
+        results[place] = value
+    return results
+
+
+# --- capture ----------------------------------------------------------------------------------------------------------
+
+
+class _ContextValue(ObjectValue):
+    """The ``ctx`` of a forward and a backward."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: type) -> None:
+        super().__init__(FunctionCtx)
+        self.function = function
+
+    def missing_attribute(self, tx: Capture, name: str) -> Value:
+        if hasattr(self.function._backward_cls, name):  # type: ignore[attr-defined]
+            raise GraphBreak("QB12", f"{name!r} of an autograd function's context")
+        return super().missing_attribute(tx, name)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        raise GraphBreak("QB10", "the context of an autograd function")
+
+
+@special(torch.autograd.Function.apply.__func__)
+def _apply(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``MyFunction.apply(...)``."""
+    cls = args[0].realize()
+    function = cls.real()
+    inputs = _bound(tx, function, [a.realize() for a in args[1:]], kwargs)
+    if getattr(function, "clear_saved_tensors_on_access", False) or getattr(function, "boxed_grads_call", False):
+        raise GraphBreak("QB12", f"{cls.describe()} asks for another way of calling its backward")
+    context = _ContextValue(function)
+    needed = [isinstance(v, TensorValue) and v.example.requires_grad for v in inputs]
+    context.attrs["needs_input_grad"] = TupleValue([ConstantValue(flag) for flag in needed])
+    enabled = torch.is_grad_enabled()
+    setter = torch._C._set_grad_enabled
+    set_mode(tx, setter, [False])
+    try:
+        result = _forward(tx, cls, context, inputs)
+    finally:
+        set_mode(tx, setter, [enabled])
+    if enabled and any(needed):
+        return _tracked(tx, cls, context, inputs, result)
+    if isinstance(result, TensorValue) and any(result is v for v in inputs):
+        return tx.graph_call("view_as", [result, result], {}, method=True)
+    return result
+
+
+def _bound(tx: Capture, function: type, inputs: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """The arguments by position, as ``apply`` binds them where the class has a ``setup_context``."""
+    if function.setup_context is torch.autograd.Function.setup_context:  # type: ignore[attr-defined]
+        if kwargs:
+            raise GraphBreak("QB12", f"{function.__name__}.apply with keyword arguments")
+        return inputs
+    try:
+        bound = inspect.signature(function.forward).bind(*inputs, **kwargs)  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise tx.observed(error) from None
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise GraphBreak("QB12", f"{function.__name__}.apply with keyword-only arguments")
+    return [v.realize() if isinstance(v, Value) else tx.from_python(v).realize() for v in bound.args]
+
+
+def _forward(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value]) -> Value:
+    forward = cls.getattr(tx, "forward").realize()
+    if context.function.setup_context is torch.autograd.Function.setup_context:  # type: ignore[attr-defined]
+        return forward.call(tx, [context, *inputs], {}).realize()
+    result = forward.call(tx, list(inputs), {}).realize()
+    cls.getattr(tx, "setup_context").realize().call(tx, [context, TupleValue(list(inputs)), result], {})
+    return result
+
+
+def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], result: Value) -> Value:
+    """The results with the user's backward attached."""
+    if context.attrs.get("dirty_tensors") is not None:
+        raise GraphBreak("QB12", f"{cls.describe()} marks tensors as dirty")
+    is_tuple = isinstance(result, TupleValue)
+    items = [item.realize() for item in result.items] if isinstance(result, TupleValue) else [result]
+    places = [i for i, item in enumerate(items) if isinstance(item, TensorValue)]
+    outs = [item for item in items if isinstance(item, TensorValue)]
+    if len({id(out) for out in outs}) != len(outs):
+        raise GraphBreak("QB12", f"{cls.describe()} returns a tensor twice")
+    marked = [id(v) for v in _tensors(context, "non_differentiable")]
+    plain = frozenset(
+        i for i, out in enumerate(outs)
+        if id(out) in marked or not (out.example.is_floating_point() or out.example.is_complex())
+    )  # fmt: skip
+    if len(plain) == len(outs) and not any(out is v for out in outs for v in inputs):
+        return result
+    materialize = context.attrs.get("materialize_grads")
+    backward = _BackwardCapture(tx, cls, context, inputs, outs)
+    flags = _flag_sets(cls, len(outs), plain, materialize is None or materialize.realize().truth(tx))
+    graphs = {present: backward.capture(present, places, len(items)) for present in flags}
+    attach = AttachBackward(
+        context.function.__name__,
+        len(inputs),
+        len(outs),
+        plain,
+        materialize is None or materialize.realize().truth(tx),
+        graphs,
+        frozenset(at for v in _tensors(context, "to_save") if (at := backward.find(v)) is not None),
+    )
+    given = [v if isinstance(v, TensorValue) else ConstantValue(None) for v in inputs]
+    attached = tx.graph_call(attach, [*given, *outs, *backward.others], {}).unpack(tx)
+    if not is_tuple:
+        return attached[0]
+    for place, out in zip(places, attached, strict=True):
+        items[place] = out
+    return TupleValue(items, result.pytype)
+
+
+def _flag_sets(cls: Value, count: int, plain: frozenset[int], materialize: bool) -> list[tuple[bool, ...]]:
+    """The sets of present gradients that the backward can be called with."""
+    if materialize:
+        return [(True,) * count]
+    if count > _MAX_RESULTS:
+        raise GraphBreak("QB12", f"{cls.describe()} has {count} results whose gradients may be absent")
+    choices = [(False,) if i in plain else (True, False) for i in range(count)]
+    return [flags for flags in itertools.product(*choices) if any(flags)]
+
+
+def _tensors(context: _ContextValue, name: str) -> list[TensorValue]:
+    """What the forward has handed to one of the context's methods."""
+    value = context.attrs.get(name)
+    if value is None:
+        return []
+    items = [item.realize() for item in value.realize().items]  # type: ignore[attr-defined]
+    if not all(isinstance(v, TensorValue) or (type(v) is ConstantValue and v.value is None) for v in items):
+        raise GraphBreak("QB12", f"a value that is no tensor is passed on to the context ({name})")
+    return [v for v in items if isinstance(v, TensorValue)]
+
+
+class _BackwardCapture:
+    """Captures one function's backward, and collects what it reads of the graph around it.
+
+    Attributes:
+        others: the tensors and sizes read that are neither inputs nor results of the function.
+    """
+
+    def __init__(
+        self, tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value], outs: list[TensorValue]
+    ) -> None:
+        self.tx = tx
+        self.cls = cls
+        self.context = context
+        self.inputs = inputs
+        self.outs = outs
+        self.others: list[Value] = []
+
+    def find(self, value: Value) -> int | None:
+        """Which argument of the attaching call a value of the graph around is."""
+        # A saved result is the one with the backward attached, as autograd's own check asks.
+        known = [*self.inputs, *self.outs, *self.others]
+        order = (*range(len(self.inputs), len(known)), *range(len(self.inputs)))
+        return next((at for at in order if known[at] is value), None)
+
+    def position(self, value: Value) -> int:
+        """As :meth:`find`, with a new argument if need be."""
+        at = self.find(value)
+        if at is None:
+            at = len(self.inputs) + len(self.outs) + len(self.others)
+            self.others.append(value)
+        return at
+
+    def capture(
+        self, present: tuple[bool, ...], places: list[int], count: int
+    ) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+        """The backward for one set of gradients, and the positions of what it reads after them.
+
+        Args:
+            places: where the results are among the ``count`` values that the forward returns.
+        """
+        tx = self.tx
+        outer, effects, modes = tx.graph, tx.side, dict(tx.modes)
+        builder = tx.graph = BackwardBuilder(tx, outer)
+        side = tx.side = _BackwardEffects(effects)
+        mode = (torch._C._set_grad_enabled, torch.is_grad_enabled())
+        autocast = [(d, torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+        try:
+            # Autograd runs a backward without gradients, and outside the forward's autocast.
+            torch._C._set_grad_enabled(False)
+            for device, _ in autocast:
+                torch.set_autocast_enabled(device, False)
+            gradients: list[Value] = [ConstantValue(None)] * count
+            for out, place, given in zip(self.outs, places, present, strict=True):
+                if given:
+                    gradients[place] = builder.gradient(out)
+            found = self._run(gradients)
+            if side or self._reached(side.touched):
+                raise GraphBreak("QB12", f"the backward of {self.cls.describe()} has side effects")
+            left = torch.is_grad_enabled() or any(torch.is_autocast_enabled(device) for device, _ in autocast)
+            if left or builder.writes_outside():
+                raise GraphBreak("QB12", f"the backward of {self.cls.describe()} changes what is outside of it")
+            builder.graph.output(tuple(builder.lower(value)[0] for value in found))
+        finally:
+            tx.graph, tx.side, tx.modes = outer, effects, modes
+            effects.epoch += side.epoch
+            torch._C._set_grad_enabled(mode[1])
+            for device, enabled in autocast:
+                torch.set_autocast_enabled(device, enabled)
+        graph = torch.fx.GraphModule(torch.nn.Module(), builder.graph, f"{self.context.function.__name__}Backward")
+        return graph, tuple(self.position(value) for value in builder.lifted)
+
+    def _run(self, gradients: list[Value]) -> list[Value]:
+        """Interpret the backward; one gradient (or None) per input of the function."""
+        tx, context = self.tx, self.context
+        value = context.attrs.get("to_save")
+        saved = value.realize() if value is not None else TupleValue([])
+        own = context.function.backward is not torch.autograd.Function.backward  # type: ignore[attr-defined]
+        method = self.cls.getattr(tx, "backward" if own else "vjp").realize()
+        context.attrs["saved_tensors"] = saved
+        try:
+            result = method.call(tx, [context, *gradients], {}).realize()
+        except ObservedError as error:
+            text = getattr(error.value, "text", lambda: "an exception")()
+            raise GraphBreak("QB12", f"the backward of {self.cls.describe()} raises {text}") from None
+        finally:
+            del context.attrs["saved_tensors"]
+        items = [v.realize() for v in result.items] if isinstance(result, TupleValue) else [result]
+        wrong = len(items) < len(self.inputs) or any(not _is_none(v) for v in items[len(self.inputs) :])
+        found: list[Value] = []
+        for given, item in zip(self.inputs, items, strict=False):
+            wrong = wrong or not (_is_none(item) or (isinstance(item, TensorValue) and isinstance(given, TensorValue)))
+            wanted = isinstance(given, TensorValue) and given.example.requires_grad
+            found.append(item if wanted else ConstantValue(None))
+        if wrong:
+            raise GraphBreak("QB12", f"the backward of {self.cls.describe()} returns other than a gradient per input")
+        return found
+
+    def _reached(self, touched: list[Value]) -> bool:
+        """Whether the backward has changed an object that the forward knows too."""
+        if not touched:
+            return False
+        changed = {id(value) for value in touched}
+        seen: set[int] = set()
+        stack: list[Value] = [self.context, *self.inputs]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, LazyValue):
+                looked_at = value.realized
+                if looked_at is None:
+                    continue
+                value = looked_at
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            stack.extend(value.children())
+            if isinstance(value, ObjectValue):
+                stack.extend(value.attrs.values())
+        return bool(changed & seen)
+
+
+def _is_none(value: Value) -> bool:
+    return type(value) is ConstantValue and value.value is None
+
+
+class BackwardBuilder(GraphBuilder):
+    """Builds the graph of a backward; what it reads of the graph around it becomes an input.
+
+    Attributes:
+        lifted: the values of the graph around, in the order of the inputs that follow the gradients.
+    """
+
+    def __init__(self, tx: Capture, outer: GraphBuilder) -> None:
+        super().__init__(tx, outer.ctx)
+        self.outer = outer
+        self.lifted: list[Value] = []
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._keep: list[Value] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._by_example = ChainMap({}, outer._by_example)  # type: ignore[assignment]
+
+    def gradient(self, out: TensorValue) -> TensorValue:
+        """A new input: the gradient of a result."""
+        spec = out.example.spec  # type: ignore[attr-defined]
+        example = abstract_from_spec(TensorSpec(spec.shape, spec.dtype, spec.device))
+        value = TensorValue(self._input("gradient", example.spec), example)
+        self._by_example[id(example)] = value
+        return value
+
+    def _input(self, name: str, spec: Any) -> torch.fx.Node:
+        node = self._last_placeholder
+        if node is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                made = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(node):
+                made = self.graph.placeholder(name)
+        made.target = made.name
+        made.meta["spec"] = spec
+        self._last_placeholder = made
+        return made
+
+    def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any) -> TensorValue:
+        return self.outer.tensor_input(source, real, dynamic)
+
+    def size_input(self, source: Any, real: int, low: int) -> SymValue:
+        return self.outer.size_input(source, real, low)
+
+    def lower(self, value: Value) -> tuple[Any, Any]:
+        value = value.realize()
+        if type(value) is TensorValue:
+            if value.node.graph is self.graph:
+                return value.node, value.example
+            if id(value) not in self._nodes and not value.example.is_inference():
+                self._versions.append((value.example, value.example._version))
+            return self._lift(value, value.node), value.example
+        if type(value) is SymValue:
+            known = self.tx.known_number(value.example)
+            return (known, known) if known is not None else (self._size(value), value.example)
+        return super().lower(value)
+
+    def _size(self, value: SymValue) -> torch.fx.Node:
+        """A symbolic number's node here: computed here where it can be, else an input."""
+        found = self._nodes.get(id(value))
+        if found is None:
+            node = value.known_node or value.make()
+            found = node if node.graph is self.graph else self._lift(value, node)
+            self._nodes[id(value)] = found
+            self._keep.append(value)
+        return found
+
+    def _lift(self, value: TensorValue | SymValue, node: torch.fx.Node) -> torch.fx.Node:
+        found = self._nodes.get(id(value))
+        if found is None:
+            found = self._nodes[id(value)] = self._input(node.name, node.meta["spec"])
+            self.lifted.append(value)
+        return found
+
+    def writes_outside(self) -> bool:
+        """Whether a tensor of the graph around was written in place."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+
+class _BackwardEffects(SideEffects):
+    """Side effects of a backward: none is allowed, but it may change objects of its own."""
+
+    def __init__(self, outer: SideEffects) -> None:
+        super().__init__()
+        self.outer = outer
+        self.touched: list[Value] = []
+
+    def mutate(self, value: Value) -> None:
+        self.touched.append(value)
+        super().mutate(value)
+
+    def write_attribute(self, owner: ObjectValue, name: str) -> None:
+        self.touched.append(owner)
+        super().write_attribute(owner, name)
+
+    def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
+        found = super().global_value(globals_, name)
+        return found if found is not None else self.outer.global_value(globals_, name)
+
+    def is_mutated(self, value: Value) -> bool:
+        return super().is_mutated(value) or self.outer.is_mutated(value)

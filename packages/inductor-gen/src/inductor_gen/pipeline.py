@@ -117,7 +117,7 @@ def _render(unit: Unit) -> None:
         if cluster.loops or cluster.nodes[0].kind == "scatter":
             renderer = _renderer(unit, cluster)
             pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
-            parts = []
+            parts: list[KernelSource] = []
             for piece in pieces:
                 made = renderer.render(arrange(_body(unit, piece), unit.hint))
                 parts += made
@@ -188,8 +188,8 @@ def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
     rendered: Callable[[KernelSource], None] | None = None,
 ) -> Unit:  # fmt: skip
-    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of each
-    kernel as soon as it is there.
+    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
+    each kernel as soon as it is there.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.

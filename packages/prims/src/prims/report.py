@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ __all__ = [
     "KernelRecord",
     "RecompileRecord",
     "Report",
+    "TuningRecord",
 ]
 
 
@@ -74,6 +75,20 @@ class RecompileRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class TuningRecord:
+    """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
+
+    ``cached``: it was measured before, for an earlier graph or in another process.
+    """
+
+    problem: str
+    winner: str
+    times: Mapping[str, float]
+    dropped: Mapping[str, str]
+    cached: bool
+
+
 @dataclass
 class Report:
     """A collector that is handed from stage to stage.
@@ -82,6 +97,7 @@ class Report:
 
     Attributes:
         seconds: wall-clock seconds by phase, without the phases nested in it.
+        progress: called as ``progress(what, done, total)`` while candidates are measured, where somebody looks.
     """
 
     graphs: list[GraphRecord] = field(default_factory=list)
@@ -90,7 +106,9 @@ class Report:
     externs: list[ExternRecord] = field(default_factory=list)
     fallbacks: list[FallbackRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
+    tunings: list[TuningRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    progress: Callable[[str, int, int], None] | None = field(default=None, repr=False, compare=False)
     _running: list[float] = field(default_factory=list, repr=False)
 
     @contextmanager
@@ -133,20 +151,26 @@ class Report:
         """Record that ``code`` had to be captured again."""
         self.recompiles.append(RecompileRecord(code, reason))
 
+    def tuning(
+        self, problem: str, winner: str, *, times: Mapping[str, float], dropped: Mapping[str, str], cached: bool = False
+    ) -> None:
+        """Record a choice by measurement; ``times`` are milliseconds."""
+        self.tunings.append(TuningRecord(problem, winner, dict(times), dict(dropped), cached))
+
     def extern_counts(self) -> dict[str, int]:
         """Extern calls by operator name."""
         return dict(Counter(record.name for record in self.externs))
 
     def clear(self) -> None:
         """Forget everything recorded so far."""
-        for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "seconds"):
+        for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings", "seconds"):
             getattr(self, name).clear()
 
     def to_json(self) -> str:
         """All records as one JSON object."""
         data: dict[str, Any] = {
             name: [dataclasses.asdict(record) for record in getattr(self, name)]
-            for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles")
+            for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings")
         }
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1)
@@ -169,6 +193,11 @@ class Report:
             lines.append(f"  fallback in {fallback.stage}: {fallback.reason}{_at(fallback.where)}")
         for recompile in self.recompiles:
             lines.append(f"  recompile of {recompile.code}: {recompile.reason}")
+        for tuning in self.tunings:
+            ranked = sorted(tuning.times.items(), key=lambda pair: pair[1])
+            timed = ", ".join(f"{name} {ms:.4f}" for name, ms in ranked[:4])
+            lines.append(f"  tuned {tuning.problem}: {tuning.winner} ({timed} ms{', cached' if tuning.cached else ''})")
+            lines += [f"    dropped {name}: {why}" for name, why in tuning.dropped.items()]
         for name, spent in self.seconds.items():
             lines.append(f"  {name}: {spent:.3f} s")
         return "\n".join(lines)

@@ -48,6 +48,8 @@ def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:
     text = module_text(sources).replace(
         "from triton.language.extra import libdevice", "from inductor_gen.runtime.triton_interpret import libdevice"
     )
+    # its product of bfloat16 blocks takes their bits for integers; in float32 16-bit factors multiply exactly
+    text = text.replace("tl.dot(a, b, acc", "tl.dot(a.to(tl.float32), b.to(tl.float32), acc")
     with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
         module = load_module_text(text, Path(folder))
         found = {}

@@ -1,0 +1,218 @@
+"""Running candidates on random data of the real sizes and layouts, and timing them on their device."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.extern.calls import function_for
+from inductor_gen.loops.graph import Node
+from inductor_gen.runtime.cuda import cuda_launcher, cuda_program
+from inductor_gen.runtime.triton_interpret import interpreted
+from inductor_gen.schedule.prepare import ViewRef
+from inductor_gen.templates.problem import Candidate, Problem
+from prims.errors import InternalError
+from prims.options import Options
+from prims.spec.expr import Expr
+
+__all__ = ["Bench", "Run", "differs", "milliseconds"]
+
+Run = Callable[[], None]
+
+_REPEATS = 12
+_CACHE = 128 << 20  # bytes written between two runs, so that neither finds its operands in the cache
+
+
+class Bench:
+    """The buffers of one problem, and its candidates as callables on them."""
+
+    def __init__(self, problem: Problem, unit: Any, device: torch.device, options: Options) -> None:
+        self.problem = problem
+        self.unit = unit
+        self.hint = unit.hint
+        self.device = device
+        self.options = options
+        self.buffers: dict[Node, torch.Tensor] = {}
+        self.generator = torch.Generator(device)  # the program's own random numbers stay as they are
+        self.generator.manual_seed(0)
+
+    # ---- data -------------------------------------------------------------------------------------------
+
+    def buffer(self, node: Node) -> torch.Tensor:
+        """A node's buffer, filled with random numbers (zeros for integers, which may be indices)."""
+        node = self.unit.prepared.scattered.get(node, node)
+        found = self.buffers.get(node)
+        if found is None:
+            found = self.buffers[node] = self._made(node)
+        return found
+
+    def _made(self, node: Node) -> torch.Tensor:
+        shape = [self.hint(s) for s in node.shape]
+        strides = [self.hint(s) for s in self.unit.prepared.layouts[node].strides]
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        assert node.dtype is not None
+        flat = torch.zeros(extent, dtype=node.dtype, device=self.device)
+        if node.dtype.is_floating_point:
+            flat.normal_(generator=self.generator).mul_(self.problem.scale.get(node, 1.0))
+        return flat.as_strided(shape, strides)
+
+    def poison(self) -> None:
+        """Fill the results with what no candidate computes."""
+        for node in self.problem.results:
+            t = self.buffer(node)
+            t.fill_(float("nan") if t.is_floating_point() else 1)
+
+    def results(self) -> list[torch.Tensor]:
+        """Copies of the results."""
+        return [self.buffer(node).clone() for node in self.problem.results]
+
+    # ---- candidates -------------------------------------------------------------------------------------
+
+    def load(self, candidate: Candidate, kernels: dict[str, Any]) -> Run:
+        """A candidate as a callable; ``kernels`` holds its kernels by name, loaded or in the interpreter."""
+        parts = [
+            self._operator(step) if isinstance(step, Node) else self._launch(step, kernels[step.name])
+            for step in candidate.steps
+        ]
+        if len(parts) == 1:
+            return parts[0]
+
+        def run() -> None:
+            for part in parts:
+                part()
+
+        return run
+
+    def _operator(self, node: Node) -> Run:
+        function = function_for(node)[1]
+        args, kwargs = self.unit.prepared.externs[node]
+        values = [self._argument(a) for a in args]
+        keywords = {k: self._argument(v) for k, v in kwargs.items()}
+
+        def run() -> None:
+            self.buffers[node] = function(*values, **keywords)
+
+        return run
+
+    def _argument(self, x: Any) -> Any:
+        if isinstance(x, ViewRef):
+            base = self.buffer(x.base)
+            sizes = ([self.hint(e) for e in part] for part in (x.shape, x.strides))
+            return base.as_strided(*sizes, base.storage_offset() + self.hint(x.offset))
+        return x
+
+    def _launch(self, source: KernelSource, kernel: Any) -> Run:
+        assert isinstance(source, TritonSource)
+        numbers = [self._number(e) for e in (*source.sizes, *source.grid)]
+        if self.device.type != "cuda":
+            return lambda: kernel([self.buffer(n) for n in source.buffers], numbers)
+        launch = cuda_launcher(self.options)
+        count = len(source.buffers)
+        call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0)
+        program = cuda_program([call], count, self.device)
+        pointers = ctypes.c_void_p * max(count, 1)
+        sizes = (ctypes.c_int64 * len(numbers))(*(_bits(x) for x in numbers))
+        for n in source.buffers:
+            self.buffer(n)
+
+        def run() -> None:
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+            code = launch(program, pointers(*(self.buffer(n).data_ptr() for n in source.buffers)), sizes, stream)
+            if code:
+                raise InternalError(f"the driver refused to launch it (error {code})")
+
+        return run
+
+    def _number(self, e: Expr) -> int | float:
+        return float(e.value) if e.is_float else self.hint(e)
+
+
+def load_kernels(
+    sources: Sequence[TritonSource], device: torch.device, options: Options
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The kernels by name, compiled side by side, and why others could not be had.
+
+    Raises:
+        Unsupported: no Triton or no suitable GPU.
+    """
+    if device.type != "cuda":
+        return dict(interpreted(sources)), {}
+    from inductor_gen.runtime.triton_build import Build
+
+    builds: dict[str, Build] = {}
+    for source in sources:
+        if source.name not in builds:
+            builds[source.name] = Build(device, options)
+            builds[source.name].add(source)
+    found: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for name, build in builds.items():
+        try:
+            found.update(build.collect()[0])
+        except InternalError as error:
+            refused[name] = str(error).splitlines()[0][:300]
+    return found, refused
+
+
+def _bits(x: int | float) -> int:
+    import struct
+
+    return int(struct.unpack("q", struct.pack("d", x))[0]) if isinstance(x, float) else x
+
+
+def milliseconds(run: Run, device: torch.device) -> float:
+    """The time of a run on its device: the median of several, each with cold caches."""
+    if device.type != "cuda":
+        run()
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+    run()
+    cold = torch.empty(_CACHE // 4, dtype=torch.int32, device=device)
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_REPEATS)]
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(2_000_000)  # about a millisecond, in which all the rest is queued
+    for begin, end in pairs:
+        cold.zero_()
+        begin.record()
+        run()
+        end.record()
+    torch.cuda.synchronize(device)
+    times = sorted(begin.elapsed_time(end) for begin, end in pairs)
+    return times[len(times) // 2]
+
+
+def differs(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with a candidate's results beside the usual ones; None where nothing is.
+
+    Both round differently, and the usual way may round the product to 16 bits in between, so that a result may be off
+    by a share of the largest one; a wrong element is off by about as much as elements are large.
+    """
+    for k, (x, y) in enumerate(zip(got, want, strict=True)):
+        if not y.numel():
+            continue
+        if not y.is_floating_point():
+            wrong = (x != y).sum().item() / y.numel()
+            if wrong > 0.01:
+                return f"result {k}: {wrong:.1%} of the elements differ"
+            continue
+        finite = torch.isfinite(y)
+        if not bool((torch.isfinite(x) == finite).all()):
+            return f"result {k}: not finite in the same places"
+        if not bool(finite.any()):
+            continue
+        zero = torch.zeros((), dtype=y.dtype, device=y.device)
+        off = (torch.where(finite, x, zero).double() - torch.where(finite, y, zero).double()).abs()
+        size = torch.where(finite, y, zero).double().abs()
+        # float32 products may be TF32 on both sides, whose precision is float16's
+        unit = 2.0**-10 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps
+        worst, mean = off.max().item(), off.mean().item()
+        if worst > 16 * unit * size.max().item() or mean > 4 * unit * size.mean().item():
+            return f"result {k}: off by {worst:.3g} at most, {mean:.3g} on average, of {size.max().item():.3g}"
+    return None

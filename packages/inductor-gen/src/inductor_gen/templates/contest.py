@@ -1,0 +1,180 @@
+"""Choosing among candidates by measurement, once for each problem, device and version."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.templates import bench
+from inductor_gen.templates.decisions import Decisions
+from inductor_gen.templates.problem import Candidate, Problem
+from prims.errors import InternalError
+from prims.report import Report
+
+__all__ = ["Measure", "decide"]
+
+log = logging.getLogger("quintet")
+
+Measure = Callable[[bench.Run, torch.device], float]
+
+#: How much faster than the usual way a candidate must be: less is noise.
+GAIN = 0.98
+
+
+def decide(
+    problems: list[Problem], unit: Any, report: Report | None, measure: Measure | None = None
+) -> list[Candidate]:
+    """The best candidate of each problem, from the cache or by measuring now.
+
+    Where memory runs out, and while a CUDA graph is captured, the usual way is taken, with the reason in the report.
+    """
+    decisions = Decisions(unit.options)
+    keys = [_key(p) for p in problems]
+    known = {key: decisions.find(key) for key in dict.fromkeys(keys)}
+    cached = {key for key, decision in known.items() if decision is not None}
+    open_ = {key: p for key, p in zip(keys, problems, strict=True) if known[key] is None}
+    if open_:
+        for key, decision in _Contest(unit, report, measure or bench.milliseconds).run(open_).items():
+            known[key] = decision
+            if decision["lasting"]:
+                decisions.keep(key, decision)
+    chosen = []
+    for key, problem in zip(keys, problems, strict=True):
+        decision = known[key] or {}
+        names = {c.name: c for c in problem.candidates}
+        winner = names.get(decision.get("winner", ""), problem.candidates[0])
+        chosen.append(winner)
+        if report is not None:
+            times, dropped = decision.get("times", {}), decision.get("dropped", {})
+            report.tuning(problem.text, winner.name, times=times, dropped=dropped, cached=key in cached)
+    return chosen
+
+
+def _key(problem: Problem) -> str:
+    from inductor_gen.runtime.triton_build import triton_version
+
+    parts = (problem.key, _device_name(problem.device), str(triton_version()), torch.__version__, "1")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device.type)
+    capability = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} {capability} CUDA {torch.version.cuda}"
+
+
+class _Contest:
+    """Measures the problems of one graph."""
+
+    def __init__(self, unit: Any, report: Report | None, measure: Measure) -> None:
+        self.unit = unit
+        self.report = report
+        self.measure = measure
+        self.options = unit.options
+
+    def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
+        """A decision for each key."""
+        if any(p.device.type == "cuda" for p in problems.values()) and torch.cuda.is_current_stream_capturing():
+            self._note("a CUDA graph is being captured, in which nothing can be measured: library kernels are used")
+            return {key: _usual(p) for key, p in problems.items()}
+        total = sum(len(p.candidates) for p in problems.values())
+        self._progress(f"compiling kernels for {len(problems)} problems", 0, total)
+        by_device: dict[torch.device, list[TritonSource]] = {}
+        for p in problems.values():
+            by_device.setdefault(p.device, []).extend(
+                s for c in p.candidates for s in c.steps if isinstance(s, TritonSource)
+            )
+        kernels: dict[str, Any] = {}
+        refused: dict[str, str] = {}
+        for device, sources in by_device.items():
+            found, bad = bench.load_kernels(sources, _indexed(device), self.options)
+            kernels.update(found)
+            refused.update(bad)
+        decided = {}
+        done = 0
+        for key, p in problems.items():
+            with torch.no_grad(), torch.amp.autocast(p.device.type, enabled=False):
+                decided[key] = self._problem(p, kernels, refused)
+            done += len(p.candidates)
+            self._progress(f"{p.text}: {decided[key]['winner']}", done, total)
+        return decided
+
+    def _problem(self, p: Problem, kernels: dict[str, Any], refused: dict[str, str]) -> dict[str, Any]:
+        times: dict[str, float] = {}
+        dropped: dict[str, str] = {}
+        try:
+            self._measure_all(p, kernels, refused, times, dropped)
+        except torch.OutOfMemoryError as error:
+            text = str(error).splitlines()[0]
+            self._note(f"out of memory while measuring {p.text}, the library's kernel is used: {text}")
+            torch.cuda.empty_cache()
+            return {**_usual(p), "times": times, "dropped": dropped}
+        usual = p.candidates[0].name
+        if usual not in times:
+            return {**_usual(p), "times": times, "dropped": dropped}
+        fastest = min(times, key=lambda name: times[name])
+        winner = fastest if times[fastest] < GAIN * times[usual] else usual
+        rounded = {name: round(ms, 5) for name, ms in times.items()}
+        return {"winner": winner, "times": rounded, "dropped": dropped, "lasting": True}
+
+    def _measure_all(
+        self, p: Problem, kernels: dict[str, Any], refused: dict[str, str], times: dict[str, float],
+        dropped: dict[str, str],
+    ) -> None:  # fmt: skip
+        device = _indexed(p.device)
+        data = bench.Bench(p, self.unit, device, self.options)
+        wanted: list[torch.Tensor] | None = None
+        for c in p.candidates:
+            missing = [refused[s.name] for s in c.steps if isinstance(s, KernelSource) and s.name in refused]
+            if missing:
+                dropped[c.name] = missing[0]
+                continue
+            try:
+                run = data.load(c, kernels)
+                if wanted is not None:
+                    data.poison()
+                run()
+                if wanted is None:
+                    wanted = data.results()
+                else:
+                    wrong = bench.differs([data.buffer(n) for n in p.results], wanted)
+                    if wrong is not None:
+                        dropped[c.name] = wrong
+                        log.warning("autotuning %s: %s is dropped, %s", p.text, c.name, wrong)
+                        continue
+                times[c.name] = self.measure(run, device)
+            except torch.OutOfMemoryError:
+                raise
+            except (InternalError, RuntimeError) as error:
+                dropped[c.name] = str(error).splitlines()[0][:300]
+                if wanted is None:
+                    return  # the usual way itself fails on random data: nothing to compare with
+
+    def _note(self, reason: str) -> None:
+        log.warning("autotuning: %s", reason)
+        if self.report is not None:
+            self.report.fallback("autotune", reason)
+
+    def _progress(self, what: str, done: int, total: int) -> None:
+        if self.report is not None and self.report.progress is not None:
+            self.report.progress(what, done, total)
+        log.info("autotuning [%d/%d] %s", done, total, what)
+
+
+def _usual(p: Problem) -> dict[str, Any]:
+    return {"winner": p.candidates[0].name, "times": {}, "dropped": {}, "lasting": False}
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

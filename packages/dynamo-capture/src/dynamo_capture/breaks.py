@@ -85,12 +85,17 @@ class SkipFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BreakInfo:
-    """A graph break as it is shown to the user."""
+    """A graph break as it is shown to the user.
+
+    Attributes:
+        place: the instruction at which it happens. The rounds of a loop, and recompilations, break at one place.
+    """
 
     number: str
     reason: str
     where: SourceLoc | None
     stack: tuple[SourceLoc, ...] = ()
+    place: tuple[int, int] = (0, 0)
 
     @property
     def hint(self) -> str:

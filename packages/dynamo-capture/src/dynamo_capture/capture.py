@@ -146,7 +146,7 @@ class Capture:
             if source is not None and found.source is not None and source is not found.source:
                 self.guards.same(source, found.source)
             return found
-        from dynamo_capture.values.torch_calls import is_operator_function
+        from dynamo_capture.values.torch_calls import INLINED_WITH_SYMBOLS, is_operator_function
 
         original = getattr(fn, "__quintet_original__", None)
         value: FunctionValue | BuiltinValue
@@ -154,7 +154,7 @@ class Capture:
             if source is not None:
                 self.guards.is_object(source, fn)
             value = self.from_python(original).realize()  # type: ignore[assignment]
-        elif is_operator_function(fn):
+        elif is_operator_function(fn) and not (self.symbols.symbols and fn in INLINED_WITH_SYMBOLS):
             if source is not None:
                 self.guards.is_object(source, fn)
             value = BuiltinValue(fn, source)

@@ -49,6 +49,7 @@ class Optimizer:
         self.report = report
         self.captured: list[CapturedGraph] = []
         self.states: dict[types.CodeType, CodeState] = {}
+        self._breaks: set[BreakInfo] = set()
         #: The code of the compiled function itself; ``fullgraph`` is about it.
         self.root_code: types.CodeType | None = None
         # The context must not keep the optimizer alive, nor the other way round through it.
@@ -92,7 +93,7 @@ class Optimizer:
                 self.report.fallback("capture", text, where)
                 return _native.SKIP
         try:
-            result = translate(request, self._backend, self._options_for(code), self.report, state)
+            result = translate(request, self._backend, self.options, self.report, state)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
         except UserError:
@@ -107,19 +108,24 @@ class Optimizer:
             raise error.original from None
         except Exception as error:
             return self._failed(error, where)
-        if result.captured.graph is None and result.captured.brk is None:
+        if result.captured.graph is None and not result.goes_on:
             # Nothing to compile in it: the frame runs as it is, and after a second look always does.
             state.empty += 1
             return _native.RUN if state.empty < 3 else _native.SKIP
         state.captures += 1
         state.sizes.commit()
         self.captured.append(result.captured)
-        if result.captured.brk is not None:
-            self.report.graph_break(result.captured.brk.reason, result.captured.brk.where)
+        brk = result.captured.brk
+        if brk is not None and brk not in self._breaks:
+            self._breaks.add(brk)
+            self.report.graph_break(brk.reason, brk.where)
         return _native.Entry(result.code, result.tree, tag=result.captured)
 
-    def _options_for(self, code: types.CodeType) -> Options:
-        return self.options
+    def forget(self) -> None:
+        """Forget what was captured; the report keeps it."""
+        self.states.clear()
+        self.captured.clear()
+        self._breaks.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         try:
@@ -269,8 +275,7 @@ def reset() -> None:
     """Forget all captured graphs and guards, of every compiled function."""
     _native.reset_all()
     for optimizer in list(_optimizers):
-        optimizer.states.clear()
-        optimizer.captured.clear()
+        optimizer.forget()
 
 
 @dataclass
@@ -324,7 +329,7 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
         result.result = compiled(*args, **kwargs)
         optimizer: Optimizer = compiled.__quintet_optimizer__
         for captured in optimizer.captured:
-            if captured.brk is not None:
+            if captured.brk is not None and captured.brk not in result.breaks:
                 result.breaks.append(captured.brk)
             result.guards.extend(map(str, captured.guards))
         return result

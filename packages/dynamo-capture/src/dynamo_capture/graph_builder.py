@@ -132,9 +132,9 @@ class GraphBuilder:
         except (GraphBreak, ObservedError):
             raise
         except QuintetError as error:
-            raise GraphBreak("QB08", f"{_name_of(fn)}: {error}") from error
+            raise GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}") from error
         except Exception as error:
-            raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {error}") from error
+            raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
         mark_written(fn, examples, kw_examples)
         if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
@@ -293,6 +293,11 @@ class GraphBuilder:
             if node.op == "call_function" and node.target not in _STATE_SETTERS and not self._is_pure(node):
                 return True
         return False
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, without the C++ call stack that PyTorch may append."""
+    return str(error).partition("\n")[0]
 
 
 _STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))

@@ -20,7 +20,7 @@ from dynamo_capture.capture import Capture, FrameRequest
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.guards import Guard
-from dynamo_capture.interpreter.root import RestartCapture, RootFrame
+from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.values.base import ObservedError
@@ -65,6 +65,8 @@ class Translation:
     code: types.CodeType
     tree: Any
     captured: CapturedGraph
+    #: Whether it ends in a call of a resume function.
+    goes_on: bool
 
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -87,7 +89,7 @@ def translate(
         try:
             with _isolated_modes(), AbstractMode(symbolic_calls=False):
                 brk = root.interpret()
-                if brk is not None and options.fullgraph:
+                if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
         except RestartCapture as restart:
@@ -139,7 +141,7 @@ def _finish(
     report: Report | None,
     tx: Capture,
     root: RootFrame,
-    brk: GraphBreak | None,
+    brk: GraphBreak | LoopEnd | None,
     plan: Any,
     emit: Callable[[CodeGen], None],
 ) -> Translation:
@@ -185,10 +187,10 @@ def _finish(
     # What lives on with the graph (its symbol context) must not keep the capture and the frame's tensors alive.
     tx.symbols.location = lambda: None
     state_brk = None
-    if brk is not None:
-        state_brk = BreakInfo(brk.number, brk.text, brk.where)
+    if isinstance(brk, GraphBreak):
+        state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())
     captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
-    return Translation(code, tx.guards.tree, captured)
+    return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
 
 
 def _stack_size(cg: CodeGen) -> int:

@@ -213,24 +213,6 @@ def test_native_exception_reaches_the_handler(capture):
     same(c(x, __file__), through_break(x, __file__))
 
 
-def test_break_in_loop_skips_the_frame_but_not_callees(capture):
-    def body(x):
-        return x.sin() * 2
-
-    def fn(x):
-        for _ in range(3):
-            x = body(x)
-            if x.sum() > 1e9:
-                break
-        return x + 1
-
-    c = capture(fn)
-    x = torch.randn(3)
-    same(c(x), fn(x))
-    assert any("loop" in f.reason for f in c.report.fallbacks)
-    assert any("body" in gm.meta["name"] for gm in c.graphs)
-
-
 def test_closures_across_a_break(capture):
     def fn(x):
         k = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -98,13 +99,15 @@ class Function:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
 class SourceLoc:
-    def __init__(self, filename, line, function=""):
-        self.filename, self.line, self.function = filename, line, function
+    filename: str
+    line: int
+    function: str = ""
 
 
 class Options:
-    fullgraph, strict, dynamic, recompile_limit, verify = False, True, None, 8, "off"
+    fullgraph, strict, dynamic, recompile_limit, verify = False, True, False, 8, "off"
 
 
 class Report:
@@ -649,6 +652,121 @@ def break_before_a_loop(n):
     for i in range(n):
         total += i
     return total, [i for i in range(n)], tuple(x for x in "ab")
+
+
+@program(4, breaks=1)
+def break_in_a_for_loop(n):
+    out = ""
+    for i in range(n):
+        out += f"{i}"
+        print(end="")
+        out += "-"
+    else:
+        out += "else"
+    return out
+
+
+@program(5, breaks=1)
+def break_in_a_while_loop(n):
+    total = 0
+    while n:
+        n -= 1
+        if n == 3:
+            continue
+        print(end="")
+        total += n
+        if n == 1:
+            break
+    return total, n
+
+
+@program([3, 1, 2], breaks=1)
+def break_in_nested_loops(items):
+    seen = []
+    for i, item in enumerate(items, 5):
+        for letter, k in zip("abc", range(item)):
+            print(end="")
+            seen.append((i, letter, k))
+        seen.append(item)
+    return tuple(seen)
+
+
+@program(3, breaks=2)
+def breaks_in_a_loop_with_handlers(n):
+    log = []
+    for i in range(n):
+        try:
+            with Manager(log) as k:
+                print(end="")
+                if i == 1:
+                    raise ValueError(k)
+                log.append(i)
+        except ValueError as error:
+            log.append(str(error))
+        finally:
+            print(end="")
+            log.append("finally")
+        if i == 2:
+            return log
+    return None
+
+
+@program([1, 2], breaks=1)
+def a_loop_over_a_list_that_grows(items):
+    for item in items:
+        print(end="")
+        if len(items) < 5:
+            items.append(item * 2)
+    return items
+
+
+@program(3, breaks=1)
+def break_in_a_comprehension(n):
+    x = "kept"
+    return [(x, print(end="")) for x in range(n)], x
+
+
+@program(2000, breaks=1)
+def a_long_loop(n):
+    total = 0
+    for i in range(n):
+        print(end="")
+        total = i
+    return total
+
+
+@program([1, 2, 3], breaks=2)
+def break_in_a_loop_over_an_iterator(items):
+    it = iter(items)
+    for item in map(lambda v: v + 1, it):
+        print(end="")
+        items.append(item)
+        if item == 3:
+            break
+    return items, list(it)
+
+
+@program({"a": 1, "b": 2}, breaks=1)
+def break_in_a_loop_over_a_dict(d):
+    out = ()
+    for key, value in d.items():
+        print(end="")
+        out += (key, value)
+    return out
+
+
+@program(4, breaks=1)
+def break_in_a_loop_in_a_closure(n):
+    total = 0
+
+    def add(k):
+        nonlocal total
+        total += k
+
+    for i in range(n):
+        add(i)
+        print(end="")
+    return total, add(5), total
 
 
 @program(3)

@@ -33,6 +33,8 @@ DATA_DEPENDENT = set(
     masked_select nn_functional_ctc_loss nn_functional_gaussian_nll_loss nn_functional_one_hot nonzero
     repeat_interleave tensor_split unique unique_consecutive""".split()
 )
+if torch.__version__ < "2.12":
+    DATA_DEPENDENT |= {"quantile", "nanquantile"}  # these read their q there
 
 
 def _hint(size):

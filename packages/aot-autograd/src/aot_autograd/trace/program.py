@@ -8,7 +8,7 @@ abstract tensors stand in their places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch.fx
 from aot_autograd.trace.tracer import Tracer
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
-from prims.spec import SymbolContext, TensorSpec, abstract_from_spec, spec_of, to_torch
+from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, spec_of, to_torch
 
-__all__ = ["Program", "trace_forward"]
+__all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
 
 @dataclass
@@ -85,9 +85,10 @@ def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seede
         for index, example in enumerate(example_inputs)
     ]
     grad_mode = torch.is_grad_enabled()
+    calls = SymbolicCalls() if context is not None and context.symbols else nullcontext()
     with _lifted_state(gm, program):
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), tracer:
+            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls, tracer:
                 program.result = _interpret(gm, values, tracer)
         finally:
             torch.set_grad_enabled(grad_mode)

@@ -268,7 +268,8 @@ class DataOps(FrameState):
 
     def LIST_APPEND(self, arg: int) -> None:
         item = self.stack.pop()
-        target: Any = self.stack[-arg]
+        target: Any = self.stack[-arg].realize()
+        self.tx.side.mutate(target)
         target.items.append(item)
 
     def SET_ADD(self, arg: int) -> None:

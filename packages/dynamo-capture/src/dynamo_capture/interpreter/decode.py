@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from dynamo_capture.resume import cell_slots, implicit_reads
+from dynamo_capture.resume import cell_slots, implicit_reads, resume_info
 from prims.ir import SourceLoc
 
-__all__ = ["DecodedCode", "ExceptionEntry", "Instruction", "decode"]
+__all__ = ["BACKWARD_JUMPS", "DecodedCode", "ExceptionEntry", "Instruction", "decode"]
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
@@ -27,6 +27,8 @@ _LOCAL = frozenset(dis.haslocal)
 _NAME = frozenset(dis.hasname)
 _FREE = frozenset(dis.hasfree)
 _EXTENDED = dis.EXTENDED_ARG
+#: Jumps that close loops.
+BACKWARD_JUMPS = frozenset(name for name in dis.opmap if "JUMP_BACKWARD" in name)
 _ENDS = frozenset(
     ("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD",
      "JUMP_BACKWARD_NO_INTERRUPT")
@@ -81,7 +83,8 @@ class DecodedCode:
         line = self.line(index)
         found = self._locations.get(line)
         if found is None:
-            code = self.code
+            info = resume_info(self.code)
+            code = self.code if info is None else info.original
             found = self._locations[line] = SourceLoc(code.co_filename, line, code.co_qualname)
         return found
 
@@ -111,13 +114,7 @@ class DecodedCode:
 
     def in_loop(self, index: int) -> bool:
         """Whether a backward jump encloses the instruction."""
-        for inst in self.instructions[index:]:
-            if inst.name in ("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT") or inst.name.startswith(
-                "POP_JUMP_BACKWARD"
-            ):
-                if inst.arg <= index:
-                    return True
-        return False
+        return any(inst.name in BACKWARD_JUMPS and inst.arg <= index for inst in self.instructions[index:])
 
     def live_locals(self, index: int) -> frozenset[str]:
         """The local variables that may be read at or after an instruction (exception edges included)."""

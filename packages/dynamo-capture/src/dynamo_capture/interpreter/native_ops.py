@@ -31,6 +31,8 @@ class NativeOp:
         keeps_when_taken: a taken branch leaves its operand on the stack.
         null: where the result pair of a method load has its NULL: "below", "above", or None.
         terminal: the instruction never continues.
+        advances: the instruction is FOR_ITER: it leaves its operand, with the next element, or goes to the second
+            target without it.
     """
 
     pops: int
@@ -42,6 +44,7 @@ class NativeOp:
     keeps_when_taken: bool = False
     null: str | None = None
     terminal: bool = False
+    advances: bool = False
 
     def layout(self, results: list[str]) -> list[Any]:
         """The stack values that the instruction leaves, the call protocol's NULL among them."""
@@ -86,6 +89,9 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
         return _call(decoded, index, line)
     if "JUMP" in name:
         return _branch(inst, index, line)
+    if name == "FOR_ITER":
+        after = arg + (2 if PY313 else 1 if PY312 else 0)
+        return NativeOp(1, 2, [], (index + 1, after), line, advances=True)
     if name in _PLAIN:
         pops, pushes = _PLAIN[name]
         return NativeOp(pops, pushes, [(name,)], (index + 1,), line)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
-from dynamo_capture.codegen import CodeGen, Plan
+from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
+from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
 from dynamo_capture.interpreter.frame import Frame, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
 from dynamo_capture.resume import ResumePoint, cell_slots, parameters, resume_info
@@ -22,7 +23,33 @@ if TYPE_CHECKING:
 
     from dynamo_capture.capture import Capture
 
-__all__ = ["RestartCapture", "RootFrame"]
+__all__ = ["LoopEnd", "RestartCapture", "RootFrame"]
+
+
+class LoopEnd:
+    """Why a capture ends that was resumed in a loop and has come to the next round. Not a graph break."""
+
+    text = "the end of a loop's body"
+    where = None
+
+
+class NextPart(tuple):  # type: ignore[type-arg]
+    """What code resumed in a loop returns: the function that goes on, and its arguments.
+
+    Were it called from there, a loop of a thousand rounds would be a thousand calls deep.
+    """
+
+    __slots__ = ()
+
+
+def run_loop(fn: Callable[..., Any], *args: Any) -> Any:
+    """Runs in the emitted code: what ``fn`` returns, when all parts of the loop that it is in have run."""
+    result = fn(*args)
+    while type(result) is NextPart:
+        fn, *rest = result
+        result = fn(*rest)
+    return result
+
 
 class RestartCapture(Exception):
     """Start again, and break the graph at this step of the root frame."""
@@ -41,7 +68,7 @@ class RootFrame(Frame):
         make_resume: gives the code of a resume function for a point (the same one every time).
     """
 
-    __slots__ = ("break_at", "make_resume", "step")
+    __slots__ = ("break_at", "loop_start", "make_resume", "step")
 
     def __init__(
         self,
@@ -74,9 +101,14 @@ class RootFrame(Frame):
         self.break_at = break_at
         self.make_resume = make_resume
         self.step = 0
+        info = resume_info(code)
+        #: Where the frame began, if that is in a loop: the round is captured to its end, not the rounds after it.
+        self.loop_start = -1
+        if info is not None and self.decoded.in_loop(info.index + info.shift):
+            self.loop_start = info.index + info.shift
 
-    def interpret(self) -> GraphBreak | None:
-        """Run to the return (None) or to the planned break.
+    def interpret(self) -> GraphBreak | LoopEnd | None:
+        """Run to the return (None), to the planned break, or to the end of the round of a resumed loop.
 
         Raises:
             RestartCapture: something unsupported was met; the capture is to be done again with a break there.
@@ -95,6 +127,8 @@ class RootFrame(Frame):
             stack, epoch = self.stack[:], tx.side.epoch
             try:
                 inst.handler(self, inst.arg)
+                if inst.name in BACKWARD_JUMPS and self.ip <= self.loop_start <= inst.index:
+                    return LoopEnd()
             except ObservedError as error:
                 self.unwind(error, inst.index)
             except GraphBreak as brk:
@@ -116,6 +150,11 @@ class RootFrame(Frame):
         while start > 0 and self.decoded.instructions[start - 1].name in ("KW_NAMES", "PRECALL"):
             start -= 1
         return index - start
+
+    def place(self) -> tuple[int, int]:
+        """Where in the user's function the frame has come to, the same for all functions that continue it."""
+        info = resume_info(self.code)
+        return (id(self.code), self.ip) if info is None else (id(info.original), self.ip - info.shift)
 
     # --- the end: a return ----------------------------------------------------------------------------------------
 
@@ -140,20 +179,21 @@ class RootFrame(Frame):
 
     # --- the end: a break -----------------------------------------------------------------------------------------
 
-    def emit_break(self, brk: GraphBreak) -> tuple[Plan, Callable[[CodeGen], None]]:
-        """What the code needs and does when the graph breaks before the instruction at ``ip``.
+    def emit_break(self, brk: GraphBreak | LoopEnd) -> tuple[Plan, Callable[[CodeGen], None]]:
+        """What the code needs and does when the graph ends before the instruction at ``ip``.
 
         Raises:
             SkipFrame: the function cannot be continued from here.
         """
         index = self.ip
-        op = native_op(self.decoded, index)
+        name = self.decoded.instructions[index].name
+        if isinstance(brk, LoopEnd) and name != "FOR_ITER":
+            op: NativeOp | None = NativeOp(0, 0, [], (index,), self.decoded.line(index))
+        else:
+            op = native_op(self.decoded, index)
         where = brk.where
         if op is None:
-            name = self.decoded.instructions[index].name
             raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
-        if self.decoded.in_loop(index):
-            raise SkipFrame(f"{brk.text}; inside a loop, so the whole function runs eagerly", where=where)
         if self.handled is not None:
             raise SkipFrame(f"{brk.text}; inside an exception handler", where=where)
         if self.tx.nesting:
@@ -219,6 +259,8 @@ class _BreakTail:
                 cg.load(value)
         if op.jump is not None:
             self._emit_jump(begin)
+        elif op.advances:
+            self._emit_advance(begin)
         else:
             cg.instructions.extend(Instr(name, *arg, lineno=op.line) for name, *arg in op.instructions)
             results = []
@@ -250,6 +292,26 @@ class _BreakTail:
         cg.instructions.append(taken)
         self._resume(target, list(keep_taken), self.frame.decoded.live_locals(target))
 
+    def _emit_advance(self, begin: Any) -> None:
+        """The next round of a ``for`` loop, or what follows it: one resume function for each."""
+        cg, op = self.cg, self.op
+        done = Label()
+        cg.instructions.append(Instr("FOR_ITER", done, lineno=op.line))
+        if begin is not None:
+            cg.instructions.append(TryEnd(begin))
+        item = cg.new_name("item")
+        cg.emit("STORE_FAST", item)
+        cg.pop()
+        body, after = op.targets
+        self._resume(body, [*self.below, *self.operands, item], self.frame.decoded.live_locals(body))
+        cg.instructions.append(done)
+        # FOR_ITER skips these, and insists on their being there.
+        if PY312:
+            cg.emit("END_FOR")
+        if PY313:
+            cg.pop()
+        self._resume(after, list(self.below), self.frame.decoded.live_locals(after))
+
     def _emit_handler(self, begin: Any, handler: Any) -> None:
         """An exception of the native instruction goes to the original's handler, in a resume function."""
         cg = self.cg
@@ -263,15 +325,25 @@ class _BreakTail:
         self._resume(handler.target, stack, self.frame.decoded.live_locals(handler.target))
 
     def _resume(self, index: int, stack: list[Value | str], live: frozenset[str]) -> None:
-        """Emit ``return resume(*slots, *stack)``."""
+        """Emit ``return resume(*slots, *stack)``; in a loop the call is made by :func:`run_loop`."""
         cg = self.cg
-        code = self.frame.code
+        frame = self.frame
+        code = frame.code
         info = resume_info(code)
         slots = parameters(info.original if info is not None else code)
         names = tuple(n for n in slots if n in live and n in self.locals)
         point = ResumePoint(index, tuple(not isinstance(v, NullValue) for v in stack), names)
-        resumed = self.frame.make_resume(point, self.frame.decoded.line(index))
-        cg.begin_call(types.FunctionType(resumed, self.frame.globals, resumed.co_name))
+        resumed = frame.make_resume(point, frame.decoded.line(index))
+        function = types.FunctionType(resumed, frame.globals, resumed.co_name)
+        in_loop = frame.loop_start >= 0
+        if in_loop:
+            cg.begin_call(NextPart)
+            cg.load_const(function)
+        elif frame.decoded.in_loop(index):
+            cg.begin_call(run_loop)
+            cg.load_const(function)
+        else:
+            cg.begin_call(function)
         for name in slots:
             if name in names:
                 cg.load(self.locals[name])
@@ -284,5 +356,9 @@ class _BreakTail:
                 cg.emit("LOAD_FAST", value)
             elif not isinstance(value, NullValue):
                 cg.load(value)
-        cg.end_call(resumed.co_argcount)
+        if in_loop:
+            cg.emit("BUILD_TUPLE", resumed.co_argcount + 1)
+            cg.end_call(1)
+        else:
+            cg.end_call(resumed.co_argcount + frame.decoded.in_loop(index))
         cg.emit("RETURN_VALUE")

@@ -90,6 +90,14 @@ class ConstantValue(Value):
         for item in iterator:
             yield tx.from_python(item)
 
+    def get_iter(self, tx: Capture) -> Value:
+        from dynamo_capture.values.iterators import PositionIterator
+
+        value = self.value
+        if isinstance(value, (range, str, bytes)):
+            return PositionIterator(self, lambda i: tx.from_python(value[i]))
+        return super().get_iter(tx)
+
     def getitem(self, tx: Capture, key: Value) -> Value:
         key = key.realize()
         if not key.is_const:

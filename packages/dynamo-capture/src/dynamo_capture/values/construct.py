@@ -353,25 +353,38 @@ def _descriptor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 # --- iterators ------------------------------------------------------------------------------------------------------
 
 
-def _source(tx: Capture, value: Value) -> Iterator[Value]:
-    """The elements of ``iter(value)``; an existing iterator is advanced."""
+def _iterator(tx: Capture, value: Value) -> Any:
+    """``iter(value)``."""
     iterator: Any = value.realize().get_iter(tx)
     if not isinstance(iterator, (IteratorValue, GeneratorValue, ObjectValue)):
         raise GraphBreak("QB06", f"iteration over {iterator.describe()}")
-    return iterator.iterate(tx)
+    return iterator
+
+
+def _source(tx: Capture, value: Value) -> Iterator[Value]:
+    """The elements of ``iter(value)``; an existing iterator is advanced."""
+    return _iterator(tx, value).iterate(tx)  # type: ignore[no-any-return]
 
 
 @constructor(enumerate)
 def _enumerate(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    start = (args[1] if len(args) > 1 else kwargs.get("start", ConstantValue(0))).realize().const()
-    items = _source(tx, args[0])
-    return IteratorValue(TupleValue([ConstantValue(i), item]) for i, item in enumerate(items, start))
+    position = (args[1] if len(args) > 1 else kwargs.get("start", ConstantValue(0))).realize().const()
+    source = _iterator(tx, args[0])
+
+    def items() -> Iterator[Value]:
+        nonlocal position
+        for item in source.iterate(tx):
+            position += 1
+            yield TupleValue([ConstantValue(position - 1), item])
+
+    return IteratorValue(items(), lambda: (enumerate, [source, ConstantValue(position)]))
 
 
 @constructor(zip)
 def _zip(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     strict = "strict" in kwargs and kwargs["strict"].realize().truth(tx)
-    sources = [_source(tx, arg) for arg in args]
+    iterators = [_iterator(tx, arg) for arg in args]
+    sources = [iterator.iterate(tx) for iterator in iterators]
 
     def items() -> Iterator[Value]:
         while sources:
@@ -385,14 +398,20 @@ def _zip(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
                 row.append(item)
             yield TupleValue(row)
 
-    return IteratorValue(items())
+    return IteratorValue(items(), lambda: (_zip_strictly if strict else zip, iterators))
+
+
+def _zip_strictly(*iterators: Any) -> Any:
+    """Runs in the emitted code."""
+    return zip(*iterators, strict=True)
 
 
 @constructor(map)
 def _map(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn = args[0].realize()
-    rows = zip(*[_source(tx, arg) for arg in args[1:]], strict=False)
-    return IteratorValue(fn.call(tx, list(row), {}) for row in rows)
+    iterators = [_iterator(tx, arg) for arg in args[1:]]
+    rows = zip(*[iterator.iterate(tx) for iterator in iterators], strict=False)
+    return IteratorValue((fn.call(tx, list(row), {}) for row in rows), lambda: (map, [fn, *iterators]))
 
 
 @constructor(filter)
@@ -403,7 +422,8 @@ def _filter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     def keep(item: Value) -> bool:
         return (item if plain else fn.call(tx, [item], {})).realize().truth(tx)
 
-    return IteratorValue(item for item in _source(tx, args[1]) if keep(item))
+    source = _iterator(tx, args[1])
+    return IteratorValue((x for x in source.iterate(tx) if keep(x)), lambda: (filter, [fn, source]))
 
 
 @constructor(reversed)
@@ -454,14 +474,22 @@ def _product(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _repeat(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     times = args[1] if len(args) > 1 else kwargs.get("times")
     if times is None:
-        return IteratorValue(itertools.repeat(args[0]))
+        return IteratorValue(itertools.repeat(args[0]), lambda: (itertools.repeat, [args[0]]))
     return IteratorValue(itertools.repeat(args[0], times.realize().const()))
 
 
 @constructor(itertools.count)
 def _count(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    numbers = [a.realize().const() for a in args]
-    return IteratorValue(ConstantValue(i) for i in itertools.count(*numbers))
+    given = dict(zip(("start", "step"), args, strict=False)) | kwargs
+    now, step = (given[n].realize().const() if n in given else d for n, d in (("start", 0), ("step", 1)))
+
+    def items() -> Iterator[Value]:
+        nonlocal now
+        while True:
+            item, now = now, now + step
+            yield ConstantValue(item)
+
+    return IteratorValue(items(), lambda: (itertools.count, [ConstantValue(now), ConstantValue(step)]))
 
 
 @constructor(itertools.zip_longest)
@@ -478,7 +506,10 @@ def _accumulate(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
             return args[1].realize().call(tx, [a, b], {})
         return arith.binary(tx, operator.add, a.realize(), b.realize())
 
-    return IteratorValue(itertools.accumulate(_source(tx, args[0]), add))
+    def rebuild() -> tuple[Any, list[Value]]:
+        raise GraphBreak("QB10", "itertools.accumulate with a function")
+
+    return IteratorValue(itertools.accumulate(_source(tx, args[0]), add), rebuild if len(args) > 1 else None)
 
 
 @constructor(itertools.pairwise)
@@ -489,4 +520,6 @@ def _pairwise(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 @constructor(itertools.starmap)
 def _starmap(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn = args[0].realize()
-    return IteratorValue(fn.call(tx, row.realize().unpack(tx), {}) for row in _source(tx, args[1]))
+    rows = _iterator(tx, args[1])
+    called = (fn.call(tx, row.realize().unpack(tx), {}) for row in rows.iterate(tx))
+    return IteratorValue(called, lambda: (itertools.starmap, [fn, rows]))

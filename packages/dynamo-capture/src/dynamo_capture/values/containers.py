@@ -110,6 +110,13 @@ class SequenceValue(Value):
             yield self.items[i]
             i += 1
 
+    def get_iter(self, tx: Capture) -> Value:
+        from dynamo_capture.values.iterators import PositionIterator
+
+        if issubclass(self.cls, (list, tuple)):
+            return PositionIterator(self, self.items.__getitem__)
+        return super().get_iter(tx)
+
     def describe(self) -> str:
         return f"a {self.cls.__name__}"
 

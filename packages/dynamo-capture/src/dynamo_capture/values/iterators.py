@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
@@ -15,19 +16,32 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
     from dynamo_capture.interpreter.frame import Frame
 
-__all__ = ["GeneratorValue", "IteratorValue"]
+__all__ = ["GeneratorValue", "IteratorValue", "PositionIterator"]
+
+
+#: Elements of an iterator that a graph break writes out one by one, at most.
+_MOST_WRITTEN_OUT = 4096
 
 
 class IteratorValue(Value):
-    """An iterator over values, pulled one at a time."""
+    """An iterator over values, pulled one at a time.
 
-    __slots__ = ("iterator",)
+    Args:
+        iterator: gives the elements.
+        rebuild: gives a constructor and its arguments that make, at this point, the iterator that is left. Without
+            it the elements that are left are written out, which takes that pulling them calls nothing.
+    """
+
+    __slots__ = ("iterator", "rebuild")
 
     mutable = True
 
-    def __init__(self, iterator: Iterator[Value]) -> None:
+    def __init__(
+        self, iterator: Iterator[Value], rebuild: Callable[[], tuple[Any, list[Value]]] | None = None
+    ) -> None:
         self.source = None
         self.iterator = iterator
+        self.rebuild = rebuild
 
     @property
     def pytype(self) -> type:
@@ -68,19 +82,72 @@ class IteratorValue(Value):
             return item
         raise GraphBreak("QB06", f"method {name!r} of an iterator")
 
-    def reconstruct(self, cg: CodeGen) -> None:
-        # What is left of it; the values are known, so pulling them now changes nothing.
-        items = list(self.iterator)
+    def _left(self) -> tuple[Any, list[Value]]:
+        """How to make the iterator as it is now."""
+        if self.rebuild is not None:
+            return self.rebuild()
+        items = list(itertools.islice(self.iterator, _MOST_WRITTEN_OUT + 1))
         self.iterator = iter(items)
-        cg.call_const(iter, [TupleValue(items)])
+        if len(items) > _MOST_WRITTEN_OUT:
+            raise GraphBreak("QB10", f"an iterator with over {_MOST_WRITTEN_OUT} elements left")
+        return _iterator_over, items
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(*self._left())
 
     def children(self) -> Iterator[Value]:
-        items = list(self.iterator)
-        self.iterator = iter(items)
-        return iter(items)
+        return iter(self._left()[1])
 
     def describe(self) -> str:
         return "an iterator"
+
+
+class PositionIterator(IteratorValue):
+    """The iterator of a sequence: a position, as the sequence may change while it is walked.
+
+    Args:
+        sequence: a list, a tuple or a constant sequence.
+        item: the element at a position; IndexError behind the end.
+    """
+
+    __slots__ = ("item", "position", "sequence")
+
+    def __init__(self, sequence: Value, item: Callable[[int], Value]) -> None:
+        super().__init__(iter(()), self._rest)
+        self.sequence = sequence
+        self.item = item
+        #: -1 once the end was met: then it stays at the end.
+        self.position = 0
+
+    def next(self, tx: Capture) -> Value | None:
+        tx.side.epoch += 1
+        if self.position < 0:
+            return None
+        try:
+            item = self.item(self.position)
+        except IndexError:
+            self.position = -1
+            return None
+        self.position += 1
+        return item
+
+    def _rest(self) -> tuple[Any, list[Value]]:
+        if self.position < 0:
+            return _iterator_over, []
+        return _iterator_at, [self.sequence, ConstantValue(self.position)]
+
+
+def _iterator_over(*items: Any) -> Any:
+    """Runs in the emitted code."""
+    return iter(items)
+
+
+def _iterator_at(sequence: Any, position: int) -> Any:
+    """Runs in the emitted code."""
+    iterator = iter(sequence)
+    if position:
+        iterator.__setstate__(position)
+    return iterator
 
 
 class GeneratorValue(Value):

@@ -36,6 +36,9 @@ _OPERATORS_ELSEWHERE = frozenset(
     (torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.is_tensor,
      torch.is_storage, torch._sym_sqrt)
 )  # fmt: skip
+#: Operators in Python that are inlined where sizes are symbolic: what they call must be seen one by one, as some
+#: torch versions define it in terms of plain sizes (:mod:`prims.spec.calls`).
+INLINED_WITH_SYMBOLS = frozenset((F.multi_head_attention_forward,))
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 #: Setters of thread-local modes -> how to read the mode (with the setter's leading arguments).
@@ -50,6 +53,9 @@ _OPERATOR_C_MODULES = frozenset(
     f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special", "_sparse", "_nested", "_VariableFunctions")
 )
 _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+_OVERRIDE_QUESTIONS = frozenset(
+    (torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
+)
 _READERS = ("is_", "get_", "_get", "_is", "has_", "_has", "are_", "_jit_get", "_are", "_len_", "_dispatch_tls",
             "_cuda_get", "_cuda_is")  # fmt: skip
 
@@ -85,6 +91,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         tx.nesting += 1 if fn is torch.autocast_increment_nesting else -1
         tx.side.epoch += 1
         return ConstantValue(max(tx.nesting, 0))
+    if fn in _OVERRIDE_QUESTIONS:
+        return ConstantValue(False)  # no mode is active while frames are captured, and subclasses break the graph
     if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)
     if isinstance(fn, types.BuiltinFunctionType):

@@ -41,6 +41,14 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.nn.functional.linear``: one ``addmm`` of contiguous rows, else a matrix product plus the bias."""
+    if x.ndim > 2 and weight.ndim == 2 and not (bias is not None and x.is_contiguous()):
+        product = matmul(x, weight.t())
+        return product if bias is None else product + bias
+    return aten.linear(x, weight, bias)  # type: ignore[no-any-return]
+
+
 def _upsample(name: str, spatial: int) -> Call:
     overload = getattr(aten, name).default
 
@@ -60,6 +68,7 @@ CALLS: dict[Any, Call] = {
     torch.Tensor.matmul: matmul,
     torch.Tensor.__matmul__: matmul,
     torch.Tensor.__rmatmul__: lambda b, a: matmul(a, b),
+    torch.nn.functional.linear: linear,
 }
 for _name, _spatial in (
     ("upsample_nearest1d", 1),

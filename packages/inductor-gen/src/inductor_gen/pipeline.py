@@ -19,6 +19,8 @@ from inductor_gen.schedule.prepare import Prepared, prepare
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+from prims.spec import SymbolContext
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["STEPS", "Unit", "lower_graph"]
@@ -159,6 +161,38 @@ def _on_gpu(call: KernelCall | ExternCall) -> bool:
     return device is not None and device.type == "cuda"
 
 
+def _bound(unit: Unit) -> None:
+    """Guard the sizes that 32-bit positions rely on, so that larger ones are compiled anew, with 64-bit positions.
+
+    Kernels check them when they run too: guards that come after the program was captured are not looked at.
+    """
+    context = unit.env.symbols.context
+    bounds: dict[Expr, None] = {}
+    for call in unit.calls:
+        for source in call.parts if isinstance(call, KernelCall) else ():
+            bounds.update(dict.fromkeys(getattr(source, "bounds", ())))
+    if context is None or not bounds:
+        return
+    from inductor_gen.codegen.triton import POSITIONS
+
+    for count in sorted(bounds, key=lambda e: (-len(e.symbols), str(e))):
+        if context.hint(count) is not None and not any(_implied(count, larger, context) for larger in bounds):
+            context.evaluate(ex.lt(count, ex.const(POSITIONS)), "positions in generated kernels are 32-bit")
+
+
+def _implied(count: Expr, other: Expr, context: SymbolContext) -> bool:
+    """Is a product of sizes at most another one?"""
+    if count is other or len(count.terms) != 1 or len(other.terms) != 1:
+        return False
+    (mono, coefficient), (larger, factor) = count.terms[0], other.terms[0]
+    powers = dict(larger)
+    return (
+        coefficient <= factor
+        and all(power <= powers.get(atom, 0) for atom, power in mono)
+        and all(context.bounds(atom)[0] >= 1 for atom in powers)
+    )
+
+
 #: Each step reads and completes the unit, in this order.
 STEPS = (
     ("prepare", _prepare),
@@ -168,6 +202,7 @@ STEPS = (
     ("plan", _plan),
     ("render", _render),
     ("autotune", _autotune),
+    ("bound", _bound),
 )
 
 

@@ -61,6 +61,33 @@ def test_positions_beyond_31_bits_are_64_bit():
     assert ".to(tl.int64)" not in sources(lambda p, a: p.neg(a), [torch.randn(50)])[0].text
 
 
+def lowered(fn, inputs, **kw):
+    env = build(fn, inputs, **kw)
+    unit = lower_graph(env, Options(verify="off"), triton=True)
+    text = "".join(s.text for call in unit.calls if isinstance(call, KernelCall) for s in call.parts)
+    return text, [str(guard.expr) for guard in env.symbols.context.guards]
+
+
+def test_symbolic_sizes_are_guarded_where_positions_are_32_bit():
+    def fn(p, a, b):
+        return p.add(a, b), p.sum(p.mul(a, b), (1,))
+
+    small = [torch.empty(40, 300, device="meta")] * 2
+    text, guards = lowered(fn, small, dynamic={0: (0, 1), 1: (0, 1)})
+    assert guards == [f"s0*s1 <= {2**31 - 2**16 - 1}"] and "int64" not in text
+    large = [torch.empty(2**16, 2**15 + 1, device="meta")] * 2
+    text, guards = lowered(fn, large, dynamic={0: (0, 1), 1: (0, 1)})
+    assert not guards and ".to(tl.int64)" in text
+
+
+def test_strides_count_too():
+    far = torch.empty(3000, 2**20, device="meta")[:, :10]
+    index = torch.zeros(3000, dtype=torch.int32, device="meta")
+    assert ".to(tl.int64)" in lowered(lambda p, a: p.neg(a), [far])[0]
+    text, _ = lowered(lambda p, a, i: p.index(a, (i,), (0,)), [far, index])
+    assert "tl.load" in text and ".to(tl.int64)" in text
+
+
 @needs_triton
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):

@@ -30,10 +30,11 @@ from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["TritonRenderer", "TritonSource"]
+__all__ = ["POSITIONS", "TritonRenderer", "TritonSource"]
 
 PROCESSORS = 132  # multiprocessors of the devices that blocks are sized for
 PERSISTENT = 8192
+POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
 PERSISTENT_STAGED = 16384  # where several passes over the row would be needed otherwise
 
 
@@ -46,7 +47,7 @@ class TritonSource(KernelSource):
         warps: warps per program.
         stages: depth of the software pipeline of its loops; 0: Triton's own choice.
         signature: per parameter ``(name, type, divisible by 16)``.
-        bounds: symbolic counts that must stay below 2**31, as positions are 32-bit.
+        bounds: symbolic counts that must stay below ``POSITIONS``, as positions are 32-bit.
     """
 
     grid: tuple[Expr, Expr]
@@ -108,7 +109,7 @@ class Block:
         self.axis_of: dict[Expr, _Axis] = {}
         self.lines: list[str] = []
         self.depth = 1
-        self.wide = self._is_wide()
+        self.wide = self.names.wide = self._is_wide()
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
@@ -119,20 +120,29 @@ class Block:
 
     def _is_wide(self) -> bool:
         """Do positions need 64 bits?"""
-        limit = 2**31 - 2**16
         space = self.body.space
-        if self.hint(self.extent(space)) >= limit:
+        if self.hint(self.extent(space)) >= POSITIONS:
             return True
         for at in self.body.indices():
             high = upper(at, space)
-            if high is not None and self.hint(high) >= limit:
+            if high is not None and self.hint(high) >= POSITIONS:
                 return True
         buffers = [v.attr for v in self.body.vals if v.op == "load"] + [s.buffer for s in self.body.stores]
-        return any(self.hint(product(b.shape)) >= limit for b in buffers)
+        return any(self.hint(self._reach(b)) >= POSITIONS for b in buffers)
+
+    def _reach(self, node: Node) -> Expr:
+        """An upper bound of the distance between a buffer's elements, in elements."""
+        layout = self.renderer.layouts.get(node)
+        if layout is None or layout.strides == contiguous_strides(node.shape):
+            return product(node.shape)
+        reach = ONE
+        for size, stride in zip(node.shape, layout.strides, strict=True):
+            reach = ex.add(reach, ex.mul(ex.sub(size, ONE), stride))
+        return reach
 
     def _bounds(self) -> tuple[Expr, ...]:
         """The symbolic counts that 32-bit positions rely on."""
-        counts = [self.extent(self.body.space), *(product(b.shape) for b in self.names.buffers)]
+        counts = [self.extent(self.body.space), *(self._reach(b) for b in self.names.buffers)]
         return tuple(dict.fromkeys(c for c in counts if not c.is_const))
 
     # ---- axes -------------------------------------------------------------------------------------------

@@ -87,8 +87,7 @@ def prelude(text: str) -> str:
 
 
 class TritonNames(Names):
-    """Names of one Triton kernel. ``shape`` gives the block shape for the loop variables that a value depends on,
-    ``mask`` the condition that those variables are in range."""
+    """Names of one Triton kernel; ``wide`` says that positions are 64-bit."""
 
     def __init__(self, body: Body, loops: list[Expr], written: list[Node]) -> None:
         super().__init__(body, loops)
@@ -99,6 +98,7 @@ class TritonNames(Names):
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
         self.rough = _rough(body)
+        self.wide = False
 
     # ---- sizes and indices ------------------------------------------------------------------------------
 
@@ -115,7 +115,8 @@ class TritonNames(Names):
             return self._vars[atom]
         found = self.body.atoms.get(atom)
         if found is not None:
-            return self.val(found)
+            narrow = self.wide and found.dtype != torch.int64
+            return f"{self.val(found)}.to(tl.int64)" if narrow else self.val(found)
         a = self.index(atom.args[0]) if self._is_loop(atom.args[0]) else self.size(atom.args[0])
         b = self.index(atom.args[1]) if self._is_loop(atom.args[1]) else self.divisor(atom.args[1])
         match atom.kind:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
-from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.codegen.triton import POSITIONS, TritonSource
 from inductor_gen.extern.cuda import mask_argument, see_through
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import Unit
@@ -89,7 +89,7 @@ class TritonWrapper(Wrapper):
         for bound in dict.fromkeys(b for s in triton for b in s.bounds):
             if bound not in self.bounded:
                 self.bounded.add(bound)
-                self.lines.append(f"if {self.expr(bound)} >= {2**31 - 2**16}: too_large()")
+                self.lines.append(f"if {self.expr(bound)} >= {POSITIONS}: too_large()")
         if isinstance(self.kernels[triton[0].name], Interpreted):
             self._interpret(triton)
         else:

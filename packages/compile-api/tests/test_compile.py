@@ -302,3 +302,99 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def two_products(x, w):
+    return (torch.exp(x @ w) @ w).tanh()
+
+
+def gradients(function, x, w):
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    function(x, w).sum().backward()
+    return x.grad, w.grad
+
+
+def breakable(monkeypatch, name):
+    """From now on generated code's calls of ``name`` are counted and fail while ``state["at"]`` is their number."""
+    from inductor_gen.runtime import wrapper
+
+    original = wrapper.Wrapper.build
+    state = {"at": None, "calls": 0}
+
+    def build(self):
+        call = original(self)
+        function = self.space.get(name)
+
+        def counted(*args):
+            state["calls"] += 1
+            if state["calls"] == state["at"]:
+                raise RuntimeError("the kernel is gone")
+            return function(*args)
+
+        self.space[name] = counted
+        return call
+
+    monkeypatch.setattr(wrapper.Wrapper, "build", build)
+    return state
+
+
+def test_a_backward_that_fails_late_is_mended(monkeypatch):
+    state = breakable(monkeypatch, "launch")
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    compiled = compile_api.compile(two_products)
+    wanted = gradients(two_products, x, w)
+    for got in (gradients(compiled, x, w), gradients(compiled, x, w)):
+        torch.testing.assert_close(got, wanted)
+    assert not compiled.report().fallbacks
+    forward = compiled(x.requires_grad_(), w.requires_grad_())
+    state["at"], state["calls"] = 1, 0  # the backward graph's first launch: nothing was freed yet
+    forward.sum().backward()
+    assert state["calls"] == 1
+    torch.testing.assert_close((x.grad, w.grad), wanted)
+    (record,) = compiled.report().fallbacks
+    assert record.stage == "run" and "the kernel is gone" in record.reason
+    torch.testing.assert_close(gradients(compiled, x.detach(), w.detach()), wanted)
+
+
+def test_a_backward_that_fails_after_freeing_says_so(monkeypatch):
+    state = breakable(monkeypatch, "launch")
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    compiled = compile_api.compile(two_products)
+    wanted = gradients(two_products, x, w)
+    for _ in range(2):
+        gradients(compiled, x, w)
+    forward = compiled(x.clone().requires_grad_(), w.clone().requires_grad_())
+    state["at"], state["calls"] = 2, 0
+    with pytest.raises(RuntimeError, match="the kernel is gone") as caught:
+        forward.sum().backward()
+    assert "The next ones run eagerly" in caught.value.__notes__[0]
+    state["at"] = None
+    torch.testing.assert_close(gradients(compiled, x, w), wanted)
+    assert [r.stage for r in compiled.report().fallbacks] == ["run"]
+
+
+def test_first_calls_from_many_threads_at_once():
+    seen = []
+
+    def function(x, w):
+        return torch.softmax(x @ w, -1) + x.sum()
+
+    compiled = compile_api.compile(function)
+    start = threading.Barrier(8)
+    x, w = torch.randn(16, 8), torch.randn(8, 8)
+    wanted = function(x, w)
+
+    def work():
+        start.wait()
+        for _ in range(20):
+            seen.append(torch.allclose(compiled(x, w), wanted, atol=1e-5))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 160
+    report = compiled.report()
+    assert not report.fallbacks and not report.breaks
+    assert len([g for g in report.graphs if g.dialect == "torch"]) == 1

@@ -221,15 +221,31 @@ class _Guarded:
     def boxed(self, inputs: list[Any]) -> Any:
         """Run on a list of inputs that is given up, so that each can be freed after its last use.
 
-        The first call keeps the inputs, so that the region can be run again if it fails.
+        The first call keeps the inputs, so that the region can be run again if it fails. A later failure is mended so
+        too, unless inputs were freed by then: the error is raised, and the region runs eagerly from the next call on.
         """
         direct = getattr(self.compiled, "boxed", None)
-        if self.proved and direct is not None:
+        if not self.proved or direct is None:
+            results = self(*inputs)
+            inputs.clear()
+            self.proved = True
+            return results
+        try:
             return direct(inputs)
-        results = self(*inputs)
-        inputs.clear()
-        self.proved = True
-        return results
+        except Exception as error:
+            if self.options.strict:
+                raise
+            kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
+            if kept is not None:
+                return self._instead(error, kept)
+            if not isinstance(error, torch.OutOfMemoryError):
+                self.compiled = self.env.module().forward
+                _fall_back("run", error, self.options, self.report)
+                error.add_note(
+                    "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot be "
+                    "repeated eagerly. The next ones run eagerly."
+                )
+            raise
 
     def __call__(self, *inputs: Any) -> Any:
         try:
@@ -237,12 +253,16 @@ class _Guarded:
         except Exception as error:
             if self.options.strict:
                 raise
-            eager = self.env.module().forward
-            with torch.no_grad():
-                results = eager(*inputs)
-            self.compiled = eager
-            _fall_back("run", error, self.options, self.report)
-            return results
+            return self._instead(error, inputs)
+
+    def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
+        """The results by the eager graph, which takes over if it succeeds; its error is the program's own."""
+        eager = self.env.module().forward
+        with torch.no_grad():
+            results = eager(*inputs)
+        self.compiled = eager
+        _fall_back("run", error, self.options, self.report)
+        return results
 
 
 _BUILTIN: dict[str, _Factory] = {"inductor": _inductor, "eager": _eager, "aot_eager": _aot_eager}

@@ -76,8 +76,15 @@ class Optimizer:
         """What the hook calls when no cache entry matches a frame."""
         if torch.overrides._get_current_function_mode() is not None or _inside_a_transform():
             return _native.RUN
+        before = self._captures(code)
         with _lock, self.report.phase("capture"):
+            if self._captures(code) != before:
+                return _native.RUN  # another thread captured it meanwhile; the next call finds its entry
             return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+
+    def _captures(self, code: types.CodeType) -> int:
+        state = self.states.get(code)
+        return 0 if state is None else state.captures
 
     def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
         code = request.code

@@ -44,9 +44,10 @@ class CompiledGraph:
 
     def __init__(
         self, call: Callable[[list[Any]], list[Any]], source: str, kernels: Sequence[Kernel], externs: Sequence[str],
-        compiled: int,
+        compiled: int, count: int = 0,
     ) -> None:  # fmt: skip
         self._call = call
+        self._count = count
         self.source = source
         self.kernels = tuple(kernels)
         self.externs = tuple(externs)
@@ -58,6 +59,20 @@ class CompiledGraph:
     def boxed(self, inputs: list[Any]) -> list[Any]:
         """The same, emptying ``inputs``: what nobody else holds is freed after its last use."""
         return self._call(inputs)
+
+    def surviving_inputs(self, error: BaseException) -> list[Any] | None:
+        """The inputs of the :meth:`boxed` call that raised ``error``, unless some were freed already.
+
+        A graph never writes to its inputs, so that whoever has them all can compute the results in another way.
+        """
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not getattr(self._call, "__code__", None):
+            trace = trace.tb_next
+        if trace is None:
+            return None
+        found = trace.tb_frame.f_locals
+        inputs = [found.get(f"a{k}") for k in range(self._count)]
+        return None if any(value is None for value in inputs) else inputs
 
     def __repr__(self) -> str:
         return f"CompiledGraph({len(self.kernels)} kernels, {len(self.externs)} extern calls)"
@@ -94,7 +109,7 @@ def compile_graph(
             report.kernel(k.name, k.ops, k.loops)
         for name in wrapper.externs:
             report.extern(name)
-    return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled)
+    return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
 
 
 def get_ready(options: Options) -> None:

@@ -13,7 +13,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
 from inductor_gen.schedule.loopnest import Hint
 
-__all__ = ["conv_form", "cpu_function", "takes_linear"]
+__all__ = ["conv_form", "cpu_function", "linear_addmm", "linear_mm", "takes_linear"]
 
 #: Multiply-adds below which the call costs more than the product.
 SMALL = 1 << 21
@@ -67,36 +67,44 @@ def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., 
     """
     if node.op not in _PRODUCTS or node.kwargs or not _plain_float(node) or not blas_is_slow():
         return None
-    if any(x.dtype != torch.float32 for x in node.ins):
+    if any(x.dtype != torch.float32 for x in node.ins) or len(args) != 2 + (node.op == "aten.addmm.default"):
         return None
-    right = args[-1]
+    left, right = args[-2:]
     if not any(s is ONE for s in right.strides):
         return None
-    if node.op == "aten.mm.default":
-        return ("linear", linear_mm) if len(args) == 2 else None
-    bias = args[0]
-    if len(args) != 3 or len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not right.shape[1]:
+    if len(args) == 3:
+        bias = args[0]
+        if len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not right.shape[1]:
+            return None
+    sizes = (*left.shape, right.shape[1])
+    if not all(s.is_const for s in sizes):
+        return ("linear", linear_mm) if len(args) == 2 else ("linear", linear_addmm)
+    if not _pays(*(int(s.value) for s in sizes), left.strides[1] is ONE):
         return None
-    return "linear", linear_addmm
+    return ("linear", _mm) if len(args) == 2 else ("linear", _addmm)
 
 
-def _pays(a: torch.Tensor, b: torch.Tensor) -> bool:
-    rows, inner = a.shape
-    return rows * inner * b.shape[1] >= SMALL and rows > 1 and (inner >= 64 or a.stride(1) == 1)
+def _pays(rows: int, inner: int, columns: int, in_rows: bool) -> bool:
+    """Is a product ``[rows, inner] @ [inner, columns]`` large enough, also where the left one must be copied first?"""
+    return rows * inner * columns >= SMALL and rows > 1 and (inner >= 64 or in_rows)
+
+
+def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return onednn()(a, b.t(), None, "none", [], "")  # type: ignore[misc,no-any-return]
+
+
+def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return onednn()(a, b.t(), bias, "none", [], "")  # type: ignore[misc,no-any-return]
 
 
 def linear_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` by oneDNN where the product is large enough."""
-    if _pays(a, b):
-        return onednn()(a, b.t(), None, "none", [], "")  # type: ignore[misc,no-any-return]
-    return torch.mm(a, b)
+    return _mm(a, b) if _pays(*a.shape, b.shape[1], a.stride(1) == 1) else torch.mm(a, b)
 
 
 def linear_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``bias + a @ b`` by oneDNN where the product is large enough."""
-    if _pays(a, b):
-        return onednn()(a, b.t(), bias, "none", [], "")  # type: ignore[misc,no-any-return]
-    return torch.addmm(bias, a, b)
+    return _addmm(bias, a, b) if _pays(*a.shape, b.shape[1], a.stride(1) == 1) else torch.addmm(bias, a, b)
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------

@@ -174,3 +174,62 @@ def test_primitives_conform(dtype):
         lambda env: inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True), dtypes=[dtype], samples=1
     )
     assert report.ok, str(report)
+
+
+def convolution(x, w, bias, stride, device=None):
+    return torch.ops.aten.convolution.default, x, w, bias, [stride] * 2, [0, 0], [1, 1], False, [0, 0], 1
+
+
+def check_images(monkeypatch, fn, eager, inputs):
+    """Compile ``fn`` as for a GPU, run it and compare with ``eager`` in float32; the compiled graph."""
+    from inductor_gen.schedule import products
+
+    monkeypatch.setattr(products, "on_gpu", lambda x: True)
+    inputs = [t.to(DEVICE) for t in inputs]
+    compiled = inductor_gen.compile_graph(
+        build(fn, inputs, claims=inductor_gen.claims("cuda")), options=Options(verify="off"), triton=True
+    )
+    for got, want in zip(compiled(*inputs), eager(*(t.float() for t in inputs)), strict=True):
+        assert got.shape == want.shape and got.stride() == want.contiguous().stride()
+        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)
+    return compiled
+
+
+@pytest.mark.parametrize("channels,side,tile,bias", [(16, 6, 1, False), (7, 5, 1, True), (3, 8, 4, True), (24, 9, 2, False)])
+def test_convolutions_over_tiles_are_products(monkeypatch, channels, side, tile, bias):
+    x = torch.randn(2, channels, side, side).bfloat16()
+    w = (torch.randn(12, channels, tile, tile) / (channels * tile * tile) ** 0.5).bfloat16()
+    b = torch.randn(12).bfloat16()
+
+    def fn(p, a, weight, c):
+        y = p.aten(*convolution(p.mul(a, 0.5), weight, c if bias else None, tile))
+        return p.maximum(y, 0.0), p.neg(y)
+
+    def eager(a, weight, c):
+        y = torch.nn.functional.conv2d(a * 0.5, weight, c if bias else None, tile)
+        return y.relu(), -y
+
+    compiled = check_images(monkeypatch, fn, eager, [x, w, b])
+    assert compiled.externs == ("aten.mm.default",)
+
+
+def test_gradients_of_a_1x1_convolution_are_products(monkeypatch):
+    x, w = torch.randn(2, 10, 5, 4).bfloat16(), torch.randn(6, 10, 1, 1).bfloat16()
+    g = torch.randn(2, 6, 5, 4).bfloat16()
+
+    def fn(p, a, weight, grad):
+        grad = p.mul(grad, 0.25)
+        dx, dw, db = p.aten(
+            torch.ops.aten.convolution_backward.default, grad, a, weight, [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
+            [True, True, True],
+        )  # fmt: skip
+        return p.mul(dx, 2.0), dw, db
+
+    def eager(a, weight, grad):
+        a, weight, bias = a.requires_grad_(), weight.requires_grad_(), torch.zeros(6, device=a.device, requires_grad=True)
+        y = torch.nn.functional.conv2d(a, weight, bias)
+        dx, dw, db = torch.autograd.grad(y, (a, weight, bias), grad * 0.25)
+        return dx * 2, dw, db
+
+    compiled = check_images(monkeypatch, fn, eager, [x, w, g])
+    assert compiled.externs == ("aten.mm.default",) * 2

@@ -10,7 +10,8 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, contiguous_strides
 from inductor_gen.schedule.fusion import Cluster, Fusion
 from inductor_gen.schedule.loopnest import Hint
-from inductor_gen.schedule.prepare import Prepared, ViewRef
+from inductor_gen.schedule.memory import Step, lightest_order, workspace
+from inductor_gen.schedule.prepare import Prepared, ViewRef, channels_last
 
 __all__ = ["Plan", "dissolve", "plan"]
 
@@ -142,13 +143,44 @@ def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:
                 stored.setdefault(source.id, set()).add(base)
     for earlier, later in zip(fusion.random, fusion.random[1:], strict=False):
         needs[fusion.of[later].id].add(fusion.of[earlier].id)
-    out = Plan(order=_delayed(fusion, _topological(fusion, needs), needs, prepared.tangents))
+    out = Plan()
     for cluster in fusion.clusters.values():
         if cluster.loops:
             out.stored[cluster.id] = sorted(stored.get(cluster.id, ()), key=lambda n: n.id)
-    out.order = [c for c in out.order if not c.loops or out.stored[c.id]]
+    order = _delayed(fusion, _topological(fusion, needs), needs, prepared.tangents)
+    steps = {c.id: _step(fusion, c, out, prepared, hint) for c in order}
+    returned = {_owner(r.base, prepared) for r in prepared.outputs if isinstance(r, ViewRef)}
+    ids = lightest_order(steps, [c.id for c in order], needs, returned, prepared.freed, hint)
+    out.order = [c for c in map(fusion.clusters.__getitem__, ids) if not c.loops or out.stored[c.id]]
     _choose_layouts(fusion, out, prepared)
     return out
+
+
+def _owner(node: Node, prepared: Prepared) -> Node:
+    return prepared.scattered.get(node, node)
+
+
+def _step(fusion: Fusion, cluster: Cluster, out: Plan, prepared: Prepared, hint: Hint) -> Step:
+    """A cluster as the buffers that it makes and reads."""
+    read: dict[Node, None] = {}
+    seen: set[Node] = set()
+    todo = [x for node in cluster.nodes for x in node.ins]
+    while todo:
+        x = todo.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if x.kind in ("view", "create") or x in fusion.inlined:
+            todo.extend(x.ins)
+        elif fusion.of.get(x) is not cluster:
+            read[_owner(x, prepared)] = None
+    first = cluster.nodes[0]
+    if cluster.loops:
+        return Step(tuple(n for n in out.stored[cluster.id] if n not in prepared.scattered), tuple(read))
+    if first.kind == "scatter":
+        return Step((), tuple(read))
+    items = [user for user in first.users if user.kind == "item"]
+    return Step((first, *items), tuple(read), kernel=False, extra=workspace(first, hint))
 
 
 def _delayed(
@@ -218,16 +250,19 @@ def _choose_layouts(fusion: Fusion, out: Plan, prepared: Prepared) -> None:
     for cluster in out.order:
         for node in out.stored.get(cluster.id, ()):
             if node not in layouts:
-                layouts[node] = _followed(fusion, cluster, node, layouts)
+                layouts[node] = _followed(fusion, cluster, node, prepared)
 
 
-def _followed(fusion: Fusion, cluster: Cluster, node: Node, layouts: dict[Node, Layout]) -> Layout:
+def _followed(fusion: Fusion, cluster: Cluster, node: Node, prepared: Prepared) -> Layout:
+    layouts = prepared.layouts
     row_major = Layout(contiguous_strides(node.shape))
     if len(node.shape) < 4:
         return row_major
     home = cluster.homes[node]
     for other in cluster.nodes:
         for base in fusion.bases(other):
+            if prepared.images.get(base) == node.shape:
+                return Layout(channels_last(node.shape))
             layout = layouts.get(base)
             if layout is None or base.shape != node.shape or fusion.of.get(base) is cluster:
                 continue

@@ -18,13 +18,14 @@ from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
+from inductor_gen.schedule import products
 from inductor_gen.schedule.loopnest import Hint
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
 from prims.spec import TensorSpec, infer, layout
 from prims.spec.expr import Expr
 
-__all__ = ["Prepared", "ViewRef", "prepare", "travels_channels_last"]
+__all__ = ["Prepared", "ViewRef", "channels_last", "prepare", "travels_channels_last"]
 
 #: Overloads that read any operand whose rows or columns are contiguous at full speed.
 _BLAS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "dot"})
@@ -57,6 +58,8 @@ class Prepared:
         outputs: per graph output a ViewRef, or the literal or size it is.
         scattered: scatter node -> the copy whose buffer it updates.
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
+        freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
+        images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
         forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
 
@@ -67,7 +70,9 @@ class Prepared:
     scattered: dict[Node, Node] = field(default_factory=dict)
     specs: dict[Node, Any] = field(default_factory=dict)
     tangents: set[Node] = field(default_factory=set)
+    freed: set[Node] = field(default_factory=set)
     forms: dict[Node, str] = field(default_factory=dict)
+    images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
 
 
 class _Preparer:
@@ -89,8 +94,10 @@ class _Preparer:
         for node, desc in zip(self.old.inputs, self.env.inputs, strict=True):
             if desc.kind == "tangent":
                 self.out.tangents.add(node)
+            if desc.kind in ("saved", "tangent"):
+                self.out.freed.add(node)
             if self.channels_last and desc.kind == "saved" and travels_channels_last(desc.spec):
-                self.out.layouts[node] = Layout(_channels_last(node.shape))
+                self.out.layouts[node] = Layout(channels_last(node.shape))
         for node in self.old.nodes:
             if node.kind in ("input", "constant"):
                 if node in self.out.layouts:
@@ -98,7 +105,12 @@ class _Preparer:
                     continue
                 self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
             elif node.kind == "extern":
-                if _has_slow_bias(node):
+                if self.channels_last and products.backward_is_products(node):
+                    products.lower_backward(self, node)
+                    continue
+                if self.channels_last and products.is_product(node):
+                    products.lower_forward(self, node)
+                elif _has_slow_bias(node):
                     self._bias_apart(node)
                 else:
                     self._extern(node)
@@ -213,7 +225,7 @@ class _Preparer:
 
     def _operand(self, node: Node, x: Node) -> ViewRef:
         if self._wants_channels_last(node, x):
-            return self._in_channels_last(x)
+            return self.in_channels_last(x)
         ref = self.resolve(x)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x))
@@ -247,12 +259,12 @@ class _Preparer:
             return x.device is not None and x.device.type == "cpu"
         return self.out.forms.get(node, "plain") != "plain"
 
-    def _in_channels_last(self, x: Node) -> ViewRef:
+    def in_channels_last(self, x: Node) -> ViewRef:
         """``x`` with its channels innermost; a kernel that makes it writes it so."""
         found = self.relaid.get(x)
         if found is not None:
             return found
-        wanted = _channels_last(x.shape)
+        wanted = channels_last(x.shape)
         if x.kind == "pointwise" and x not in self.out.layouts:
             self.out.layouts[x] = Layout(wanted)
         ref = self.resolve(x)
@@ -293,7 +305,7 @@ class _Preparer:
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
         if self.channels_last and desc.kind == "saved" and alias is None and travels_channels_last(spec):
-            wanted = _channels_last(x.shape)
+            wanted = channels_last(x.shape)
         if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
             if x not in self.out.layouts:
                 self.out.layouts[x] = Layout(wanted)
@@ -307,7 +319,8 @@ class _Preparer:
         return made
 
 
-def _channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The strides of an image of this shape with its channels innermost."""
     _, c, h, w = shape
     return (product((c, h, w)), ONE, product((w, c)), c)
 
@@ -324,7 +337,7 @@ def _pays_channels_last(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op in ("aten.convolution.default", "aten.convolution_backward.default"):
             x = node.args[0]
-            if x.device.type == "cuda" and x.dtype in _HALVES and len(x.shape) == 4:
+            if products.on_gpu(x) and x.dtype in _HALVES and len(x.shape) == 4:
                 return True
     return False
 

@@ -27,7 +27,7 @@ TILE = Tile(16, 32, 16, 4, 2)
 @pytest.fixture(autouse=True)
 def _one_tile(monkeypatch, tmp_path):
     """One tile, which always wins: by the clock, the first run of a problem is the library's and takes longest."""
-    monkeypatch.setattr("inductor_gen.templates.problem.tiles_for", lambda *a: [TILE])
+    monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [TILE])
     times = iter(range(10**6, 0, -1))
     monkeypatch.setattr(contest.bench, "milliseconds", lambda run, device: float(next(times)))
     monkeypatch.setattr(contest, "GAIN", 1.0)

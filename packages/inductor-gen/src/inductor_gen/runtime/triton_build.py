@@ -3,10 +3,7 @@ importing Triton."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import tempfile
@@ -26,16 +23,17 @@ from inductor_gen.runtime.cache import KernelCache
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.cuda import CUDA_LAUNCHER
 from inductor_gen.runtime.launch import LAUNCHER
+from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
-from prims.errors import InternalError, QuintetError, Unsupported
+from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.spec import TensorSpec
 
 __all__ = [
-    "Begun", "Build", "Loaded", "begin", "check_gpu", "compile_kernel", "get_ready", "load_module_text", "load_triton",
-    "module_text", "triton_version",
+    "Begun", "Build", "Loaded", "begin", "compile_kernel", "get_ready", "load_module_text", "load_triton",
+    "module_text",
 ]  # fmt: skip
 
 
@@ -50,33 +48,6 @@ class Loaded:
 
 _LOADED: dict[str, Loaded] = {}
 _LOCK = threading.Lock()
-
-
-@functools.lru_cache(maxsize=1)
-def triton_version() -> str | None:
-    """The installed Triton's version, found without importing it; None where there is none."""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        spec = importlib.util.find_spec("triton")
-        return "unknown" if spec is not None and spec.origin is not None else None
-
-
-def check_gpu(device: torch.device) -> tuple[int, int]:
-    """The device's compute capability.
-
-    Raises:
-        Unsupported: no Triton, no GPU, or one older than compute capability 8.0.
-    """
-    if triton_version() is None:
-        raise Unsupported("Triton is not installed, so no GPU kernels can be generated; pip install triton")
-    if not torch.cuda.is_available():
-        raise Unsupported("PyTorch finds no usable CUDA device")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        raise Unsupported(f"{torch.cuda.get_device_name(device)} has compute capability "
-                          f"{capability[0]}.{capability[1]}; generated kernels need 8.0")  # fmt: skip
-    return capability
 
 
 def module_text(sources: Sequence[TritonSource]) -> str:
@@ -112,19 +83,23 @@ def compile_kernel(module: Any, source: TritonSource, capability: tuple[int, int
 
     Raises:
         InternalError: Triton refused the text.
+        UserError: Triton does not work here.
     """
     try:
         return compile_function(getattr(module, source.name), source.signature, capability, _settings(source))
     except Exception as error:
-        raise _refusal(source, error) from error
+        raise _refusal(source, error, capability) from error
 
 
 def _settings(source: TritonSource) -> dict[str, int]:
     return {"num_warps": source.warps, **({"num_stages": source.stages} if source.stages else {})}
 
 
-def _refusal(source: TritonSource, error: Exception) -> InternalError:
-    return InternalError(f"Triton refused kernel {source.name}: {error}\n{source.text[:6000]}")
+def _refusal(source: TritonSource, error: Exception, capability: tuple[int, int]) -> QuintetError:
+    """Whose fault it is that a kernel did not compile: Triton's, where it compiles nothing, else the kernel's."""
+    return broken_triton(capability) or InternalError(
+        f"Triton refused kernel {source.name}: {type(error).__name__}: {error}\n{source.text[:6000]}"
+    )
 
 
 def _key(source: TritonSource, capability: tuple[int, int]) -> str:
@@ -147,7 +122,7 @@ class Build:
     """The kernels of one graph on their way to a device: looked up, or begun, as they come in; collected at the end.
 
     Raises:
-        Unsupported: no Triton or no suitable GPU.
+        UserError: no Triton or no suitable GPU.
     """
 
     def __init__(self, device: torch.device, options: Options) -> None:
@@ -199,6 +174,7 @@ class Build:
 
         Raises:
             InternalError: Triton or the driver refused a kernel.
+            UserError: Triton does not work here.
         """
         here: list[TritonSource] = []
         try:
@@ -210,7 +186,7 @@ class Build:
                 except (WorkerLost, TimeoutError):
                     here.append(source)
                 except InternalError as error:
-                    raise _refusal(source, error) from None
+                    raise _refusal(source, error, self.capability) from None
             if here:
                 made = _compile_here(here, self.capability, self.workers, self._folder())
                 for source, result in zip(here, made, strict=True):
@@ -239,7 +215,7 @@ def get_ready(device: torch.device | None, options: Options) -> None:
     cache = _cache(options)
     if cache is None or next(cache.kernels.iterdir(), None) is None:
         capability = torch.cuda.get_device_capability(device)
-        if capability >= (8, 0):
+        if capability >= OLDEST:
             shared_pool(capability)
 
 
@@ -301,7 +277,7 @@ def load_triton(
     """The loaded kernel of each source, by name, and how many had to be compiled.
 
     Raises:
-        Unsupported: no Triton or no suitable GPU.
+        UserError: no Triton, one that does not work, or no suitable GPU.
         InternalError: Triton or the driver refused a kernel.
     """
     build = Build(device, options)
@@ -341,7 +317,10 @@ def _compile_here(
 ) -> list[tuple[bytes, str, int]]:
     """Compile in this process, in threads."""
     with _LOCK:
-        module = load_module_text(module_text(sources), folder)
+        try:
+            module = load_module_text(module_text(sources), folder)
+        except Exception as error:
+            raise _refusal(sources[0], error, capability) from error
         if len(sources) == 1 or workers == 1:
             return [compile_kernel(module, s, capability) for s in sources]
         with ThreadPoolExecutor(min(workers, len(sources))) as pool:

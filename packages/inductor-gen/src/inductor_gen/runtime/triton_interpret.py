@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from inductor_gen.codegen.triton import TritonSource
-from inductor_gen.runtime.triton_build import load_module_text, module_text, triton_version
+from inductor_gen.runtime.triton_build import load_module_text, module_text
+from inductor_gen.runtime.triton_check import triton_version
 from prims.errors import Unsupported
 
 __all__ = ["Interpreted", "interpreted", "libdevice"]

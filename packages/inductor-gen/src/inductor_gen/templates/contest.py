@@ -5,43 +5,40 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable
+import platform
 from typing import Any
 
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.pipeline import Unit
 from inductor_gen.templates import bench
 from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.problem import Candidate, Problem
 from prims.errors import InternalError
-from prims.report import Report
 
-__all__ = ["Measure", "decide"]
+__all__ = ["decide"]
 
 log = logging.getLogger("quintet")
-
-Measure = Callable[[bench.Run, torch.device], float]
 
 #: How much faster than the usual way a candidate must be: less is noise.
 GAIN = 0.98
 
 
-def decide(
-    problems: list[Problem], unit: Any, report: Report | None, measure: Measure | None = None
-) -> list[Candidate]:
-    """The best candidate of each problem, from the cache or by measuring now.
+def decide(problems: list[Problem], unit: Unit) -> list[Candidate]:
+    """The best candidate of each problem, from the cache or by measuring now; the report gets a record of each.
 
     Where memory runs out, and while a CUDA graph is captured, the usual way is taken, with the reason in the report.
     """
+    report = unit.report
     decisions = Decisions(unit.options)
     keys = [_key(p) for p in problems]
     known = {key: decisions.find(key) for key in dict.fromkeys(keys)}
     cached = {key for key, decision in known.items() if decision is not None}
     open_ = {key: p for key, p in zip(keys, problems, strict=True) if known[key] is None}
     if open_:
-        for key, decision in _Contest(unit, report, measure or bench.milliseconds).run(open_).items():
+        for key, decision in _Contest(unit).run(open_).items():
             known[key] = decision
             if decision["lasting"]:
                 decisions.keep(key, decision)
@@ -58,27 +55,34 @@ def decide(
 
 
 def _key(problem: Problem) -> str:
-    from inductor_gen.runtime.triton_build import triton_version
+    from inductor_gen.runtime.triton_check import triton_version
 
     parts = (problem.key, _device_name(problem.device), str(triton_version()), torch.__version__, "1")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-@functools.lru_cache(maxsize=8)
 def _device_name(device: torch.device) -> str:
     if device.type != "cuda":
-        return str(device.type)
+        return f"{_processor()}, {torch.get_num_threads()} threads"
     capability = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} {capability} CUDA {torch.version.cuda}"
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line for line in file if line.startswith("model name")).strip()
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 class _Contest:
     """Measures the problems of one graph."""
 
-    def __init__(self, unit: Any, report: Report | None, measure: Measure) -> None:
+    def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.report = report
-        self.measure = measure
+        self.report = unit.report
         self.options = unit.options
 
     def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
@@ -146,12 +150,12 @@ class _Contest:
                 if wanted is None:
                     wanted = data.results()
                 else:
-                    wrong = bench.differs([data.buffer(n) for n in p.results], wanted)
+                    wrong = bench.differs([data.buffer(n) for n in p.results], wanted, p.precision)
                     if wrong is not None:
                         dropped[c.name] = wrong
-                        log.warning("autotuning %s: %s is dropped, %s", p.text, c.name, wrong)
+                        log.info("autotuning %s: %s is dropped, %s", p.text, c.name, wrong)
                         continue
-                times[c.name] = self.measure(run, device)
+                times[c.name] = bench.milliseconds(run, device)
             except torch.OutOfMemoryError:
                 raise
             except (InternalError, RuntimeError) as error:

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,8 @@ def measure(text: str, dtype: torch.dtype, rows: int, mode: str | None, train: b
     }  # fmt: skip
 
 
-def bandwidth() -> None:
-    """Softmax, layer norm and gelu of 64 M elements, as a share of the bandwidth of a copy."""
+def bandwidth() -> Iterator[dict[str, Any]]:
+    """Softmax, layer norm and gelu of 64 M elements, as a share of the bandwidth of a copy: a record for each."""
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(64 << 20, device="cuda", dtype=dtype).view(-1, 1024)
         copy = timed(functools.partial(torch.empty_like(x).copy_, x), 0.3)
@@ -130,6 +131,11 @@ def bandwidth() -> None:
             share = 100 * copy / ours
             print(f"{name:12}{str(dtype)[6:]:10} copy {copy:.4f} eager {eager:.4f} ours {ours:.4f} ms, "
                   f"{share:.0f}% of copy {reasons}", flush=True)  # fmt: skip
+            yield {
+                "model": f"{name} of {x.numel()} elements", "dtype": str(dtype), "copy_ms": round(copy, 4),
+                "eager_ms": round(eager, 4), "quintet_ms": round(ours, 4), "share_of_copy": round(share / 100, 3),
+                "fallbacks": reasons, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+            }  # fmt: skip
 
 
 PROGRAMS = {
@@ -141,6 +147,13 @@ PROGRAMS = {
     "sum0": lambda x: x.sum(0),
     "transpose": lambda x: x.t().contiguous() + 1,
 }
+
+
+def keep(record: dict[str, Any], out: Path | None) -> None:
+    """Append a record to the file, where there is one."""
+    if out is not None:
+        with out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def main() -> None:
@@ -155,16 +168,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.bandwidth:
         try:
-            bandwidth()
+            for record in bandwidth():
+                keep(record, options.out)
         except Exception:
             traceback.print_exc(limit=8)
     for train, models in ((False, options.model), (True, options.train)):
         for text in models:
             try:
                 record = measure(text, getattr(torch, options.dtype), options.profile, options.mode, train)
-                if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                keep(record, options.out)
             except Exception:
                 print(text, "FAILED", flush=True)
                 traceback.print_exc(limit=12)

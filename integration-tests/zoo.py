@@ -82,14 +82,14 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 @case("sine")
-def _sine(rounds: int = 20, numel: int = 10_000) -> Case:
+def _sine(rounds: int = 20, length: int = 10_000) -> Case:
     def sine(x: torch.Tensor) -> torch.Tensor:
         for _ in range(rounds):
             y = torch.sin(x)
             x = x + y
         return x
 
-    return Case("sine", sine, (torch.randn(numel),))
+    return Case("sine", sine, (torch.randn(length),))
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from gen_support import build
 
 import inductor_gen
-from inductor_gen.extern.cuda import see_through
+from inductor_gen.extern.cuda import see_through, with_aligned_rows
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.runtime.cuda import CUDA_LAUNCHER, UNALIGNED
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
@@ -155,6 +155,21 @@ def test_masks_that_add_nothing_are_left_out(monkeypatch):
     see_through(known, "m", 1, attention, 1, torch.zeros(4), False)
     see_through(known, "n", 1, attention, 1, torch.tensor([0.0, float("-inf")]), False)
     assert seen[0] is None and seen[1] is None and seen[2] is not None and known == {"m": True, "n": False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [32, 33, 40, 1])
+def test_rows_of_a_bias_are_aligned(columns, dtype):
+    plain = torch.randn(2, 3, 5, columns).to(dtype)
+    shared = torch.randn(2, 1, 5, columns).to(dtype).expand(2, 3, 5, columns)
+    for bias in (plain, shared, plain.transpose(0, 1), torch.randn(2, 3, columns, 5).to(dtype).mT):
+        aligned = with_aligned_rows(bias)
+        assert torch.equal(aligned, bias)
+        assert aligned.stride(-1) == 1 and all(s * bias.element_size() % 16 == 0 for s in aligned.stride()[:-1])
+    assert with_aligned_rows(shared).stride(1) == 0
+    assert with_aligned_rows(None) is None
+    if columns in (32, 40):
+        assert with_aligned_rows(plain) is plain
 
 
 @needs_triton

@@ -9,7 +9,7 @@ import torch
 
 from inductor_gen.loops.graph import Node
 
-__all__ = ["cuda_function", "mask_argument", "see_through"]
+__all__ = ["cuda_function", "mask_argument", "see_through", "with_aligned_rows"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -29,7 +29,7 @@ def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
             return "padded_mm", padded_mm
         if len(node.args) == 3 and not node.kwargs:
             return "padded_addmm", padded_addmm
-    return None
+    return _BIASED.get(node.op)
 
 
 def _misaligned(node: Node) -> bool:
@@ -63,6 +63,47 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> tor
     else:
         return torch.addmm(bias, a, b)
     return result[:, :n].contiguous()
+
+
+def with_aligned_rows(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """An attention's bias whose rows begin at multiples of 16 bytes, copied where they do not.
+
+    The memory-efficient kernels need it. Eager pads the bias before it calls them; the padding is lost where a generated
+    kernel writes the bias.
+    """
+    if bias is None:
+        return None
+    unit = 16 // bias.element_size()
+    if bias.data_ptr() % 16 == 0 and bias.stride(-1) == 1 and all(s % unit == 0 for s in bias.stride()[:-1]):
+        return bias
+    once = bias
+    for dim, (size, stride) in enumerate(zip(bias.shape[:-1], bias.stride()[:-1], strict=True)):
+        if stride == 0 and size > 1:
+            once = once.narrow(dim, 0, 1)
+    columns = bias.shape[-1]
+    wide = -(-columns // unit) * unit
+    padded = torch.empty((*once.shape[:-1], wide), dtype=bias.dtype, device=bias.device)[..., :columns]
+    return padded.copy_(once).expand(bias.shape)
+
+
+def efficient_attention(query: Any, key: Any, value: Any, bias: Any, *rest: Any, **kw: Any) -> Any:
+    """The memory-efficient attention with whatever bias."""
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    return op(query, key, value, with_aligned_rows(bias), *rest, **kw)
+
+
+def efficient_attention_backward(grad: Any, query: Any, key: Any, value: Any, bias: Any, *rest: Any, **kw: Any) -> Any:
+    """Its backward."""
+    op = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    return op(grad, query, key, value, with_aligned_rows(bias), *rest, **kw)
+
+
+_BIASED = {
+    "aten._scaled_dot_product_efficient_attention.default": ("efficient_attention", efficient_attention),
+    "aten._scaled_dot_product_efficient_attention_backward.default": (
+        "efficient_attention_backward", efficient_attention_backward,
+    ),
+}  # fmt: skip
 
 
 def mask_argument(node: Node) -> int | None:

@@ -68,8 +68,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> tor
 def with_aligned_rows(bias: torch.Tensor | None) -> torch.Tensor | None:
     """An attention's bias whose rows begin at multiples of 16 bytes, copied where they do not.
 
-    The memory-efficient kernels need it. Eager pads the bias before it calls them; the padding is lost where a generated
-    kernel writes the bias.
+    The memory-efficient kernels need it. Eager pads the bias before it calls them; the padding is lost where a
+    generated kernel writes the bias.
     """
     if bias is None:
         return None

@@ -206,6 +206,10 @@ def _backward(
     joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any]
 ) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:
     env = joint.envelope
+    placeholders = env.placeholders()
+    written = {placeholders[index] for index, _, _ in joint.outcome.mutations}
+    named = zip(placeholders, env.inputs, strict=True)
+    kinds = {node: desc.kind for node, desc in named if desc.kind in ("parameter", "buffer", "constant")}
     live = _reachable(results, (*saved, *tangents), operands_to_run_again)
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -216,7 +220,9 @@ def _backward(
         placeholder.meta["spec"] = node.meta["spec"]
         if "source" in node.meta:
             placeholder.meta["source"] = node.meta["source"]
-        inputs.append(InputDesc(name, "saved", node.meta["spec"], source=node.name))
+        # A parameter outlives the backward pass, and is where it was.
+        kind = kinds.get(node, "saved") if node not in written else "saved"
+        inputs.append(InputDesc(name, kind, node.meta["spec"], source=node.name))
     body = [n for n in env.graph.nodes if n.op == "call_function" and n in live and n not in mapping]
     symbols = _symbols_of(joint, [*saved, *tangents, *body])
     for symbol in symbols:

@@ -77,9 +77,9 @@ class LazyBackward:
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """The gradients, in the order of the envelope's outputs; None for those that no tangent reaches."""
-        for tangent in inputs[-self._tangents :]:
-            if tangent is None:
-                return self._run_partial(inputs)
+        # No local variable may hold an input: the box is to be their only owner.
+        if any(tangent is None for tangent in inputs[-self._tangents :]):
+            return self._run_partial(inputs)
         full = self._full
         if full is None:
             with self._lock:

@@ -12,7 +12,11 @@ import torch
 from inductor_gen.loops.graph import Node
 from prims.twins import functional_twin_in_place, twin_of
 
-__all__ = ["custom_function", "is_custom", "reported_name"]
+__all__ = ["EMPTY", "custom_function", "is_custom", "reported_name"]
+
+
+#: Memory that a custom operator is given to fill.
+EMPTY = "aten.empty_strided.default"
 
 
 def is_custom(node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,17 +12,22 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.calls import function_for
 from inductor_gen.extern.cpu import cpu_function, takes_linear
-from inductor_gen.extern.custom import is_custom, reported_name
+from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO
 from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.launch import Launcher, program
+from inductor_gen.schedule.memory import Step, plan_memory, workspace
 from inductor_gen.schedule.prepare import ViewRef
 from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
-__all__ = ["Wrapper"]
+__all__ = ["Wrapper", "function_of", "relayout"]
+
+
+#: Kinds of nodes whose buffers are allocated here.
+_KERNEL_MADE = frozenset(("pointwise", "reduce", "scan", "scatter"))
 
 
 class Wrapper:
@@ -44,16 +49,11 @@ class Wrapper:
             "__name__": __name__,  # by which capture knows that this is not the user's code
             "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "launch": launch,
             "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
-            "ite": lambda c, a, b: a if c else b, "relayout": _relayout, **FLOAT_UNARY, **FLOAT_BINARY,
+            "ite": lambda c, a, b: a if c else b, "relayout": relayout, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
         self.names: dict[Node, str] = {}
-        self.views: dict[Any, str] = {}
         self.externs: list[str] = []
-        self.last_use: dict[str, int] = {}
-        self.free: dict[Any, list[str]] = {}
         self.made: dict[str, Any] = {}
-        self.tables: dict[Any, str] = {}
-        self.taken: set[Node] = set()  # buffers that live on under another name
         self.step = 0
 
     # ---- entry ------------------------------------------------------------------------------------------
@@ -61,21 +61,22 @@ class Wrapper:
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """Compile the function and return it."""
         self._inputs()
-        self._liveness()
+        self._plan()
         pending: list[KernelSource] = []
+        first = 0
         for k, call in enumerate(self.unit.calls):
+            self.step = k
             if isinstance(call, KernelCall):
-                self._allocate(call, k)
+                self._allocate(call)
                 pending.extend(call.parts)
-                following = self.unit.calls[k + 1] if k + 1 < len(self.unit.calls) else None
-                if not isinstance(following, KernelCall):
-                    self._launch(pending)
-                    pending = []
-                    self._release(k)
             else:
-                self.step = k
                 self._extern(call.node)
-                self._release(k)
+            if k in self.plan.launch_after:
+                if pending:
+                    self._launch(pending)
+                pending = []
+                self._release(first, k)
+                first = k + 1
         self.lines.append(f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]")
         self.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
         exec(compile(self.source, "<quintet wrapper>", "exec"), self.space)
@@ -126,54 +127,60 @@ class Wrapper:
         node = self.buffer(node)
         return self.names[node]
 
-    def _liveness(self) -> None:
-        self.dies: dict[Node, int] = {}
+    def _plan(self) -> None:
+        """Decide which buffers share memory and where launches are cut."""
+        steps: list[Step] = []
+        made: set[Node] = set()
         self.read: set[Node] = set()
-        for k, call in enumerate(self.unit.calls):
-            used = call.buffers() if isinstance(call, KernelCall) else [call.node, *call.node.ins]
-            for node in used:
-                self.dies[self.buffer(node)] = k
-                self.read.add(node)
-        for out in self.prepared.outputs:
-            if isinstance(out, ViewRef):
-                self.dies[self.buffer(out.base)] = len(self.unit.calls)
-                self.read.add(out.base)
+        for call in self.unit.calls:
+            used = call.buffers() if isinstance(call, KernelCall) else call.node.ins
+            self.read.update(used)
+        returned = [self.buffer(out.base) for out in self.prepared.outputs if isinstance(out, ViewRef)]
+        self.read.update(out.base for out in self.prepared.outputs if isinstance(out, ViewRef))
+        for call in self.unit.calls:
+            if isinstance(call, KernelCall):
+                fresh = tuple(n for n in call.written() if n not in self.prepared.scattered and n not in made)
+                read = tuple(self.buffer(n) for n in call.buffers() if n not in fresh)
+                steps.append(Step(fresh, read, overwrites=tuple(self._overwrites(call))))
+            else:
+                node = call.node
+                fresh = (node, *(n for n in node.users if n.kind == "item" and n in self.read))
+                read = tuple(map(self.buffer, node.ins))
+                extra = workspace(node, self.unit.hint)
+                steps.append(Step(fresh, read, kernel=False, extra=extra, gives_away=is_custom(node)))
+            made.update(fresh)
+        self.plan = plan_memory(
+            steps, returned, self.prepared.freed, self._layout_key, self.unit.hint, self.largest_kept()
+        )
+        self.dies = self.plan.dies
+        self.taken = set(self.plan.takes.values())
+        self.ending: dict[int, list[Node]] = {}
+        for node, last in self.dies.items():
+            self.ending.setdefault(last, []).append(node)
+
+    def largest_kept(self) -> int | None:
+        """The bytes up to which a buffer's memory is kept for a later one; None for no bound."""
+        return None
+
+    def _overwrites(self, call: KernelCall) -> Iterator[tuple[Node, Node]]:
+        """Buffers that a kernel may write in place of one that it reads."""
+        for written, read in call.parts[0].overwrites if len(call.parts) == 1 else ():
+            if read.kind in ("input", "constant", "item") or self.buffer(read) is not read:
+                continue
+            if written not in self.prepared.scattered and self._layout_key(written) == self._layout_key(read):
+                yield written, read
 
     def _layout_key(self, node: Node) -> Any:
         return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
 
-    def _dying_input(self, call: KernelCall, node: Node, step: int) -> Node | None:
-        """A buffer that ends with this kernel and whose storage ``node`` may take over."""
-        if len(call.parts) != 1:
-            return None
-        for written, read in call.parts[0].overwrites:
-            if written is not node or read.kind in ("input", "constant") or read in self.taken:
-                continue
-            owner = self.buffer(read)
-            if owner is not read or self.dies.get(owner) != step or read not in self.names:
-                continue
-            if read.kind == "item" or read.shape != node.shape:
-                continue
-            if self.prepared.layouts[read].strides == self.prepared.layouts[node].strides:
-                return read
-        return None
-
-    def _allocate(self, call: KernelCall, step: int) -> None:
+    def _allocate(self, call: KernelCall) -> None:
         for node in call.written():
             if node in self.prepared.scattered or node in self.names:
                 continue
-            key = self._layout_key(node)
-            pool = self.free.get(key)
-            name = f"b{len(self.names)}"
-            self.names[node] = name
-            self.made[name] = key
-            dying = self._dying_input(call, node, step)
-            if dying is not None:
-                self.taken.add(dying)
-                self.lines.append(f"{name} = {self.names[dying]}")
-                continue
-            if pool:
-                self.lines.append(f"{name} = {pool.pop()}")
+            old = self.plan.takes.get(node)
+            name = self.names[node] = self.names[old] if old is not None else f"b{len(self.names)}"
+            self.made[name] = self._layout_key(node)
+            if old is not None:
                 continue
             strides = self.tuple(self.prepared.layouts[node].strides)
             place = "" if str(node.device) == "cpu" else f", device={self._object(node.device)}"
@@ -182,32 +189,21 @@ class Wrapper:
             )
             self.space.setdefault("torch", torch)
 
+    def _release(self, first: int, step: int) -> None:
+        """Drop what ended with these steps and lives on as no other buffer."""
+        gone = [n for k in range(first, step + 1) for n in self.ending.get(k, ()) if n in self.names]
+        dropped = [
+            self.names[node]
+            for node in sorted(gone, key=lambda n: n.id)
+            if node not in self.taken and node.kind != "constant" and node not in self.held
+        ]
+        if dropped:
+            self.lines.append(" = ".join(dict.fromkeys(dropped)) + " = None")
+
     def _object(self, value: Any) -> str:
         name = f"o{len(self.space)}"
         self.space[name] = value
         return name
-
-    def _release(self, step: int) -> None:
-        """Drop what no later step needs; buffers of our own go to the pool for equal ones."""
-        dropped: list[str] = []
-        gone = [n for n, last in self.dies.items() if last <= step and n in self.names]
-        for node in sorted(gone, key=lambda n: n.id):
-            del self.dies[node]
-            name = self.names[node]
-            if node not in self.taken and name in self.made and self._wanted_later(self.made[name], step):
-                self.free.setdefault(self.made[name], []).append(name)
-            elif node.kind != "constant" and node not in self.held:
-                dropped.append(name)
-        if dropped:
-            self.lines.append(" = ".join(dropped) + " = None")
-
-    def _wanted_later(self, key: Any, step: int) -> bool:
-        for call in self.unit.calls[step + 1 :]:
-            if isinstance(call, KernelCall):
-                for node in call.written():
-                    if node not in self.names and node not in self.prepared.scattered and self._layout_key(node) == key:
-                        return True
-        return False
 
     # ---- kernels ----------------------------------------------------------------------------------------
 
@@ -243,7 +239,8 @@ class Wrapper:
         owned = self._owned(node)
         args, kwargs = self.prepared.externs[node]
         name, function = self._function(node, args, owned)
-        self.externs.append(reported_name(node))
+        if node.op != EMPTY:
+            self.externs.append(reported_name(node))
         key = f"f_{name.replace('.', '_')}" + (f"_{len(self.space)}" if owned else "")
         if self.space.setdefault(key, function) is not function:
             key = self._object(function)
@@ -271,21 +268,16 @@ class Wrapper:
         bases = [self.buffer(ref.base) for ref in operands]
         owned = []
         for i, (ref, base) in enumerate(zip(operands, bases, strict=True)):
-            if base.kind in ("input", "constant", "item", "extern") or self.name(base) not in self.made:
+            if base.op != EMPTY and (base.kind not in _KERNEL_MADE or self.name(base) not in self.made):
                 continue
             whole = ref.shape == base.shape and ref.strides == self.prepared.layouts[ref.base].strides
-            if whole and self.dies.get(base) == self.step and bases.count(base) == 1 and base not in self.taken:
+            if whole and self.dies.get(base) == self.step and bases.count(base) == 1:
                 owned.append(i)
-                self.taken.add(base)
         return owned
 
     def _function(self, node: Node, args: tuple[Any, ...], owned: list[int]) -> tuple[str, Callable[..., Any]]:
         """``(readable name, callable)`` for an operator."""
-        if self.prepared.forms.get(node) == "linear":
-            function = takes_linear(node)
-            return function.__name__, function
-        found = cpu_function(node, args) if self.unit.options.numerics == "fast" else None
-        return found if found is not None else function_for(node, owned)
+        return function_of(self.unit, node, args, owned)
 
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
@@ -337,7 +329,21 @@ def _view_refs(value: Any) -> list[ViewRef]:
     return [r for v in value for r in _view_refs(v)] if isinstance(value, (tuple, list)) else []
 
 
-def _relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def function_of(
+    unit: Unit, node: Node, args: tuple[Any, ...], owned: list[int]
+) -> tuple[str, Callable[..., Any]]:
+    """``(readable name, callable)`` for an operator of a graph; it takes the node's own arguments."""
+    assert unit.prepared is not None
+    if node in unit.functions:
+        return unit.functions[node]
+    if unit.prepared.forms.get(node) == "linear":
+        function = takes_linear(node)
+        return function.__name__, function
+    found = cpu_function(node, args) if unit.options.numerics == "fast" else None
+    return found if found is not None else function_for(node, owned)
+
+
+def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor with the strides that were planned, copied unless they differ in dimensions of size 1 only."""
     if all(a == b or n <= 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel():
         return x
@@ -348,5 +354,3 @@ def _float_bits(value: float) -> int:
     import struct
 
     return int(struct.unpack("q", struct.pack("d", value))[0])
-
-

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import types
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -136,3 +140,107 @@ def test_unsupported_versions_give_one_message_and_run_eagerly():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 ") and "2.11" in done.stdout
+
+
+@pytest.fixture
+def full_memory(monkeypatch):
+    """Compiled graphs run out of memory as often as ``left[0]`` says; ``scratch`` holds what the failed runs made."""
+    import inductor_gen
+
+    plain, state = inductor_gen.compile_graph, types.SimpleNamespace(left=1, scratch=[], runs=0)
+
+    def compile_graph(*args, **kwargs):
+        graph = plain(*args, **kwargs)
+
+        def call(*inputs):
+            if state.left:
+                state.left -= 1
+                scratch = torch.empty(1 << 20)
+                state.scratch.append(weakref.ref(scratch))
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+            state.runs += 1
+            return graph(*inputs)
+
+        return call
+
+    monkeypatch.setattr(inductor_gen, "compile_graph", compile_graph)
+    return state
+
+
+def test_out_of_memory_is_tried_eagerly_once_the_failed_run_is_freed(monkeypatch, full_memory):
+    from prims.ir import Envelope
+
+    plain, alive = Envelope.module, []
+
+    def module(self):
+        alive.append([ref() is not None for ref in full_memory.scratch])
+        return plain(self)
+
+    monkeypatch.setattr(Envelope, "module", module)
+    function = lambda x: x.sin() + 1
+    compiled = compile_api.compile(function)
+    x = torch.randn(4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), function(x))
+    assert alive == [[False]], "the failed run's tensors are gone before the region runs again"
+    assert full_memory.runs == 2, "memory may be free again: the compiled graph is not given up"
+    (fallback,) = compiled.report().fallbacks
+    assert "out of memory" in fallback.reason
+
+
+def test_out_of_memory_in_eager_too_is_eagers_error(monkeypatch, full_memory):
+    from prims.ir import Envelope
+
+    def forward(*inputs):
+        raise torch.OutOfMemoryError("eager's own")
+
+    monkeypatch.setattr(Envelope, "module", lambda self: types.SimpleNamespace(forward=forward))
+    function = lambda x, total: (x.sin() + 1, total.add_(x))
+    compiled = compile_api.compile(function)
+    x, total = torch.ones(4), torch.zeros(4)
+    with torch.no_grad():
+        with pytest.raises(torch.OutOfMemoryError, match="eager's own"):
+            compiled(x, total)
+        assert total.tolist() == [0, 0, 0, 0], "a failed call changes nothing"
+        torch.testing.assert_close(compiled(x, total)[0], x.sin() + 1)
+    assert total.tolist() == [1, 1, 1, 1] and not compiled.report().fallbacks
+
+
+def test_no_gpu():
+    """Without a GPU the modes that use one work, and asking for one gives eager's own error."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+
+    def function(x):
+        return (x + 1).to("cuda")
+
+    compiled = compile_api.compile(function)
+    with pytest.raises((RuntimeError, AssertionError)) as theirs:
+        function(torch.ones(3))
+    with pytest.raises(type(theirs.value), match=re.escape(str(theirs.value)[:40])):
+        compiled(torch.ones(3))
+    with torch.no_grad():
+        for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+            compiled = compile_api.compile(torch.nn.Linear(4, 4), mode=mode)
+            assert compiled(torch.ones(2, 4)).shape == (2, 4)
+            assert not compiled.report().fallbacks and not compiled.report().breaks
+
+
+def test_what_the_user_can_mend_is_one_warning(monkeypatch):
+    import inductor_gen
+
+    def refuse(*args, **kwargs):
+        raise compile_api.errors.UserError("Triton is not installed (a test)", todo="pip install triton==9.9")
+
+    monkeypatch.setattr(inductor_gen, "compile_graph", refuse)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    compiled = compile_api.compile(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            compiled(torch.ones(2, 4)).sum().backward()
+            torch.testing.assert_close(compiled(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    messages = [str(w.message) for w in caught if "(a test)" in str(w.message)]
+    assert len(messages) == 1 and "pip install triton==9.9" in messages[0] and "eagerly" in messages[0]
+    assert all("(a test)" in f.reason for f in compiled.report().fallbacks)

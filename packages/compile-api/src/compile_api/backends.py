@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -209,7 +210,7 @@ class _Guarded:
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 
-    __slots__ = ("compiled", "env", "options", "proved", "report")
+    __slots__ = ("compiled", "env", "filled", "options", "proved", "report")
 
     def __init__(self, compiled: Callable[..., Any], env: Envelope, options: Options, report: Report) -> None:
         self.compiled = compiled
@@ -217,6 +218,7 @@ class _Guarded:
         self.options = options
         self.report = report
         self.proved = False
+        self.filled = False  # memory was full once, which the report then says
 
     def boxed(self, inputs: list[Any]) -> Any:
         """Run on a list of inputs that is given up, so that each can be freed after its last use.
@@ -242,8 +244,8 @@ class _Guarded:
                 self.compiled = self.env.module().forward
                 _fall_back("run", error, self.options, self.report)
                 error.add_note(
-                    "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot be "
-                    "repeated eagerly. The next ones run eagerly."
+                    "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
+                    "be repeated eagerly. The next ones run eagerly."
                 )
             raise
 
@@ -256,12 +258,21 @@ class _Guarded:
             return self._instead(error, inputs)
 
     def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
-        """The results by the eager graph, which takes over if it succeeds; its error is the program's own."""
+        """The results by the eager graph, which takes over if it succeeds; its error is the program's own.
+
+        After running out of memory it serves for this call only: there may be more the next time.
+        """
+        full = isinstance(error, torch.OutOfMemoryError)
+        if full:
+            traceback.clear_frames(error.__traceback__)  # they hold the failed run's tensors
         eager = self.env.module().forward
         with torch.no_grad():
             results = eager(*inputs)
-        self.compiled = eager
-        _fall_back("run", error, self.options, self.report)
+        if not full:
+            self.compiled = eager
+        if not (full and self.filled):
+            _fall_back("run", error, self.options, self.report)
+        self.filled = self.filled or full
         return results
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 
-__all__ = ["check_custom", "mark_written"]
+__all__ = ["check_custom", "mark_written", "visible_body"]
 
 _OWN = ("aten", "prims", "prim")
 
@@ -54,3 +54,19 @@ def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                     torch.autograd.graph.increment_version(tensor)
+
+
+def visible_body(fn: Any) -> Any:
+    """The Python function behind a ``torch.library.triton_op``, which is captured in the operator's place.
+
+    None for any other operator, and where a gradient formula is registered: then the operator stays whole.
+    """
+    if not isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return None
+    name = fn._schema.name if isinstance(fn, torch._ops.OpOverload) else fn._qualified_op_name
+    if name not in torch._library.triton.triton_ops_to_kernels:
+        return None
+    definition = torch._library.custom_ops.OPDEFS.get(name)
+    if definition is None or definition._backward_fn is not None:
+        return None
+    return definition._abstract_fn

@@ -16,6 +16,7 @@ from torch import nn
 from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
+from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
@@ -25,6 +26,7 @@ from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.torch_calls import disabled_call
+from dynamo_capture.values.triton_kernels import TritonKernelValue
 from prims.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _compiled
     if isinstance(obj, functools._lru_cache_wrapper):
         return _lru_cached
+    if is_triton_kernel(obj):
+        return _triton_kernel
     return _object
 
 
@@ -286,6 +290,12 @@ def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
     return BuiltinValue(obj, source)
+
+
+def _triton_kernel(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is not None:
+        tx.guards.is_object(source, obj)
+    return TritonKernelValue(obj, source)
 
 
 def _object(tx: Capture, obj: Any, source: Source | None) -> Value:

@@ -3,13 +3,15 @@
 A custom operator such as ``lib::add_one_(Tensor(a!) x) -> ()`` has no functional form of its own. Its twin
 ``quintet::lib__add_one_(Tensor x) -> Tensor`` copies what is written, runs the operator on the copies and gives
 them back after the operator's own results. The aten dialect holds the twin; the runtime copies the new values into
-the arguments, as it does for every mutation.
+the arguments, as it does for every mutation. A twin's results are tensors or one list of them, never lists among
+others: those are spread out.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -21,10 +23,47 @@ __all__ = ["functional_twin", "functional_twin_in_place", "twin_of", "written_ar
 
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A twin of ``func``; ``same`` and ``lengths`` as :func:`functional_twin` takes them."""
+
+    func: OpOverload
+    same: tuple[tuple[int, int], ...]
+    lengths: tuple[int | None, ...]
+
+    def written(self) -> list[int]:
+        """The written arguments, each tensor once: one that repeats another stands under that one."""
+        repeated = dict(self.same)
+        return sorted({repeated.get(i, i) for i in written_arguments(self.func)})
+
+    def fresh(self) -> list[int]:
+        """Positions of the returns that are not written arguments."""
+        returns = self.func._schema.returns
+        return [i for i, r in enumerate(returns) if r.alias_info is None or not r.alias_info.is_write]
+
+    def finish(self, out: Any, values: list[Any]) -> Any:
+        """The twin's results from the operator's and the written arguments' new values."""
+        count = len(self.func._schema.returns)
+        whole = [out] if count == 1 else list(out or ())
+        results = [whole[i] for i in self.fresh()] + [values[i] for i in self.written()]
+        if any(n is not None for n in self.lengths):
+            results = [
+                x for r, n in zip(results, self.lengths, strict=True) for x in ((r,) if n is None else _exactly(r, n))
+            ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _exactly(values: Any, n: int) -> Any:
+    if len(values) != n:
+        raise RuntimeError(f"a custom operator returned {len(values)} tensors, its fake implementation {n}")
+    return values
+
+
 _ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
 _LIBRARY: list[Any] = []
-_TWINS: dict[tuple[OpOverload, tuple[tuple[int, int], ...]], OpOverload] = {}
-_ORIGINALS: dict[OpOverload, tuple[OpOverload, tuple[tuple[int, int], ...]]] = {}
+_TWINS: dict[_Form, OpOverload] = {}
+_ORIGINALS: dict[OpOverload, _Form] = {}
 
 
 def written_arguments(func: OpOverload) -> tuple[int, ...]:
@@ -35,7 +74,7 @@ def written_arguments(func: OpOverload) -> tuple[int, ...]:
 def twin_of(func: OpOverload) -> OpOverload | None:
     """The operator that a twin runs, None for any other overload."""
     found = _ORIGINALS.get(func)
-    return None if found is None else found[0]
+    return None if found is None else found.func
 
 
 def functional_twin_in_place(twin: OpOverload, owned: frozenset[int]) -> Callable[..., Any]:
@@ -43,36 +82,38 @@ def functional_twin_in_place(twin: OpOverload, owned: frozenset[int]) -> Callabl
 
     Operands are counted in the order of the twin's arguments, the tensors of a list one by one.
     """
-    return _implementation(*_ORIGINALS[twin], owned)
+    return _implementation(_ORIGINALS[twin], owned)
 
 
-def functional_twin(func: OpOverload, same: tuple[tuple[int, int], ...] = ()) -> OpOverload:
-    """The functional twin of an overload that writes to some of its arguments, made on first use.
+def functional_twin(
+    func: OpOverload, same: tuple[tuple[int, int], ...] = (), lengths: tuple[int | None, ...] = ()
+) -> OpOverload:
+    """The functional twin of an overload, made on first use.
 
     Args:
         func: the overload.
         same: ``(i, j)`` pairs of argument positions, ``j < i``: argument ``i`` is the very tensor given for ``j``. The
             twin does not take it, and hands the operator one copy for both.
+        lengths: per result of the twin, the number of tensors if it is a list to be spread out, else None.
 
     Returns:
         An overload with the arguments of ``func`` less the repeated ones. It returns what ``func`` returns apart from
         written arguments, then the new value of each written argument in schema order (of repeated ones once).
     """
-    key = (func, same)
-    twin = _TWINS.get(key)
+    form = _Form(func, same, lengths)
+    twin = _TWINS.get(form)
     if twin is None:
-        twin = _TWINS[key] = _define(func, same)
-        _ORIGINALS[twin] = (func, same)
-        RULES[op_name(twin)] = _rule(func, same)
+        twin = _TWINS[form] = _define(form)
+        _ORIGINALS[twin] = form
+        RULES[op_name(twin)] = _rule(form)
     return twin
 
 
-def _define(func: OpOverload, same: tuple[tuple[int, int], ...]) -> OpOverload:
+def _define(form: _Form) -> OpOverload:
     if not _LIBRARY:
         _LIBRARY.append(torch.library.Library("quintet", "FRAGMENT"))
-    schema = func._schema
-    repeated = dict(same)
-    written = _kept_written(func, repeated)
+    func, schema = form.func, form.func._schema
+    repeated = dict(form.same)
     texts, returned = _parts(schema)
     taken = []
     starred = False
@@ -83,13 +124,18 @@ def _define(func: OpOverload, same: tuple[tuple[int, int], ...]) -> OpOverload:
             starred = True
             taken.append("*")
         taken.append(texts[i])
-    returns = [returned[i] for i in _fresh_returns(func)]
-    returns += [texts[i].partition(" ")[0] for i in written]
+    returns = [returned[i] for i in form.fresh()]
+    returns += [texts[i].partition(" ")[0] for i in form.written()]
+    if any(n is not None for n in form.lengths):
+        returns = [
+            t for r, n in zip(returns, form.lengths, strict=True) for t in ([r] if n is None else ["Tensor"] * n)
+        ]
     name = f"{func.namespace}__{schema.name.split('::')[1]}"
     name += f"__{func._overloadname}" if func._overloadname != "default" else ""
-    name += "".join(f"__{i}_is_{j}" for i, j in same)
+    name += "".join(f"__{i}_is_{j}" for i, j in form.same)
+    name += "".join(f"__{i}_has_{n}" for i, n in enumerate(form.lengths) if n is not None)
     _LIBRARY[0].define(f"{name}({', '.join(taken)}) -> ({', '.join(returns)})", tags=tuple(func.tags))
-    _LIBRARY[0].impl(name, _implementation(func, same), "CompositeExplicitAutograd")
+    _LIBRARY[0].impl(name, _implementation(form), "CompositeExplicitAutograd")
     return getattr(torch.ops.quintet, name).default
 
 
@@ -121,22 +167,6 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:].strip()] if text.strip() else []
 
 
-def _fresh_returns(func: OpOverload) -> list[int]:
-    """Positions of the returns that are not written arguments."""
-    return [i for i, r in enumerate(func._schema.returns) if r.alias_info is None or not r.alias_info.is_write]
-
-
-def _kept_written(func: OpOverload, repeated: dict[int, int]) -> list[int]:
-    """The written arguments, each tensor once: a written argument that repeats another stands under that one."""
-    kept: list[int] = []
-    for i in written_arguments(func):
-        while i in repeated:
-            i = repeated[i]
-        if i not in kept:
-            kept.append(i)
-    return sorted(kept)
-
-
 def _spread(func: OpOverload, same: tuple[tuple[int, int], ...], args: Any, kwargs: Any) -> list[Any]:
     """The operator's arguments by position, from those of its twin; repeated ones are filled in."""
     repeated = dict(same)
@@ -155,9 +185,14 @@ def _spread(func: OpOverload, same: tuple[tuple[int, int], ...], args: Any, kwar
 
 
 def _call(func: OpOverload, values: list[Any]) -> Any:
+    return _call_with(func, func, values)
+
+
+def _call_with(function: Callable[..., Any], func: OpOverload, values: list[Any]) -> Any:
+    """``function``, which has the signature of ``func``, on all its arguments by position."""
     arguments = func._schema.arguments
     args = [v for v, a in zip(values, arguments, strict=True) if not a.kwarg_only]
-    return func(*args, **{a.name: v for v, a in zip(values, arguments, strict=True) if a.kwarg_only})
+    return function(*args, **{a.name: v for v, a in zip(values, arguments, strict=True) if a.kwarg_only})
 
 
 def _copied(value: Any, owned: set[int]) -> Any:
@@ -177,44 +212,30 @@ def _operands(value: Any) -> list[torch.Tensor]:
     return [t for v in value for t in _operands(v)] if isinstance(value, (list, tuple)) else []
 
 
-def _implementation(
-    func: OpOverload, same: tuple[tuple[int, int], ...], owned: frozenset[int] = frozenset()
-) -> Callable[..., Any]:
-    repeated = dict(same)
-    written = _kept_written(func, repeated)
-    fresh = _fresh_returns(func)
+def _implementation(form: _Form, owned: frozenset[int] = frozenset()) -> Callable[..., Any]:
+    written = form.written()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        values = _spread(func, same, args, kwargs)
+        values = _spread(form.func, form.same, args, kwargs)
         own = {id(x) for i, x in enumerate(_operands((*args, *kwargs.values()))) if i in owned} if owned else set()
         for i in written:
             values[i] = _copied(values[i], own)
-        for i, j in same:
+        for i, j in form.same:
             values[i] = values[j]
-        out = _call(func, values)
-        results = [out] if len(func._schema.returns) == 1 else list(out or ())
-        results = [results[i] for i in fresh] + [values[i] for i in written]
-        return results[0] if len(results) == 1 else tuple(results)
+        return form.finish(_call(form.func, values), values)
 
     return run
 
 
-def _rule(func: OpOverload, same: tuple[tuple[int, int], ...]) -> Any:
-    repeated = dict(same)
-    written = _kept_written(func, repeated)
-    fresh = _fresh_returns(func)
+def _rule(form: _Form) -> Any:
+    rule_of = resolve(form.func) if form.fresh() else None
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        values = _spread(func, same, args, kwargs)
-        results: list[Any] = []
-        if fresh:
-            kwarg_only = {a.name for a in func._schema.arguments if a.kwarg_only}
-            named = {a.name: v for v, a in zip(values, func._schema.arguments, strict=True) if a.name in kwarg_only}
-            out = resolve(func)(*values[: len(values) - len(named)], **named)
-            whole = [out] if len(func._schema.returns) == 1 else list(out)
-            results = [whole[i] for i in fresh]
-        results += [_own(values[i]) for i in written]
-        return results[0] if len(results) == 1 else tuple(results)
+        values = _spread(form.func, form.same, args, kwargs)
+        out = _call_with(rule_of, form.func, values) if rule_of is not None else None
+        for i in form.written():
+            values[i] = _own(values[i])
+        return form.finish(out, values)
 
     return rule
 

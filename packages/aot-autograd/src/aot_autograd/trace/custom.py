@@ -8,17 +8,17 @@ import torch
 
 from aot_autograd.trace.opinfo import OpInfo
 from prims.errors import Unsupported
-from prims.spec import TensorSpec
+from prims.spec import TensorSpec, infer
 from prims.twins import functional_twin, written_arguments
 
 if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
 
-__all__ = ["write_custom"]
+__all__ = ["needs_twin", "write_custom"]
 
 
 def write_custom(tracer: Tracer, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a custom operator that writes to some of its arguments, and return its results.
+    """Record a custom operator by its functional twin, and return its results.
 
     The new values come from copies of the arguments; one tensor given for several arguments is copied once.
 
@@ -39,25 +39,52 @@ def write_custom(tracer: Tracer, func: Any, info: OpInfo, args: tuple[Any, ...],
     twin_kwargs = {
         a.name: v for i, (a, v) in enumerate(zip(arguments, given, strict=True)) if a.kwarg_only and i not in repeated
     }
+    lengths: tuple[int | None, ...] = ()
+    if len(twin._schema.returns) > 1:
+        whole = infer(twin, twin_args, twin_kwargs)
+        if any(isinstance(s, (list, tuple)) for s in whole):
+            lengths = tuple(len(s) if isinstance(s, (list, tuple)) else None for s in whole)
+            twin = functional_twin(func, same, lengths)
+    results = _results(tracer, tracer._call(twin, twin_args, twin_kwargs), len(twin._schema.returns), lengths)
     targets = [given[i] for i in _first_places(written, repeated)]
-    node, node_spec, spec = tracer._call(twin, twin_args, twin_kwargs)
-    if len(twin._schema.returns) == 1:
-        values, node_specs, specs = [node], [node_spec], [spec]
-    else:
-        node_specs, specs = list(node_spec), list(spec)
-        values = [tracer._item(node, i, s) for i, s in enumerate(node_specs)]
-    fresh = len(values) - len(targets)
-    for target, value, value_spec in zip(targets, values[fresh:], node_specs[fresh:], strict=True):
+    fresh = len(results) - len(targets)
+    for target, (value, value_spec, _) in zip(targets, results[fresh:], strict=True):
         _write(tracer, target, value, value_spec)
-    results: list[Any] = []
-    taken = 0
-    for index in info.returns_written:
-        if index is not None:
-            results.append(given[written[index]])
+    taken = iter(results)
+    places = info.returns_written or (None,) * fresh
+    wrapped = [_wrapped(tracer, next(taken)) if i is None else given[written[i]] for i in places]
+    return None if not wrapped else wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+
+#: ``(node, the node's spec, eager's spec)`` of a result; lists of them for a list.
+_Result = tuple[Any, Any, Any]
+
+
+def _results(tracer: Tracer, call: _Result, count: int, lengths: tuple[int | None, ...]) -> list[_Result]:
+    """The results of a twin one by one, those that were spread out put together again."""
+    node, node_spec, spec = call
+    if count == 1:
+        return [call]
+    flat = iter(
+        [(tracer._item(node, i, s), s, eager) for i, (s, eager) in enumerate(zip(node_spec, spec, strict=True))]
+    )
+    if not lengths:
+        return list(flat)
+    found: list[_Result] = []
+    for n in lengths:
+        if n is None:
+            found.append(next(flat))
         else:
-            results.append(tracer.wrap(values[taken], node_specs[taken], specs[taken]))
-            taken += 1
-    return None if not results else results[0] if len(results) == 1 else tuple(results)
+            parts = [next(flat) for _ in range(n)]
+            found.append(([p[0] for p in parts], [p[1] for p in parts], [p[2] for p in parts]))
+    return found
+
+
+def _wrapped(tracer: Tracer, result: _Result) -> Any:
+    node, node_spec, spec = result
+    if isinstance(node, list):
+        return [tracer.wrap(*part) for part in zip(node, node_spec, spec, strict=True)]
+    return tracer.wrap(node, node_spec, spec)
 
 
 def _write(tracer: Tracer, target: Any, value: Any, spec: Any) -> None:
@@ -65,7 +92,13 @@ def _write(tracer: Tracer, target: Any, value: Any, spec: Any) -> None:
         tracer.write(target, value, spec)
     elif isinstance(target, (list, tuple)):
         for i, (one, one_spec) in enumerate(zip(target, spec, strict=True)):
-            _write(tracer, one, tracer._item(value, i, one_spec), one_spec)
+            _write(tracer, one, value[i] if isinstance(value, list) else tracer._item(value, i, one_spec), one_spec)
+
+
+def needs_twin(func: Any) -> bool:
+    """Whether a custom operator returns a list among other results, which the graph spreads out."""
+    returns = func._schema.returns
+    return len(returns) > 1 and any(str(r.type).startswith("List") for r in returns)
 
 
 def _first_places(written: tuple[int, ...], repeated: dict[int, int]) -> list[int]:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_autograd.trace import seeded, special
-from aot_autograd.trace.custom import write_custom
+from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
@@ -197,6 +197,8 @@ class Tracer(TorchDispatchMode):
         if not isinstance(func, OpOverload):
             raise Unsupported(f"higher-order operator {func}", where=self._current_source())
         info = op_info(func)
+        if func.namespace != "aten" and info.kind == "pure" and needs_twin(func):
+            return write_custom(self, func, info, args, kwargs)
         if info.kind == "pure":
             return self.pure(func, args, kwargs)
         if info.kind == "view":

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import TensorValue
@@ -52,6 +53,9 @@ MODE_SETTERS: dict[Any, tuple[Callable[..., Any], int]] = {
 _OPERATOR_C_MODULES = frozenset(
     f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special", "_sparse", "_nested", "_VariableFunctions")
 )
+#: Recurrent layers; with gradients their libraries (oneDNN for an LSTM on the CPU, cuDNN) keep a buffer of their own
+#: for the backward pass, which no graph can describe.
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
 _OVERRIDE_QUESTIONS = frozenset(
     (torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
@@ -102,8 +106,16 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
                 raise GraphBreak("QB03", f"torch._C.{name}")
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
+    body = visible_body(fn)
+    if body is not None:
+        return tx.from_python(body).realize().call(tx, args, kwargs)
     if fn is torch.is_tensor:
         return ConstantValue(isinstance(args[0].realize(), TensorValue))
+    if fn in _RECURRENT and torch.is_grad_enabled():
+        first = args[0].realize()
+        on_cpu = isinstance(first, TensorValue) and first.example.device.type == "cpu"
+        if not on_cpu or fn is torch.lstm:
+            raise GraphBreak("QB08", f"torch.{fn.__name__} in training is one call of a library")
     return tx.graph_call(fn, args, kwargs)
 
 

@@ -165,9 +165,10 @@ class GraphHandler(BaseHandler):
         return value
 
     def aten(self, op: torch._ops.OpOverload, *args: Any, spec: Any = None, **kwargs: Any) -> Any:
-        # Two draws of a random overload are two values even where their arguments are equal; what a custom operator
-        # does is not known.
+        # Two draws of a random overload are two values even where their arguments are equal, and two empty tensors are
+        # two pieces of memory; what a custom operator does is not known.
         pure = op.namespace == "aten" and not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
+        pure = pure and not op._schema.name.startswith("aten::empty")
         key = (op, _key(args), _key(kwargs))
         if pure and key in self._nodes:
             return self._nodes[key]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.fx
 
 from prims.handlers import GraphHandler
 from prims.spec import TensorSpec
+from prims.twins import twin_of
 
 __all__ = ["STRIDES", "custom_call"]
 
@@ -20,7 +22,12 @@ none (the text form has none) gives row-major operands.
 
 
 def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call of a custom operator as one node; there is nothing to decompose, so that this is no fallback."""
+    """The call of a custom operator as one node; there is nothing to decompose, so that this is no fallback.
+
+    A tensor that the program leaves uninitialised for the operator to fill stays memory without values.
+    """
+    if twin_of(node.target) is not None:
+        args = tuple(_memory(p, old, new) for old, new in zip(node.args, args, strict=True))
     result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
     made = next(reversed(p.graph.nodes), None)
     while made is not None and made.target is not node.target:
@@ -28,6 +35,22 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
     if made is not None:
         made.meta[STRIDES] = tuple(_strides((node.args, tuple(node.kwargs.values()))))
     return result
+
+
+_EMPTY = frozenset(
+    f"aten.{name}"
+    for name in ("empty.memory_format", "empty_like.default", "new_empty.default", "empty_strided.default",
+                 "new_empty_strided.default", "empty_permuted.default")
+)  # fmt: skip
+
+
+def _memory(p: GraphHandler, old: Any, new: Any) -> Any:
+    if not isinstance(old, torch.fx.Node) or str(old.target) not in _EMPTY:
+        return new
+    spec = old.meta["spec"]
+    return p.aten(
+        torch.ops.aten.empty_strided.default, spec.shape, spec.strides, dtype=spec.dtype, device=spec.device, spec=spec
+    )
 
 
 def _strides(value: Any) -> list[Any]:

@@ -219,9 +219,16 @@ class AbstractMode(TorchDispatchMode):
             (``has_torch_function``); a caller that runs more than tensor functions enters it around those alone.
     """
 
+    #: Higher-order operators come here too, rather than to PyTorch's own tracing.
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            if func.name() == "triton_kernel_wrapper_mutation":
+                return None  # a launch inside torch.library.triton_op: it fills tensors that exist
+            raise Unsupported(f"the higher-order operator {func.name()}")
         return dispatch(func, args, kwargs or {})
 
     def __enter__(self) -> AbstractMode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,10 @@ class ExternCall:
 
 @dataclass
 class Unit:
-    """What the steps work on, and hand from one to the next."""
+    """What the steps work on, and hand from one to the next.
+
+    ``functions`` holds the operators, by name and callable, that were chosen otherwise than usual.
+    """
 
     env: Envelope
     options: Options
@@ -61,6 +64,7 @@ class Unit:
     prepared: Prepared | None = None
     fusion: Fusion | None = None
     plan: Plan | None = None
+    functions: dict[Node, tuple[str, Callable[..., Any]]] = field(default_factory=dict)
     calls: list[KernelCall | ExternCall] = field(default_factory=list)
 
 
@@ -88,7 +92,7 @@ def _plan(unit: Unit) -> None:
     unit.plan = plan(unit.fusion, unit.prepared, unit.hint)
 
 
-def _body(unit: Unit, cluster: Cluster) -> Body:
+def body_of(unit: Unit, cluster: Cluster) -> Body:
     """The body of a kernel cluster; variables are split where that removes divisions from its indices."""
     assert unit.fusion is not None and unit.prepared is not None and unit.plan is not None
     for _ in range(8):
@@ -102,29 +106,37 @@ def _body(unit: Unit, cluster: Cluster) -> Body:
     return body
 
 
-def _renderer(unit: Unit, cluster: Cluster) -> Renderer:
+def _renderer(unit: Unit, cluster: Cluster, tiling: Any) -> Renderer:
     """Triton for values on a GPU (or where asked for), C for those on the CPU."""
     device = cluster.nodes[-1].device
     if unit.triton or (device is not None and device.type == "cuda"):
         from inductor_gen.codegen.triton import TritonRenderer
 
         assert unit.prepared is not None
-        return TritonRenderer(unit.hint, unit.prepared.layouts)
+        return TritonRenderer(unit.hint, unit.prepared.layouts, tiling)
     return CRenderer(unit.hint, unit.options.threads)
 
 
+def kernels_of(unit: Unit, cluster: Cluster, tiling: Any = None) -> Iterator[KernelSource]:
+    """The kernels of a cluster, one after the other as they are rendered; ``tiling`` is Triton's."""
+    assert unit.fusion is not None
+    renderer = _renderer(unit, cluster, tiling)
+    pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
+    if len(pieces) == 1:
+        yield from renderer.render(arrange(body_of(unit, pieces[0]), unit.hint))
+    else:
+        yield from renderer.together([renderer.render(arrange(body_of(unit, p), unit.hint)) for p in pieces])
+
+
 def _render(unit: Unit) -> None:
-    assert unit.plan is not None and unit.fusion is not None
+    assert unit.plan is not None
     for cluster in unit.plan.order:
         if cluster.loops or cluster.nodes[0].kind == "scatter":
-            renderer = _renderer(unit, cluster)
-            pieces = cut(unit.fusion, cluster) if cluster.loops else [cluster]
             parts: list[KernelSource] = []
-            for piece in pieces:
-                made = renderer.render(arrange(_body(unit, piece), unit.hint))
-                parts += made
+            for source in kernels_of(unit, cluster):
+                parts.append(source)
                 if not unit.options.max_autotune:  # which may choose others
-                    _announce(unit, made)
+                    _announce(unit, [source])
             unit.calls.append(KernelCall(tuple(parts)))
         else:
             unit.calls.append(ExternCall(cluster.nodes[0]))
@@ -137,28 +149,14 @@ def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
 
 
 def _autotune(unit: Unit) -> None:
-    """Put the fastest of several kernels in the place of what was rendered, where that is asked for."""
-    if not unit.options.max_autotune:
-        return
-    if unit.triton or any(_on_gpu(call) for call in unit.calls):
+    """Put the fastest of several kernels or operators in the place of what was rendered, where that is asked for."""
+    if unit.options.max_autotune:
         from inductor_gen.templates import autotune
 
-        replaced = autotune(unit, _body, unit.report)
-        calls: list[KernelCall | ExternCall] = []
-        for k, call in enumerate(unit.calls):
-            if k not in replaced:
-                calls.append(call)
-            elif replaced[k]:
-                calls.append(KernelCall(replaced[k]))
-        unit.calls = calls
-    for call in unit.calls:
-        if isinstance(call, KernelCall):
-            _announce(unit, call.parts)
-
-
-def _on_gpu(call: KernelCall | ExternCall) -> bool:
-    device = call.node.device if isinstance(call, ExternCall) else call.parts[0].buffers[0].device
-    return device is not None and device.type == "cuda"
+        autotune(unit)
+        for call in unit.calls:
+            if isinstance(call, KernelCall):
+                _announce(unit, call.parts)
 
 
 def _bound(unit: Unit) -> None:
@@ -239,4 +237,4 @@ def lower_graph(
     return unit
 
 
-__all__ += ["ExternCall", "KernelCall", "size_hint"]
+__all__ += ["ExternCall", "KernelCall", "body_of", "kernels_of", "size_hint"]

@@ -19,9 +19,10 @@ from prims.options import Options
 from prims.report import Report
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 aten = torch.ops.aten
 TILE = Tile(16, 32, 16, 4, 2)
+ROW = Tile(1, 16, 32, 4, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +44,11 @@ def run(fn, inputs, tmp_path, *, numerics="fast", **kw):
     return compiled, report, compiled(*inputs), inputs
 
 
-def check(fn, inputs, tmp_path, *, products=1, externs=0, kernels=None, **kw):
+def check(fn, inputs, tmp_path, *, products=1, externs=0, kernels=None, tile=TILE, **kw):
     """Every product by template, compared with float64: no further off than the reference in the same dtype, twice."""
     compiled, report, outputs, inputs = run(fn, inputs, tmp_path, **kw)
     assert not report.fallbacks, report.fallbacks
-    assert [t.winner for t in report.tunings] == [str(TILE)] * products, report.tunings
+    assert [t.winner for t in report.tunings] == [str(tile)] * products, report.tunings
     assert len(compiled.externs) == externs, compiled.externs
     assert kernels is None or len(compiled.kernels) == kernels, [k.name for k in compiled.kernels]
     exact, rough = reference(fn, inputs, True), reference(fn, inputs, False)
@@ -221,6 +222,20 @@ def test_rounded_between_where_numerics_are_eagers(tmp_path):
 
 
 def test_nothing_is_fused_where_that_is_not_wanted(tmp_path):
-    env = build(lambda p, a, b: p.exp(mm(p, a, b)), [torch.randn(16, 16), torch.randn(16, 16)])
+    inputs = [torch.randn(16, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)]
+    env = build(lambda p, a, b: p.exp(mm(p, a, b)), inputs)
     options = Options(verify="off", max_autotune=True, epilogue_fusion=False, cache_dir=str(tmp_path))
     assert len(inductor_gen.compile_graph(env, options=options, triton=True).kernels) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("m, n, k", [(1, 40, 50), (2, 16, 32), (1, 1, 3)])
+@pytest.mark.parametrize("turned", [True, False])
+def test_single_rows(dtype, m, n, k, turned, tmp_path, monkeypatch):
+    monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [ROW])
+
+    def fn(p, c, x, w):
+        return p.tanh(p.aten(aten.addmm.default, c, x, w))
+
+    w = torch.randn(n, k).t() if turned else torch.randn(k, n)
+    check(fn, [torch.randn(n).to(dtype), torch.randn(m, k).to(dtype), w.to(dtype)], tmp_path, kernels=1, tile=ROW)

@@ -14,7 +14,7 @@ Sizes and strides are arguments, but for small ones and divisors; float16 and bf
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,7 @@ from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["POSITIONS", "TritonRenderer", "TritonSource"]
+__all__ = ["POSITIONS", "Tiling", "TritonRenderer", "TritonSource"]
 
 PROCESSORS = 132  # multiprocessors of the devices that blocks are sized for
 PERSISTENT = 8192
@@ -58,6 +58,26 @@ class TritonSource(KernelSource):
     language: str = "triton"
 
 
+@dataclass(frozen=True, order=True)
+class Tiling:
+    """How a kernel's blocks and warps depart from what the renderer would choose, as powers of two."""
+
+    block: int = 0
+    warps: int = 0
+
+    def sized(self, block: int, least: int = 1, most: int = 8192) -> int:
+        """The size of a block."""
+        return min(max(_shifted(block, self.block), least), max(most, block))
+
+    def teams(self, warps: int) -> int:
+        """The number of warps."""
+        return min(max(_shifted(warps, self.warps), 1), 16)
+
+
+def _shifted(n: int, by: int) -> int:
+    return n << by if by >= 0 else n >> -by
+
+
 @dataclass
 class _Axis:
     """A block axis: the loop variables flattened into it, outermost first."""
@@ -77,9 +97,10 @@ def _power(n: int) -> int:
 class TritonRenderer:
     """Renders loop nests as Triton. Workspaces that split reductions need are entered in ``layouts``."""
 
-    def __init__(self, hint: Hint, layouts: dict[Node, Layout]) -> None:
+    def __init__(self, hint: Hint, layouts: dict[Node, Layout], tiling: Tiling | None = None) -> None:
         self.hint = hint
         self.layouts = layouts
+        self.tiling = tiling or Tiling()
 
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The kernels of a nest: one, or one per stage of a split reduction.
@@ -92,6 +113,13 @@ class TritonRenderer:
         from inductor_gen.codegen.tritonreduce import reduction_kernels
 
         return reduction_kernels(nest, self)
+
+    def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
+        """The kernels of nests that do not depend on each other, equal ones in one launch."""
+        from inductor_gen.codegen.tritonjoin import joined
+
+        found = [k for piece in pieces for k in piece]
+        return found if any(len(piece) > 1 for piece in pieces) else joined(found)
 
 
 class Block:
@@ -294,12 +322,14 @@ class _Pointwise(Block):
         total = self.extent(loops)
         count = self.hint(total)
         block = 1024 if count >= PROCESSORS * 4096 else 512 if count >= PROCESSORS * 1024 else 256
+        tiling = self.renderer.tiling
+        block = tiling.sized(block, 64)
         axis = _Axis("x", loops, block)
         self.add_axis(axis)
         self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")
         self.bound(axis, self.names.size(total) if axis.masked else "")
         self._values()
-        return self.source((ex.ceildiv(total, ex.const(block)), ONE), 4, 1)
+        return self.source((ex.ceildiv(total, ex.const(block)), ONE), tiling.teams(4), 1)
 
     def _crossed(self, loops: list[Expr], lane: Expr) -> Expr | None:
         """Another variable that runs through memory in steps of one where the lane does not."""
@@ -319,11 +349,13 @@ class _Pointwise(Block):
 
     def _tiled(self, around: list[Expr], cross: Expr | None, lane: Expr) -> TritonSource:
         space = self.body.space
+        tiling = self.renderer.tiling
         if cross is None:
-            width = min(1024, max(_power(self.hint(space[lane])), 128))
+            width = tiling.sized(min(1024, max(_power(self.hint(space[lane])), 128)), 64)
             axes = [_Axis("x", [lane], width)]
         else:
-            wide = [_Axis("y", [cross], min(64, _power(self.hint(space[cross])))), _Axis("x", [lane], 32)]
+            height = tiling.sized(min(64, _power(self.hint(space[cross]))), 8, 256)
+            wide = [_Axis("y", [cross], height), _Axis("x", [lane], 32)]
             wide[0].view, wide[1].view = "[:, None]", "[None, :]"
             axes = wide
         self.line(f"p = {self.program()}")
@@ -346,7 +378,7 @@ class _Pointwise(Block):
         self.decode("p", around)
         grid = ex.mul(grid, self.extent(around))
         self._values()
-        return self.source((grid, ONE), 4, 1)
+        return self.source((grid, ONE), tiling.teams(4), 1)
 
 
 def compute_type(dtype: torch.dtype) -> str:

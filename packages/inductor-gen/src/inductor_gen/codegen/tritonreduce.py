@@ -10,6 +10,7 @@ from inductor_gen.codegen.triton import (
     PERSISTENT_STAGED,
     PROCESSORS,
     Block,
+    Tiling,
     TritonRenderer,
     TritonSource,
     _Axis,
@@ -34,7 +35,7 @@ class Shape:
     """How a reduction is cut into blocks: ``x`` rows by ``r`` columns, whether ``r`` is the whole row, into how many
     parts rows are split, and the warps per program."""
 
-    def __init__(self, nest: Nest, hint: Hint) -> None:
+    def __init__(self, nest: Nest, hint: Hint, tiling: Tiling) -> None:
         body = nest.body
         rows, columns = (max(hint(ex.product(body.space[v] for v in g)), 1) for g in (nest.outer, nest.inner))
         stages = stage_count(body, frozenset(nest.inner))
@@ -61,6 +62,15 @@ class Shape:
             if not scans and programs < 2 * PROCESSORS and columns >= 4 * self.r:
                 wanted = -(-4 * PROCESSORS // programs)
                 self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 8192 // self.x, 1024))
+        self._tile(tiling)
+
+    def _tile(self, tiling: Tiling) -> None:
+        """Depart from these sizes: in the rows of a block that holds whole rows, else in its columns."""
+        if self.persistent:
+            self.x = tiling.sized(self.x, 1, max(16384 // self.r, 1))
+        elif self.split == 1:  # the parts of split rows are whole blocks
+            self.r = tiling.sized(self.r, 16, 8192)
+        self.warps = tiling.teams(self.warps)
 
 
 def stage_count(body: Body, inner: frozenset[Expr]) -> int:
@@ -377,7 +387,7 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
 
 def reduction_kernels(nest: Nest, renderer: TritonRenderer) -> tuple[KernelSource, ...]:
     """The kernels of a nest with a reduction or a scan."""
-    shape = Shape(nest, renderer.hint)
+    shape = Shape(nest, renderer.hint, renderer.tiling)
     if shape.persistent:
         return (_Reduction(nest, renderer, shape).persistent(),)
     if shape.split > 1:

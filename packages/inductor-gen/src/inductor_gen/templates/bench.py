@@ -11,17 +11,18 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
-from inductor_gen.extern.calls import function_for
 from inductor_gen.loops.graph import Node
+from inductor_gen.pipeline import Unit
 from inductor_gen.runtime.cuda import cuda_launcher, cuda_program
 from inductor_gen.runtime.triton_interpret import interpreted
+from inductor_gen.runtime.wrapper import relayout
 from inductor_gen.schedule.prepare import ViewRef
-from inductor_gen.templates.problem import Candidate, Problem
+from inductor_gen.templates.problem import Candidate, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options
 from prims.spec.expr import Expr
 
-__all__ = ["Bench", "Run", "differs", "milliseconds"]
+__all__ = ["Bench", "Run", "differs", "load_kernels", "milliseconds"]
 
 Run = Callable[[], None]
 
@@ -32,7 +33,7 @@ _CACHE = 128 << 20  # bytes written between two runs, so that neither finds its 
 class Bench:
     """The buffers of one problem, and its candidates as callables on them."""
 
-    def __init__(self, problem: Problem, unit: Any, device: torch.device, options: Options) -> None:
+    def __init__(self, problem: Problem, unit: Unit, device: torch.device, options: Options) -> None:
         self.problem = problem
         self.unit = unit
         self.hint = unit.hint
@@ -46,6 +47,7 @@ class Bench:
 
     def buffer(self, node: Node) -> torch.Tensor:
         """A node's buffer, filled with random numbers (zeros for integers, which may be indices)."""
+        assert self.unit.prepared is not None
         node = self.unit.prepared.scattered.get(node, node)
         found = self.buffers.get(node)
         if found is None:
@@ -53,6 +55,7 @@ class Bench:
         return found
 
     def _made(self, node: Node) -> torch.Tensor:
+        assert self.unit.prepared is not None
         shape = [self.hint(s) for s in node.shape]
         strides = [self.hint(s) for s in self.unit.prepared.layouts[node].strides]
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
@@ -77,7 +80,7 @@ class Bench:
     def load(self, candidate: Candidate, kernels: dict[str, Any]) -> Run:
         """A candidate as a callable; ``kernels`` holds its kernels by name, loaded or in the interpreter."""
         parts = [
-            self._operator(step) if isinstance(step, Node) else self._launch(step, kernels[step.name])
+            self._operator(step) if isinstance(step, Operator) else self._launch(step, kernels[step.name])
             for step in candidate.steps
         ]
         if len(parts) == 1:
@@ -89,14 +92,17 @@ class Bench:
 
         return run
 
-    def _operator(self, node: Node) -> Run:
-        function = function_for(node)[1]
+    def _operator(self, operator: Operator) -> Run:
+        node, function = operator.node, operator.function
+        assert self.unit.prepared is not None
         args, kwargs = self.unit.prepared.externs[node]
+        strides = tuple(self.hint(s) for s in self.unit.prepared.layouts[node].strides)
         values = [self._argument(a) for a in args]
         keywords = {k: self._argument(v) for k, v in kwargs.items()}
 
         def run() -> None:
-            self.buffers[node] = function(*values, **keywords)
+            result = function(*values, **keywords)
+            self.buffers[node] = result if result.stride() == strides else relayout(result, strides)
 
         return run
 
@@ -169,10 +175,7 @@ def _bits(x: int | float) -> int:
 def milliseconds(run: Run, device: torch.device) -> float:
     """The time of a run on its device: the median of several, each with cold caches."""
     if device.type != "cuda":
-        run()
-        start = time.perf_counter()
-        run()
-        return (time.perf_counter() - start) * 1e3
+        return _on_cpu(run)
     run()
     cold = torch.empty(_CACHE // 4, dtype=torch.int32, device=device)
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_REPEATS)]
@@ -188,11 +191,24 @@ def milliseconds(run: Run, device: torch.device) -> float:
     return times[len(times) // 2]
 
 
-def differs(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str | None:
+def _on_cpu(run: Run) -> float:
+    """The least of several times, which other programs disturbed least."""
+    run()
+    best, spent = float("inf"), 0.0
+    while spent < 0.02:
+        start = time.perf_counter()
+        run()
+        took = time.perf_counter() - start
+        best, spent = min(best, took), spent + took
+    return best * 1e3
+
+
+def differs(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], precision: float) -> str | None:
     """What is wrong with a candidate's results beside the usual ones; None where nothing is.
 
     Both round differently, and the usual way may round the product to 16 bits in between, so that a result may be off
-    by a share of the largest one; a wrong element is off by about as much as elements are large.
+    by a share of the largest one; a wrong element is off by about as much as elements are large. ``precision`` is the
+    relative error that products of float32 have (with TF32, float16's).
     """
     for k, (x, y) in enumerate(zip(got, want, strict=True)):
         if not y.numel():
@@ -210,8 +226,7 @@ def differs(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str | 
         zero = torch.zeros((), dtype=y.dtype, device=y.device)
         off = (torch.where(finite, x, zero).double() - torch.where(finite, y, zero).double()).abs()
         size = torch.where(finite, y, zero).double().abs()
-        # float32 products may be TF32 on both sides, whose precision is float16's
-        unit = 2.0**-10 if y.dtype == torch.float32 else torch.finfo(y.dtype).eps
+        unit = max(torch.finfo(y.dtype).eps, precision)
         worst, mean = off.max().item(), off.mean().item()
         if worst > 16 * unit * size.max().item() or mean > 4 * unit * size.mean().item():
             return f"result {k}: off by {worst:.3g} at most, {mean:.3g} on average, of {size.max().item():.3g}"

@@ -130,7 +130,32 @@ class _Matmul(Block):
     def _along(self, index: str, stride: Expr) -> str:
         return index if stride is ONE else f"{index} * {self.names.size(stride)}"
 
+    def _multiply_row(self) -> None:
+        """The same for one row: products of vectors, added up over the inner dimension at the end."""
+        p, names = self.product, self.names
+        (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
+        depth = names.size(p.k)
+        self.line("k = tl.arange(0, KBLOCK)[None, :]")
+        self.line(f"left = {self._start(p.a)} + ({self._along('py', am)} + {self._along('k', ak)})")
+        self.line(f"right = {self._start(p.b)} + ({self._along('k', bk)} + {self._along('x0[:, None]', bn)})")
+        inside = [] if multiple_of(p.k, self.tile.k) else [f"(k < {depth} - k0)"]
+        both = [*inside, *([f"(x0 < {names.size(p.n)})[:, None]"] if self.axes[1].masked else [])]
+        self.line("acc = tl.zeros([XBLOCK, KBLOCK], tl.float32)")
+        self.line(f"for k0 in range(0, {depth}, KBLOCK):")
+        self.depth += 1
+        for name, pointer, masks in (("a", "left", inside), ("b", "right", both)):
+            mask = " & ".join(masks)
+            text = f"tl.load({pointer}, {mask}, other=0.0)" if mask else f"tl.load({pointer})"
+            self.line(f"{name} = {text}.to(tl.float32)")
+        self.line("acc += a * b")
+        self.line(f"left += {self._along('KBLOCK', ak)}")
+        self.line(f"right += {self._along('KBLOCK', bk)}")
+        self.depth -= 1
+        self.line("acc = tl.sum(acc, 1)[None, :]")
+
     def _multiply(self) -> None:
+        if self.tile.m == 1:
+            return self._multiply_row()
         p, names = self.product, self.names
         (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
         self.line("k = tl.arange(0, KBLOCK)")
@@ -138,7 +163,7 @@ class _Matmul(Block):
         self.line(f"right = {self._start(p.b)} + ({self._along('k[:, None]', bk)} + {self._along('x0[None, :]', bn)})")
         even = multiple_of(p.k, self.tile.k)
         depth = names.size(p.k)
-        masks = {"a": [], "b": []}  # type: dict[str, list[str]]
+        masks: dict[str, list[str]] = {"a": [], "b": []}
         if self.axes[0].masked:
             masks["a"].append(f"(y0 < {names.size(p.m)})[:, None]")
         if self.axes[1].masked:

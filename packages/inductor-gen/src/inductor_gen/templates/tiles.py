@@ -27,6 +27,13 @@ _HALVES = (
     Tile(16, 32, 256, 4, 4),
     Tile(16, 16, 512, 4, 3),
 )
+#: Single rows, whose products are sums on the ordinary units: bound by reading the right factor once.
+_ROWS = (
+    Tile(1, 8, 512, 4, 3),
+    Tile(1, 4, 1024, 4, 3),
+    Tile(1, 16, 256, 4, 3),
+    Tile(1, 32, 64, 4, 3),
+)
 #: For float32 without TF32, which runs on the ordinary arithmetic units.
 _EXACT = (
     Tile(64, 64, 16, 4, 3),
@@ -55,6 +62,7 @@ def tiles_for(m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision:
         )
     else:
         pool = _HALVES
+    rows = list(_ROWS) if m <= 2 else []
     fits = [t for t in pool if t.m <= _power(m) and t.n <= _power(n)]
     fits = [t for t in fits if t.stages * t.k * (t.m + t.n) * dtype.itemsize <= _SHARED]
     deep = [t for t in fits if t.k <= _power(k)]
@@ -65,4 +73,5 @@ def tiles_for(m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision:
     busy = [t for t in deep or fits if programs(t) <= 24 * _PROCESSORS] or (deep or fits)[:3]
     most = max((programs(t) for t in busy), default=0)
     wanted = min(most, _PROCESSORS) // 4
-    return [t for t in busy if programs(t) >= wanted][:12] or busy[-1:] or [min(pool, key=lambda t: (t.m * t.n, t))]
+    chosen = [t for t in busy if programs(t) >= wanted] or busy[-1:] or [min(pool, key=lambda t: (t.m * t.n, t))]
+    return rows + chosen[: 12 - len(rows)]

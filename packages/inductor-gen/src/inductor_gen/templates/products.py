@@ -1,0 +1,146 @@
+"""Matrix products on a GPU: the library's kernel, or a template that also does what reads the product."""
+
+from __future__ import annotations
+
+import torch
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.triton import TritonRenderer, TritonSource
+from inductor_gen.loops.body import Body
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import product
+from inductor_gen.pipeline import ExternCall, KernelCall, Unit, body_of
+from inductor_gen.schedule.fusion import Cluster
+from inductor_gen.schedule.prepare import ViewRef
+from inductor_gen.templates.matmul import Tile, matmul_kernel
+from inductor_gen.templates.problem import Candidate, Problem, numbers, sizes_text, usual_operator
+from inductor_gen.templates.product import Fit, Product, Split, fit, plain_body, product_of, read_at, store_product
+from inductor_gen.templates.tiles import tiles_for
+from prims.errors import Unsupported
+
+__all__ = ["find_products"]
+
+
+class _Finder:
+    def __init__(self, unit: Unit, precision: str) -> None:
+        assert unit.prepared is not None and unit.plan is not None
+        self.unit = unit
+        self.hint = unit.hint
+        self.prepared = unit.prepared
+        self.order = unit.plan.order
+        self.precision = precision
+        self.taken: set[int] = set()
+        self.readers: dict[Node, list[int]] = {}
+        for k, call in enumerate(unit.calls):
+            read = call.buffers() if isinstance(call, KernelCall) else [call.node, *call.node.ins]
+            for n in dict.fromkeys(read):
+                self.readers.setdefault(n, []).append(k)
+        self.outputs = {out.base for out in self.prepared.outputs if isinstance(out, ViewRef)}
+
+    def run(self) -> list[Problem]:
+        """From the last call on: a kernel that reads several products joins the last of them."""
+        found: list[Problem] = []
+        for at in reversed(range(len(self.unit.calls))):
+            call = self.unit.calls[at]
+            p = product_of(call.node, self.prepared) if isinstance(call, ExternCall) else None
+            if p is not None and (self.unit.triton or p.node.device.type == "cuda"):  # type: ignore[union-attr]
+                problem = self._fused(p, at) or self._plain(p, at)
+                if problem is not None:
+                    found.append(problem)
+        return found[::-1]
+
+    # ---- with what reads the product --------------------------------------------------------------------
+
+    def _fused(self, p: Product, at: int) -> Problem | None:
+        later = [k for k in self.readers.get(p.node, ()) if k > at]
+        if not self.unit.options.epilogue_fusion or not later or later[0] in self.taken:
+            return None
+        reader, cluster = self.unit.calls[later[0]], self.order[later[0]]
+        if not isinstance(reader, KernelCall) or not cluster.loops or len(reader.parts) != 1 or cluster.inner:
+            return None
+        kept = len(later) > 1 or p.node in self.outputs
+        made: list[Candidate] = []
+        for tile in self._tiles(p):
+            body, place = self._body(p, cluster)
+            if place is None:
+                return None
+            if kept:
+                store_product(body, p, read_at(body, p))
+            source = self._kernel(p, body, place, tile)
+            if source is None:
+                return None
+            made.append(Candidate(str(tile), (source,)))
+        if not made:
+            return None
+        self.taken.add(later[0])
+        usual = Candidate("library, then a kernel", (usual_operator(self.unit, p.node), *reader.parts))
+        results = (*reader.written(), *([p.node] if kept else []))
+        return self._problem(p, (at, later[0]), [usual, *made], results)
+
+    def _body(self, p: Product, cluster: Cluster) -> tuple[Body, Fit | None]:
+        assert self.unit.fusion is not None
+        for _ in range(6):
+            body = body_of(self.unit, cluster)
+            place = fit(body, p)
+            if not isinstance(place, Split):
+                return body, place
+            if not self.unit.fusion.split(cluster, place.variable, place.inner):
+                break
+        return body, None
+
+    # ---- alone ------------------------------------------------------------------------------------------
+
+    def _plain(self, p: Product, at: int) -> Problem | None:
+        assert self.unit.fusion is not None
+        made: list[Candidate] = []
+        for tile in self._tiles(p):
+            body, place = plain_body(p, [self.unit.fusion.variable() for _ in p.node.shape])
+            source = self._kernel(p, body, place, tile)
+            if source is None:
+                return None
+            made.append(Candidate(str(tile), (source,)))
+        usual = Candidate("library", (usual_operator(self.unit, p.node),))
+        return self._problem(p, (at,), [usual, *made], (p.node,)) if made else None
+
+    # ---- both -------------------------------------------------------------------------------------------
+
+    def _tiles(self, p: Product) -> list[Tile]:
+        m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
+        return tiles_for(m, n, k, count, p.node.dtype, self.precision)  # type: ignore[arg-type]
+
+    def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource | None:
+        body.nodes = [p.node, *body.nodes]
+        renderer = TritonRenderer(self.hint, self.prepared.layouts)
+        rounded = self.unit.options.numerics != "fast"
+        try:
+            return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
+        except Unsupported:
+            return None
+
+    def _problem(
+        self, p: Product, positions: tuple[int, ...], candidates: list[Candidate], results: tuple[Node, ...]
+    ) -> Problem:
+        hint = self.hint
+        left, right = sizes_text(hint, (*p.batch, p.m, p.k)), sizes_text(hint, (*p.batch, p.k, p.n))
+        text = f"{p.node.op} {left} @ {right} {str(p.node.dtype).removeprefix('torch.')}"
+        after = [op for s in candidates[0].steps if isinstance(s, KernelSource) for op in s.ops]
+        if after:
+            text += ", then " + " ".join(after[:8]) + (" ..." if len(after) > 8 else "")
+        layouts = [numbers(hint, (*ref.strides, ref.offset)) for ref in (p.a, p.b, *([p.bias] if p.bias else []))]
+        parts = [text, self.precision, repr((p.alpha, p.beta)), repr(layouts)]
+        for source in (s for c in candidates[:2] for s in c.steps if isinstance(s, KernelSource)):
+            parts += [source.text, repr(numbers(hint, [e for e in source.sizes if not e.is_float]))]
+        parts.append(" ".join(c.name for c in candidates))
+        assert p.node.device is not None
+        scale = {p.b.base: max(hint(p.k), 1) ** -0.5}  # results of about one
+        exact = 2.0**-10 if self.precision == "tf32" else 2.0**-18
+        precision = exact if p.node.dtype == torch.float32 else torch.finfo(p.node.dtype).eps
+        return Problem(text, "\n".join(parts), positions, p.node.device, candidates, results, scale, precision)
+
+
+def find_products(unit: Unit, precision: str) -> list[Problem]:
+    """The products of a rendered unit that templates can compute, each with the kernel that reads it where it may join.
+
+    ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``).
+    """
+    return _Finder(unit, precision).run()

@@ -9,6 +9,7 @@ import torch
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.ops import TABLE, templates
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Names", "prelude", "storage_type"]
@@ -116,8 +117,6 @@ class Names:
                 else:
                     fixed.append((atom, power))
             groups.setdefault(tuple(moving), {})[tuple(fixed)] = coeff
-        from prims.spec import expr as ex
-
         parts = []
         for moving_atoms, terms in groups.items():
             factor = ex.from_terms(terms)
@@ -155,6 +154,9 @@ class Names:
         args = [self.val(a) for a in v.args]
         match v.op:
             case "const":
+                if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
+                    # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
+                    return self.param(ex.const(v.attr))
                 return templates.c_literal(v.attr, v.dtype)
             case "size":
                 return f"(({self.type_of(v)}){self.size(v.attr)})"

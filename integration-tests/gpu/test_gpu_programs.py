@@ -59,7 +59,7 @@ def test_modules():
 
 @pytest.mark.parametrize("numel", [1, 10_000, 1 << 22])
 def test_twenty_rounds_of_sine(numel):
-    case = gpu_case("sine", numel=numel)
+    case = gpu_case("sine", length=numel)
     compiled = compile_api.compile(case.model, fullgraph=True)
     assert_matches(compiled, case.model, *case.args)
     all_generated(compiled.report(), graphs=1, kernels=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from inductor_gen.codegen import c
 from inductor_gen.loops.body import Val
 
@@ -15,10 +17,16 @@ __all__ = ["emit_stage"]
 _CLAUSE = {"sum": "+", "prod": "*", "any": "|", "all": "&", "amax": "max", "amin": "min"}
 _ARGS = ("argmax", "argmin")
 
+#: Elements among which the best is found in vector lanes before its position is looked for.
+NOTED = 512
+
 
 class _Stage:
     """Emits one stage. Names: ``vKs`` collects over the whole reduction, ``vKc`` over a short stretch of it,
-    ``vKn`` notes a NaN, ``vKb`` is the best value beside an arg-reduction's position ``vKs``."""
+    ``vKn`` notes a NaN, ``vKb`` is the best value beside an arg-reduction's position ``vKs``.
+
+    An arg-reduction along the lane goes by stretches: their values are kept in ``vKx`` and their best in ``vKm``, in
+    vector lanes, and only a stretch that may hold a new best is gone through one by one."""
 
     def __init__(self, kernel: _Kernel, stage: int) -> None:
         self.k = kernel
@@ -37,8 +45,13 @@ class _Stage:
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and last >= 2 * limit:
             self.blocked = True
-        self.two_level = self.blocked or len(loops) > 1
         self.block = limit
+        self.args = [r for r in self.reduces if r.attr in _ARGS]
+        ordered = bool(self.scans) or self.tiled or any(r.args[0].dtype == torch.bool for r in self.args)
+        self.noted = bool(self.args) and not ordered and last > NOTED
+        if self.noted:
+            self.blocked, self.block = True, NOTED
+        self.two_level = self.blocked or len(loops) > 1
 
     def _is_sum(self, r: Val) -> bool:
         return r.attr in ("sum", "prod") and r.dtype.is_floating_point
@@ -116,8 +129,45 @@ class _Stage:
                 if self._has_nan(r):
                     self.w.line(f"{self.at(self.name(r) + 'n')} |= ({x} != {x});")
                 self.w.line(f"{acc} = {acc} {sign} {x} ? {x} : {acc};")
+            case _ if self.noted:
+                self._note(r, x)
             case _:
                 self._update_arg(r, x)
+
+    def _note(self, r: Val, x: str) -> None:
+        n, sign = self.name(r), "<" if r.attr == "argmax" else ">"
+        self.w.line(f"{n}x[{self.k.names.var(self.loops[-1])} - b_] = {x};")
+        self.w.line(f"{n}m = {n}m {sign} {x} ? {x} : {n}m;")
+        if r.args[0].dtype.is_floating_point:
+            self.w.line(f"{n}n |= ({x} != {x});")
+
+    def _begin_notes(self) -> None:
+        for r in self.args if self.noted else ():
+            n, ctype = self.name(r), self.operand_type(r)
+            self.w.line(f"{ctype} {n}x[{NOTED}];")
+            self.w.line(f"{ctype} {n}m = {c.identity(r.attr.replace('arg', 'a'), r.args[0].dtype)};")
+            self.w.line(f"int {n}n = 0;")
+
+    def _end_notes(self) -> None:
+        """Go through a stretch that holds a NaN, a better value, or an equal one whose position may come first."""
+        name = self.k.names.var(self.loops[-1])
+        for r in self.args if self.noted else ():
+            n, position = self.name(r), r.args[1]
+            rising = len(self.loops) == 1 and position.at is self.loops[-1]
+            sign = (">" if r.attr == "argmax" else "<") + ("" if rising else "=")
+            better = f"{n}s < 0 || {n}m {sign} {n}b"
+            if rising:
+                self.w.open(f"if (!{n}n && ({better}))")
+                self.w.line(f"{n}s = b_;")
+                self.w.line(f"while ({n}x[{n}s - b_] != {n}m) {n}s++;")
+                self.w.line(f"{n}b = {n}m;")
+                self.w.close()
+            self.w.open(f"if ({n}n)" if rising else f"if ({n}n || {better})")
+            self.w.open(f"for (int64_t {name} = b_; {name} < e_; {name}++)")
+            self.w.line(f"const {self.operand_type(r)} {n}y = {n}x[{name} - b_];")
+            self.k.emit(position)
+            self._update_arg(r, f"{n}y")
+            self.w.close(2)
 
     def _update_arg(self, r: Val, x: str) -> None:
         best, at = self.at(self.name(r) + "b"), self.at(self.name(r) + "s")
@@ -168,6 +218,10 @@ class _Stage:
         for r in self.reduces:
             base = self.partial(r) if names == "partial" else self.name(r) + "s"
             suffix = f"[:{c.TILE}]" if self.tiled else ""
+            if r.attr in _ARGS:
+                groups.setdefault("max" if r.attr == "argmax" else "min", []).append(self.name(r) + "m")
+                groups.setdefault("|", []).append(self.name(r) + "n")
+                continue
             groups.setdefault(_CLAUSE[r.attr], []).append(base + suffix)
             if self._has_nan(r):
                 groups.setdefault("|", []).append(self.name(r) + "n" + suffix)
@@ -213,7 +267,7 @@ class _Stage:
                     self.done.add(v.id)
 
     def innermost(self, name: str, start: str, stop: str) -> None:
-        plain = not self.scans and not any(r.attr in _ARGS for r in self.reduces)
+        plain = not self.scans and (not self.args or self.noted)
         if self.tiled:
             self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
             self.place(self.loops)
@@ -223,11 +277,13 @@ class _Stage:
             self.statements()
             self.w.close(2)
             return
+        self._begin_notes()
         if plain:
             self.w.line(" ".join(["#pragma omp simd", *self.clauses("partial")]))
         self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
         self.statements()
         self.w.close()
+        self._end_notes()
 
     def _row_position(self) -> str:
         position = ""

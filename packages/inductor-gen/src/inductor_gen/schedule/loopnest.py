@@ -40,13 +40,26 @@ def _accesses(body: Body) -> list[tuple[Expr, float]]:
     return found + [(s.at, 1.5) for s in body.stores]
 
 
+def _traffic(body: Body, at: Expr, hint: Hint) -> float:
+    """The share of the iteration space in which an access touches another element; 1 where an index decides."""
+    share = 1.0
+    for v, extent in body.space.items():
+        if linear(body, at, v) is ZERO:
+            share /= max(hint(extent), 1)
+    return share
+
+
 def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     best: Expr | None = None
     best_score = float("-inf")
+    accesses = _accesses(body)
+    if body.nodes and body.nodes[0].device is not None and body.nodes[0].device.type == "cpu":
+        # A row of weights stays in the cache whichever way it is walked.
+        accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64)) for at, weight in accesses]
     for v in [*body.outer, *body.inner]:
         score = 0.0
         extent = hint(body.space[v])
-        for at, weight in _accesses(body):
+        for at, weight in accesses:
             stride = linear(body, at, v)
             if stride is ONE:
                 score += weight

@@ -31,26 +31,30 @@ def _triton(name: str, text: str) -> None:
 
 # ---- integer division: no trap for a zero divisor (0) nor for the least value by -1 (wraps) -------------
 
-_c("q_tdiv", """
-static inline int64_t q_tdiv(int64_t a, int64_t b) {
+
+def _c_division(name: str, body: str) -> None:
+    """A function of 64-bit integers and one of int, which compilers can vectorise; operands narrower than int fit it."""
+    both = (f"static inline {t} {name}{bits}({t} a, {t} b) {{{body}}}".replace("T ", f"{t} ") for t, bits in
+            (("int64_t", 64), ("int", 32)))  # fmt: skip
+    _c(name, "\n".join([*both, f"#define {name}(a, b) _Generic((a) + (b), int: {name}32, default: {name}64)(a, b)"]))
+
+
+_c_division("q_tdiv", """
   return b == 0 ? 0 : b == -1 ? -a : a / b;
-}""")
-_c("q_trem", """
-static inline int64_t q_trem(int64_t a, int64_t b) {
+""")
+_c_division("q_trem", """
   return (b == 0 || b == -1) ? 0 : a % b;
-}""")
-_c("q_fdiv", """
-static inline int64_t q_fdiv(int64_t a, int64_t b) {
+""")
+_c_division("q_fdiv", """
   if (b == 0 || b == -1) return b == 0 ? 0 : -a;
-  int64_t q = a / b, r = a % b;
+  T q = a / b, r = a % b;
   return q - (r != 0 && (r < 0) != (b < 0));
-}""")
-_c("q_frem", """
-static inline int64_t q_frem(int64_t a, int64_t b) {
+""")
+_c_division("q_frem", """
   if (b == 0 || b == -1) return 0;
-  int64_t r = a % b;
+  T r = a % b;
   return (r != 0 && (r < 0) != (b < 0)) ? r + b : r;
-}""")
+""")
 _c("q_ipow", """
 static inline int64_t q_ipow(int64_t x, int64_t e) {
   if (e < 0) return x == 1 ? 1 : x == -1 ? ((e & 1) ? -1 : 1) : 0;

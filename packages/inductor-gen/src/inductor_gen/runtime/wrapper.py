@@ -88,7 +88,7 @@ class Wrapper:
         """A size as Python text over the symbols bound at the top of the function."""
         return str(e.args[0]) if e.kind == "const" else str(e)
 
-    def tuple(self, sizes: Any) -> str:
+    def sizes_text(self, sizes: Any) -> str:
         parts = [self.expr(s) for s in sizes]
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
 
@@ -182,10 +182,10 @@ class Wrapper:
             self.made[name] = self._layout_key(node)
             if old is not None:
                 continue
-            strides = self.tuple(self.prepared.layouts[node].strides)
+            strides = self.sizes_text(self.prepared.layouts[node].strides)
             place = "" if str(node.device) == "cpu" else f", device={self._object(node.device)}"
             self.lines.append(
-                f"{name} = empty_strided({self.tuple(node.shape)}, {strides}, dtype={node.dtype}{place})"
+                f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, dtype={node.dtype}{place})"
             )
             self.space.setdefault("torch", torch)
 
@@ -286,7 +286,7 @@ class Wrapper:
     def _planned_layout(self, node: Node, name: str) -> None:
         """Never read a result with other strides than those the kernels were written for."""
         if node.device is not None and node.spec.shape:
-            strides = self.tuple(self.prepared.layouts[node].strides)
+            strides = self.sizes_text(self.prepared.layouts[node].strides)
             self.lines.append(f"if {name}.stride() != {strides}: {name} = relayout({name}, {strides})")
 
     def _value(self, x: Any) -> str:
@@ -315,7 +315,7 @@ class Wrapper:
         offset = ""
         if ref.offset is not ZERO:
             offset = f", {base}.storage_offset() + {self.expr(ref.offset)}"
-        return f"as_strided({base}, {self.tuple(ref.shape)}, {self.tuple(ref.strides)}{offset})"
+        return f"as_strided({base}, {self.sizes_text(ref.shape)}, {self.sizes_text(ref.strides)}{offset})"
 
     def _result(self, out: Any) -> str:
         if isinstance(out, ViewRef):

@@ -375,12 +375,78 @@ def test_input_changed_before_backward():
         result.sum().backward()
 
 
-def test_second_derivative_is_refused_with_advice():
+def test_second_derivatives():
+    """The region runs again, eagerly, where a gradient with a history is asked for."""
+
+    def penalty(function, x, w):
+        y = function(x, w)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (y.mean() + (gradient.norm(dim=1) - 1).square().mean()).backward()
+        return [gradient.detach(), x.grad, w.grad]
+
+    def function(x, w):
+        with torch.no_grad():
+            scale = x.abs().max()
+        return (x * scale).sin() @ w.tanh()
+
+    inputs = [leaf(4, 3), leaf(3, 2)]
+    compiled = aot_function(function_graph(function, 2), inputs, fw_compiler=run_eagerly)
+    found = []
+    for one in (compiled, function):
+        found.append(penalty(one, *(t.detach().clone().requires_grad_() for t in inputs)))
+    torch.testing.assert_close(*found)
+    hessians = [torch.autograd.functional.hessian(lambda x, f=f: f(x, inputs[1]).sum(), inputs[0].detach())
+                for f in (compiled, function)]  # fmt: skip
+    torch.testing.assert_close(*hessians)
+    assert hessians[1].abs().max() > 0
+
+
+def test_second_derivative_of_one_tensor_given_twice():
+    compiled = aot_function(function_graph(lambda x, y: x * x * y, 2), [leaf(3), leaf(3)], fw_compiler=run_eagerly)
     x = leaf(3)
-    compiled = aot_function(function_graph(torch.sin), [x], fw_compiler=run_eagerly)
-    (gradient,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    torch.testing.assert_close(gradient.detach(), x.detach().cos())
+    (gradient,) = torch.autograd.grad(compiled(x, x).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, 3 * x * x)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(second, 6 * x)
+
+
+def writes_an_input(x, y):
+    y.add_(1)
+    return (x.sin() * y,)
+
+
+REFUSED = {
+    "random": lambda x, y: (F.dropout(x, 0.5) * y,),
+    "writes": writes_an_input,
+    "views": lambda x, y: (x * y).chunk(2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_second_derivative_is_refused_with_advice(name):
+    x, y = leaf(4), torch.randn(4)
+    compiled = aot_function(function_graph(REFUSED[name], 2), [x, y], fw_compiler=run_eagerly)
+    loss = torch.stack([result.square().sum() for result in compiled(x, y)]).sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("change", ["written", "gone"])
+def test_second_derivative_without_the_inputs_of_the_call(change):
+    def function(x, y):
+        return (x + y.abs()).exp()  # whose first derivative needs the result only
+
+    x, y = leaf(4), torch.randn(4)
+    compiled = aot_function(function_graph(function, 2), [x, y], fw_compiler=run_eagerly)
+    result = compiled(x, y)
+    if change == "written":
+        y.add_(1)
+    else:
+        del y
+    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), result.detach())
+    with pytest.raises(RuntimeError, match="modified since" if change == "written" else "no longer there"):
         gradient.sum().backward()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
@@ -176,8 +177,12 @@ def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
 
 
 def _inside_a_transform() -> bool:
-    """Whether tensors are other than they look: a dispatch mode, or vmap, grad and the like (functorch)."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether tensors are other than they look: a dispatch mode, vmap, grad and the like (functorch), dual numbers."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def _miss_reason(entries: list[Any], request: FrameRequest) -> str:

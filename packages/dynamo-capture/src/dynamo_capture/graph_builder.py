@@ -115,6 +115,8 @@ class GraphBuilder:
         Raises:
             GraphBreak: it cannot be captured.
         """
+        if fn in _DETACHES and args[0].realize().source is not None:
+            raise GraphBreak("QB06", "detach_() of a tensor that exists outside")
         lowered = [self.lower(arg) for arg in args]
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
@@ -152,7 +154,9 @@ class GraphBuilder:
         return self.tx.from_python(result)
 
     def _may_write(self, fn: Any, examples: list[Any]) -> bool:
-        """Whether an inference tensor, which has no version counter, may have been written into."""
+        """Whether the call may have changed an argument without a trace in its version counter."""
+        if fn in _DETACHES:
+            return True
         if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
             return False
         if isinstance(fn, torch._ops.OpOverload):
@@ -300,6 +304,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
+_DETACHES = ("detach_", torch.detach_)
 _STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))
 #: Functions that give the argument itself when there is nothing to do, and never write.
 _MAY_RETURN_ARGUMENT = frozenset(

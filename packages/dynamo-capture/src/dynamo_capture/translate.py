@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.autograd import forward_ad
 
 # Its Python code is generated when it is first run or printed: a backend that walks the graph never needs it.
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -23,6 +24,7 @@ from dynamo_capture.guards import Guard
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
+from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -200,6 +202,8 @@ def _stack_size(cg: CodeGen) -> int:
 
 def _final_guards(tx: Capture) -> None:
     tx.guards.global_state()
+    # A graph would drop the tangents of dual numbers.
+    tx.guards.equals(Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level"), -1)
     add_size_guards(tx)
     _guard_aliasing(tx)
     _guard_distinct_objects(tx)

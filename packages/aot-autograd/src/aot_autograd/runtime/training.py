@@ -1,4 +1,10 @@
-"""The callable for a graph through which gradients flow: an ``autograd.Function`` around two compiled graphs."""
+"""The callable for a graph through which gradients flow: two ``autograd.Function``s around two compiled graphs.
+
+The engine holds the gradients that it hands to a node until that node returns, so that a backward pass in one node
+would keep the gradients of its outputs (of logits, say) in memory to its end. Here the node of the outputs only
+collects what the backward graph takes and passes it to a second node, that of the inputs, which owns it alone and
+computes. What is passed travels as an attribute of the (empty) gradient between the two nodes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from typing import Any
 import torch
 
 from aot_autograd.partition.split import Partition
+from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
@@ -32,22 +39,28 @@ def build_training(
     freed hold. Outputs that need no gradient are marked so; an output without a gradient gives None, not zeros.
     """
     outcome = joint.outcome
-    function = _make_function(joint, partition, compiled, backward)
     source = Source()
-    source.globals["apply"] = function.apply
+    again = RunAgain(joint, partition, eager, backward)
+    source.globals["enter"] = _make_gate(joint, partition, backward, again).apply
+    source.globals["apply"] = _make_function(joint, partition, compiled, again).apply
     emit_overlap_check(source, outcome, eager, report)
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
+    start = len(source.lines)
     returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
     if len(returned) == 1:
-        source.line(f"{outputs[returned[0]]} = apply(*args)")
+        source.line(f"{outputs[returned[0]]} = apply(enter(*args), args)")
     else:
-        source.line(f"{', '.join(outputs[i] for i in returned)} = apply(*args)")
+        source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter(*args), args)")
     inputs = outcome.program.tracer.inputs
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
     emit_mutations(source, tracked, no_grad=False, differentiable=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")
+    if not outcome.program.grad_enabled:
+        # The program itself turns gradients on, for a part of it.
+        source.globals["enable_grad"] = torch.enable_grad
+        source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
     return source.function("run(*args)")
 
 
@@ -58,10 +71,11 @@ def _returned(joint: Joint) -> list[int]:
 
 
 def _make_function(
-    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], backward: LazyBackward
+    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
 ) -> type[torch.autograd.Function]:
-    forward = _forward_source(joint, partition, compiled).function("forward(ctx, *args)")
-    back = _backward_source(joint, partition, backward).function("backward(ctx, *tangents)")
+    """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
+    forward = _forward_source(joint, partition, compiled, again).function("forward(ctx, gate, args)")
+    back = _collecting_source(joint, partition).function("backward(ctx, *tangents)")
     return type(
         "CompiledFunction",
         (torch.autograd.Function,),
@@ -69,11 +83,29 @@ def _make_function(
     )
 
 
-def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]]) -> Source:
+def _make_gate(
+    joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain
+) -> type[torch.autograd.Function]:
+    """The function through which the inputs go, whose backward runs the backward graph."""
+    device = joint.tangent_specs[0].device
+
+    def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        return torch.empty(0, device=device)
+
+    back = _backward_source(joint, partition, backward, again).function("backward(ctx, gate)")
+    return type(
+        "CompiledInputs", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(back)}
+    )
+
+
+def _forward_source(
+    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
+) -> Source:
     outcome = joint.outcome
     inputs = outcome.program.tracer.inputs
     source = Source()
-    source.globals["compiled"] = compiled
+    source.globals.update(compiled=compiled, keep=again.keep)
+    source.line("ctx.kept = keep(args)")
     names: set[str] = set()
     for symbol in partition.sizes:
         names |= symbols_in(symbol)
@@ -91,9 +123,12 @@ def _forward_source(joint: Joint, partition: Partition, compiled: Callable[..., 
         no_grad=any(inputs[i].requires_grad for i, _, through in outcome.mutations if not through),
     )
     returned = _returned(joint)
+    results = partition.forward.results()
     for i in returned:
-        # In eager a result is nobody's view; a view made inside a Function could not be written in place.
-        source.line(f"if {outputs[i]}._is_view(): {outputs[i]} = {outputs[i]}.detach()")
+        # In eager a result is nobody's view; a view made inside a Function could not be written in place. The function
+        # does not know its inputs as such, and must not return one.
+        test = "" if results[i].op == "placeholder" else f"if {outputs[i]}._is_view(): "
+        source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
     if partition.sizes:
@@ -114,10 +149,15 @@ def _symbolic_strides(joint: Joint) -> bool:
     return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
 
 
-def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward) -> Source:
+def _collecting_source(joint: Joint, partition: Partition) -> Source:
+    """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
-    source.globals.update(run_backward=backward, aligned=aligned, grad_enabled=torch.is_grad_enabled, once=_once)
+    source.globals.update(aligned=aligned, empty=torch.empty, device=joint.tangent_specs[0].device)
+    source.globals["grad_enabled"] = torch.is_grad_enabled
+    source.line("gate = empty(0, device=device)")
+    at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
+    source.line(f"gate.again = (ctx.kept, ({at})) if grad_enabled() else None")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
@@ -127,14 +167,22 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward)
         source.line(f"{name} = tangents[{returned.index(output)}]")
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
     sizes = "*ctx.sizes, " if partition.sizes else ""
-    source.line(f"box = [*ctx.saved_tensors, {sizes}{', '.join(names)}]")
+    source.line(f"gate.box = [*ctx.saved_tensors, {sizes}{', '.join(names)}]")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
-    source.line("results = run_backward(box)")
+    source.line("return gate, None")
+    return source
+
+
+def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain) -> Source:
+    source = Source()
+    source.globals.update(run_backward=backward, run_again=again.gradients)
+    source.line("box = gate.box")
+    source.line("gate.box = None")
+    source.line("results = run_backward(box) if gate.again is None else run_again(*gate.again, box)")
     total = sum(desc.kind != "tangent" for desc in joint.envelope.inputs)
     at = {index: position for position, index in enumerate(partition.gradients)}
     texts = [f"results[{at[i]}]" if i in at else "None" for i in range(total)]
-    source.line(f"if grad_enabled(): results = once(results, {', '.join(names)})")
     source.line(f"return {', '.join(texts)}")
     return source
 
@@ -150,28 +198,3 @@ def aligned(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         made = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
         return made.copy_(tangent)
-
-
-class _NoSecondDerivative(torch.autograd.Function):
-    """Passes gradients on, and explains itself when they are to be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *values: torch.Tensor) -> Any:
-        return tuple(value.view_as(value) for value in values[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
-            "the gradient of a compiled graph's gradient was asked for, and the compiled backward pass has none. "
-            "Run the part of the program that needs second derivatives eagerly (compile_api.disable)."
-        )
-
-
-def _once(results: Sequence[Any], *tangents: Any) -> Sequence[Any]:
-    given = [t for t in tangents if t is not None]
-    places = [i for i, result in enumerate(results) if result is not None]
-    wrapped = _NoSecondDerivative.apply(len(places), *(results[i] for i in places), *given)
-    out = list(results)
-    for place, value in zip(places, wrapped, strict=True):
-        out[place] = value
-    return out

@@ -7,7 +7,8 @@ runtime replays its views on the base, so that users see eager's aliasing and au
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
 
-__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "trace"]
+__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "trace"]
 
 aten = torch.ops.aten
 
@@ -112,20 +113,20 @@ def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool 
     program = trace_forward(gm, example_inputs, seeded)
     outcome = Outcome(program)
     tensors: list[Any] = []
-    outcome.structure = _flatten(program.result, tensors)
+    outcome.structure = flatten(program.result, tensors)
     _settle(outcome, tensors)
     return outcome
 
 
-def _flatten(value: Any, leaves: list[Any]) -> Any:
+def flatten(value: Any, leaves: list[Any]) -> Any:
     """Nested containers with leaf positions in place of the leaves."""
     if isinstance(value, (list, tuple)):
-        parts = [_flatten(v, leaves) for v in value]
+        parts = [flatten(v, leaves) for v in value]
         if hasattr(value, "_fields"):
             return ("namedtuple", type(value), parts)
         return ("tuple" if isinstance(value, tuple) else "list", None, parts)
     if isinstance(value, dict):
-        return ("dict", list(value), [_flatten(v, leaves) for v in value.values()])
+        return ("dict", list(value), [flatten(v, leaves) for v in value.values()])
     leaves.append(value)
     return len(leaves) - 1
 
@@ -360,6 +361,19 @@ def _reached(roots: list[Any]) -> set[Any]:
     return seen
 
 
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Autocast is for forward passes: a backward pass computes in the types that the forward has used."""
+    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    try:
+        for device in enabled:
+            torch.set_autocast_enabled(device, False)
+        yield
+    finally:
+        for device in enabled:
+            torch.set_autocast_enabled(device, True)
+
+
 def finish_joint(outcome: Outcome) -> Joint:
     """Trace the backward pass through autograd and close the joint graph.
 
@@ -381,7 +395,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     before = len(tracer.inputs)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
-    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), tracer:
+    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), _no_autocast(), tracer:
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],
             [program.leaves[i] for i in wanted],

@@ -89,6 +89,9 @@ def _sym_numel(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @_handles("_conj.default")
 def _conj(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    if not isinstance(args[0], torch.Tensor):  # a Python number that an operator was called with
+        number = torch.tensor(args[0].conjugate())
+        return tracer.pure(aten.full.default, ([], number.item()), {"dtype": number.dtype})
     spec = _state(args[0]).spec
     return tracer.view_step(args[0], ViewStep(aten.conj_physical.default, (), {}, spec, spec))
 
@@ -232,3 +235,12 @@ def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     wide, wide_spec = tracer.emit(aten._to_copy.default, (thin,), {"dtype": spec.dtype})
     tracer.write(drawn, wide, wide_spec)
     return drawn
+
+
+@_handles("mkldnn_rnn_layer.default", "_cudnn_rnn.default", "miopen_rnn.default")
+def _library_rnn(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Its backward reads a buffer whose size only the library knows, and which it makes only where autograd is on."""
+    flat = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in flat):
+        raise Unsupported("a recurrent layer of a library, in training", where=tracer._current_source())
+    return NotImplemented

@@ -266,7 +266,7 @@ _NUMBERS: dict[str, int] = {}
 
 
 def launch_operator(launch: Launch) -> Any:
-    """The operator of a launch: it takes the tensors and numbers among ``slots`` in order, then three sizes per grid."""
+    """The operator of a launch: it takes the tensors and numbers among ``slots``, then three sizes per grid."""
     key = launch.key()
     found = _OPERATORS.get(key)
     if found is None:

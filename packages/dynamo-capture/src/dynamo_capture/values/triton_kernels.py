@@ -18,6 +18,7 @@ from dynamo_capture.triton_ops import (
     written_parameters,
 )
 from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.callables import HandlerValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -59,15 +60,20 @@ class TritonKernelValue(Value):
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name == "__getitem__":
             return self.getitem(tx, args[0])
-        if name == "run" and "grid" in kwargs:
-            rest = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
-            if "warmup" not in kwargs or kwargs["warmup"].realize().const() is False:
-                return _launch(tx, self.kernel, kwargs["grid"].realize(), args, rest)
-        raise GraphBreak("QB03", f"method {name!r} of {self.describe()}")
+        return super().call_method(tx, name, args, kwargs)
+
+    def _run(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """``kernel.run(*args, grid=grid, warmup=False, **kwargs)``."""
+        rest = {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
+        if "grid" not in kwargs or ("warmup" in kwargs and kwargs["warmup"].realize().const() is not False):
+            raise GraphBreak("QB03", f"a warm-up of {self.describe()}")
+        return _launch(tx, self.kernel, kwargs["grid"].realize(), args, rest)
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in ("__name__", "__qualname__", "__module__", "__doc__"):
             return ConstantValue(getattr(python_function(self.kernel), name))
+        if name == "run":
+            return HandlerValue(self._run, f"run of {self.describe()}")
         raise GraphBreak("QB06", f"attribute {name!r} of {self.describe()}")
 
     def reconstruct(self, cg: CodeGen) -> None:

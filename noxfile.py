@@ -32,6 +32,8 @@ STAGE_EXTRAS = {"inductor": ["triton"]}
 LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
+#: What the stages' own tests need besides the stage.
+STAGE_TESTS = ["pytest", "hypothesis", "numpy", "expecttest"]
 TESTS = ["hook-3.11", "hook-3.12", "hook-3.13", *STAGES, "integration", "lint", "types"]
 
 
@@ -71,9 +73,13 @@ def run_pytest(session: nox.Session, *args: str) -> None:
 
 def test_stage(session: nox.Session, stage: str) -> None:
     """A stage's own tests, with nothing but the stage installed."""
-    folders = STAGES[stage]
-    install_packages(session, folders, "pytest", "hypothesis", "numpy", "expecttest", *STAGE_EXTRAS.get(stage, []))
-    own = ROOT / "packages" / folders[-1]
+    install_packages(session, STAGES[stage], *STAGE_TESTS, *STAGE_EXTRAS.get(stage, []))
+    run_stage_tests(session, stage)
+
+
+def run_stage_tests(session: nox.Session, stage: str) -> None:
+    """The tests of a stage that is installed."""
+    own = ROOT / "packages" / STAGES[stage][-1]
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests"))
 
 
@@ -110,7 +116,7 @@ def api(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Real programs and models through all stages; the architecture's tests."""
-    install_packages(session, EVERYTHING, "pytest", "hypothesis", "build", "hatchling")
+    install_packages(session, EVERYTHING, "pytest", "hypothesis", "build", "hatchling", "triton")
     install_libraries(session)
     run_pytest(session, "-q", str(ROOT / "integration-tests"))
 
@@ -139,7 +145,28 @@ def hook(session: nox.Session) -> None:
 @nox.parametrize("stage", list(STAGES))
 def versions(session: nox.Session, stage: str) -> None:
     """A stage's tests on each supported Python: `nox -s "versions-3.12(stage='capture')"`."""
-    test_stage(session, stage)
+    share_dependencies(session)
+    folders = [str(ROOT / "packages" / folder) for folder in STAGES[stage]]
+    session.install("--no-deps", "--force-reinstall", *folders)
+    run_stage_tests(session, stage)
+
+
+def share_dependencies(session: nox.Session) -> None:
+    """What is not of this repository, installed once per Python rather than once per stage: torch may be 5 GB."""
+    shared = ROOT / ".nox" / f"shared-{session.python}"
+    python = str(shared / "bin" / "python")
+    if not (shared / "complete").exists():
+        session.run("python", "-m", "venv", "--clear", str(shared))
+        extras = {extra for extras in STAGE_EXTRAS.values() for extra in extras}
+        own = [str(ROOT / "packages" / folder) for folder in EVERYTHING]
+        pip = (python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS)
+        session.run(*pip, *own, *STAGE_TESTS, *sorted(extras), external=True)
+        session.run(python, "-m", "pip", "uninstall", "-qy", *(f"quintet-{name}" for name in EVERYTHING), external=True)
+        (shared / "complete").touch()
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    theirs = session.run(python, "-c", where, silent=True, external=True)
+    ours = session.run("python", "-c", where, silent=True)
+    pathlib.Path(str(ours).strip(), "shared.pth").write_text(str(theirs))
 
 
 @nox.session

@@ -1,0 +1,26 @@
+"""Whole programs, forward and backward, with every kernel generated for the GPU and run in Triton's interpreter.
+
+A process of its own runs ``triton_programs.py``: the interpreter is chosen when Triton is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PROGRAMS = pathlib.Path(__file__).with_name("triton_programs.py")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_programs():
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS)], capture_output=True, text=True, timeout=900, check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout.count("ok ") >= 8, done.stdout

@@ -63,6 +63,20 @@ def test_pad_concat_slice_flip():
     check(lambda p, a, b: (p.concat((p.neg(a), b), 1), p.pad(a, 1.5, (1, 2), (3, -1)), p.flip(p.slice(a, (0, 3), (9, 15), (2, 3)), (1,))), [x, y])
 
 
+def test_equal_pieces_of_a_concatenation_are_one_launch():
+    parts = [torch.randn(2, 64, 9) for _ in range(20)] + [torch.randn(2, 30, 9)]
+    scale = torch.randn(20 * 64 + 30)
+
+    def fn(p, c, *xs):
+        whole = p.concat(xs, 1)
+        return p.mul(whole, p.broadcast(c, whole.shape, (1,)))
+
+    c = check(fn, [scale, *parts])
+    text = c.kernels[0].source
+    assert len(c.kernels) == 1 and text.count("def k_") < 10, "16 in one; places that equal a size have texts of their own"
+    assert "joined:16" in text
+
+
 REDUCE = ["sum", "prod", "amax", "amin", "any", "all"]
 
 

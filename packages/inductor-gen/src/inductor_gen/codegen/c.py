@@ -15,6 +15,8 @@ eager's cascaded ones. Values that are expensive and needed in several stages go
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from inductor_gen.codegen.cexpr import Names
@@ -89,6 +91,10 @@ class CRenderer:
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
         return (_Kernel(nest, self.hint, self.threads).finish(),)
+
+    def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
+        """As they are: a call costs little here, and each spreads over all threads."""
+        return [k for piece in pieces for k in piece]
 
 
 class _Kernel:

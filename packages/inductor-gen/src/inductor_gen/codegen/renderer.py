@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,10 @@ class Renderer(Protocol):
         Raises:
             Unsupported: the language cannot express something in it.
         """
+        ...
+
+    def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
+        """The kernels of several nests that do not depend on each other, in as few launches as pays."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from inductor_gen.codegen.c import CRenderer
 from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.extern.cuda import misaligned
 from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
@@ -52,7 +53,8 @@ class ExternCall:
 class Unit:
     """What the steps work on, and hand from one to the next.
 
-    ``functions`` holds the operators, by name and callable, that were chosen otherwise than usual.
+    ``functions`` holds the operators, by name and callable, that were chosen otherwise than usual; ``precision`` is
+    that of the float32 products that generated kernels compute.
     """
 
     env: Envelope
@@ -65,6 +67,7 @@ class Unit:
     fusion: Fusion | None = None
     plan: Plan | None = None
     functions: dict[Node, tuple[str, Callable[..., Any]]] = field(default_factory=dict)
+    precision: str | None = None
     calls: list[KernelCall | ExternCall] = field(default_factory=list)
 
 
@@ -149,14 +152,21 @@ def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
 
 
 def _autotune(unit: Unit) -> None:
-    """Put the fastest of several kernels or operators in the place of what was rendered, where that is asked for."""
+    """Put the fastest of several kernels or operators in the place of what was rendered, where that is asked for; else
+    templates only for what the library does badly."""
     if unit.options.max_autotune:
         from inductor_gen.templates import autotune
 
         autotune(unit)
-        for call in unit.calls:
-            if isinstance(call, KernelCall):
-                _announce(unit, call.parts)
+    elif any(isinstance(call, ExternCall) and misaligned(call.node) for call in unit.calls):
+        from inductor_gen.templates import replace_products
+
+        replace_products(unit, misaligned)
+    else:
+        return
+    for call in unit.calls:
+        if isinstance(call, KernelCall):
+            _announce(unit, call.parts)
 
 
 def _bound(unit: Unit) -> None:

@@ -239,3 +239,20 @@ def test_single_rows(dtype, m, n, k, turned, tmp_path, monkeypatch):
 
     w = torch.randn(n, k).t() if turned else torch.randn(k, n)
     check(fn, [torch.randn(n).to(dtype), torch.randn(m, k).to(dtype), w.to(dtype)], tmp_path, kernels=1, tile=ROW)
+
+
+def test_products_with_odd_rows_need_no_contest(monkeypatch):
+    monkeypatch.setattr("inductor_gen.pipeline.misaligned", lambda node: node.op == "aten.mm.default")
+    monkeypatch.setattr("inductor_gen.templates._ODD", TILE)
+    inputs = [torch.randn(40, 24).bfloat16().to(DEVICE), torch.randn(51, 24).bfloat16().to(DEVICE)]
+
+    def fn(p, a, w):
+        y = mm(p, a, p.permute(w, (1, 0)))
+        return p.reshape(y, (5, 8, 51))
+
+    env = build(fn, inputs, claims=inductor_gen.claims("cuda"))
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    assert not compiled.externs and len(compiled.kernels) == 1
+    (got,) = compiled(*inputs)
+    want = (inputs[0].float() @ inputs[1].float().t()).reshape(5, 8, 51)
+    torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)

@@ -9,7 +9,7 @@ import torch
 
 from inductor_gen.loops.graph import Node
 
-__all__ = ["cuda_function", "mask_argument", "see_through", "with_aligned_rows"]
+__all__ = ["cuda_function", "misaligned", "mask_argument", "see_through", "with_aligned_rows"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -24,7 +24,7 @@ _MASKED = {
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
     """``(readable name, callable)`` for an extern node on a GPU, None where the plain call is best."""
-    if node.op in ("aten.mm.default", "aten.addmm.default") and _misaligned(node):
+    if misaligned(node):
         if node.op == "aten.mm.default":
             return "padded_mm", padded_mm
         if len(node.args) == 3 and not node.kwargs:
@@ -32,8 +32,10 @@ def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
     return _BIASED.get(node.op)
 
 
-def _misaligned(node: Node) -> bool:
-    """Is the product large, and are its rows not a multiple of 16 bytes? cuBLAS is several times slower then."""
+def misaligned(node: Node) -> bool:
+    """Is it a large product on a GPU whose rows are no multiple of 16 bytes? cuBLAS is several times slower then."""
+    if node.op not in ("aten.mm.default", "aten.addmm.default") or node.device is None or node.device.type != "cuda":
+        return False
     if node.dtype not in _HALVES or not all(s.is_const for s in node.shape):
         return False
     left = node.ins[-2] if len(node.ins) > 1 else node.ins[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
@@ -22,7 +24,9 @@ __all__ = ["find_products"]
 
 
 class _Finder:
-    def __init__(self, unit: Unit, precision: str) -> None:
+    def __init__(self, unit: Unit, precision: str, only: Callable[[Node], bool] | None, tiles: Sequence[Tile]) -> None:
+        self.only = only
+        self.tiles = tiles
         assert unit.prepared is not None and unit.plan is not None
         self.unit = unit
         self.hint = unit.hint
@@ -42,7 +46,8 @@ class _Finder:
         found: list[Problem] = []
         for at in reversed(range(len(self.unit.calls))):
             call = self.unit.calls[at]
-            p = product_of(call.node, self.prepared) if isinstance(call, ExternCall) else None
+            wanted = isinstance(call, ExternCall) and (self.only is None or self.only(call.node))
+            p = product_of(call.node, self.prepared) if wanted else None  # type: ignore[union-attr]
             if p is not None and (self.unit.triton or p.node.device.type == "cuda"):  # type: ignore[union-attr]
                 problem = self._fused(p, at) or self._plain(p, at)
                 if problem is not None:
@@ -104,7 +109,9 @@ class _Finder:
 
     # ---- both -------------------------------------------------------------------------------------------
 
-    def _tiles(self, p: Product) -> list[Tile]:
+    def _tiles(self, p: Product) -> Sequence[Tile]:
+        if self.tiles:
+            return self.tiles
         m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
         return tiles_for(m, n, k, count, p.node.dtype, self.precision)  # type: ignore[arg-type]
 
@@ -138,9 +145,12 @@ class _Finder:
         return Problem(text, "\n".join(parts), positions, p.node.device, candidates, results, scale, precision)
 
 
-def find_products(unit: Unit, precision: str) -> list[Problem]:
+def find_products(
+    unit: Unit, precision: str, only: Callable[[Node], bool] | None = None, tiles: Sequence[Tile] = ()
+) -> list[Problem]:
     """The products of a rendered unit that templates can compute, each with the kernel that reads it where it may join.
 
-    ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``).
+    ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``), ``only`` chooses among the products, and
+    ``tiles`` are the ones to try instead of those that suit each product.
     """
-    return _Finder(unit, precision).run()
+    return _Finder(unit, precision, only, tiles).run()

@@ -95,3 +95,18 @@ def test_mark_dynamic():
         compile_api.mark_dynamic(x, 0)
         torch.testing.assert_close(compiled(x), x.cos() + 1)
     assert len(captured(compiled.report())) == 1
+
+
+def test_gradients_where_two_symbols_are_one():
+    """The product's inner sizes are two symbols, found equal; both are inputs of the backward graph."""
+
+    def function(x, w):
+        return (x @ w).relu().sum()
+
+    compiled = compile_api.compile(function, dynamic=True, fullgraph=True)
+    for n, k, m in ((5, 7, 9), (4, 8, 3)):
+        x, w = torch.randn(n, k, requires_grad=True), torch.randn(k, m, requires_grad=True)
+        ours = torch.autograd.grad(compiled(x, w), (x, w))
+        torch.testing.assert_close(ours, torch.autograd.grad(function(x, w), (x, w)))
+    assert not compiled.report().fallbacks
+    assert len(captured(compiled.report())) == 1

@@ -226,7 +226,7 @@ def _backward(
     body = [n for n in env.graph.nodes if n.op == "call_function" and n in live and n not in mapping]
     symbols = _symbols_of(joint, [*saved, *tangents, *body])
     for symbol in symbols:
-        name = f"size_{symbol}"
+        name = f"size_{symbol.expr}"  # its own name: a symbol that equals another prints as that one
         graph.placeholder(name).meta["spec"] = symbol
         inputs.append(InputDesc(name, "size", symbol))
     descs = [desc for desc in env.inputs if desc.kind == "tangent"]

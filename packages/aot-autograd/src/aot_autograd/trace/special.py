@@ -19,7 +19,7 @@ from prims.spec import abstract_from_spec, to_torch
 if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
 
-__all__ = ["HANDLERS"]
+__all__ = ["HANDLERS", "handles"]
 
 aten = torch.ops.aten
 
@@ -27,7 +27,9 @@ Handler = Callable[..., Any]
 HANDLERS: dict[Any, Handler] = {}
 
 
-def _handles(*overloads: str) -> Callable[[Handler], Handler]:
+def handles(*overloads: str) -> Callable[[Handler], Handler]:
+    """Register the handler of ATen overloads, named without their namespace."""
+
     def register(handler: Handler) -> Handler:
         for name in overloads:
             packet, overload = name.split(".")
@@ -43,13 +45,13 @@ def _state(tensor: torch.Tensor) -> TensorState:
     return tensor._aot_state  # type: ignore[attr-defined]
 
 
-@_handles("detach.default", "alias.default")
+@handles("detach.default", "alias.default")
 def _alias(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     spec = _state(args[0]).spec
     return tracer.view_step(args[0], ViewStep(func, (), {}, spec, spec))
 
 
-@_handles("lift_fresh.default")
+@handles("lift_fresh.default")
 def _lift_fresh(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]
     state = _state(source)
@@ -67,7 +69,7 @@ def _lift_fresh(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-@_handles("_local_scalar_dense.default", "item.default")
+@handles("_local_scalar_dense.default", "item.default")
 def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     state = _state(args[0])
     real = state.storage.constant
@@ -76,18 +78,18 @@ def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     raise DataDependentError("a tensor's value is read into Python", where=tracer._current_source())
 
 
-@_handles("sym_size.int", "sym_stride.int")
+@handles("sym_size.int", "sym_stride.int")
 def _sym_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     spec = _state(args[0]).spec
     return to_torch((spec.shape if func is aten.sym_size.int else spec.strides)[args[1]])
 
 
-@_handles("sym_numel.default")
+@handles("sym_numel.default")
 def _sym_numel(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return to_torch(_state(args[0]).spec.numel())
 
 
-@_handles("_conj.default")
+@handles("_conj.default")
 def _conj(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(args[0], torch.Tensor):  # a Python number that an operator was called with
         number = torch.tensor(args[0].conjugate())
@@ -96,7 +98,7 @@ def _conj(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return tracer.view_step(args[0], ViewStep(aten.conj_physical.default, (), {}, spec, spec))
 
 
-@_handles("_neg_view.default")
+@handles("_neg_view.default")
 def _neg_view(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     spec = _state(args[0]).spec
     return tracer.view_step(args[0], ViewStep(aten.neg.default, (), {}, spec, spec))
@@ -114,7 +116,7 @@ def _slices(tracer: Tracer, source: torch.Tensor, dim: int, sizes: list[Any]) ->
     return results
 
 
-@_handles("split.Tensor")
+@handles("split.Tensor")
 def _split(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source, size = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -129,14 +131,14 @@ def _split(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return _slices(tracer, source, dim, sizes)
 
 
-@_handles("split_with_sizes.default")
+@handles("split_with_sizes.default")
 def _split_with_sizes(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source, sizes = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     return _slices(tracer, source, dim % len(_state(source).spec.shape), list(sizes))
 
 
-@_handles("unbind.int")
+@handles("unbind.int")
 def _unbind(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -145,7 +147,7 @@ def _unbind(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return [tracer.view(aten.select.int, (source, dim, i), {}) for i in range(int(shape[dim]))]
 
 
-@_handles("as_strided.default")
+@handles("as_strided.default")
 def _as_strided(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source, size, stride = args[0], args[1], args[2]
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
@@ -165,7 +167,7 @@ def _as_strided(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 # -- writes ------------------------------------------------------------------------------------------------------
 
 
-@_handles("copy_.default")
+@handles("copy_.default")
 def _copy_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
     own, other = _state(target).spec, _state(source).spec
@@ -177,28 +179,28 @@ def _copy_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return target
 
 
-@_handles("zero_.default")
+@handles("zero_.default")
 def _zero_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     node, spec = tracer.emit(aten.full_like.default, (tracer.read(args[0]), 0), {})
     tracer.write(args[0], node, spec)
     return args[0]
 
 
-@_handles("fill_.Scalar")
+@handles("fill_.Scalar")
 def _fill_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     node, spec = tracer.emit(aten.full_like.default, (tracer.read(args[0]), args[1]), {})
     tracer.write(args[0], node, spec)
     return args[0]
 
 
-@_handles("fill_.Tensor")
+@handles("fill_.Tensor")
 def _fill_tensor_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     node, spec = tracer.emit(aten.copy.default, (tracer.read(args[0]), tracer.read(args[1])), {})
     tracer.write(args[0], node, spec)
     return args[0]
 
 
-@_handles("native_batch_norm.default")
+@handles("native_batch_norm.default")
 def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Its schema does not say that it updates the running statistics; each case has a functional overload."""
     x, weight, bias, mean, var, training, momentum, eps = args
@@ -219,7 +221,7 @@ def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
     return out, save_mean, save_rstd
 
 
-@_handles("bernoulli_.float", "bernoulli.p", "bernoulli.default")
+@handles("bernoulli_.float", "bernoulli.p", "bernoulli.default")
 def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Passes the zeros and ones on through bool, so that a dropout mask can be saved in a byte per element."""
     info = op_info(func)
@@ -237,7 +239,7 @@ def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return drawn
 
 
-@_handles("mkldnn_rnn_layer.default", "_cudnn_rnn.default", "miopen_rnn.default")
+@handles("mkldnn_rnn_layer.default", "_cudnn_rnn.default", "miopen_rnn.default")
 def _library_rnn(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Its backward reads a buffer whose size only the library knows, and which it makes only where autograd is on."""
     flat = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]

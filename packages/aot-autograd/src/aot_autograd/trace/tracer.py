@@ -16,7 +16,7 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aot_autograd.trace import seeded, special
+from aot_autograd.trace import checks, seeded
 from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
@@ -28,6 +28,7 @@ from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torc
 __all__ = ["Tracer", "state_of"]
 
 aten = torch.ops.aten
+_TABLES = (seeded.HANDLERS, checks.HANDLERS)
 
 
 def state_of(tensor: torch.Tensor) -> TensorState:
@@ -52,6 +53,7 @@ class Tracer(TorchDispatchMode):
         constants: the real tensors behind ``constant`` inputs, by input index.
         backward: set while the backward pass is traced.
         called_by: inside a custom function's backward, the tangents that it is called for (where that matters).
+        factorisations: results of calls that end with error codes, by the identity of the codes.
         seeded: random operators become functions of a seed.
         source: the user's source location of what is being run.
     """
@@ -77,6 +79,7 @@ class Tracer(TorchDispatchMode):
         self._seeds: dict[torch.device, torch.Tensor] = {}
         self._draws: list[Draw] = []
         self._counter: Any = 0
+        self.factorisations: dict[int, Any] = {}
         self.called_by: frozenset[int] | None = None
 
     # -- inputs ------------------------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         args = tuple([self.plain(a) for a in args])
         kwargs = {name: self.plain(a) for name, a in kwargs.items()} if kwargs else {}
-        for table in (seeded.HANDLERS, special.HANDLERS):
+        for table in _TABLES:
             handler = table.get(func)
             if handler is not None:
                 result = handler(self, func, args, kwargs)

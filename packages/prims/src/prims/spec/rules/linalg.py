@@ -29,6 +29,11 @@ def matrix_exp(x: TensorSpec) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)
 
 
+@meta_rule("aten._linalg_check_errors.default")
+def check_errors(info: TensorSpec, api_name: str, *, is_matrix: bool) -> None:
+    """A check of values; it has no result, and whoever runs the graph makes it."""
+
+
 @meta_rule("aten.cholesky.default")
 def cholesky(x: TensorSpec, upper: bool = False) -> TensorSpec:
     return column_major(x.shape, x.dtype, x.device)

@@ -1,0 +1,66 @@
+"""Checks that eager makes on the values of a tensor: a factorisation's error code.
+
+``linalg.inv(x)`` is ``linalg_inv_ex(x)`` and a check that raises where the matrix is singular. In a functional graph a
+check has no result that could keep it alive, so here it is an operator that passes a value on: the inverse is usable
+only behind its check, and the error is raised when the graph runs, by eager's own function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aot_autograd.trace.special import HANDLERS, handles
+from prims.spec import TensorSpec, meta_rule
+
+__all__ = ["HANDLERS", "linalg_checked"]
+
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("quintet", "FRAGMENT")
+_LIBRARY.define("linalg_checked(Tensor self, Tensor info, str api_name, bool is_matrix) -> Tensor")
+
+
+def linalg_checked(x: torch.Tensor, info: torch.Tensor, api_name: str, is_matrix: bool) -> torch.Tensor:
+    """A copy of ``x`` if the error codes ``info`` are all 0.
+
+    Raises:
+        torch.linalg.LinAlgError: they are not.
+    """
+    aten._linalg_check_errors(info, api_name, is_matrix=is_matrix)
+    return x.clone()
+
+
+_LIBRARY.impl("linalg_checked", linalg_checked, "CompositeExplicitAutograd")
+
+
+@meta_rule("quintet.linalg_checked.default")
+def _checked_spec(x: TensorSpec, info: TensorSpec, api_name: str, is_matrix: bool) -> TensorSpec:
+    return TensorSpec(x.shape, x.dtype, x.device, x.strides)
+
+
+@handles(
+    "linalg_inv_ex.default", "linalg_cholesky_ex.default", "linalg_lu_factor_ex.default", "_linalg_solve_ex.default",
+    "linalg_ldl_factor_ex.default",
+)  # fmt: skip
+def _factorisation(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    results = tracer.pure(func, args, kwargs)
+    tracer.factorisations[id(results[-1])] = results
+    return results
+
+
+@handles("_linalg_check_errors.default")
+def _check(tracer: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    info, api_name = args
+    results = tracer.factorisations.get(id(info))
+    if results is None:
+        return NotImplemented
+    value = results[0]
+    node, spec = tracer.emit(
+        torch.ops.quintet.linalg_checked.default,
+        (tracer.read(value), tracer.read(info), api_name, kwargs["is_matrix"]),
+        {},
+    )
+    tracer.write(value, node, spec)
+    return None

@@ -97,6 +97,7 @@ def test_mark_dynamic():
     assert len(captured(compiled.report())) == 1
 
 
+@torch.enable_grad()
 def test_gradients_where_two_symbols_are_one():
     """The product's inner sizes are two symbols, found equal; both are inputs of the backward graph."""
 

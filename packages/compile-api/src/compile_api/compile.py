@@ -13,6 +13,7 @@ from compile_api.environment import unsupported_environment, unsupported_kind, w
 from compile_api.function import compile_function, original_of
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule, compile_module
+from compile_api.progress import watcher
 from prims.errors import UserError
 from prims.options import Options
 from prims.report import Report
@@ -57,7 +58,7 @@ def compile(
         "disable": disable,
     }
     opts = make_options(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
-    report = Report()
+    report = Report(progress=watcher() if opts.max_autotune else None)
     chosen = make_backend(backend, opts, report)
     if model is None:
         return functools.partial(compile, **settings)

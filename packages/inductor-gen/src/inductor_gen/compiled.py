@@ -103,6 +103,13 @@ def compile_graph(
         from inductor_gen.runtime.cuda_graphs import replayed
 
         call = replayed(call, env_prim, report)
+    if unit.precision is not None:
+        from inductor_gen.templates.precision import while_precision
+
+        untuned = options.replace(max_autotune=False)
+        call = while_precision(
+            unit.precision, call, lambda: compile_graph(env_prim, options=untuned, report=report, triton=triton).boxed
+        )
     kernels = [_kernel(c) for c in launched]
     if report is not None:
         for k in kernels:

@@ -148,7 +148,7 @@ def load_kernels(
         Unsupported: no Triton or no suitable GPU.
     """
     if device.type != "cuda":
-        return dict(interpreted(sources)), {}
+        return dict(interpreted(sources)) if sources else {}, {}
     from inductor_gen.runtime.triton_build import Build
 
     builds: dict[str, Build] = {}

@@ -42,6 +42,8 @@ def _problem(unit: Unit, at: int, node: Node) -> Problem | None:
         return None
     if any(x.dtype != torch.float32 for x in (node, *node.ins)):
         return None
+    if unit.prepared.forms.get(node) == "patches":
+        return None  # its operand was laid out for one kernel
     args, _ = unit.prepared.externs[node]
     inner = args[1].shape[1:] if node.op == _CONVOLUTION else args[-1].shape[:1]
     if math.prod(numbers(unit.hint, (*node.shape, *inner))) < LEAST:
@@ -70,7 +72,7 @@ def _by_onednn(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., An
             return None
         if any(s is not ONE for s in weight.shape[2:]):
             return None
-        function = takes_linear(node)
+        function = takes_linear(node, "linear")
         return function.__name__, function
     if not any(s is ONE for s in args[-1].strides):
         return None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-__all__ = ["float32_precision"]
+__all__ = ["float32_precision", "while_precision"]
+
+Call = Callable[[Any], list[Any]]
 
 
 def float32_precision() -> str:
@@ -19,3 +24,18 @@ def float32_precision() -> str:
         return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     except RuntimeError:
         return "ieee"
+
+
+def while_precision(precision: str, call: Call, other: Callable[[], Call]) -> Call:
+    """``call`` while float32 products are to have the precision that its kernels were made for, else what ``other()``
+    makes, once."""
+    made: list[Call] = []
+
+    def run(args: Any) -> list[Any]:
+        if float32_precision() == precision:
+            return call(args)
+        if not made:
+            made.append(other())
+        return made[0](args)
+
+    return run

@@ -109,14 +109,25 @@ def test_gather_scatter_and_embedding():
     all_generated(compiled.report())
 
 
-def test_a_number_on_the_cpu_and_mixed_dtypes():
-    def function(x, y, scale):
-        return x * scale + y, ((x > 0) & (y > 0)).to(torch.int32), x.to(torch.bfloat16) + 1
+def test_mixed_dtypes():
+    def function(x, y):
+        return x + y, ((x > 0) & (y > 0)).to(torch.int32), x.to(torch.bfloat16) + 1, y / 3
 
     compiled = compile_api.compile(function, fullgraph=True)
-    scale = torch.tensor(3.0)
-    assert_matches(compiled, function, randn(5, 6), torch.arange(6, device=DEVICE), scale)
-    assert not compiled.report().fallbacks
+    assert_matches(compiled, function, randn(5, 6), torch.arange(6, device=DEVICE))
+    all_generated(compiled.report(), graphs=1)
+
+
+def test_a_number_on_the_cpu():
+    """Eager's own kernel reads it on the host; what surrounds it is generated."""
+
+    def function(x, scale):
+        return (x.sin() * scale).cos() + 1
+
+    compiled = compile_api.compile(function, fullgraph=True)
+    for value in (3.0, 4.0):
+        assert_matches(compiled, function, randn(5, 6), torch.tensor(value))
+    assert len(captured(compiled.report())) == 1 and compiled.report().kernels
 
 
 # --- control flow, breaks, foreign code -------------------------------------------------------------------------------

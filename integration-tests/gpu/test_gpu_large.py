@@ -109,3 +109,37 @@ def test_growing_beyond_31_bits(dynamic):
         torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=0)
         del ours, theirs, x
     all_generated(compiled.report())
+
+
+@needs(60)
+@pytest.mark.parametrize("mode", [None, "max-autotune-no-cudagraphs"])
+def test_product_with_its_reader(mode):
+    """The rows of a matrix product beyond 2**31 elements, by the library or by a template."""
+
+    def function(x, w):
+        return (x @ w).relu() * 2
+
+    x, w = ramp(), torch.randn(COLUMNS, 48, dtype=torch.bfloat16, device=DEVICE) / 64
+    compiled = compiled_once(function, mode=mode)
+    ours, theirs = compiled(x, w), function(x, w)
+    for rows in (slice(0, 500), slice(-500, None)):
+        torch.testing.assert_close(ours[rows], theirs[rows], rtol=3e-2, atol=3e-2)
+    all_generated(compiled.report(), graphs=1)
+
+
+@needs(60)
+def test_gradients_beyond_31_bits():
+    with torch.enable_grad():
+        x = ramp().requires_grad_()
+        weight = torch.randn(COLUMNS, dtype=torch.bfloat16, device=DEVICE)
+
+        def function(x):
+            return (x.sin() * weight).float().sum()
+
+        compiled = compiled_once(function)
+        (ours,) = torch.autograd.grad(compiled(x), x)
+        for rows in (slice(0, 500), slice(-500, None)):
+            part = x[rows].detach().requires_grad_()
+            (theirs,) = torch.autograd.grad(function(part), part)
+            torch.testing.assert_close(ours[rows], theirs, rtol=2e-2, atol=2e-2)
+        all_generated(compiled.report(), graphs=1)

@@ -20,6 +20,8 @@ from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, siz
 from inductor_gen.loops.views import view_strides
 from inductor_gen.schedule import products
 from inductor_gen.schedule.loopnest import Hint
+from inductor_gen.schedule.masks import settle_masks
+from inductor_gen.schedule.patches import gather_patches
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
 from prims.spec import TensorSpec, infer, layout
@@ -79,6 +81,7 @@ class _Preparer:
     def __init__(self, env: Envelope, hint: Hint | None) -> None:
         self.env = env
         self.old = build_graph(env)
+        settle_masks(self.old)
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph())
         self.owned: set[Node] = set()  # buffers that some output already is
@@ -182,10 +185,14 @@ class _Preparer:
                 return [place(v) for v in x]
             return x
 
-        args = tuple(place(a) for a in node.args)
+        patches = gather_patches(self, node) if self.out.forms.get(node) == "patches" else None
+        args = tuple(patches if patches is not None and a is node.args[0] else place(a) for a in node.args)
         kwargs = {k: place(v) for k, v in node.kwargs.items()}
         self.out.externs[node] = (args, kwargs)
         node.args = tuple(_bases(a) for a in args)
+        if patches is not None:
+            self.out.layouts[node] = Layout(channels_last(node.shape))
+            return
         node.kwargs = {k: _bases(v) for k, v in kwargs.items()}
         node.spec = self._infer(node, args, kwargs)
         if isinstance(node.spec, TensorSpec):
@@ -257,7 +264,7 @@ class _Preparer:
             return False
         if node.op == "aten.max_pool2d_with_indices.default":
             return x.device is not None and x.device.type == "cpu"
-        return self.out.forms.get(node, "plain") != "plain"
+        return self.out.forms.get(node, "plain") in ("channels_last", "linear")
 
     def in_channels_last(self, x: Node) -> ViewRef:
         """``x`` with its channels innermost; a kernel that makes it writes it so."""
@@ -297,21 +304,20 @@ class _Preparer:
     # ---- outputs ----------------------------------------------------------------------------------------
 
     def _outputs(self) -> None:
-        aliases = {a.output_index: a for a in self.env.aliases}
-        for k, (desc, x) in enumerate(zip(self.env.outputs, self.old.outputs, strict=True)):
-            self.out.outputs.append(self._output(desc, x, aliases.get(k)) if isinstance(x, Node) else x)
+        for desc, x in zip(self.env.outputs, self.old.outputs, strict=True):
+            self.out.outputs.append(self._output(desc, x) if isinstance(x, Node) else x)
 
-    def _output(self, desc: Any, x: Node, alias: Any) -> ViewRef:
+    def _output(self, desc: Any, x: Node) -> ViewRef:
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
-        if self.channels_last and desc.kind == "saved" and alias is None and travels_channels_last(spec):
+        if self.channels_last and desc.kind == "saved" and travels_channels_last(spec):
             wanted = channels_last(x.shape)
         if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
             if x not in self.out.layouts:
                 self.out.layouts[x] = Layout(wanted)
         ref = self.resolve(x)
         if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
-            if alias is not None or (ref.base.kind not in ("input", "constant") and ref.base not in self.owned):
+            if ref.base.kind not in ("input", "constant") and ref.base not in self.owned:
                 self.owned.add(ref.base)
                 return ref
         made = self.resolve(self.copy(x, wanted))

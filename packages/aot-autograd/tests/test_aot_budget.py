@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from aot_checks import check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_aot_training import function_graph, leaf
+from test_aot_training import function_graph
 
 from aot_autograd import default_partition, joint_graph, min_cut_partition, partition_joint, saved_bytes
 from aot_autograd.partition.split import is_backward
@@ -21,10 +21,10 @@ STEPS = {
     "linear": lambda x, w: F.linear(x, w),
     "matmul": lambda x, w: x @ w,
     "bmm": lambda x, w: torch.bmm(torch.bmm(x, x.transpose(1, 2)), x) * 0.1,
-    "conv": lambda x, w: F.conv1d(x.transpose(1, 2), w.unsqueeze(-1)).transpose(1, 2),
-    "attention": lambda x, w: F.scaled_dot_product_attention(*([x.view(2, 4, 2, 4).transpose(1, 2)] * 3))
-    .transpose(1, 2)
-    .reshape(2, 4, 8),
+    "conv": lambda x, w: F.conv1d(x.transpose(1, 2), w.unsqueeze(-1)).transpose(1, 2).contiguous(),
+    "attention": lambda x, w: (
+        F.scaled_dot_product_attention(*([x.view(2, 4, 2, 4).transpose(1, 2)] * 3)).transpose(1, 2).reshape(2, 4, 8)
+    ),
     "dropout": lambda x, w: F.dropout(x, 0.4),
     "norm": lambda x, w: F.layer_norm(x, (8,), w[0], w[1]),
     "softmax": lambda x, w: x.softmax(-1),
@@ -54,7 +54,7 @@ def network(steps):
 
 
 def make():
-    return [leaf(2, 4, 8), leaf(8, 8)]
+    return [torch.randn(2, 4, 8).double().requires_grad_(), torch.randn(8, 8).double().requires_grad_()]
 
 
 def counted(nodes, parts) -> dict[str, int]:

@@ -678,9 +678,10 @@ run_entry(PyThreadState *ts, _PyInterpreterFrame *frame, Entry *entry, const Gua
     return leave_frame(ts, frame, result);
 }
 
+/* Sets *again and returns NULL without an exception when the answer is to look for an entry once more. */
 static PyObject *
 translate_and_run(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *state, Context *context,
-                  const GuardSource *source, ArgStack *stack)
+                  const GuardSource *source, ArgStack *stack, bool *again)
 {
     PyCodeObject *code = FRAME_CODE(frame);
     hook_stats.translations++;
@@ -702,13 +703,17 @@ translate_and_run(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *stat
         return result;
     }
     long action = PyLong_Check(answer) ? PyLong_AsLong(answer) : -1;
-    if (action < ACTION_RUN || action > ACTION_SKIP_RECURSIVE) {
-        PyErr_Format(PyExc_TypeError, "translate must return an Entry, RUN, SKIP or SKIP_RECURSIVE, not %R",
+    if (action < ACTION_RUN || action > ACTION_TRACE) {
+        PyErr_Format(PyExc_TypeError, "translate must return an Entry, RUN, SKIP, SKIP_RECURSIVE or TRACE, not %R",
                      answer);
         Py_DECREF(answer);
         return leave_frame(ts, frame, NULL);
     }
     Py_DECREF(answer);
+    if (action == ACTION_TRACE) {
+        *again = true;
+        return NULL;
+    }
     if (action != ACTION_RUN) {
         Slot *slot = ensure_slot(state, context);
         if (slot == NULL) {
@@ -728,27 +733,31 @@ run_traced(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *state, Cont
     stack.capacity = SMALL_STACK;
     GuardSource source = {frame->localsplus, parameter_count(code), frame->f_globals, frame->f_builtins,
                           ((PyFunctionObject *)FRAME_FUNC(frame))->func_closure};
-    Entry *entry = NULL;
     PyObject *result;
-    int found = find_entry(state, context, &source, &stack, &entry);
-    if (found > 0) {
-        hook_stats.hits++;
-        result = run_entry(ts, frame, entry, &source, &stack);
-        Py_DECREF(entry);
-    }
-    else if (found < 0) {
-        result = leave_frame(ts, frame, NULL);
-    }
-    else {
-        hook_stats.misses++;
-        Slot *slot = find_slot(state, context);
-        if (slot != NULL && slot->on_miss != ACTION_RUN) {
-            result = run_plain(ts, frame, slot->on_miss);
+    bool again;
+    do {
+        again = false;
+        Entry *entry = NULL;
+        int found = find_entry(state, context, &source, &stack, &entry);
+        if (found > 0) {
+            hook_stats.hits++;
+            result = run_entry(ts, frame, entry, &source, &stack);
+            Py_DECREF(entry);
+        }
+        else if (found < 0) {
+            result = leave_frame(ts, frame, NULL);
         }
         else {
-            result = translate_and_run(ts, frame, state, context, &source, &stack);
+            hook_stats.misses++;
+            Slot *slot = find_slot(state, context);
+            if (slot != NULL && slot->on_miss != ACTION_RUN) {
+                result = run_plain(ts, frame, slot->on_miss);
+            }
+            else {
+                result = translate_and_run(ts, frame, state, context, &source, &stack, &again);
+            }
         }
-    }
+    } while (again);
     if (stack.base != stack.small) {
         PyMem_Free(stack.base);
     }

@@ -42,15 +42,15 @@ class _State:
         self.recompile = recompile
         self.settings = settings
         self.report = report
-        self.override: Any = None
+        #: The function that ``compiled`` is made from: one assigned to the instance, else the class's.
+        self.function: Any = None
         self.compiled: Callable[..., Any] | None = None
 
-    def forward(self) -> Callable[..., Any]:
-        """The compiled form of the original's ``forward`` (or of the one assigned to the instance since)."""
-        override = self.original.__dict__.get("forward")
-        if self.compiled is None or override is not self.override:
-            self.override = override
+    def forward(self, function: Any) -> Callable[..., Any]:
+        """The compiled form of the original's ``forward``, which is ``function`` now."""
+        if self.compiled is None or function is not self.function:
             self.compiled = self.optimize(self.original.forward)
+            self.function = function
         return self.compiled
 
 
@@ -61,10 +61,11 @@ class _Forward:
         state: _State = owner._quintet_state
         if instance is None:
             return type(state.original).forward
-        override = instance.__dict__.get("forward")
-        if state.compiled is not None and override is state.override:
+        # Looked up each time: an instance's or a class's method may be replaced at any moment.
+        function = instance.__dict__.get("forward") or type(state.original).forward
+        if function is state.function:
             return state.compiled
-        return state.forward()
+        return state.forward(function)
 
     def __set__(self, instance: Any, value: Any) -> None:
         instance.__dict__["forward"] = value

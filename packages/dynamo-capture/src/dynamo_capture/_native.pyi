@@ -35,6 +35,7 @@ class Context:
 
     - an `Entry`: cached (in front) and run at once, without evaluating its guards;
     - `RUN`: run this frame plainly, ask again next time;
+    - `TRACE`: look at the entries again (another thread may have added one), and ask again if none matches;
     - `SKIP` / `SKIP_RECURSIVE`: for this context, never ask again: the existing entries stay in use, and a
       frame
       that matches none of them runs plainly (this is how a recompile limit is made).

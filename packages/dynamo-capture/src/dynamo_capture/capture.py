@@ -238,8 +238,11 @@ class Capture:
         return Source("item", Source("constant", None, (globals_,)), name)
 
     def module_attribute_source(self, module: Any, name: str, source: Source | None) -> Source | None:
-        """The source of ``module.name``; None for torch's and the standard library's modules."""
-        if rules.is_library_name(module.__name__):
+        """The source of ``module.name``; None for the standard library's modules and torch's.
+
+        But for ``torch.nn.functional``, whose functions programs do replace (attention by one of their own, say).
+        """
+        if rules.is_library_name(module.__name__) and module is not torch.nn.functional:
             return None
         return Source("attr", source or Source("constant", None, (module,)), name)
 

@@ -77,21 +77,28 @@ class Optimizer:
         """What the hook calls when no cache entry matches a frame."""
         if torch.overrides._get_current_function_mode() is not None or _inside_a_transform():
             return _native.RUN
-        before = self._captures(code)
+        before = self._looks(code)
         with _lock, self.report.phase("capture"):
-            if self._captures(code) != before:
-                return _native.RUN  # another thread captured it meanwhile; the next call finds its entry
-            return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+            if self._looks(code) != before:
+                return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
+            try:
+                return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+            finally:
+                self._state(code).looks += 1
 
-    def _captures(self, code: types.CodeType) -> int:
+    def _looks(self, code: types.CodeType) -> int:
         state = self.states.get(code)
-        return 0 if state is None else state.captures
+        return 0 if state is None else state.looks
 
-    def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
-        code = request.code
+    def _state(self, code: types.CodeType) -> CodeState:
         state = self.states.get(code)
         if state is None:
             state = self.states[code] = CodeState(DynamicSizes(self.options.dynamic))
+        return state
+
+    def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
+        code = request.code
+        state = self._state(code)
         where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
         if entries:
             reason = _miss_reason(entries, request)
@@ -120,7 +127,6 @@ class Optimizer:
             # Nothing to compile in it: the frame runs as it is, and after a second look always does.
             state.empty += 1
             return _native.RUN if state.empty < 3 else _native.SKIP
-        state.captures += 1
         state.sizes.commit()
         self.captured.append(result.captured)
         brk = result.captured.brk

@@ -55,7 +55,8 @@ class CodeState:
     """What is remembered between captures of one code object."""
 
     sizes: DynamicSizes
-    captures: int = 0
+    #: How often translation was asked for.
+    looks: int = 0
     raised: int = 0
     empty: int = 0
 

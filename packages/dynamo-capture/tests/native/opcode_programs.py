@@ -138,6 +138,7 @@ SPECIAL = {
     "torch.autograd.Function": Function,
     "torch.overrides._get_current_function_mode": lambda: None,
     "torch._C._functorch": types.SimpleNamespace(peek_interpreter_stack=lambda: None),
+    "torch.autograd.forward_ad._current_level": -1,
     "torch.is_grad_enabled": lambda: True,
     "prims.ir.SourceLoc": SourceLoc,
     "prims.options.Options": Options,
@@ -149,7 +150,7 @@ for _name in ("QuintetError", "Unsupported", "UserError", "DataDependentError", 
 
 SUBMODULES = {
     "torch.nn", "torch.nn.functional", "torch.nn.modules", "torch.nn.modules.module", "torch.fx", "torch.overrides", "torch._C",
-    "torch._ops", "torch.utils", "torch.utils._pytree", "torch.autograd", "torch.random", "torch.functional",
+    "torch._ops", "torch.utils", "torch.utils._pytree", "torch.autograd", "torch.autograd.forward_ad", "torch.random", "torch.functional",
 }  # fmt: skip
 
 

@@ -57,6 +57,23 @@ def test_run_is_not_remembered(tracer, native):
     assert tracer.filtered == ["fn", "fn"]
 
 
+def test_looking_again_finds_what_was_added_meanwhile(tracer, native):
+    def fn():
+        return 1
+
+    asked = []
+
+    def translate(args, entries):
+        asked.append(len(entries))
+        return native.TRACE if len(asked) < 3 else native.Entry((lambda: 7).__code__, None)
+
+    tracer.trace(fn, translate)
+    assert tracer.run(fn) == 7
+    assert asked == [0, 0, 0]
+    assert tracer.run(fn) == 7
+    assert asked == [0, 0, 0]
+
+
 def test_skip_recursive_hides_callees(tracer, native):
     def inner():
         return native.get_active()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, class_source, lookup
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, lookup
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -150,6 +150,9 @@ class PyModuleValue(_FixedValue):
             found = getattr(module, name)
         except AttributeError as error:
             raise tx.observed(error) from None
+        if type(module) is not types.ModuleType and hasattr(type(module), name) and type(found) in CONST_TYPES:
+            # A setting that is computed when it is read, as those of torch.backends are.
+            tx.guards.state(lambda: getattr(module, name), found, f"{module.__name__}.{name}")
         return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
@@ -187,6 +190,7 @@ class ClassValue(_FixedValue):
     def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
         from dynamo_capture.values.functions import FunctionValue, MethodValue
 
+        guard_found(tx, self.obj, name, found, owner)
         if isinstance(found, types.FunctionType):
             return tx.function(found, class_source(owner, name))
         if isinstance(found, staticmethod):

@@ -20,6 +20,10 @@ _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.Bui
               types.ClassMethodDescriptorType)  # fmt: skip
 
 
+#: Class attributes that are interpreted by their meaning, and so are guarded whole.
+_NOT_LOOKED_INTO = (property, staticmethod, classmethod, functools.cached_property)
+
+
 def lookup(cls: type, name: str) -> tuple[Any, type | None]:
     """The raw attribute that ``cls`` or a base defines, and the class that does; (None, None) when none does."""
     for base in cls.__mro__:
@@ -33,10 +37,30 @@ _MISSING = object()
 
 
 def class_source(owner: type, name: str) -> Source | None:
-    """The source of a user's class attribute; None for the classes of libraries, which are taken as fixed."""
-    if is_library_name(owner.__module__):
+    """The source of a user's class attribute; None for the classes of libraries, which are taken as fixed.
+
+    Their ``forward`` is not: it is what those who quantise or instrument a model replace.
+    """
+    is_forward = name == "forward" and isinstance(owner.__dict__.get(name), types.FunctionType)
+    if is_library_name(owner.__module__) and not is_forward:
         return None
     return Source("dict_attr", Source("constant", None, (owner,)), name)
+
+
+def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -> None:
+    """No user's class that is asked for ``name`` before ``owner`` comes to define it (None: no class at all)."""
+    for base in cls.__mro__:
+        if base is owner:
+            return
+        if name not in base.__dict__ and not is_library_name(base.__module__):
+            tx.guards.no_instance_attr(Source("constant", None, (base,)), name)
+
+
+def guard_found(tx: Capture, cls: type, name: str, found: Any, owner: type) -> None:
+    """``found`` stays what ``cls`` gives for ``name``, as far as that is not seen where its value is looked at."""
+    guard_lookup(tx, cls, name, owner)
+    if type(found) in _NOT_LOOKED_INTO and (source := class_source(owner, name)) is not None:
+        tx.guards.is_object(source, found)
 
 
 def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, owner: type) -> Value:
@@ -49,6 +73,7 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     from dynamo_capture.values.functions import FunctionValue, MethodValue
 
     kind = type(found)
+    guard_found(tx, cls, name, found, owner)
     if kind is types.FunctionType:
         return MethodValue(value, tx.function(found, class_source(owner, name)))
     if kind is property:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value
-from dynamo_capture.values.classes import bind_attribute, class_source, lookup
+from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, guard_lookup, lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -138,10 +138,12 @@ class ObjectValue(Value):
             self._guard_missing(tx, name)
             method = bind_attribute(tx, self, self.cls, "__getattr__", getter, owner)  # type: ignore[arg-type]
             return method.call(tx, [ConstantValue(name)], {}).realize()
+        guard_lookup(tx, self.cls, "__getattr__")
         self._guard_missing(tx, name)
         raise self._no_attribute(tx, name)
 
     def _guard_missing(self, tx: Capture, name: str) -> None:
+        guard_lookup(tx, self.cls, name)
         if self.source is not None:
             tx.guards.no_instance_attr(self.source, name)
 
@@ -161,6 +163,7 @@ class ObjectValue(Value):
         """``object.__setattr__(self, name, value)``."""
         found, _owner = lookup(self.cls, name)
         if isinstance(found, property):
+            guard_found(tx, self.cls, name, found, _owner)  # type: ignore[arg-type]
             if not isinstance(found.fset, types.FunctionType):
                 raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
             tx.function(found.fset, None).call(tx, [self, value], {})

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
@@ -60,6 +60,16 @@ _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
 _OVERRIDE_QUESTIONS = frozenset(
     (torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
 )
+#: Readers of what the guard of the global state checks, or of what never changes.
+_GUARDED_OR_FIXED = frozenset(
+    ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled",
+     "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cache_enabled",
+     "_is_torch_function_enabled", "_is_torch_function_mode_enabled", "get_default_dtype", "_get_tracing_state",
+     "_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only", "_is_any_autocast_enabled",
+     "is_any_autocast_enabled", "_is_autocast_available", "_get_accelerator", "_get_privateuse1_backend_name",
+     "get_device", "is_complex", "is_floating_point", "is_tensor", "is_nonzero", "is_same_size", "is_signed",
+     "is_storage", "is_conj", "is_neg", "is_inference", "is_distributed", "_get_default_device")
+)  # fmt: skip
 _READERS = ("is_", "get_", "_get", "_is", "has_", "_has", "are_", "_jit_get", "_are", "_len_", "_dispatch_tls",
             "_cuda_get", "_cuda_is")  # fmt: skip
 
@@ -109,6 +119,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     body = visible_body(fn)
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
+    if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
+        _guard_setting(tx, fn, [a.realize().const() for a in args], {k: v.realize().const() for k, v in kwargs.items()})
     if fn is torch.is_tensor:
         return ConstantValue(isinstance(args[0].realize(), TensorValue))
     if fn in _RECURRENT and torch.is_grad_enabled():
@@ -117,6 +129,21 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if not on_cpu or fn is torch.lstm:
             raise GraphBreak("QB08", f"torch.{fn.__name__} in training is one call of a library")
     return tx.graph_call(fn, args, kwargs)
+
+
+def _reads_a_setting(fn: Any) -> bool:
+    """Whether a C function reads a process-wide setting that the guard of the global state does not cover."""
+    name = getattr(fn, "__name__", "")
+    if not isinstance(fn, types.BuiltinFunctionType) or not name.startswith(("get_", "_get_", "is_", "_is_", "are_")):
+        return False
+    owner = getattr(fn, "__self__", None)
+    return (owner is torch._C or owner is None) and name not in _GUARDED_OR_FIXED
+
+
+def _guard_setting(tx: Capture, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    value = fn(*args, **kwargs)
+    if type(value) in CONST_TYPES:
+        tx.guards.state(lambda: fn(*args, **kwargs), value, f"{fn.__name__}({', '.join(map(repr, args))})")
 
 
 def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:

@@ -20,6 +20,10 @@ SMALL = 1 << 21
 #: Values of a weight up to which its reordering for a convolution with channels last costs less than that of the
 #: images would otherwise.
 LIGHT_WEIGHT = 1 << 18
+#: Values of a weight from which any reordering costs more than gathering the patches of a small image.
+HEAVY_WEIGHT = 1 << 19
+#: Positions in a kernel up to which patches are gathered.
+MAX_POSITIONS = 25
 
 _PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default"})
 
@@ -115,7 +119,8 @@ def conv_form(node: Node, hint: Hint) -> str:
 
     ``"plain"``: as eager would with these inputs; ``"channels_last"``: oneDNN then reads and writes images as they
     lie, but lays the weight out anew more slowly; ``"linear"``: a 1x1 kernel as a product over channels-last images,
-    which reads the weight as it lies.
+    which reads the weight as it lies; ``"patches"``: a product too, after the patches of the image under the kernel
+    have been gathered into the rows of a matrix (``schedule.patches``), for large kernels on small images.
     """
     if node.op != "aten.convolution.default" or not _plain_float(node) or len(node.shape) != 4 or onednn() is None:
         return "plain"
@@ -135,18 +140,30 @@ def conv_form(node: Node, hint: Hint) -> str:
     values = n * (channels * height_in * width_in + out * height * width)
     if groups == 1 and kernel == [1, 1] and not any(padding) and 4 * parameters > values:
         return "linear"
-    return "channels_last" if parameters <= max(values, LIGHT_WEIGHT) else "plain"
+    if parameters <= max(values, LIGHT_WEIGHT):
+        return "channels_last"
+    gathered = n * height * width * channels * kernel[0] * kernel[1]
+    static = all(s.is_const for s in (*x.shape, *weight.shape, *node.shape))
+    few = groups == 1 and kernel[0] * kernel[1] <= MAX_POSITIONS and gathered <= parameters
+    return "patches" if few and static and parameters >= HEAVY_WEIGHT else "plain"
 
 
-def takes_linear(node: Node) -> Callable[..., Any]:
-    """The callable for a convolution whose form is ``"linear"``; it takes the node's own arguments."""
+def takes_linear(node: Node, form: str) -> Callable[..., Any]:
+    """The callable for a convolution whose form is ``"linear"`` or ``"patches"``; it takes the node's own arguments,
+    in the second case with the gathered patches ``[images, height, width, values]`` for the images."""
+    if form == "patches":
+        return _patches
     down, right = (*node.args[3], *node.args[3])[:2]
     return _conv1x1 if down == right == 1 else _strided_conv1x1
 
 
+def _patches(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+    result = onednn()(rows, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc]
+    return result.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
 def _conv1x1(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
-    rows = onednn()(x.permute(0, 2, 3, 1), weight.flatten(1), bias, "none", [], "")  # type: ignore[misc]
-    return rows.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    return _patches(x.permute(0, 2, 3, 1), weight, bias)
 
 
 def _strided_conv1x1(

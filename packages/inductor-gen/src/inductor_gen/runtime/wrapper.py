@@ -336,8 +336,9 @@ def function_of(
     assert unit.prepared is not None
     if node in unit.functions:
         return unit.functions[node]
-    if unit.prepared.forms.get(node) == "linear":
-        function = takes_linear(node)
+    form = unit.prepared.forms.get(node)
+    if form in ("linear", "patches"):
+        function = takes_linear(node, form)
         return function.__name__, function
     found = cpu_function(node, args) if unit.options.numerics == "fast" else None
     return found if found is not None else function_for(node, owned)

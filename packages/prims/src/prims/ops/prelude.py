@@ -33,7 +33,7 @@ def _triton(name: str, text: str) -> None:
 
 
 def _c_division(name: str, body: str) -> None:
-    """A function of 64-bit integers and one of int, which compilers can vectorise; operands narrower than int fit it."""
+    """A function of 64-bit integers and one of int, for operands up to that wide, which compilers can vectorise."""
     both = (f"static inline {t} {name}{bits}({t} a, {t} b) {{{body}}}".replace("T ", f"{t} ") for t, bits in
             (("int64_t", 64), ("int", 32)))  # fmt: skip
     _c(name, "\n".join([*both, f"#define {name}(a, b) _Generic((a) + (b), int: {name}32, default: {name}64)(a, b)"]))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from aot_autograd.trace.attention import STAND_INS
 from aot_autograd.trace.tracer import Tracer
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
@@ -185,7 +186,7 @@ def _interpret(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> A
         args = map_arg(node.args, load)
         kwargs = map_arg(node.kwargs, load) if node.kwargs else {}
         if op == "call_function":
-            env[node] = node.target(*args, **kwargs)
+            env[node] = STAND_INS.get(node.target, node.target)(*args, **kwargs)
         elif op == "call_method":
             env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:

@@ -63,8 +63,13 @@ def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor]:
     ins = [t for t in tensors(inputs) if t.requires_grad]
     if not outs or not ins:
         return []
-    grads = torch.autograd.grad(outs, ins, [torch.ones_like(t) for t in outs], allow_unused=True)
-    return [g for g in grads if g is not None]
+    grads = torch.autograd.grad(outs, ins, [weights(t) for t in outs], allow_unused=True)
+    return [torch.empty(0, dtype=torch.bool) if g is None else g for g in grads]
+
+
+def weights(t: torch.Tensor) -> torch.Tensor:
+    """A gradient for a result that is not the same everywhere: with ones, errors may cancel."""
+    return ((torch.arange(t.numel(), device=t.device) % 7 + 4) / 8).to(t.dtype).reshape(t.shape)
 
 
 def run(function: Any, sample: Any, grad: bool, prepare: Any = clone) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ import torch
 from aot_autograd import aot_function, run_eagerly
 from prims.report import Report
 
-
 FACTORISATIONS = {
     "inv": lambda x: torch.linalg.inv(x),
     "solve": lambda x: torch.linalg.solve(x, x.sin()),

@@ -652,3 +652,34 @@ def test_constants_of_a_backward():
     aot_function(gm, [x], fw_compiler=run_eagerly, report=report)(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.tensor([[2.0, 3.0, 4.0], [2.0, 3.0, 4.0]]))
     assert not report.fallbacks
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_cudnns_batch_norm_is_the_native_one(training):
+    """On a GPU PyTorch calls it by another name, for the library's kernel; the graphs are the same."""
+
+    class Norm(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+            self.norm = nn.BatchNorm2d(5)
+
+        def forward(self, x):
+            n = self.norm
+            out = self.function(x, n.weight, n.bias, n.running_mean, n.running_var, training, 0.1, 1e-5)
+            return out[0].sin()
+
+    ours, theirs, report = Norm(torch.cudnn_batch_norm), Norm(torch.native_batch_norm), Report()
+    mine, other = (torch.linspace(-2, 3, 240).view(3, 5, 4, 4).requires_grad_() for _ in range(2))
+    compiled = aot_function(
+        module_graph(ours), [mine], fw_compiler=run_eagerly, report=report, options=Options(strict=True)
+    )
+    out, expected = compiled(mine), theirs(other)
+    torch.testing.assert_close(out, expected)
+    out.square().sum().backward(), expected.square().sum().backward()
+    torch.testing.assert_close(mine.grad, other.grad)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert not any("cudnn" in op for graph in report.graphs for op in graph.ops)

@@ -193,3 +193,14 @@ def test_zero_argument_super_and_subclass_hooks():
     compiled = compile_module(Slotted(), Counting(), {}, Report())
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert Slotted.made == ["Slotted"]
+
+
+def test_lazy_module_stays_compiled():
+    compiled = compile_api.compile(nn.LazyLinear(3), backend="eager")
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), x @ compiled.weight.t() + compiled.bias)
+    assert type(compiled).__name__ == "Linear" and isinstance(compiled, nn.Linear)
+    assert not isinstance(compiled, nn.LazyLinear)
+    assert len(compiled.report().graphs) == 1
+    assert copy.deepcopy(compiled)(x).shape == (2, 3)

@@ -126,15 +126,21 @@ def compile_module(
         optimize: makes the compiled form of a bound ``forward``.
         settings: ``compile()``'s keyword arguments, for copies and pickles.
     """
-    base: Any = type(model)
     state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
-    namespace = {
+    compiled = object.__new__(_class_for(type(model), state))
+    object.__setattr__(compiled, "__dict__", model.__dict__)
+    return compiled
+
+
+def _class_for(base: Any, state: _State) -> Any:
+    namespace: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_quintet_state": state,
     }
-    made = type(base)(base.__name__, (CompiledModule, base), namespace)
-    compiled = object.__new__(made)
-    object.__setattr__(compiled, "__dict__", model.__dict__)
-    return compiled
+    after = getattr(base, "cls_to_become", None)
+    if isinstance(after, type):
+        # A lazy module takes another class once it has seen an input; that one is to be a compiled one too.
+        namespace["cls_to_become"] = _class_for(after, state)
+    return type(base)(base.__name__, (CompiledModule, base), namespace)

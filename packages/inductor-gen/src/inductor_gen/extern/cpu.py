@@ -83,14 +83,18 @@ def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., 
     sizes = (*left.shape, right.shape[1])
     if not all(s.is_const for s in sizes):
         return ("linear", linear_mm) if len(args) == 2 else ("linear", linear_addmm)
-    if not _pays(*(int(s.value) for s in sizes), left.strides[1] is ONE):
+    if not _pays(*(int(s.value) for s in sizes), in_rows=left.strides[1] is ONE):
         return None
     return ("linear", _mm) if len(args) == 2 else ("linear", _addmm)
 
 
-def _pays(rows: int, inner: int, columns: int, in_rows: bool) -> bool:
+def _pays(rows: int, inner: int, columns: int, *, in_rows: bool) -> bool:
     """Is a product ``[rows, inner] @ [inner, columns]`` large enough, also where the left one must be copied first?"""
     return rows * inner * columns >= SMALL and rows > 1 and (inner >= 64 or in_rows)
+
+
+def _worth(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _pays(a.shape[0], a.shape[1], b.shape[1], in_rows=a.stride(1) == 1)
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -103,12 +107,12 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 
 def linear_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` by oneDNN where the product is large enough."""
-    return _mm(a, b) if _pays(*a.shape, b.shape[1], a.stride(1) == 1) else torch.mm(a, b)
+    return _mm(a, b) if _worth(a, b) else torch.mm(a, b)
 
 
 def linear_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``bias + a @ b`` by oneDNN where the product is large enough."""
-    return _addmm(bias, a, b) if _pays(*a.shape, b.shape[1], a.stride(1) == 1) else torch.addmm(bias, a, b)
+    return _addmm(bias, a, b) if _worth(a, b) else torch.addmm(bias, a, b)
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------

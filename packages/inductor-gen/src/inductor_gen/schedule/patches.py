@@ -48,6 +48,6 @@ def gather_patches(p: Any, node: Node) -> Any:
     whole = view("concat", tuple(pieces), (4,), (n, channels, height, width, count))
     moved = view("permute", whole, ((0, 2, 3, 1, 4),), (n, height, width, channels, count))
     buffer = p.copy(moved)
-    shape = tuple(size(s) for s in (n, height, width, channels * count))
+    sizes = tuple(size(s) for s in (n, height, width, channels * count))
     ref = p.resolve(buffer)
-    return type(ref)(buffer, shape, contiguous_strides(shape), ZERO)
+    return type(ref)(buffer, sizes, contiguous_strides(sizes), ZERO)

@@ -87,7 +87,8 @@ class _Preparer:
         self.owned: set[Node] = set()  # buffers that some output already is
         self.channels_last = _pays_channels_last(self.old)
         self.relaid: dict[Node, ViewRef] = {}
-        if hint is not None and not any(d.kind in ("saved", "tangent") for d in (*env.inputs, *env.outputs)):
+        kinds = [d.kind for d in env.inputs] + [d.kind for d in env.outputs]
+        if hint is not None and not {"saved", "tangent"} & set(kinds):
             self._choose_forms(hint)
         self.new_nodes: list[Node] = []
 

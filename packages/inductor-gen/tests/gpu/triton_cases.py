@@ -247,3 +247,32 @@ def test_gradients_of_a_1x1_convolution_are_products(monkeypatch):
 
     compiled = check_images(monkeypatch, fn, eager, [x, w, g])
     assert compiled.externs == ("aten.mm.default",) * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape,fours", [((37, 64), True), ((3, 5, 20), True), ((64,), True), ((37, 5), False), ((7, 6), False)])
+def test_uniform_numbers_in_fours(shape, fours, dtype):
+    def fn(p, a, s):
+        return p.random_uniform(shape, s, 5003, dtype, a.device), p.neg(p.random_uniform(shape, s, 1 << 40, dtype, a.device))
+
+    c = check(fn, [torch.zeros(1), torch.tensor(1234)], tol=1e-7)
+    assert all(("qt_words" in k.source) is fours for k in c.kernels)
+
+
+@pytest.mark.parametrize("rows,columns,fours", [(50, 768, True), (5, 4100, True), (9, 30, False), (2, 40000, True)])
+def test_dropout_beside_a_reduction(rows, columns, fours):
+    def fn(p, a, s):
+        kept = p.ge(p.random_uniform((rows, columns), s, 40, torch.float32, a.device), 0.25)
+        x = p.where(kept, p.mul(a, 1 / 0.75), 0.0)
+        return x, p.sub(x, p.broadcast(p.mul(p.sum(x, (1,)), 1 / columns), (rows, columns), (0,)))
+
+    c = check(fn, [torch.randn(rows, columns), torch.tensor(77)], tol=1e-4)
+    assert ("qt_words2" in c.kernels[0].source) is fours
+
+
+def test_dropout_over_transposed_rows():
+    def fn(p, a, s):
+        kept = p.ge(p.random_uniform((64, 48), s, 9, torch.float32, a.device), 0.5)
+        return p.sum(p.where(p.permute(kept, (1, 0)), a, 0.0), (1,)), p.sum(p.where(kept, p.permute(a, (1, 0)), 0.0), (1,))
+
+    check(fn, [torch.randn(48, 64), torch.tensor(5)], tol=1e-4)

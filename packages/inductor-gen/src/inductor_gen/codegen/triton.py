@@ -137,6 +137,8 @@ class Block:
         self.axis_of: dict[Expr, _Axis] = {}
         self.lines: list[str] = []
         self.depth = 1
+        self.group_start: str | None = None  # where the last axis's positions begin, if they are consecutive
+        self.grouped = False  # whether every fourth of them has a name
         self.wide = self.names.wide = self._is_wide()
 
     def line(self, text: str) -> None:
@@ -243,8 +245,12 @@ class Block:
         return self.names.loaded(text, v.dtype)
 
     def emit(self, v: Val) -> None:
-        text = self.load(v) if v.op == "load" else self.names.expression(v)
-        self.line(f"{self.names.val(v)} = {text}")
+        text = self.load(v) if v.op == "load" else None
+        if v.op == "random_uniform":
+            from inductor_gen.codegen.tritonrandom import uniform_in_fours
+
+            text = uniform_in_fours(self, v)
+        self.line(f"{self.names.val(v)} = {self.names.expression(v) if text is None else text}")
 
     def store(self, s: Store, *more: str, shaped: bool = False) -> None:
         """Write a value; ``shaped``: it is a block even where it depends on no variable."""
@@ -327,6 +333,7 @@ class _Pointwise(Block):
         axis = _Axis("x", loops, block)
         self.add_axis(axis)
         self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")
+        self.group_start = f"{self.program()} * XBLOCK"
         self.bound(axis, self.names.size(total) if axis.masked else "")
         self._values()
         return self.source((ex.ceildiv(total, ex.const(block)), ONE), tiling.teams(4), 1)

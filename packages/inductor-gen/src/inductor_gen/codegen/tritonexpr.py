@@ -36,6 +36,16 @@ _HELPERS = {
     "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
     "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
     "qt_mul": "def qt_mul(a, b):\n    return a * b",
+    "qt_words": (
+        "def qt_words(seed, counter):\n"
+        "    a, b, c, d = q_philox4(seed, counter)\n"
+        "    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * counter.shape[0]])"
+    ),
+    "qt_words2": (
+        "def qt_words2(seed, counter):\n"
+        "    a, b, c, d = q_philox4(seed, counter)\n"
+        "    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [counter.shape[0], 4 * counter.shape[1]])"
+    ),
     "qt_argmax": (
         "def qt_argmax(a, i, b, j):\n"
         "    first = (a > b) | ((a == b) & (i < j)) | ((a != a) & ((b == b) | (i < j)))\n"
@@ -82,8 +92,9 @@ def identity(op: str, dtype: torch.dtype) -> str:
 
 def prelude(text: str) -> str:
     """Imports and helper functions that kernels' text uses."""
-    helpers = [f"\n\n@triton.jit\n{body}\n" for name, body in _HELPERS.items() if name in text]
-    return templates.triton_prelude(text) + "".join(helpers)
+    used = [body for name, body in _HELPERS.items() if f"{name}(" in text or f"{name})" in text]
+    helpers = [f"\n\n@triton.jit\n{body}\n" for body in used]
+    return templates.triton_prelude("\n".join([text, *used])) + "".join(helpers)
 
 
 class TritonNames(Names):
@@ -99,6 +110,11 @@ class TritonNames(Names):
             self.buffers.append(node)
         self.rough = _rough(body)
         self.wide = False
+
+    def rename(self, variable: Expr, name: str) -> str:
+        """Give a loop variable another name; returns the one that it had."""
+        had, self._vars[variable] = self._vars[variable], name
+        return had
 
     # ---- sizes and indices ------------------------------------------------------------------------------
 
@@ -117,13 +133,10 @@ class TritonNames(Names):
         if found is not None:
             narrow = self.wide and found.dtype != torch.int64
             return f"{self.val(found)}.to(tl.int64)" if narrow else self.val(found)
-        a = self.index(atom.args[0]) if self._is_loop(atom.args[0]) else self.size(atom.args[0])
-        b = self.index(atom.args[1]) if self._is_loop(atom.args[1]) else self.divisor(atom.args[1])
+        if atom.kind in ("floordiv", "mod"):
+            return self._division(atom, lambda e: self.index(e) if self._is_loop(e) else self.divisor(e), "//")
+        a, b = (self._operand(x) for x in atom.args[:2])
         match atom.kind:
-            case "floordiv":
-                return f"(({a}) // ({b}))"
-            case "mod":
-                return f"(({a}) % ({b}))"
             case "min":
                 return f"tl.minimum({a}, {b})"
             case "max":

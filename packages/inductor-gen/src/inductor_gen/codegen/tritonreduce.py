@@ -150,6 +150,7 @@ class _Reduction(Block):
         r = self.axes[1]
         place = "tl.arange(0, RBLOCK)[None, :]"
         self.line(f"r = {place}" if start is None else f"r = {start} + {place}")
+        self.group_start, self.grouped = start or "0", False
         if stop is not None:
             r.masked = True
         self.bound(r, stop or (self.names.size(self.columns) if r.masked else ""))

@@ -259,7 +259,7 @@ class Begun:
 
 def begin(env: Envelope, options: Options) -> Begun | None:
     """Get ready for a graph; None where it has no values on a GPU."""
-    specs = [d.spec for d in (*env.inputs, *env.outputs)]
+    specs = [*(d.spec for d in env.inputs), *(d.spec for d in env.outputs)]
     devices = [s.device for s in specs if isinstance(s, TensorSpec) and s.device.type == "cuda"]
     return Begun(_indexed(devices[0]), options) if devices else None
 

@@ -146,7 +146,7 @@ def lower_forward(p: Any, node: Node) -> None:
     if bias is None:
         node.kind, node.op, node.args = "view", op, args
         return
-    image = _view(op, *args, shape)
+    image = _view(op, args[0], args[1], shape)
     spread = _view("broadcast", bias, shape, shape)
     spread.args = (bias, shape, (1,))
     p.new_nodes += [image, spread]

@@ -221,6 +221,22 @@ def _native_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
     return out, save_mean, save_rstd
 
 
+@handles("cudnn_batch_norm.default")
+def _cudnn_batch_norm(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """The same computation; what cuDNN keeps for its own backward is left empty, which serves the one below."""
+    found = _native_batch_norm(tracer, func, args, kwargs)
+    if found is NotImplemented:
+        return found
+    return *found, tracer.pure(aten.new_zeros.default, (args[0], [0]), {"dtype": torch.uint8})
+
+
+@handles("cudnn_batch_norm_backward.default")
+def _cudnn_batch_norm_backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    x, grad, weight, mean, var, save_mean, save_rstd, eps, _ = args
+    native = (grad, x, weight, mean, var, save_mean, save_rstd, True, eps, [True, True, True])
+    return tracer.pure(aten.native_batch_norm_backward.default, native, {})
+
+
 @handles("bernoulli_.float", "bernoulli.p", "bernoulli.default")
 def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Passes the zeros and ones on through bool, so that a dropout mask can be saved in a byte per element."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from prims.errors import Unsupported
+from prims.spec.tensorspec import as_device
 
 Value = Any
 Size = Any
@@ -249,6 +250,11 @@ def numel(x: Value) -> Size:
 def is_empty(x: Value) -> bool:
     """Is a size known to be 0?"""
     return any(isinstance(s, int) and s == 0 for s in x.shape)
+
+
+def chosen_device(device: Any) -> torch.device:
+    """The device that a factory function's argument names: the CPU without one, ``cuda`` with its index."""
+    return torch.device("cpu") if device is None else as_device(device)
 
 
 def full_like(p: Any, x: Value, value: Any, dtype: torch.dtype | None = None) -> Value:

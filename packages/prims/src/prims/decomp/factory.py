@@ -11,6 +11,7 @@ import torch
 from prims.decomp.common import (
     Size,
     Value,
+    chosen_device,
     full_like,
     iota_along,
     is_value,
@@ -19,10 +20,6 @@ from prims.decomp.common import (
     unsupported,
 )
 from prims.decomp.registry import decomposition
-
-
-def _device(device: Any) -> torch.device:
-    return torch.device("cpu") if device is None else torch.device(device)
 
 
 def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
@@ -35,7 +32,7 @@ def _strided(layout: Any, pin_memory: Any, dtype: torch.dtype) -> None:
 def _filled(p: Any, size: Sequence[Size], value: Any, default: torch.dtype | None, kw: dict[str, Any]) -> Value:
     dtype = kw.get("dtype") or default or torch.get_default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
-    return p.full(tuple(size), number(value, dtype), dtype, _device(kw.get("device")))
+    return p.full(tuple(size), number(value, dtype), dtype, chosen_device(kw.get("device")))
 
 
 @decomposition("aten.full.default")
@@ -172,7 +169,7 @@ def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value
         length = math.ceil((end - start) / step)
     if length < 0:
         raise ValueError(f"arange: upper bound {end} and lower bound {start} do not fit step {step}")
-    return p.iota(length, number(start, dtype), number(step, dtype), dtype, _device(kw.get("device")))
+    return p.iota(length, number(start, dtype), number(step, dtype), dtype, chosen_device(kw.get("device")))
 
 
 @decomposition("aten.linspace.default")
@@ -182,7 +179,7 @@ def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point or is_value(start) or is_value(end):
         raise unsupported("linspace of integers or between tensors")
-    device = _device(kw.get("device"))
+    device = chosen_device(kw.get("device"))
     if steps == 1:
         return p.full((1,), float(start), dtype, device)
     compute = torch.float32 if dtype.itemsize < 4 else dtype
@@ -201,7 +198,7 @@ def eye(p: Any, n: Size, m: Size | None = None, **kw: Any) -> Value:
     """1 on the diagonal, 0 elsewhere."""
     dtype = kw.get("dtype") or torch.get_default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
-    device = _device(kw.get("device"))
+    device = chosen_device(kw.get("device"))
     shape = (n, n if m is None else m)
     on = p.eq(iota_along(p, shape, 0, device), iota_along(p, shape, 1, device))
     return on if dtype == torch.bool else p.convert(on, dtype)

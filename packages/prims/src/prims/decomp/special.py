@@ -12,6 +12,7 @@ from prims.decomp.common import (
     Size,
     Value,
     broadcast_shapes,
+    chosen_device,
     expand,
     float_dtype,
     full_like,
@@ -143,8 +144,7 @@ def efficient_zeros(p: Any, size: Sequence[Size], **kw: Any) -> Value:
     dtype = kw.get("dtype") or torch.get_default_dtype()
     if dtype.is_complex:
         raise unsupported("complex tensors")
-    device = torch.device("cpu") if kw.get("device") is None else torch.device(kw["device"])
-    return p.full(tuple(size), number(0, dtype), dtype, device)
+    return p.full(tuple(size), number(0, dtype), dtype, chosen_device(kw.get("device")))
 
 
 @decomposition("aten.logspace.default")
@@ -153,7 +153,7 @@ def logspace(p: Any, start: Any, end: Any, steps: Size, base: float = 10.0, **kw
     dtype = kw.get("dtype") or torch.get_default_dtype()
     if is_integral(dtype) or dtype.is_complex or is_value(start) or is_value(end):
         raise unsupported("logspace of integers or between tensors")
-    device = torch.device("cpu") if kw.get("device") is None else torch.device(kw["device"])
+    device = chosen_device(kw.get("device"))
     if steps == 1:
         return p.full((1,), float(base) ** float(start), dtype, device)
     gap = (float(end) - float(start)) / (steps - 1)

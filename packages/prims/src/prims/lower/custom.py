@@ -29,7 +29,7 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
     if twin_of(node.target) is not None:
         args = tuple(_memory(p, old, new) for old, new in zip(node.args, args, strict=True))
     result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
-    made = next(reversed(p.graph.nodes), None)
+    made = next(iter(reversed(p.graph.nodes)), None)
     while made is not None and made.target is not node.target:
         made = made.prev
     if made is not None:

@@ -34,6 +34,34 @@ def test_ten_sequence_lengths_capture_at_most_twice(name, dynamic):
     assert_all_generated(report)
 
 
+LENGTHS = [(16,), (24,), (32,), (33,), (17,)]
+BATCHES = [(2,), (3,), (4,), (7,), (5,)]
+IMAGES = [(2, 64), (3, 64), (4, 96), (5, 96), (3, 80)]
+
+
+@pytest.mark.parametrize(
+    "name,sizes,make,most",
+    [
+        ("gpt2", LENGTHS, lambda n: {"input_ids": torch.randint(0, 100, (2, n))}, 2),
+        ("llama", LENGTHS, lambda n: {"input_ids": torch.randint(0, 100, (2, n))}, 2),
+        ("t5_encoder", LENGTHS, lambda n: {"input_ids": torch.randint(0, 100, (2, n))}, 2),
+        ("vit_b_16", BATCHES, lambda n: {"x": torch.randn(n, 3, 64, 64)}, 2),
+        # The batch is the first to change, the image the second.
+        ("resnet18", IMAGES, lambda n, s: {"x": torch.randn(n, 3, s, s)}, 3),
+    ],
+)
+def test_models_capture_once_per_kind_of_change(name, sizes, make, most):
+    model = build(name, small=True).model
+    double = build(name, small=True).model.double()
+    compiled = compile_api.compile(model, fullgraph=True)
+    for size in sizes:
+        inputs = make(*size)
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        assert_as_good(tensors(compiled(**inputs)), tensors(model(**inputs)), tensors(double(**wide)))
+    assert len(captured(compiled.report())) == most
+    assert_all_generated(compiled.report())
+
+
 def test_only_the_changed_dimension_becomes_dynamic():
     compiled = compile_api.compile(lambda x: (x * 2).sum(-1), fullgraph=True)
     function = lambda x: (x * 2).sum(-1)

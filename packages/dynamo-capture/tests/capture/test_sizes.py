@@ -170,3 +170,26 @@ def test_batch_and_length_of_a_model(capture):
             mask = torch.zeros(2, length, dtype=torch.bool)
             same(c(ids, mask), net(ids, mask))
     assert len(c.graphs) <= 2
+
+
+def test_text_with_sizes_does_not_specialise(capture):
+    def fn(x):
+        torch._assert(x.dim() == 2, f"expected two dimensions, got {x.shape} of {x.shape[0]:>5} {x.shape[0]!r}")
+        assert x.shape[1] == 3, f"no {x.shape}"
+        return x.sin(), f"<{x.shape[0]:04d}|{x.shape}|{x.shape[0] * 2}>", str(x.shape), f"{x.shape[0]}"
+
+    c = capture(fn, dynamic=True, fullgraph=True)
+    for n in (4, 5, 6):
+        ours, theirs = c(torch.ones(n, 3)), fn(torch.ones(n, 3))
+        assert ours[1:] == theirs[1:]
+    assert len(c.graphs) == 1
+
+
+def test_text_that_is_looked_into_specialises(capture):
+    def fn(x):
+        text = f"{x.shape[0]}"
+        return x * len(text) + (1 if "1" in text else 0)
+
+    c = capture(fn, dynamic=True)
+    for n in (4, 10, 21, 4):
+        torch.testing.assert_close(c(torch.ones(n)), fn(torch.ones(n)))

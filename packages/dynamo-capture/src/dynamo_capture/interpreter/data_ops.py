@@ -16,6 +16,7 @@ from dynamo_capture.values.containers import ListValue, SetValue, SliceValue, Tu
 from dynamo_capture.values.dicts import DictValue, pairs_of
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.text import TextValue, has_symbols, text_of
 
 __all__ = ["DataOps"]
 
@@ -234,9 +235,12 @@ class DataOps(FrameState):
         self.stack.append(DictValue.of(zip(keys, self.popn(arg), strict=True)))
 
     def BUILD_STRING(self, arg: int) -> None:
-        parts = [part.realize().const() for part in self.stack[-arg:]] if arg else []
-        self.popn(arg)
-        self.stack.append(ConstantValue("".join(parts)))
+        parts = [part.realize() for part in self.popn(arg)]
+        if any(isinstance(part, TextValue) for part in parts):
+            split = [part.parts if isinstance(part, TextValue) else [(part, None, "")] for part in parts]
+            self.stack.append(TextValue([piece for pieces in split for piece in pieces]))
+        else:
+            self.stack.append(ConstantValue("".join(part.const() for part in parts)))
 
     def BUILD_SLICE(self, arg: int) -> None:
         parts = self.popn(arg)
@@ -303,6 +307,9 @@ class DataOps(FrameState):
     def format_value(self, value: Value, conversion: int, spec: Any) -> None:
         """Push ``format(conversion(value), spec)``."""
         value = value.realize()
+        if has_symbols(value):
+            self.stack.append(text_of(value, (None, str, repr, ascii)[conversion], spec))
+            return
         if isinstance(value, ObjectValue) or not (value.is_const or hasattr(value, "example")):
             text = self._text_of_object(value, conversion)
         elif hasattr(value, "example") and not hasattr(value, "make"):

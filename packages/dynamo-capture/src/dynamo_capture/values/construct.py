@@ -26,6 +26,7 @@ from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.iterators import GeneratorValue, IteratorValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.text import has_symbols, text_of
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -193,6 +194,8 @@ def _str(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0].realize()
     if isinstance(value, TensorValue):
         raise GraphBreak("QB02", "str() of a tensor")
+    if has_symbols(value):
+        return text_of(value)
     if isinstance(value, ObjectValue):
         return value.call_method(tx, "__str__", [], {})
     if isinstance(value, ListValue):

@@ -35,6 +35,7 @@ BLOCK = 2048
 ROW_BYTES = 256 << 10
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
+LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -114,6 +115,7 @@ class _Kernel:
         self.stages = self._stage_count()
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
+        self.scalar = self._picks()
 
     # ---- facts ------------------------------------------------------------------------------------------
 
@@ -138,6 +140,16 @@ class _Kernel:
     def is_inner(self, v: Val) -> bool:
         """Does the value change inside the reduction?"""
         return v.op == "scan" or bool(v.deps & self.inner)
+
+    def _picks(self) -> bool:
+        """Does it do little but load by index along its lane? Gathering into vectors is slower than one by one."""
+        if self.inner or self.scatter or sum(op_cost(v.op) for v in self.body.vals) > LIGHT:
+            return False
+        atoms = self.body.atoms
+        return any(
+            self.lane in atoms[a].deps for v in self.body.vals if v.op == "load" and v.at is not None
+            for a in v.at.symbols if a in atoms
+        )  # fmt: skip
 
     def _extent(self, variables: list[Expr]) -> int:
         total = 1
@@ -168,7 +180,8 @@ class _Kernel:
             self._pointwise()
         lines = self.w.lines
         head = self.names.declarations()
-        text = "void KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
+        text = '__attribute__((optimize("no-tree-vectorize")))\n' if self.scalar else ""
+        text += "void KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
         text += "\n}\n"
         name, comment, ops = describe(self.nest, text)
         return KernelSource(
@@ -255,8 +268,8 @@ class _Kernel:
             if depth + 1 >= collapse:
                 self._hoist(done, around[: depth + 1])
         if inside:
-            self.w.line(self._team(1).replace("parallel for", "parallel for simd"))
-        else:
+            self.w.line(self._team(1) if self.scalar else self._team(1).replace("parallel for", "parallel for simd"))
+        elif not self.scalar:
             self.w.line("#pragma omp simd")
         self._loop(lane)
         for v in self.body.vals:

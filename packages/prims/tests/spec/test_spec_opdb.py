@@ -32,7 +32,7 @@ DATA_DEPENDENT = set(
     nn_functional_gaussian_nll_loss nn_functional_one_hot nonzero repeat_interleave tensor_split unique
     unique_consecutive""".split()
 )
-)
+
 if torch.__version__ < "2.12":
     DATA_DEPENDENT |= {"quantile", "nanquantile"}  # these read their q there
 

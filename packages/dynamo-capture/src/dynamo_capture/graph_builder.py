@@ -172,6 +172,10 @@ class GraphBuilder:
         self.tx.side.epoch += 1
         return node
 
+    def call_node(self, fn: Callable[..., Any], args: list[Any]) -> torch.fx.Node:
+        """A node for a call whose abstract result is known already."""
+        return self._node(fn, args, {}, False)
+
     def mutated_inputs(self) -> list[GraphInput]:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
         return [

@@ -373,11 +373,22 @@ def test_saved_tensors_are_checked():
     assert "modified by an inplace operation" in error(compiled(function)[0])
 
 
-def test_second_derivative_is_refused():
+def test_second_derivative():
     function, _ = compiled(lambda x: Cube.apply(x))
+    found = []
+    for one in (function, Cube.apply):
+        x = torch.arange(3.0, requires_grad=True)
+        (gradient,) = torch.autograd.grad(one(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+        found.append((gradient.detach(), second))
+    torch.testing.assert_close(*found)
+
+
+def test_second_derivative_is_refused():
+    function, _ = compiled(lambda x: SetUp.apply(x))  # whose backward is once_differentiable
     x = torch.randn(3, requires_grad=True)
     (gradient,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="second derivative of the autograd function Cube"):
+    with pytest.raises(RuntimeError, match="second derivative of the autograd function SetUp"):
         gradient.sum().backward()
 
 

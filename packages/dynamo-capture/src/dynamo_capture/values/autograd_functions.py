@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections import ChainMap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,14 @@ import torch.fx
 from torch.autograd.function import FunctionCtx
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.graph_builder import GraphBuilder
-from dynamo_capture.side_effects import SideEffects
-from dynamo_capture.values.base import LazyValue, ObservedError, Value
+from dynamo_capture.subgraph import InnerEffects, SubgraphBuilder
+from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.objects import ObjectValue
-from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import set_mode, special
-from prims.spec import TensorSpec, abstract_from_spec
+from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -56,6 +54,7 @@ class AttachBackward:
         graphs: for each set of present gradients (a flag per result), the backward with the arguments it reads
             after the gradients.
         saved: the arguments that are saved for the backward with autograd's checks, the rest is merely kept.
+        differentiable: the graphs may be differentiated; not so where the backward turns gradients on or off itself.
     """
 
     def __init__(
@@ -67,6 +66,7 @@ class AttachBackward:
         materialize: bool,
         graphs: dict[tuple[bool, ...], tuple[torch.fx.GraphModule, tuple[int, ...]]],
         saved: frozenset[int],
+        differentiable: bool,
     ) -> None:
         self.__name__ = self.__qualname__ = f"attach_{name}"
         self.__module__ = __name__
@@ -91,7 +91,7 @@ class AttachBackward:
             values = dict(zip((*saved_at, *kept_at), (*ctx.saved_tensors, *ctx.kept), strict=True))
             present = [gradient for gradient in gradients if gradient is not None]
             found = self.graphs[flags](*present, *(values[at] for at in reads[flags]))
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not differentiable:
                 found = _once(found, present, name)
             return (*found, *itertools.repeat(None, len(ctx.needs_input_grad) - inputs))
 
@@ -230,6 +230,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
         materialize is None or materialize.realize().truth(tx),
         graphs,
         frozenset(at for v in _tensors(context, "to_save") if (at := backward.find(v)) is not None),
+        backward.differentiable,
     )
     given = [v if isinstance(v, TensorValue) else ConstantValue(None) for v in inputs]
     attached = tx.graph_call(attach, [*given, *outs, *backward.others], {}).unpack(tx)
@@ -266,6 +267,7 @@ class _BackwardCapture:
 
     Attributes:
         others: the tensors and sizes read that are neither inputs nor results of the function.
+        differentiable: the backward leaves the gradient mode alone.
     """
 
     def __init__(
@@ -277,6 +279,7 @@ class _BackwardCapture:
         self.inputs = inputs
         self.outs = outs
         self.others: list[Value] = []
+        self.differentiable = True
 
     def find(self, value: Value) -> int | None:
         """Which argument of the attaching call a value of the graph around is."""
@@ -303,22 +306,26 @@ class _BackwardCapture:
         """
         tx = self.tx
         outer, effects, modes = tx.graph, tx.side, dict(tx.modes)
-        builder = tx.graph = BackwardBuilder(tx, outer)
-        side = tx.side = _BackwardEffects(effects)
+        builder = tx.graph = SubgraphBuilder(tx, outer)
+        side = tx.side = InnerEffects(effects)
         mode = (torch._C._set_grad_enabled, torch.is_grad_enabled())
         autocast = [(d, torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
         try:
             # Autograd runs a backward without gradients, and outside the forward's autocast.
             torch._C._set_grad_enabled(False)
+            tx.modes = {key: modes[key] for key in modes if key != (torch._C._set_grad_enabled,)}
             for device, _ in autocast:
                 torch.set_autocast_enabled(device, False)
             gradients: list[Value] = [ConstantValue(None)] * count
             for out, place, given in zip(self.outs, places, present, strict=True):
                 if given:
-                    gradients[place] = builder.gradient(out)
+                    spec = out.example.spec  # type: ignore[attr-defined]
+                    gradients[place] = builder.new_input("gradient", TensorSpec(spec.shape, spec.dtype, spec.device))
             found = self._run(gradients)
-            if side or self._reached(side.touched):
+            if side.reached([self.context, *self.inputs]):
                 raise GraphBreak("QB12", f"the backward of {self.cls.describe()} has side effects")
+            if (torch._C._set_grad_enabled,) in tx.modes:
+                self.differentiable = False
             left = torch.is_grad_enabled() or any(torch.is_autocast_enabled(device) for device, _ in autocast)
             if left or builder.writes_outside():
                 raise GraphBreak("QB12", f"the backward of {self.cls.describe()} changes what is outside of it")
@@ -358,130 +365,6 @@ class _BackwardCapture:
             raise GraphBreak("QB12", f"the backward of {self.cls.describe()} returns other than a gradient per input")
         return found
 
-    def _reached(self, touched: list[Value]) -> bool:
-        """Whether the backward has changed an object that the forward knows too."""
-        if not touched:
-            return False
-        changed = {id(value) for value in touched}
-        seen: set[int] = set()
-        stack: list[Value] = [self.context, *self.inputs]
-        while stack:
-            value = stack.pop()
-            if isinstance(value, LazyValue):
-                looked_at = value.realized
-                if looked_at is None:
-                    continue
-                value = looked_at
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            stack.extend(value.children())
-            if isinstance(value, ObjectValue):
-                stack.extend(value.attrs.values())
-        return bool(changed & seen)
-
 
 def _is_none(value: Value) -> bool:
     return type(value) is ConstantValue and value.value is None
-
-
-class BackwardBuilder(GraphBuilder):
-    """Builds the graph of a backward; what it reads of the graph around it becomes an input.
-
-    Attributes:
-        lifted: the values of the graph around, in the order of the inputs that follow the gradients.
-    """
-
-    def __init__(self, tx: Capture, outer: GraphBuilder) -> None:
-        super().__init__(tx, outer.ctx)
-        self.outer = outer
-        self.lifted: list[Value] = []
-        self._nodes: dict[int, torch.fx.Node] = {}
-        self._keep: list[Value] = []
-        self._versions: list[tuple[torch.Tensor, int]] = []
-        self._by_example = ChainMap({}, outer._by_example)  # type: ignore[assignment]
-
-    def gradient(self, out: TensorValue) -> TensorValue:
-        """A new input: the gradient of a result."""
-        spec = out.example.spec  # type: ignore[attr-defined]
-        example = abstract_from_spec(TensorSpec(spec.shape, spec.dtype, spec.device))
-        value = TensorValue(self._input("gradient", example.spec), example)
-        self._by_example[id(example)] = value
-        return value
-
-    def _input(self, name: str, spec: Any) -> torch.fx.Node:
-        node = self._last_placeholder
-        if node is None:
-            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
-                made = self.graph.placeholder(name)
-        else:
-            with self.graph.inserting_after(node):
-                made = self.graph.placeholder(name)
-        made.target = made.name
-        made.meta["spec"] = spec
-        self._last_placeholder = made
-        return made
-
-    def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any) -> TensorValue:
-        return self.outer.tensor_input(source, real, dynamic)
-
-    def size_input(self, source: Any, real: int, low: int) -> SymValue:
-        return self.outer.size_input(source, real, low)
-
-    def lower(self, value: Value) -> tuple[Any, Any]:
-        value = value.realize()
-        if type(value) is TensorValue:
-            if value.node.graph is self.graph:
-                return value.node, value.example
-            if id(value) not in self._nodes and not value.example.is_inference():
-                self._versions.append((value.example, value.example._version))
-            return self._lift(value, value.node), value.example
-        if type(value) is SymValue:
-            known = self.tx.known_number(value.example)
-            return (known, known) if known is not None else (self._size(value), value.example)
-        return super().lower(value)
-
-    def _size(self, value: SymValue) -> torch.fx.Node:
-        """A symbolic number's node here: computed here where it can be, else an input."""
-        found = self._nodes.get(id(value))
-        if found is None:
-            node = value.known_node or value.make()
-            found = node if node.graph is self.graph else self._lift(value, node)
-            self._nodes[id(value)] = found
-            self._keep.append(value)
-        return found
-
-    def _lift(self, value: TensorValue | SymValue, node: torch.fx.Node) -> torch.fx.Node:
-        found = self._nodes.get(id(value))
-        if found is None:
-            found = self._nodes[id(value)] = self._input(node.name, node.meta["spec"])
-            self.lifted.append(value)
-        return found
-
-    def writes_outside(self) -> bool:
-        """Whether a tensor of the graph around was written in place."""
-        return any(tensor._version != version for tensor, version in self._versions)
-
-
-class _BackwardEffects(SideEffects):
-    """Side effects of a backward: none is allowed, but it may change objects of its own."""
-
-    def __init__(self, outer: SideEffects) -> None:
-        super().__init__()
-        self.outer = outer
-        self.touched: list[Value] = []
-
-    def mutate(self, value: Value) -> None:
-        self.touched.append(value)
-        super().mutate(value)
-
-    def write_attribute(self, owner: ObjectValue, name: str) -> None:
-        self.touched.append(owner)
-        super().write_attribute(owner, name)
-
-    def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
-        found = super().global_value(globals_, name)
-        return found if found is not None else self.outer.global_value(globals_, name)
-
-    def is_mutated(self, value: Value) -> bool:
-        return super().is_mutated(value) or self.outer.is_mutated(value)

@@ -1,0 +1,152 @@
+"""Graphs inside the captured graph: a custom backward, a checkpointed region.
+
+What runs more than once, or later, than the region itself is captured as a graph of its own, a plain function of
+tensors and sizes. It may read whatever the region reads, and change nothing outside of itself.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from dynamo_capture.graph_builder import GraphBuilder
+from dynamo_capture.side_effects import SideEffects
+from dynamo_capture.values.base import LazyValue, Value
+from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from prims.spec import TensorSpec, abstract_from_spec
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["InnerEffects", "SubgraphBuilder"]
+
+
+class SubgraphBuilder(GraphBuilder):
+    """Builds a graph inside another; what it reads of the graph around it becomes an input.
+
+    Attributes:
+        lifted: the values of the graph around, in the order of the inputs that stand for them, which are the last.
+    """
+
+    def __init__(self, tx: Capture, outer: GraphBuilder) -> None:
+        super().__init__(tx, outer.ctx)
+        self.outer = outer
+        self.lifted: list[Value] = []
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._keep: list[Value] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._by_example = ChainMap({}, outer._by_example)  # type: ignore[assignment]
+
+    def new_input(self, name: str, spec: TensorSpec) -> TensorValue:
+        """An input that stands for no value of the graph around; to be asked for before anything is captured."""
+        example = abstract_from_spec(spec)
+        value = TensorValue(self._input(name, spec), example)
+        self._by_example[id(example)] = value
+        return value
+
+    def _input(self, name: str, spec: Any) -> torch.fx.Node:
+        node = self._last_placeholder
+        if node is None:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                made = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(node):
+                made = self.graph.placeholder(name)
+        made.target = made.name
+        made.meta["spec"] = spec
+        self._last_placeholder = made
+        return made
+
+    def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any) -> TensorValue:
+        return self.outer.tensor_input(source, real, dynamic)
+
+    def size_input(self, source: Any, real: int, low: int) -> SymValue:
+        return self.outer.size_input(source, real, low)
+
+    def lower(self, value: Value) -> tuple[Any, Any]:
+        value = value.realize()
+        if type(value) is TensorValue:
+            if value.node.graph is self.graph:
+                return value.node, value.example
+            if id(value) not in self._nodes and not value.example.is_inference():
+                self._versions.append((value.example, value.example._version))
+            return self._lift(value, value.node), value.example
+        if type(value) is SymValue:
+            known = self.tx.known_number(value.example)
+            return (known, known) if known is not None else (self._size(value), value.example)
+        return super().lower(value)
+
+    def _size(self, value: SymValue) -> torch.fx.Node:
+        """A symbolic number's node here: computed here where it can be, else an input."""
+        found = self._nodes.get(id(value))
+        if found is None:
+            node = value.known_node or value.make()
+            found = node if node.graph is self.graph else self._lift(value, node)
+            self._nodes[id(value)] = found
+            self._keep.append(value)
+        return found
+
+    def _lift(self, value: TensorValue | SymValue, node: torch.fx.Node) -> torch.fx.Node:
+        found = self._nodes.get(id(value))
+        if found is None:
+            found = self._nodes[id(value)] = self._input(node.name, node.meta["spec"])
+            self.lifted.append(value)
+        return found
+
+    def writes_outside(self) -> bool:
+        """Whether a tensor of the graph around was written in place."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+
+class InnerEffects(SideEffects):
+    """Side effects of what is captured into a graph inside another: none is allowed, save to objects of its own.
+
+    Attributes:
+        touched: the objects that were changed.
+    """
+
+    def __init__(self, outer: SideEffects) -> None:
+        super().__init__()
+        self.outer = outer
+        self.touched: list[Value] = []
+
+    def mutate(self, value: Value) -> None:
+        self.touched.append(value)
+        super().mutate(value)
+
+    def write_attribute(self, owner: ObjectValue, name: str) -> None:
+        self.touched.append(owner)
+        super().write_attribute(owner, name)
+
+    def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
+        found = super().global_value(globals_, name)
+        return found if found is not None else self.outer.global_value(globals_, name)
+
+    def is_mutated(self, value: Value) -> bool:
+        return super().is_mutated(value) or self.outer.is_mutated(value)
+
+    def reached(self, roots: list[Value]) -> bool:
+        """Whether an object was changed that is known outside: one that the region had, or one behind ``roots``."""
+        if self:
+            return True
+        changed = {id(value) for value in self.touched}
+        seen: set[int] = set()
+        stack = list(roots) if changed else []
+        while stack:
+            value = stack.pop()
+            if isinstance(value, LazyValue):
+                looked_at = value.realized
+                if looked_at is None:
+                    continue
+                value = looked_at
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            stack.extend(value.children())
+            if isinstance(value, ObjectValue):
+                stack.extend(value.attrs.values())
+        return bool(changed & seen)

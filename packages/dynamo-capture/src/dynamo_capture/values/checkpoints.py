@@ -1,0 +1,110 @@
+"""``torch.utils.checkpoint``: the region is a graph of its own, called through ``checkpoint`` in the graph around it.
+
+A stage that runs the graph under autograd sees the region run a second time in the backward pass, as in eager. The
+reentrant variant gives the same gradients and is captured as the other one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.utils import checkpoint as torch_checkpoint
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.subgraph import InnerEffects, SubgraphBuilder
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.torch_calls import special
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["Checkpoint"]
+
+# Behind the decorator that keeps it from torch's own compiler (and imports that).
+_checkpoint: Any = getattr(torch_checkpoint.checkpoint, "__wrapped__", torch_checkpoint.checkpoint)
+_OPTIONS = ("preserve_rng_state", "determinism_check", "early_stop", "debug")
+
+
+class Checkpoint:
+    """Runs a graph under ``torch.utils.checkpoint``. The target of a graph node.
+
+    Args:
+        graph: the region; returns a tuple of tensors.
+        options: keyword arguments of ``checkpoint``.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
+        self.__name__ = self.__qualname__ = "checkpoint"
+        self.__module__ = __name__
+        self.graph = graph
+        self.options = options
+
+    def __call__(self, *args: Any) -> Any:
+        return _checkpoint(self.graph, *args, use_reentrant=False, **self.options)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+@special(torch_checkpoint.checkpoint)
+def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``checkpoint(function, *args, use_reentrant=..., **kwargs)``."""
+    rest = dict(kwargs)
+    function = (args[0] if args else rest.pop("function")).realize()
+    inputs = [value.realize() for value in args[1:]]
+    reentrant = _option(rest, "use_reentrant", None)
+    options = {name: _option(rest, name, None) for name in _OPTIONS if name in rest}
+    context = rest.pop("context_fn", None)
+    if context is not None and getattr(context.realize(), "fn", None) is not torch_checkpoint.noop_context_fn:
+        raise GraphBreak("QB12", "checkpoint with a context_fn")
+    if reentrant is None:
+        raise GraphBreak("QB12", "checkpoint without use_reentrant, which warns")
+    if not torch.is_grad_enabled():
+        return function.call(tx, inputs, rest)
+    if reentrant:
+        if rest or not any(isinstance(v, TensorValue) and v.example.requires_grad for v in inputs):
+            raise GraphBreak("QB12", "reentrant checkpoint without an input that needs a gradient")
+        options = {name: value for name, value in options.items() if name == "preserve_rng_state"}
+    return _captured(tx, function, inputs, rest, options)
+
+
+def _option(kwargs: dict[str, Value], name: str, default: Any) -> Any:
+    return kwargs.pop(name).realize().const() if name in kwargs else default
+
+
+def _captured(
+    tx: Capture, function: Value, inputs: list[Value], kwargs: dict[str, Value], options: dict[str, Any]
+) -> Value:
+    outer, effects, modes = tx.graph, tx.side, dict(tx.modes)
+    builder = tx.graph = SubgraphBuilder(tx, outer)
+    side = tx.side = InnerEffects(effects)
+    try:
+        result = function.call(tx, inputs, kwargs).realize()
+        items = [v.realize() for v in result.items] if isinstance(result, (TupleValue, ListValue)) else [result]
+        tensors = [v for v in items if isinstance(v, TensorValue)]
+        if not all(isinstance(v, TensorValue) or type(v) is ConstantValue for v in items):
+            raise GraphBreak("QB12", "a checkpointed function that returns other than tensors")
+        if side.reached([function, *inputs, *kwargs.values()]) or builder.writes_outside() or _changed(tx.modes, modes):
+            raise GraphBreak("QB12", "a checkpointed function with side effects, which would happen twice")
+        builder.graph.output(tuple(builder.lower(v)[0] for v in tensors))
+    finally:
+        tx.graph, tx.side = outer, effects
+        effects.epoch += side.epoch
+    graph = torch.fx.GraphModule(torch.nn.Module(), builder.graph, "Checkpointed")
+    target = Checkpoint(graph, options)
+    node = outer.call_node(target, [outer.lower(value)[0] for value in builder.lifted])
+    found = iter(outer.wrap_result(tuple(v.example for v in tensors), node).unpack(tx))
+    items = [next(found) if isinstance(v, TensorValue) else v for v in items]
+    if isinstance(result, ListValue):
+        return ListValue(items)
+    return TupleValue(items, result.pytype) if isinstance(result, TupleValue) else items[0]
+
+
+def _changed(now: dict[Any, tuple[Any, Any]], before: dict[Any, tuple[Any, Any]]) -> bool:
+    """Whether a mode is set otherwise than it was (each is given as first and as now)."""
+    return any(before.get(key, (first, first))[1] != value for key, (first, value) in now.items())

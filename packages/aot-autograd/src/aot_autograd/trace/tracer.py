@@ -482,7 +482,7 @@ class Tracer(TorchDispatchMode):
             if not torch.can_cast(spec.dtype, own.dtype):
                 raise Unsupported(f"a write of {spec.dtype} into {own.dtype}", where=self._current_source())
             node, spec = self.emit(aten._to_copy.default, (node,), {"dtype": own.dtype})
-        if not own.is_contiguous() and not is_dense(own) and _overlaps(own):
+        if any(not spec.is_contiguous() and not is_dense(spec) and _overlaps(spec) for spec in (own, storage.spec)):
             raise Unsupported("an in-place write to a tensor whose elements share memory")
         value, value_spec = node, spec
         # The source of each step before the write, so that partial views can be pushed back into it.
@@ -512,7 +512,18 @@ def to_torch_all(sizes: Sequence[Any]) -> list[Any]:
 
 
 def _overlaps(spec: TensorSpec) -> bool:
-    return any(size != 1 and stride == 0 for size, stride in zip(spec.shape, spec.strides, strict=True))
+    """Whether elements of a tensor may share memory: a dimension does not step past what is inside it."""
+    steps = [(stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size != 1]
+    if any(stride == 0 for stride, _ in steps):
+        return True
+    if not all(type(n) is int for step in steps for n in step):
+        return False  # sliced from a tensor with symbolic sizes
+    reach = 0
+    for stride, size in sorted(steps):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def _has_tensor(spec: Any) -> bool:

@@ -109,6 +109,8 @@ class _Kernel:
         self.lane = nest.lane
         self.names = Names(self.body, [*nest.outer, *nest.inner])
         self.tiled = bool(nest.inner) and self.lane is not None and not nest.lane_is_inner
+        if self.tiled:
+            self._depend_on_lane()
         self.rows: dict[int, str] = {}
         self.arrays: set[int] = set()
         self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
@@ -116,6 +118,14 @@ class _Kernel:
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
         self.scalar = self._picks()
+
+    def _depend_on_lane(self) -> None:
+        """Tiles hold a result of every reduction per lane, of one that is the same for all lanes too."""
+        moved: set[int] = set()
+        for v in self.body.vals:
+            if v.op in ("reduce", "scan") or any(a.id in moved for a in self.body.inputs_of(v)):
+                moved.add(v.id)
+                v.deps |= {self.lane}
 
     # ---- facts ------------------------------------------------------------------------------------------
 
@@ -540,5 +550,3 @@ class _Kernel:
         from inductor_gen.codegen.creduce import emit_stage
 
         emit_stage(self, stage)
-
-

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import lift
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -135,17 +137,32 @@ class Names:
         found = self.body.atoms.get(atom)
         if found is not None:
             return self.val(found)
-        a, b = (self.index(x) if self._is_loop(x) else self.size(x) for x in atom.args[:2])
+        if atom.kind in ("floordiv", "mod"):
+            return self._division(atom, self._operand)
+        a, b = (self._operand(x) for x in atom.args[:2])
         match atom.kind:
-            case "floordiv":
-                return f"(({a}) / ({b}))"
-            case "mod":
-                return f"(({a}) % ({b}))"
             case "min":
                 return f"(({a}) < ({b}) ? ({a}) : ({b}))"
             case "max":
                 return f"(({a}) > ({b}) ? ({a}) : ({b}))"
         raise AssertionError(f"index atom {atom} of kind {atom.kind}")
+
+    def _operand(self, e: Expr) -> str:
+        return self.index(e) if self._is_loop(e) else self.size(e)
+
+    def _division(self, atom: Expr, divisor: Callable[[Expr], str], operator: str = "/") -> str:
+        """A quotient or remainder rounded down, by an operator that rounds towards zero."""
+        moved = lift(atom.args[0], atom.args[1], self.space)
+        a, b = self._operand(ex.add(atom.args[0], moved or ex.const(0))), divisor(atom.args[1])
+        if moved is None:
+            if atom.kind == "mod":
+                return f"((({a}) % ({b}) + ({b})) % ({b}))"
+            return f"(({a}) {operator} ({b}) - ((({a}) % ({b})) < 0))"
+        if atom.kind == "mod":
+            return f"(({a}) % ({b}))"
+        steps = ex.floordiv(moved, atom.args[1])
+        back = "" if steps is ex.const(0) else f" - {self.size(steps)}"
+        return f"(({a}) {operator} ({b}){back})"
 
     # ---- values -----------------------------------------------------------------------------------------
 

@@ -203,7 +203,6 @@ class TritonNames(Names):
         return text if zero is None else f"{text} + {zero}"
 
 
-
 def _rough(body: Body) -> set[int]:
     """The ``erf`` values whose absolute error alone matters: added to a number near one, with results in 16 bits."""
     if not all(s.value.dtype in _HALF for s in body.stores):

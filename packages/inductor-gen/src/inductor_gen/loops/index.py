@@ -21,6 +21,7 @@ __all__ = [
     "contiguous_strides",
     "div",
     "flatten",
+    "lift",
     "lower",
     "nonneg",
     "product",
@@ -124,6 +125,23 @@ def nonneg(e: Expr | None) -> bool:
     return total >= 0
 
 
+def lift(e: Expr, divisor: Expr, ranges: Ranges) -> Expr | None:
+    """A multiple of ``divisor`` that makes ``e`` provably >= 0 when added, or None when none is known.
+
+    Generated code divides as C does, towards zero; indices mean Python's division. The normal form moves whole
+    multiples out of a quotient, so that ``(16 - i) // 4`` has become ``4 + (-i) // 4``.
+    """
+    known = {atom: ONE for atom in e.symbols if atom.name.startswith("v") and atom not in ranges}  # in range, so >= 0
+    if any(coeff < 0 and known.keys() & {a for a, _ in mono} for mono, coeff in e.terms):
+        return None
+    low = _bound(e, {**ranges, **known}, False)
+    if nonneg(low):
+        return ZERO
+    if low is None or low.kind != "const" or divisor.kind != "const":
+        return None
+    return ex.const(-(low.args[0] // divisor.args[0]) * divisor.args[0])
+
+
 def _within(e: Expr, extent: Expr, ranges: Ranges) -> bool:
     low = _bound(e, ranges, False)
     high = _bound(e, ranges, True)
@@ -191,9 +209,7 @@ def unflatten(position: Expr, shape: Sequence[Expr], ranges: Ranges) -> tuple[Ex
     return tuple(out)
 
 
-def regroup(
-    index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr], ranges: Ranges
-) -> tuple[Expr, ...]:
+def regroup(index: Sequence[Expr], source: Sequence[Expr], target: Sequence[Expr], ranges: Ranges) -> tuple[Expr, ...]:
     """The index into shape ``target`` of the element that ``index`` names in ``source`` (a reshape).
 
     Both shapes are cut into the finest groups of equal size first, so that dimensions which the reshape does not

@@ -88,7 +88,7 @@ BINARY: tuple[tuple[tuple[str, ...], DtypeRule, str], ...] = (
     (("Tensor", "Tensor_Scalar", "Scalar_Tensor"), _same, "bitwise_left_shift bitwise_right_shift"),
     (("Scalar_Tensor",), _same, "bitwise_and bitwise_or bitwise_xor remainder"),
     (("Tensor", "Scalar"), _same, "remainder"),
-    (("Tensor_Tensor", "Tensor_Scalar", "Scalar"), _same, "pow"),
+    (("Tensor_Tensor", "Tensor_Scalar"), _same, "pow"),
     (("Tensor", "Scalar"), _bool, "eq ne lt le gt ge"),
     (("default",), _bool, "logical_and logical_or logical_xor"),
     (("default",), _same, "maximum minimum fmax fmin nextafter hypot gcd lcm heaviside"),
@@ -129,6 +129,12 @@ for _overloads, _rule, _text in BINARY:
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> TensorSpec:
     dtype = result_dtype((x, y))
     return iterate((x, y), dtype if rounding_mode else to_float_dtype(dtype))
+
+
+@meta_rule("aten.pow.Scalar")
+def pow_of_a_number(x: Any, y: TensorSpec) -> TensorSpec:
+    """Row-major, whatever the exponent's strides."""
+    return TensorSpec(y.shape, result_dtype((x, y)), y.device)
 
 
 @meta_rule("aten.float_power.Tensor_Tensor", "aten.float_power.Tensor_Scalar", "aten.float_power.Scalar")

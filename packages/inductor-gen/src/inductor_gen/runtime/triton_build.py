@@ -46,6 +46,9 @@ class Loaded:
     shared: int
 
 
+#: Kernels compiled side by side where no number is asked for: each takes a process.
+MOST_WORKERS = 32
+
 _LOADED: dict[str, Loaded] = {}
 _LOCK = threading.Lock()
 
@@ -220,7 +223,7 @@ def get_ready(device: torch.device | None, options: Options) -> None:
 
 
 def _workers(options: Options) -> int:
-    return options.compile_workers or len(os.sched_getaffinity(0))
+    return options.compile_workers or min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
 class Begun:

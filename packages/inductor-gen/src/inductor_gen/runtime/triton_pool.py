@@ -121,8 +121,11 @@ class Pool:
         if self.owner == os.getpid() and self.process.stdin is not None:
             try:
                 self.process.stdin.close()
+                self.process.wait(1)
             except OSError:
                 pass
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
 
 _POOL: Pool | None = None

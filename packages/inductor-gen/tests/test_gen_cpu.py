@@ -173,6 +173,22 @@ def test_products_by_onednn(left: str, right: str, bias: bool) -> None:
 
 @needs_onednn
 @pytest.mark.usefixtures("slow_blas")
+def test_products_with_elements_that_repeat() -> None:
+    x, w = torch.randn(192, 256), torch.randn(256)
+
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        mm = torch.ops.aten.mm.default
+        right, left = p.broadcast(w, (256, 160), (0,)), p.broadcast(w, (160, 256), (1,))
+        return p.aten(mm, x, right), p.aten(mm, left, p.permute(x, (1, 0)))
+
+    first, second = inductor_gen.compile_graph(build(fn, [x, w]), options=OPTIONS)(x, w)
+    exact = x.double() @ w.double()
+    torch.testing.assert_close(first.double(), exact[:, None].expand(192, 160), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(second.double(), exact[None].expand(160, 192), rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+@pytest.mark.usefixtures("slow_blas")
 def test_products_of_any_number_of_rows() -> None:
     w, c = torch.randn(256, 192), torch.randn(192)
 

@@ -74,7 +74,7 @@ def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., 
     if any(x.dtype != torch.float32 for x in node.ins) or len(args) != 2 + (node.op == "aten.addmm.default"):
         return None
     left, right = args[-2:]
-    if not any(s is ONE for s in right.strides):
+    if not torch.backends.mkldnn.enabled or not _is_matrix(right):
         return None
     if len(args) == 3:
         bias = args[0]
@@ -86,6 +86,16 @@ def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., 
     if not _pays(*(int(s.value) for s in sizes), in_rows=left.strides[1] is ONE):
         return None
     return ("linear", _mm) if len(args) == 2 else ("linear", _addmm)
+
+
+def _is_matrix(ref: Any) -> bool:
+    """Are a view's rows or its columns contiguous, and one after the other?"""
+    (rows, columns), (down, across) = ref.shape, ref.strides
+    for step, line, apart in ((across, columns, down), (down, rows, across)):
+        apart_enough = apart is line or (apart.is_const and line.is_const and apart.value >= line.value)
+        if step is ONE and apart_enough:
+            return True
+    return False
 
 
 def _pays(rows: int, inner: int, columns: int, *, in_rows: bool) -> bool:

@@ -124,7 +124,8 @@ class GraphBuilder:
         check_custom(fn)
         before = _versions(examples, kw_examples)
         try:
-            with SymbolicCalls() if self.ctx.symbols else nullcontext():
+            # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
+            with SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext():
                 if method:
                     result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
                 else:

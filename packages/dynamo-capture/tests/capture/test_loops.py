@@ -262,3 +262,66 @@ def test_fullgraph_names_the_line_in_the_loop(capture):
     c = capture(prints, fullgraph=True)
     with pytest.raises(Unsupported, match=f"test_loops.py:{prints.__code__.co_firstlineno + 4} in prints"):
         c(torch.ones(2))
+
+
+# ---------------------------------------------------------------- breaks under autocast
+
+
+def once(x, w):
+    y = x @ w
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = x @ w
+        print(end="")
+        z = z @ w
+    return y, z, z.float() @ w
+
+
+def in_rounds(x, w):
+    for i in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=i != 1):
+            x = (x @ w).float()
+            if x.sum() > 1e9:
+                return x
+    return x @ w
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def decorated(x, w):
+    y = x @ w
+    print(end="")
+    return y @ w
+
+
+def refuse(y):
+    print(end="")
+    raise ValueError
+
+
+def left_by_an_exception(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            y = x @ w
+            print(end="")
+            y = y @ w
+        print(end="")
+        z = y @ w
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = y @ w
+            refuse(y)
+    except ValueError:
+        y = y.float() + 1
+    return y, z
+
+
+@pytest.mark.parametrize("fn", [once, in_rounds, decorated, left_by_an_exception], ids=lambda f: f.__name__)
+def test_autocast(capture, fn):
+    c = capture(fn)
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        torch.testing.assert_close(c(x, w), fn(x, w), rtol=0, atol=0)
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.autocast_increment_nesting() == 1
+        assert torch.autocast_decrement_nesting() == 0
+    assert len(c.graphs) >= 2
+    assert not [f for f in c.report.fallbacks if "raises" not in f.reason]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
 from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
@@ -49,6 +50,15 @@ def run_loop(fn: Callable[..., Any], *args: Any) -> Any:
         fn, *rest = result
         result = fn(*rest)
     return result
+
+
+def nest_autocast(levels: int) -> None:
+    """Runs in the emitted code: autocast regions that were entered (negative: left) since the frame began."""
+    for _ in range(levels):
+        torch.autocast_increment_nesting()
+    for _ in range(-levels):
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
 
 
 class RestartCapture(Exception):
@@ -176,6 +186,9 @@ class RootFrame(Frame):
                 setter, *leading = key
                 cg.call_const(setter, [ConstantValue(x) for x in (*leading, now)])
                 cg.pop()
+        if self.tx.nesting:
+            cg.call_const(nest_autocast, [ConstantValue(self.tx.nesting)])
+            cg.pop()
 
     # --- the end: a break -----------------------------------------------------------------------------------------
 
@@ -196,8 +209,6 @@ class RootFrame(Frame):
             raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
         if self.handled is not None:
             raise SkipFrame(f"{brk.text}; inside an exception handler", where=where)
-        if self.tx.nesting:
-            raise SkipFrame(f"{brk.text}; inside autocast", where=where)
         operands = self.stack[len(self.stack) - op.pops :]
         below = self.stack[: len(self.stack) - op.pops]
         handler = self.decoded.handler_for(index)

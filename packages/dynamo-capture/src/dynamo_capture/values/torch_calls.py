@@ -141,7 +141,10 @@ def _reads_a_setting(fn: Any) -> bool:
 
 
 def _guard_setting(tx: Capture, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    value = fn(*args, **kwargs)
+    try:
+        value = fn(*args, **kwargs)
+    except Exception:
+        return  # the call itself will say so
     if type(value) in CONST_TYPES:
         tx.guards.state(lambda: fn(*args, **kwargs), value, f"{fn.__name__}({', '.join(map(repr, args))})")
 

@@ -1,0 +1,122 @@
+"""What is compiled dies with its last user, and keeps nothing of the program's alive; whose exceptions are seen."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import dynamo_capture
+
+
+def compiled(fn):
+    return dynamo_capture.optimize(fn, lambda gm, inputs: gm.forward)
+
+
+def test_arguments_are_not_kept():
+    def fn(x, xs, table):
+        y = x * 2 + xs[0]
+        print(end="")
+        return y + table["a"]
+
+    c = compiled(fn)
+    x, a, b = torch.randn(1000), torch.randn(1000), torch.randn(1000)
+    alive = [weakref.ref(t) for t in (x, a, b)]
+    c(x, [a], {"a": b})
+    del x, a, b
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None, None]
+
+
+def test_results_and_intermediates_are_not_kept():
+    c = compiled(lambda x: [x * 2 + i for i in range(3)])
+    alive = [weakref.ref(t) for t in c(torch.randn(10))]
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_modules_are_not_kept(breaks):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = self.a(x).relu()
+                if breaks:
+                    print(end="")
+            return self.b(x)
+
+    net = Net()
+    c = compiled(net)
+    c(torch.randn(2, 4))
+    alive = [weakref.ref(o) for o in (net, net.a, net.a.weight, net.b.bias)]
+    del net, c
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+
+
+def test_a_module_dies_before_the_function_that_was_compiled():
+    def fn(module, x):
+        return module(x) + 1
+
+    c = compiled(fn)
+    alive = []
+    for _ in range(3):
+        module = nn.Linear(4, 4)
+        alive.append(weakref.ref(module.weight))
+        c(module, torch.randn(2, 4))
+    del module
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+
+
+def test_compiled_functions_die():
+    def make():
+        big = torch.randn(1000)
+
+        def fn(x):
+            return x + big
+
+        return fn, weakref.ref(big)
+
+    fn, big = make()
+    c = compiled(fn)
+    c(torch.randn(1000))
+    function = weakref.ref(fn)
+    del fn, c
+    gc.collect()
+    assert function() is None and big() is None
+
+
+def test_exceptions_keep_type_message_and_lines(capture):
+    class Mine(Exception):
+        pass
+
+    def helper(x, n):
+        if n == 3:
+            raise Mine("three", n)
+        return x.reshape(n, 2)
+
+    def fn(x, n):
+        y = x + 1
+        return helper(y, n) * 2
+
+    def outcome(call, n):
+        try:
+            call(torch.ones(4), n)
+        except Exception as error:
+            lines = traceback.extract_tb(error.__traceback__)
+            return type(error), error.args, [(e.name, e.lineno) for e in lines if e.filename == __file__][1:]
+        return None
+
+    c = capture(fn, strict=False)
+    for n in (2, 3, 5, 3, 2):
+        assert outcome(c, n) == outcome(fn, n)
+    assert outcome(fn, 3)[0] is Mine and outcome(fn, 5)[0] is RuntimeError

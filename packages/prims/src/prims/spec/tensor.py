@@ -252,6 +252,18 @@ class AbstractMode(TorchDispatchMode):
         return False
 
 
+class _History(torch.autograd.Function):
+    """Gives a tensor a history, so that it is no leaf; not by a view of one, which could not be written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: AbstractTensor) -> torch.Tensor:
+        return make(leaf.spec)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
 def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:
     """The abstract twin of a tensor: same metadata, requires_grad, leafness and Parameter-ness.
 
@@ -269,7 +281,7 @@ def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), sour
     out = make(spec, requires_grad)
     if requires_grad and not tensor.is_leaf:
         with torch.enable_grad():
-            out = out.view_as(out)  # type: ignore[assignment]
+            out = _History.apply(out)
     if isinstance(tensor, torch.nn.Parameter):
         out._is_param = True  # type: ignore[attr-defined]
     elif getattr(tensor, "_is_buffer", False):

@@ -39,6 +39,7 @@ _EXACT = (
     Tile(64, 64, 16, 4, 3),
     Tile(128, 64, 16, 8, 3),
     Tile(32, 32, 32, 4, 2),
+    Tile(16, 16, 32, 2, 2),
 )
 _SHARED = 220 << 10  # bytes of shared memory that a program may take
 _PROCESSORS = 132

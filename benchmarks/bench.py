@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a cell is given up")
     parser.add_argument("--warm", action="store_true", help="share one cache per stack, filled by an unmeasured run")
     parser.add_argument("--repeat", type=int, default=1, help="cells per model and stack, interleaved")
+    parser.add_argument("--ahead", type=int, default=0, metavar="N",
+                        help="start up to N further cells early: they import and build their models while another is "
+                             "measured, and wait for its end before they touch the device")  # fmt: skip
     parser.add_argument("--out", type=Path, default=None, help="append the JSON lines to this file")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -69,6 +75,12 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(spec["threads"])
     dtype = getattr(torch, spec["dtype"])
     case = zoo.build(spec["model"], **spec["settings"])
+    start = time.perf_counter()
+    if spec["stack"] == "torch":
+        import torch._dynamo
+    dynamo_seconds = time.perf_counter() - start
+    if spec["turn"]:
+        _wait_for_turn(spec["turn"], spec["limit"])
     move = lambda t: t.to(spec["device"], dtype if t.is_floating_point() else None)
     if isinstance(case.model, torch.nn.Module):
         case.model.to(spec["device"], dtype)
@@ -78,7 +90,7 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
 
     start = time.perf_counter()
     compiled = _compile(spec, case.model)
-    imported = time.perf_counter() - start
+    imported = time.perf_counter() - start + dynamo_seconds
 
     step = _training_step(zoo, case, compiled) if spec["train"] else _inference_step(zoo, case, compiled)
     with torch.set_grad_enabled(spec["train"]):
@@ -97,13 +109,23 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+def _wait_for_turn(path: str, limit: float) -> None:
+    """Wait until no other cell measures; this one then ends within ``limit`` seconds, or is ended."""
+    turn = open(path, "w")  # noqa: SIM115 - held, and with it the lock, until the process ends
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    _held.append(turn)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+
+
+_held: list[Any] = []
+
+
 def _compile(spec: dict[str, Any], model: Any) -> Any:
-    """The stack's callable for ``model``; its imports are what this takes."""
+    """The stack's callable for ``model``."""
     if spec["stack"] == "eager":
         return model
     if spec["stack"] == "torch":
         import torch
-        import torch._dynamo
 
         if spec["mode"]:
             return torch.compile(model, mode=spec["mode"])
@@ -196,8 +218,10 @@ def start_cell(spec: dict[str, Any], cache: str, limit: float) -> dict[str, Any]
         environment[name] = os.path.join(cache, folder)
     try:
         done = subprocess.run([sys.executable, __file__, "--cell", json.dumps(spec)], env=environment,
-                              capture_output=True, text=True, timeout=limit, check=False)  # fmt: skip
+                              capture_output=True, text=True, timeout=None if spec["turn"] else limit, check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
+        return {"error": f"not finished after {limit:.0f} s"}
+    if done.returncode == -signal.SIGALRM:
         return {"error": f"not finished after {limit:.0f} s"}
     if done.returncode:
         return {"error": done.stderr.strip()[-2000:]}
@@ -237,6 +261,23 @@ def facts(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def cells(options: argparse.Namespace) -> list[tuple[int, dict[str, Any]]]:
+    """``(round, spec)`` of every cell, in order."""
+    found = []
+    for round_ in range(options.repeat):
+        for text in options.model:
+            model, _, own = text.partition(":")
+            settings = settings_of([*options.set, *filter(None, own.split(","))])
+            for stack in options.stack:
+                spec = {
+                    "model": model, "stack": stack, "settings": settings, "mode": options.mode,
+                    "dtype": options.dtype, "device": options.device, "train": options.train,
+                    "threads": options.threads, "seconds": options.seconds,
+                }  # fmt: skip
+                found.append((round_, spec))
+    return found
+
+
 def main(argv: list[str] | None = None) -> None:
     options = arguments(argv)
     if options.cell:
@@ -244,28 +285,28 @@ def main(argv: list[str] | None = None) -> None:
         return
     known = facts(options)
     records: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for round_ in range(options.repeat):
-            for text in options.model:
-                model, _, own = text.partition(":")
-                settings = settings_of([*options.set, *filter(None, own.split(","))])
-                for stack in options.stack:
-                    spec = {
-                        "model": model, "stack": stack, "settings": settings, "mode": options.mode,
-                        "dtype": options.dtype, "device": options.device, "train": options.train,
-                        "threads": options.threads, "seconds": options.seconds,
-                    }  # fmt: skip
-                    cache = os.path.join(folder, f"{model}-{stack}" + ("" if options.warm else f"-{round_}"))
-                    if options.warm and round_ == 0:
-                        start_cell({**spec, "seconds": 0.0}, cache, options.limit)
-                    record = {**spec, "warm": options.warm, **start_cell(spec, cache, options.limit), **known}
-                    records.append(record)
-                    line = json.dumps(record)
-                    print(line, flush=True)
-                    if options.out:
-                        options.out.parent.mkdir(parents=True, exist_ok=True)
-                        with options.out.open("a") as stream:
-                            stream.write(line + "\n")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1 + options.ahead) as pool:
+        turn = os.path.join(folder, "turn") if options.ahead else None
+
+        def measure(cell: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+            round_, spec = cell
+            name = f"{spec['model']}-{spec['stack']}-{'-'.join(f'{k}={v}' for k, v in spec['settings'].items())}"
+            cache = os.path.join(folder, name if options.warm else f"{name}-{round_}")
+            spec = {**spec, "turn": turn, "limit": options.limit}
+            if options.warm and round_ == 0:
+                start_cell({**spec, "seconds": 0.0}, cache, options.limit)
+            return start_cell(spec, cache, options.limit)
+
+        todo = cells(options)
+        for (_, spec), result in zip(todo, pool.map(measure, todo), strict=True):
+            record = {**spec, "warm": options.warm, **result, **known}
+            records.append(record)
+            line = json.dumps(record)
+            print(line, flush=True)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                with options.out.open("a") as stream:
+                    stream.write(line + "\n")
     print(table(records), file=sys.stderr)
 
 
@@ -276,7 +317,8 @@ def table(records: list[dict[str, Any]]) -> str:
         if "error" in record:
             lines.append(f"{record['model']:18}{record['stack']:9} {record['error'].splitlines()[-1][:80]}")
             continue
-        same = [r for r in records if r["model"] == record["model"] and "error" not in r]
+        key = (record["model"], record["settings"])
+        same = [r for r in records if (r["model"], r["settings"]) == key and "error" not in r]
         eager = next((r["steady_ms"] for r in same if r["stack"] == "eager"), None)
         other = next((r["first_call_seconds"] for r in same if r["stack"] == "torch"), None)
         speed = f"{eager / record['steady_ms']:.2f}" if eager else "-"

@@ -113,3 +113,23 @@ def test_other_random_operators_stay_eagers():
     torch.manual_seed(5)
     for mine, theirs in zip(first, (torch.poisson(x), torch.randperm(10)), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("fill", ["bernoulli_", "uniform_", "normal_", "dropout"])
+def test_eagers_numbers_in_the_order_of_memory(fill):
+    """A tensor that is not row-major is filled as it lies in memory."""
+
+    def function(x):
+        y = x.sin().transpose(1, 2)
+        return F.dropout(y, 0.4) if fill == "dropout" else getattr(torch.empty_like(y), fill)() + y
+
+    x = leaf(2, 5, 3)
+    compiled = aot_function(
+        function_graph(function), [x], fw_compiler=run_eagerly, options=Options(fallback_random=True, strict=True)
+    )
+    results = []
+    for one in (compiled, function):
+        torch.manual_seed(3)
+        result = one(x)
+        results.append((result, *torch.autograd.grad(result.sum(), x)))
+    torch.testing.assert_close(*results)

@@ -403,6 +403,12 @@ class Tracer(TorchDispatchMode):
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
+        if info.twin is aten.bernoulli.p:
+            order = _memory_order(state_of(args[0]).spec)
+            if order is not None:
+                # Numbers are drawn in the order of the memory, and this twin (as no other) makes a row-major result.
+                self.write_op(func, info, (self.view(aten.permute.default, (args[0], order), {}), *args[1:]), kwargs)
+                return args[0]
         if info.drop:
             kept = [i for i, name in enumerate(info.names) if name not in info.drop]
             twin_args = tuple(args[i] for i in kept if i < len(args))
@@ -509,6 +515,13 @@ class Tracer(TorchDispatchMode):
 def to_torch_all(sizes: Sequence[Any]) -> list[Any]:
     """Sizes as the dispatcher takes them."""
     return [to_torch(size) for size in sizes]
+
+
+def _memory_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions from the outermost in memory to the innermost; None if they are so already or it is unknown."""
+    if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
+        return None
+    return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])
 
 
 def _overlaps(spec: TensorSpec) -> bool:

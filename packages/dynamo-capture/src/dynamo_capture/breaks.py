@@ -25,26 +25,41 @@ def _table(*rows: tuple[str, str, str]) -> dict[str, Reason]:
 
 #: All reasons, by number. Numbers are never reused.
 REASONS = _table(
-    ("QB01", "data-dependent branch on a tensor's value", "Use torch.where, or keep the branch out of the region."),
-    ("QB02", "data-dependent read of a tensor's value", "Keep the value a tensor, or read it outside the region."),
-    ("QB03", "call of a function that capture does not know", "Move it out of the region, or use a torch function."),
-    ("QB04", "call of a function under disable()", "Remove the disable() to capture it."),
-    ("QB05", "unsupported bytecode instruction", "Rewrite the statement."),
-    ("QB06", "unsupported operation on a Python object", "Move it out of the region."),
-    ("QB07", "unsupported operation of a builtin", "Move it out of the region."),
-    ("QB08", "a torch operator could not be captured", "Move it out of the region; please report it."),
-    ("QB09", "a library outside torch is called on tensors", "Move it out of the region."),
-    ("QB10", "an object of a kind that cannot be rebuilt is live here", "Let it end before the break."),
-    ("QB11", "input or output (print, files, logging)", "Move it out of the region."),
-    ("QB12", "autograd is driven from inside the region", "Call backward() outside the region."),
-    ("QB13", "recursion or call depth too deep", "Flatten the calls."),
-    ("QB14", "a loop ran too long to unroll", "Use a tensor operation instead of the loop."),
-    ("QB15", "module, class or function definition or import at run time", "Move it out of the region."),
-    ("QB16", "random numbers from outside torch", "Use torch's generators."),
-    ("QB17", "a tensor subclass or a tensor of an unsupported kind", "Use plain tensors."),
-    ("QB18", "generator or coroutine used in an unsupported way", "Use a list."),
+    ("QB01", "data-dependent branch on a tensor's value",
+     "Compute both sides and choose with torch.where(condition, a, b), or branch on something known before the call."),
+    ("QB02", "data-dependent read of a tensor's value",
+     "Keep the value a tensor (x * y.sum(), not x * y.sum().item()), or read it outside of the compiled function. "
+     "Where the size of a result depends on values (nonzero, x[mask], unique), use torch.where or a fixed size."),
+    ("QB03", "call of a function that capture does not know",
+     "Call it outside of the compiled function, use a torch operation instead, or make it a custom operator "
+     "(torch.library.custom_op)."),
+    ("QB04", "call of a function under disable()",
+     "Remove the disable() to have it captured, or call it outside of the compiled function."),
+    ("QB05", "unsupported bytecode instruction",
+     "Write the statement in another way, or put it outside of the compiled function."),
+    ("QB06", "unsupported operation on a Python object", "Do this before or after the compiled function."),
+    ("QB07", "unsupported operation of a builtin", "Do this before or after the compiled function."),
+    ("QB08", "a torch operator could not be captured",
+     "If the call fails without compile() too, mend its arguments; if not, call it outside of the compiled function, "
+     "and please report it."),
+    ("QB09", "a library outside torch is called on tensors",
+     "Call it outside of the compiled function, or use the torch operation that does the same."),
+    ("QB10", "an object of a kind that cannot be rebuilt is live here",
+     "Let it go out of use before this line: a list instead of a generator, for example."),
+    ("QB11", "input or output (print, files, logging)",
+     "Print or log outside of the compiled function, or what it returns."),
+    ("QB12", "autograd is driven from inside the region", "Call backward() outside of the compiled function."),
+    ("QB13", "recursion or call depth too deep", "Turn the recursion into a loop."),
+    ("QB14", "a loop ran too long to unroll", "Use one tensor operation over all rounds instead of the loop."),
+    ("QB15", "module, class or function definition or import at run time",
+     "Put the definition or import at the top of the file."),
+    ("QB16", "random numbers from outside torch", "Use torch's generators (torch.rand and the like)."),
+    ("QB17", "a tensor subclass or a tensor of an unsupported kind",
+     "Pass plain tensors with strided memory: x.as_subclass(torch.Tensor), x.to_dense()."),
+    ("QB18", "generator or coroutine used in an unsupported way", "Use a list instead."),
     ("QB19", "the program raises an exception here", "It is run eagerly, so that the exception is the program's own."),
-)
+    ("QB20", "graph_break() was called", "Remove the call for one graph instead of two."),
+)  # fmt: skip
 
 
 class GraphBreak(Exception):

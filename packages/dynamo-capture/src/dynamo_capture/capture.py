@@ -91,14 +91,9 @@ class Capture:
     def location(self) -> SourceLoc | None:
         """The user's line: the innermost frame that is not torch's or the standard library's."""
         for frame in reversed(self.frames):
-            filename = frame.code.co_filename
-            if not rules.is_torch_file(filename):
+            if not rules.is_library_file(frame.code.co_filename):
                 return frame.location()
         return self.frames[0].location() if self.frames else None
-
-    def user_stack(self) -> tuple[SourceLoc, ...]:
-        """The call stack of user lines, outermost first."""
-        return tuple(f.location() for f in self.frames if not rules.is_torch_file(f.code.co_filename))
 
     def count(self, instructions: int) -> None:
         """Instructions were interpreted; a capture that goes on without end is stopped."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dynamo_capture.sources import Source
+from prims.errors import UserError
 
 __all__ = ["DynamicSizes", "mark_dynamic", "mark_static"]
 
@@ -32,6 +33,8 @@ def mark_static(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -
 
 
 def _mark(tensor: torch.Tensor, name: str, dims: int | list[int] | tuple[int, ...]) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise UserError(f"cannot mark sizes of {tensor!r}: it is not a tensor", todo="Pass a tensor, then dimensions.")
     wanted = {dims} if isinstance(dims, int) else set(dims)
     for dim in wanted:
         if not -tensor.dim() <= dim < tensor.dim():

@@ -349,4 +349,6 @@ def _name_of(fn: Any) -> str:
         return f"Tensor.{fn}"
     module = getattr(fn, "__module__", None) or ""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
+    if "<locals>" in name:
+        name = fn.__name__
     return f"{module}.{name}" if module.startswith("torch.nn.functional") else str(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_name", "is_torch_file", "runs_without_hook", "skip_reason"]
+__all__ = ["GENERATOR_FLAGS", "is_library_file", "is_library_name", "runs_without_hook", "skip_reason"]
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -45,14 +45,9 @@ def is_library_name(module: str | None) -> bool:
     return module is None or (module.partition(".")[0] in _FIXED_NAMES and module != "__main__")
 
 
-def is_torch_file(filename: str) -> bool:
-    """Whether a source file is torch's own."""
-    return filename.startswith(_TORCH_DIR)
-
-
-def is_internal_file(filename: str) -> bool:
-    """Whether a source file is this package's own."""
-    return filename.startswith(_HERE)
+def is_library_file(filename: str) -> bool:
+    """Whether a source file is torch's or the standard library's."""
+    return filename.startswith(_TORCH_DIR) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
 
 
 def runs_without_hook(code: types.CodeType) -> bool:

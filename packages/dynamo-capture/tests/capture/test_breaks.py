@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
@@ -369,6 +370,75 @@ def test_fullgraph_names_the_line(capture):
         c(torch.ones(3))
     assert "if y.sum() > 0:" in str(caught.value)
     assert "hint" in str(caught.value)
+
+
+def _logs(x):
+    logging.getLogger("quintet.test").error("message")
+    return x + 1
+
+
+def _asks_for_a_break(x):
+    dynamo_capture.graph_break("here")
+    return x + 1
+
+
+def _reads(x):
+    return x * x.sum().item()
+
+
+def _masks(x):
+    return x[x > 0]
+
+
+def _unique(x):
+    return torch.unique(x)
+
+
+def _disabled(x):
+    return DISABLED(x)
+
+
+DISABLED = dynamo_capture.disable(lambda x: x)
+
+
+@pytest.mark.parametrize(
+    "fn,line,reason,hint",
+    [
+        (_logs, 1, "input or output (print, files, logging): logging [QB11]", "Print or log outside"),
+        (_asks_for_a_break, 1, "graph_break() was called: here [QB20]", "Remove the call"),
+        (_reads, 1, "data-dependent read of a tensor's value: Tensor.item() [QB02]", "Keep the value a tensor"),
+        (_masks, 1, "data-dependent read of a tensor's value: getitem [QB02]", "torch.where or a fixed size"),
+        (_unique, 1, "data-dependent read of a tensor's value: unique [QB02]", "torch.where or a fixed size"),
+        (_disabled, 1, "call of a function under disable() [QB04]", "Remove the disable()"),
+    ],
+)
+def test_messages_say_what_where_and_what_to_do(capture, fn, line, reason, hint):
+    line += fn.__code__.co_firstlineno
+    with pytest.raises(Unsupported) as caught:
+        capture(fn, fullgraph=True)(torch.ones(3))
+    text = str(caught.value)
+    assert f"the graph breaks in {fn.__name__}: {reason}" in text
+    assert f"at {__file__}:{line} in {fn.__name__}" in text
+    assert hint in text.partition("hint: ")[2]
+
+
+def test_a_message_below_the_level_costs_no_break(capture, caplog):
+    logger = logging.getLogger("quintet.test")
+
+    def fn(x):
+        logger.debug("size %s", x.shape)
+        return x + 1
+
+    c = capture(fn)
+    logger.setLevel(logging.WARNING)
+    c(torch.ones(3))
+    assert not c.report.breaks and not caplog.records
+    logger.setLevel(logging.DEBUG)
+    try:
+        c(torch.ones(3))
+    finally:
+        logger.setLevel(logging.NOTSET)
+    assert [r.getMessage() for r in caplog.records] == ["size torch.Size([3])"]
 
 
 def test_explain(capture):

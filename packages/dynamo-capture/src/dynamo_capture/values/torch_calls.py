@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import types
 import typing
 import warnings
@@ -255,13 +256,34 @@ def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB11", "warnings.warn")
 
 
+@special(logging.getLogger)
+def _get_logger(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    values = [*args, *kwargs.values()]
+    return tx.from_python(logging.getLogger(values[0].realize().const() if values else None))  # one per name, for good
+
+
+@special(logging.Logger.isEnabledFor)
+def _is_enabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    # A message that nobody wants costs no break. Asked for real: the first time it takes a lock and fills a cache.
+    logger, level = args[0].realize(), args[1].realize()
+    ask = functools.partial(logger.real().isEnabledFor, level.const())
+    tx.guards.state(ask, ask(), f"{logger.real()!r} is enabled for {level.const()}")
+    return ConstantValue(ask())
+
+
+@special(logging.Logger._log)
+def _log(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB11", "logging")
+
+
 def graph_break_here(msg: str = "") -> None:
     """Break the graph here; does nothing when the program runs eagerly."""
 
 
 @special(graph_break_here)
 def _graph_break(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB04", "graph_break()")
+    message = (args[0] if args else kwargs.get("msg", ConstantValue(""))).realize()
+    raise GraphBreak("QB20", message.const() if message.is_const else "")
 
 
 def is_compiling() -> bool:

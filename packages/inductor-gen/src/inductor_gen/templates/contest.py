@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -16,7 +17,7 @@ from inductor_gen.pipeline import Unit
 from inductor_gen.templates import bench
 from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.problem import Candidate, Problem
-from prims.errors import InternalError
+from prims.errors import InternalError, Unsupported
 
 __all__ = ["decide"]
 
@@ -91,6 +92,7 @@ class _Contest:
         if any(p.device.type == "cuda" for p in problems.values()) and torch.cuda.is_current_stream_capturing():
             self._note("a CUDA graph is being captured, in which nothing can be measured: library kernels are used")
             return {key: _usual(p) for key, p in problems.items()}
+        problems = {key: dataclasses.replace(p, candidates=_distinct(p)) for key, p in problems.items()}
         total = sum(len(p.candidates) for p in problems.values())
         self._progress(f"compiling kernels for {len(problems)} problems", 0, total)
         try:
@@ -179,6 +181,18 @@ class _Contest:
         if self.report is not None and self.report.progress is not None:
             self.report.progress(what, done, total)
         log.info("autotuning [%d/%d] %s", done, total, what)
+
+
+def _distinct(p: Problem) -> list[Candidate]:
+    """The candidates that can be rendered, equal ones once."""
+    found: dict[tuple[str, ...], Candidate] = {}
+    for c in p.candidates:
+        try:
+            steps = c.steps
+        except Unsupported:
+            continue
+        found.setdefault(tuple(s.text if isinstance(s, KernelSource) else s.name for s in steps), c)
+    return list(found.values())
 
 
 def _usual(p: Problem) -> dict[str, Any]:

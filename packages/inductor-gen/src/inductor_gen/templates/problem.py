@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -16,7 +17,7 @@ from inductor_gen.runtime.wrapper import function_of
 from inductor_gen.schedule.loopnest import Hint
 from prims.spec.expr import Expr
 
-__all__ = ["Candidate", "Operator", "Problem", "layout_text", "numbers", "sizes_text", "usual_operator"]
+__all__ = ["Candidate", "Operator", "Problem", "Steps", "layout_text", "numbers", "sizes_text", "usual_operator"]
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,29 @@ class Operator:
     function: Callable[..., Any]
 
 
+Steps = tuple[Operator | KernelSource, ...]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute a problem.
 
     Attributes:
         name: what the report and the cache call it.
-        steps: operators to call and kernels to launch, in order.
+        made: its steps, or what renders them when they are needed: what lost before never is.
     """
 
     name: str
-    steps: tuple[Operator | KernelSource, ...]
+    made: Steps | Callable[[], Steps]
+
+    @functools.cached_property
+    def steps(self) -> Steps:
+        """Operators to call and kernels to launch, in order.
+
+        Raises:
+            Unsupported: Triton has no expression for something in it.
+        """
+        return self.made() if callable(self.made) else self.made
 
     def calls(self) -> list[KernelCall | ExternCall]:
         """The same as calls of a unit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from inductor_gen.pipeline import ExternCall, KernelCall, Unit, body_of
 from inductor_gen.schedule.fusion import Cluster
 from inductor_gen.schedule.prepare import ViewRef
 from inductor_gen.templates.matmul import Tile, matmul_kernel
-from inductor_gen.templates.problem import Candidate, Problem, numbers, sizes_text, usual_operator
+from inductor_gen.templates.problem import Candidate, Problem, Steps, numbers, sizes_text, usual_operator
 from inductor_gen.templates.product import Fit, Product, Split, fit, plain_body, product_of, read_at, store_product
 from inductor_gen.templates.tiles import tiles_for
 from prims.errors import Unsupported
@@ -64,17 +65,17 @@ class _Finder:
         if not isinstance(reader, KernelCall) or not cluster.loops or len(reader.parts) != 1 or cluster.inner:
             return None
         kept = len(later) > 1 or p.node in self.outputs
-        made: list[Candidate] = []
-        for tile in self._tiles(p):
+        if self._body(p, cluster)[1] is None:
+            return None
+
+        def render(tile: Tile) -> Steps:
             body, place = self._body(p, cluster)
-            if place is None:
-                return None
+            assert place is not None
             if kept:
                 store_product(body, p, read_at(body, p))
-            source = self._kernel(p, body, place, tile)
-            if source is None:
-                return None
-            made.append(Candidate(str(tile), (source,)))
+            return (self._kernel(p, body, place, tile),)
+
+        made = self._candidates(p, render)
         if not made:
             return None
         self.taken.add(later[0])
@@ -96,14 +97,12 @@ class _Finder:
     # ---- alone ------------------------------------------------------------------------------------------
 
     def _plain(self, p: Product, at: int) -> Problem | None:
-        assert self.unit.fusion is not None
-        made: list[Candidate] = []
-        for tile in self._tiles(p):
+        def render(tile: Tile) -> Steps:
+            assert self.unit.fusion is not None
             body, place = plain_body(p, [self.unit.fusion.variable() for _ in p.node.shape])
-            source = self._kernel(p, body, place, tile)
-            if source is None:
-                return None
-            made.append(Candidate(str(tile), (source,)))
+            return (self._kernel(p, body, place, tile),)
+
+        made = self._candidates(p, render)
         usual = Candidate("library", (usual_operator(self.unit, p.node),))
         return self._problem(p, (at,), [usual, *made], (p.node,)) if made else None
 
@@ -115,14 +114,19 @@ class _Finder:
         m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
         return tiles_for(m, n, k, count, p.node.dtype, self.precision)  # type: ignore[arg-type]
 
-    def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource | None:
+    def _candidates(self, p: Product, render: Callable[[Tile], Steps]) -> list[Candidate]:
+        """A candidate for each tile, the first one rendered: what Triton cannot do it cannot do with any."""
+        made = [Candidate(str(tile), functools.partial(render, tile)) for tile in self._tiles(p)]
+        try:
+            return made if made and made[0].steps else []
+        except Unsupported:
+            return []
+
+    def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource:
         body.nodes = [p.node, *body.nodes]
         renderer = TritonRenderer(self.hint, self.prepared.layouts)
         rounded = self.unit.options.numerics != "fast"
-        try:
-            return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
-        except Unsupported:
-            return None
+        return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
 
     def _problem(
         self, p: Product, positions: tuple[int, ...], candidates: list[Candidate], results: tuple[Node, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from inductor_gen.codegen.renderer import KernelSource
@@ -9,8 +10,7 @@ from inductor_gen.codegen.triton import Tiling, TritonSource
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import KernelCall, Unit, kernels_of
 from inductor_gen.schedule.fusion import Cluster
-from inductor_gen.templates.problem import Candidate, Problem, layout_text, numbers, sizes_text
-from prims.errors import Unsupported
+from inductor_gen.templates.problem import Candidate, Problem, Steps, layout_text, numbers, sizes_text
 
 __all__ = ["find_tilings"]
 
@@ -40,17 +40,9 @@ def _problem(unit: Unit, at: int, call: KernelCall, cluster: Cluster) -> Problem
     if not all(isinstance(s, TritonSource) for s in call.parts) or _bytes(unit, call) < LEAST:
         return None
     candidates = [Candidate("as planned", call.parts)]
-    seen = {_texts(call.parts)}
     for tiling in _TRIED:
-        try:
-            parts = tuple(kernels_of(unit, cluster, tiling))
-        except Unsupported:
-            continue
-        if _texts(parts) not in seen:
-            seen.add(_texts(parts))
-            candidates.append(Candidate(f"block x {2.0**tiling.block:g}, warps x {2.0**tiling.warps:g}", parts))
-    if len(candidates) == 1:
-        return None
+        name = f"block x {2.0**tiling.block:g}, warps x {2.0**tiling.warps:g}"
+        candidates.append(Candidate(name, functools.partial(_rendered, unit, cluster, tiling)))
     written = tuple(n for n in call.written() if not _workspace(n))
     if not written or written[0].device is None:
         return None
@@ -59,6 +51,10 @@ def _problem(unit: Unit, at: int, call: KernelCall, cluster: Cluster) -> Problem
     names = " ".join(c.name for c in candidates)
     key = "\n".join([text, *_texts(call.parts), layout_text(unit, call.buffers()), names])
     return Problem(text, key, (at,), written[0].device, candidates, written)
+
+
+def _rendered(unit: Unit, cluster: Cluster, tiling: Tiling) -> Steps:
+    return tuple(kernels_of(unit, cluster, tiling))
 
 
 def _texts(parts: tuple[KernelSource, ...]) -> tuple[str, ...]:

@@ -35,3 +35,15 @@ def test_a_reduction_that_is_the_same_in_all_rows() -> None:
     x = torch.randn(1, 4).expand(6, 4)
     check(lambda p, x: (p.sum(x, (1,)), p.add(p.sum(x, (1,)), 1.0)), [x])
     check(lambda p, x: (p.amax(x, (1,)), p.tanh(p.mul(p.amin(x, (1,)), 2.0))), [torch.randn(1, 300).expand(300, 300)])
+
+
+def test_a_view_made_by_an_operator_outlives_its_base() -> None:
+    """Its base's memory goes to the next buffers of that size."""
+
+    def fn(p: Any, x: Any) -> Any:
+        view = p.aten(torch.ops.aten.view.dtype, p.mul(x, 2.0), torch.int16)
+        for _ in range(3):
+            x = p.mul(p.aten(torch.ops.aten.sort.default, x)[0], 0.5)
+        return x, p.add(view, 1)
+
+    check(fn, [torch.randn(64)])

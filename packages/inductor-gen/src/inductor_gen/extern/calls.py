@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.extern.custom import custom_function, is_custom
+from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
 from inductor_gen.loops.graph import Node
 
 __all__ = ["function_for"]
@@ -68,4 +68,4 @@ def function_for(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callable[.
     if node.op in _NAMED and len(node.args) <= 3:
         function = _NAMED[node.op][0]
         return f"torch.{function.__name__}", function
-    return node.op, node.target
+    return node.op, with_own_memory(node.target)

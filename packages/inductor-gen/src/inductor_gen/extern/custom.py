@@ -12,7 +12,7 @@ import torch
 from inductor_gen.loops.graph import Node
 from prims.twins import functional_twin_in_place, twin_of
 
-__all__ = ["EMPTY", "custom_function", "is_custom", "reported_name"]
+__all__ = ["EMPTY", "custom_function", "is_custom", "reported_name", "with_own_memory"]
 
 
 #: Memory that a custom operator is given to fill.
@@ -42,7 +42,19 @@ def custom_function(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callabl
     if twin_of(target) is not None:
         return name, _checked(functional_twin_in_place(target, frozenset(owned)), name, frozenset(owned))
     fresh = all(r.alias_info is None for r in target._schema.returns)
-    return name, _checked(target, name, frozenset()) if fresh else target
+    return name, _checked(target, name, frozenset()) if fresh else with_own_memory(target)
+
+
+def with_own_memory(target: Any) -> Callable[..., Any]:
+    """An overload whose results are views, as copies: the memory of what it is given may be used anew."""
+    if not isinstance(target, torch._ops.OpOverload) or all(r.alias_info is None for r in target._schema.returns):
+        return target
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = target(*args, **kwargs)
+        return out.clone() if isinstance(out, torch.Tensor) else [x.clone() for x in out]
+
+    return call
 
 
 def _checked(function: Callable[..., Any], name: str, owned: frozenset[int]) -> Callable[..., Any]:

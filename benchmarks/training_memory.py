@@ -1,10 +1,11 @@
-"""Memory of a training step: bytes kept for the backward pass, and the peak of live bytes, per stack.
+"""Memory and time of a training step: bytes kept for the backward pass, the peak of live bytes, milliseconds, per stack.
 
     python benchmarks/training_memory.py [--models bert,resnet50] [--out benchmarks/results/training_memory.jsonl]
 
-One subprocess per cell; one JSON line each. ``saved`` counts what autograd holds after the forward pass, without
-parameters, buffers and inputs; ``peak`` is the highest sum of live allocations during one step (forward, backward;
-gradients start as None), from the CPU allocator's events, above what was live before it.
+One subprocess per cell; one JSON line each. ``saved_bytes`` counts what autograd holds after the forward pass, without
+parameters, buffers and inputs; ``peak_bytes`` is the highest sum of live allocations during one step (forward, backward;
+gradients start as None), from the CPU allocator's events, above what was live before it; ``peaks`` has it for three
+steps. ``step_ms`` is the median step.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import platform
+import statistics
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).parents[1]
 STACKS = {
@@ -21,7 +25,6 @@ STACKS = {
     "default": {"partition": "default"},
     "min-cut": {},
     "budget 0.5": {"memory_budget": 0.5},
-    "budget 0.2": {"memory_budget": 0.2},
 }
 
 
@@ -104,24 +107,41 @@ def cell(model: str, stack: str) -> dict:
 
     step()
     saved = saved_bytes(module, loss, outside)
-    case.model.zero_grad(set_to_none=True)
-    peak = peak_bytes(step)
-    record = {"model": model, "stack": stack, "saved_bytes": saved, "peak_bytes": peak, "torch": torch.__version__}
+    peaks = []
+    for _ in range(3):
+        case.model.zero_grad(set_to_none=True)
+        peaks.append(peak_bytes(lambda: loss(module).backward()))
+    record = {"model": model, "stack": stack, "saved_bytes": saved, "peak_bytes": max(peaks), "peaks": peaks}
+    record["step_ms"] = round(1e3 * steady(step), 1)
     if STACKS[stack] is not None:
         record["fallbacks"] = len(module.report().fallbacks)
-    return record
+    return record | {"torch": torch.__version__, "threads": torch.get_num_threads(), "python": platform.python_version()}
+
+
+def steady(step, seconds: float = 3.0) -> float:
+    """The median time of a step, of at least five."""
+    step()
+    times = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 5:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def main() -> None:
     """Run the cells and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="bert,resnet50")
+    parser.add_argument("--models", default="bert,resnet18,resnet50,gpt2,vit_b_16,t5_encoder")
     parser.add_argument("--out", default=str(ROOT / "benchmarks/results/training_memory.jsonl"))
     parser.add_argument("--cell", nargs=2, metavar=("MODEL", "STACK"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cell:
         print(json.dumps(cell(*options.cell)))
         return
+    from bench import hardware
+
     records = []
     for model in options.models.split(","):
         for stack in STACKS:
@@ -130,9 +150,10 @@ def main() -> None:
             )
             if done.returncode:
                 sys.exit(done.stderr)
-            records.append(json.loads(done.stdout.splitlines()[-1]))
-            r = records[-1]
-            print(f"{model:10} {stack:12} saved {r['saved_bytes'] / 1e6:8.1f} MB  peak {r['peak_bytes'] / 1e6:8.1f} MB")
+            r = json.loads(done.stdout.splitlines()[-1]) | {"hardware": hardware("cpu")}
+            records.append(r)
+            saved, peak = r["saved_bytes"] / 1e6, r["peak_bytes"] / 1e6
+            print(f"{model:12}{stack:12}saved {saved:8.1f} MB  peak {peak:8.1f} MB  {r['step_ms']:8.1f} ms", flush=True)
     path = pathlib.Path(options.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -13,6 +13,7 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.pipeline import Unit as Lowered
 from inductor_gen.runtime.compiler import Unit, load_kernels
+from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
 from prims.ir import Envelope
@@ -141,6 +142,7 @@ def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options, begun
     sources = {s.name: s for call in launched for s in call.parts}
     in_c = [Unit(s.name, s.text, s.comment) for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
+    keep_heap()
     addresses, compiled = load_kernels([LAUNCHER, *in_c], options)
     launch = as_launcher(addresses[LAUNCHER.name])
     if not in_triton:

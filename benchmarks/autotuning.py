@@ -2,7 +2,8 @@
 
 ``autotuning.py bert:batch=16,length=512`` prints for each model and mode the first call, the steady time and what won;
 ``--products`` measures single matrix products with what reads them, ``--against-torch`` also by ``torch.compile``. Every
-model and mode has its own process; ``--again`` runs each once more with the caches that the first left.
+model and mode has its own process (``--one-process``: all share one, for little device time; first calls then find the
+process that compiles kernels running); ``--again`` runs each once more with the caches that the first left.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
         else:
             import compile_api
 
-            compiled = compile_api.compile(target, mode=mode)
+            compiled = compile_api.compile(target, mode=mode, options=spec.get("options"))
         torch.cuda.synchronize()
         start = time.perf_counter()
         got = call(compiled)
@@ -146,6 +147,21 @@ def start_cell(spec: dict[str, Any], cache: str, limit: float) -> dict[str, Any]
     return json.loads(lines[-1]) if lines else {**spec, "error": done.stderr[-1500:]}
 
 
+def run_here(spec: dict[str, Any], cache: str) -> dict[str, Any]:
+    """Run a cell of ours in this process, with the caches in a folder."""
+    import compile_api
+    from inductor_gen.runtime.triton_build import forget_loaded
+    from inductor_gen.templates.decisions import Decisions
+
+    compile_api.reset()
+    forget_loaded()
+    Decisions.forget()
+    try:
+        return run_cell({**spec, "options": {"cache_dir": cache}}) | {"options": None, "process": "shared"}
+    except Exception as error:
+        return {**spec, "error": f"{type(error).__name__}: {error}"}
+
+
 def show(record: dict[str, Any]) -> None:
     """A line for a record, and one for each choice."""
     if "error" in record:
@@ -170,6 +186,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=MODES)
     parser.add_argument("--against-torch", action="store_true")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--one-process", action="store_true")
     parser.add_argument("--limit", type=float, default=120)
     parser.add_argument("--out", type=Path, help="append a JSON line per cell to this file")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -185,7 +202,10 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as cache:
                     for again in (False, True) if options.again and mode != "default" else (False,):
                         spec = {"model": model, "product": product, "stack": stack, "mode": mode, "again": again}
-                        record = start_cell(spec, cache, options.limit)
+                        if options.one_process and stack == "quintet":
+                            record = run_here(spec, cache)
+                        else:
+                            record = start_cell(spec, cache, options.limit)
                         show(record)
                         if options.out is not None:
                             with options.out.open("a") as file:

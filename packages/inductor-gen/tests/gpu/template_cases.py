@@ -282,9 +282,10 @@ def test_every_tiling_computes_the_same(name, tiling, tmp_path, monkeypatch):
     assert not report.fallbacks and not any(t.dropped for t in report.tunings), report
     for got, want in zip(outputs, reference(fn, inputs, False), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-3 if name == "long scan" else 1e-4)
-    assert all(t.winner != "as planned" for t in report.tunings), report.tunings
-    if name in ("pointwise", "transposed", "columns"):  # the others may be at their least already
-        assert report.tunings
+    # nothing is measured where blocks are at their least already
+    assert report.tunings and all(t.winner != "as planned" or not t.times for t in report.tunings), report.tunings
+    if name in ("pointwise", "transposed", "columns"):
+        assert all(t.times for t in report.tunings)
 
 
 def test_a_kernel_that_does_not_compile_is_dropped(tmp_path, monkeypatch):

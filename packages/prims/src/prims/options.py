@@ -56,7 +56,7 @@ class Options:
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
         fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
             rather than by generated code from a seed of each call.
-        max_autotune: choose templates and tilings by measurement.
+        max_autotune: choose templates, tilings and library kernels by measurement.
         epilogue_fusion: fuse pointwise work into templates.
         cudagraphs: capture and replay CUDA graphs.
     """

@@ -122,6 +122,8 @@ class _Contest:
         return decided
 
     def _problem(self, p: Problem, kernels: dict[str, Any], refused: dict[str, str]) -> dict[str, Any]:
+        if len(p.candidates) == 1:
+            return {**_usual(p), "lasting": True}
         times: dict[str, float] = {}
         dropped: dict[str, str] = {}
         try:

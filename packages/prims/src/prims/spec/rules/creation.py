@@ -327,13 +327,13 @@ def copy(x: TensorSpec, src: TensorSpec, non_blocking: bool = False) -> TensorSp
 # ---- random, shaped as an argument ---------------------------------------------------------------------------
 
 
-@meta_rule("aten.bernoulli.default")
-def bernoulli_contiguous(x: TensorSpec, *, generator: Any = None) -> TensorSpec:
+@meta_rule("aten.bernoulli.default", "aten.bernoulli.p")
+def bernoulli_contiguous(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
-@meta_rule("aten.bernoulli.p", "aten.normal_functional.default")
-def bernoulli(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
+@meta_rule("aten.normal_functional.default")
+def normal_functional(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)
 
 

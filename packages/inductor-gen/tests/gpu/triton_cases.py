@@ -276,3 +276,23 @@ def test_dropout_over_transposed_rows():
         return p.sum(p.where(p.permute(kept, (1, 0)), a, 0.0), (1,)), p.sum(p.where(kept, p.permute(a, (1, 0)), 0.0), (1,))
 
     check(fn, [torch.randn(48, 64), torch.tensor(5)], tol=1e-4)
+
+
+def test_small_buffers_share_an_allocation():
+    from prims.ir import OutputDesc
+
+    inputs = [torch.randn(300, 64).to(DEVICE)]
+
+    def fn(p, a):
+        mean, square = p.sum(a, (0,)), p.sum(p.mul(a, a), (0,))
+        return mean, square, p.mul(mean, 2.0), p.amax(a, (0,))
+
+    for kind, shared in (("saved", True), ("output", False)):
+        env = build(fn, inputs, claims=inductor_gen.claims(DEVICE))
+        env = env.replace(outputs=tuple(OutputDesc(kind, d.spec) for d in env.outputs))
+        compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+        got = compiled(*inputs)
+        assert (len({t.untyped_storage().data_ptr() for t in got}) == 1) is shared
+        for t, want in zip(got, reference(fn, inputs, False), strict=True):
+            assert t.shape == want.shape and t.is_contiguous() and t.data_ptr() % 16 == 0
+            torch.testing.assert_close(t, want, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import POSITIONS, TritonSource
 from inductor_gen.extern.cuda import mask_argument, see_through
 from inductor_gen.loops.graph import Node
-from inductor_gen.pipeline import Unit
+from inductor_gen.loops.index import contiguous_strides
+from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.cuda import UNALIGNED, cuda_launcher, cuda_program
 from inductor_gen.runtime.launch import Launcher
 from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
@@ -24,6 +26,8 @@ from prims.options import Options
 from prims.spec.expr import Expr
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
+
+SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others
 
 
 class TritonWrapper(Wrapper):
@@ -40,6 +44,8 @@ class TritonWrapper(Wrapper):
         self.space["relaunch"] = _relaunch
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
+        self.visible: set[Node] | None = None
+        self.runs: dict[int, list[KernelCall]] | None = None
         self.looks = False
         self.bounded: set[Expr] = set()
         self.space["too_large"] = _too_large
@@ -105,6 +111,58 @@ class TritonWrapper(Wrapper):
             self.space["see_through"] = see_through
             self.lines.append("known = {}")
         return f"see_through(known, '{ref.base.id}', {at}, {function}, {', '.join(parts)})"
+
+    def _allocate(self, call: KernelCall) -> None:
+        """One allocation for the small buffers of a dtype that kernels write before the next operator: each would cost
+        several times a view of it, and a training step of a convolution net has hundreds."""
+        small: dict[Any, list[Node]] = {}
+        for node in dict.fromkeys(n for c in self._run_of(call) for n in c.written()):
+            if node not in self.prepared.scattered and node not in self.names and self._is_small(node):
+                small.setdefault((node.dtype, node.device), []).append(node)
+        for (dtype, device), nodes in small.items():
+            if len(nodes) > 1:
+                counts = [math.prod(s.value for s in node.shape) for node in nodes]
+                for node in nodes:
+                    name = self.names[node] = f"b{len(self.names)}"
+                    self.made[name] = self._layout_key(node)
+                place = f"dtype={dtype}, device={self._object(device)}"
+                self.lines.append(
+                    f"{', '.join(self.names[n] for n in nodes)} = "
+                    f"empty_strided(({sum(counts)},), (1,), {place}).split_with_sizes({counts})"
+                )
+                self.space.setdefault("torch", torch)
+        super()._allocate(call)
+
+    def _run_of(self, call: KernelCall) -> Sequence[KernelCall]:
+        """The kernel calls from this one to the next operator, where it is the first of them."""
+        if self.runs is None:
+            self.runs = {}
+            run: list[KernelCall] = []
+            for c in self.unit.calls:
+                if not isinstance(c, KernelCall):
+                    run = []
+                    continue
+                run.append(c)
+                self.runs.setdefault(id(run[0]), run)
+        return self.runs.get(id(call), ())
+
+    def _is_small(self, node: Node) -> bool:
+        """May the buffer be a piece of a larger one? Not what the caller sees, nor where the shape is of importance."""
+        if node in self.plan.takes or not all(s.is_const for s in node.shape) or node in self._seen():
+            return False
+        size = math.prod(s.value for s in node.shape) * node.dtype.itemsize  # type: ignore[union-attr]
+        shapeless = len(node.shape) == 1 or node.op == "partial"
+        dense = self.prepared.layouts[node].strides == contiguous_strides(node.shape)
+        return shapeless and dense and 0 < size <= SMALL and size % 16 == 0
+
+    def _seen(self) -> set[Node]:
+        """The buffers of results that the program gets."""
+        if self.visible is None:
+            self.visible = set()
+            for desc, out in zip(self.env.outputs, self.prepared.outputs, strict=True):
+                if isinstance(out, ViewRef) and desc.kind not in ("saved", "mutation"):
+                    self.visible.add(self.buffer(out.base))
+        return self.visible
 
     # ---- interpreter ------------------------------------------------------------------------------------
 

@@ -221,3 +221,33 @@ def test_memory_budget(budget, share):
     compiled(x).sum().backward()
     assert kept(compiled) <= share * eager
     assert not compiled.report().fallbacks
+
+
+def product_in_float32(x, w):
+    with torch.autocast("cpu", enabled=False):
+        exact = x.float() @ w.float()
+    return exact * 2, x @ w
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("backward_inside", [False, True])
+def test_regions_without_autocast_inside_one_with_it(backend, backward_inside):
+    """A graph's casts are in it: its operators run outside autocast, which would cast their operands again."""
+    compiled = compile_api.compile(product_in_float32, backend=backend, fullgraph=True)
+    for enabled in (False, True, False, True):
+        grads = []
+        for function in (compiled, product_in_float32):
+            torch.manual_seed(1)
+            x, w = torch.randn(33, 65, requires_grad=True), torch.randn(65, 17, requires_grad=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                exact, rough = function(x, w)
+                if backward_inside:
+                    (exact.sum() + rough.float().sum()).backward()
+            if not backward_inside:
+                (exact.sum() + rough.float().sum()).backward()
+            grads.append((exact.detach(), rough.detach(), x.grad, w.grad))
+        (ours, *rest), (theirs, *others) = grads
+        torch.testing.assert_close(ours, theirs)  # in float32, though the region around it is not
+        torch.testing.assert_close(rest, others, rtol=2e-2, atol=0.1)
+        assert ours.dtype == torch.float32
+    assert not compiled.report().fallbacks

@@ -12,7 +12,7 @@ import torch.fx
 from aot_autograd.partition.default import default_partition
 from aot_autograd.partition.split import Partition, split_joint
 from aot_autograd.runtime.inference import build_inference
-from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run
+from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, outside_autocast
 from aot_autograd.runtime.training import build_training
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
 from prims.errors import Unsupported, UserError
@@ -94,13 +94,18 @@ def aot_function(
         return _leave_to_eager(gm, error, report)
     if env is not None:
         with _phase(report, "compile"):
-            compiled = compile_or_run(env, fw_compiler, options, report, "inference")
+            compiled = _forward(compile_or_run(env, fw_compiler, options, report, "inference"))
         return build_inference(outcome, compiled, gm, report)
     assert joint is not None and partition is not None
     with _phase(report, "compile"):
-        compiled = compile_or_run(partition.forward, fw_compiler, options, report, "forward")
+        compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
     return build_training(joint, partition, compiled, backward, gm, report)
+
+
+def _forward(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """A compiled forward pass, ready for the autocast state in which it was captured and will be called."""
+    return outside_autocast(compiled) if torch._C._is_any_autocast_enabled() else compiled
 
 
 def _leave_to_eager(gm: torch.fx.GraphModule, error: Exception, report: Report | None) -> Callable[..., Any]:

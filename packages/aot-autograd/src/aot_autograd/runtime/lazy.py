@@ -9,14 +9,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from aot_autograd.trace.outcome import remove_dead
+from aot_autograd.trace.outcome import no_autocast, remove_dead
 from prims.errors import UserError
 from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
+__all__ = ["Compiler", "LazyBackward", "compile_or_run", "outside_autocast", "without_tangents"]
 
 aten = torch.ops.aten
 
@@ -47,6 +47,24 @@ def compile_or_run(
         if report is not None:
             report.fallback("aot_autograd", f"the {name} graph runs uncompiled: {type(error).__name__}: {error}")
         return env.module()
+
+
+def outside_autocast(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """The compiled graph, run without autocast: its casts are in it, and its operators would cast again."""
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        with no_autocast():
+            return compiled(*inputs)
+
+    boxed = getattr(compiled, "boxed", None)
+    if boxed is not None:
+
+        def call_boxed(inputs: list[Any]) -> Sequence[Any]:
+            with no_autocast():
+                return boxed(inputs)
+
+        call.boxed = call_boxed  # type: ignore[attr-defined]
+    return call
 
 
 def _boxed(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -103,9 +121,19 @@ class LazyBackward:
 
     def _compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         if self._report is None:
-            return _boxed(compile_or_run(env, self._compiler, self._options, None, name))
+            return self._ready(compile_or_run(env, self._compiler, self._options, None, name))
         with self._report.phase("backward"):
-            return _boxed(compile_or_run(env, self._compiler, self._options, self._report, name))
+            return self._ready(compile_or_run(env, self._compiler, self._options, self._report, name))
+
+    @staticmethod
+    def _ready(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+        """A backward pass may be asked for inside an autocast region or outside, each time anew."""
+        plain, careful = _boxed(compiled), _boxed(outside_autocast(compiled))
+
+        def call(inputs: list[Any]) -> Sequence[Any]:
+            return careful(inputs) if torch._C._is_any_autocast_enabled() else plain(inputs)
+
+        return call
 
 
 def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope, list[int]]:

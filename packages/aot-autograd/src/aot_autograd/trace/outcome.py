@@ -24,7 +24,7 @@ from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
 
-__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "trace"]
+__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "no_autocast", "trace"]
 
 aten = torch.ops.aten
 
@@ -362,8 +362,8 @@ def _reached(roots: list[Any]) -> set[Any]:
 
 
 @contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Autocast is for forward passes: a backward pass computes in the types that the forward has used."""
+def no_autocast() -> Iterator[None]:
+    """Without autocast: a backward pass computes in the types that the forward has used; a graph's casts are in it."""
     enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     try:
         for device in enabled:
@@ -395,7 +395,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     before = len(tracer.inputs)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
-    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), _no_autocast(), tracer:
+    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer:
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],
             [program.leaves[i] for i in wanted],

@@ -683,3 +683,20 @@ def test_cudnns_batch_norm_is_the_native_one(training):
     for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
         torch.testing.assert_close(a, b)
     assert not any("cudnn" in op for graph in report.graphs for op in graph.ops)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bag(mode):
+    ids, starts = torch.tensor([1, 2, 3, 1, 5]), torch.tensor([0, 2])
+    found = []
+    report = Report()
+
+    def function(weight, ids, starts):
+        return F.embedding_bag(ids, weight, starts, mode=mode)
+
+    weight = leaf(10, 4)
+    compiled = aot_function(function_graph(function, 3), [weight, ids, starts], fw_compiler=run_eagerly, report=report)
+    for one in (compiled, function):
+        found.append(torch.autograd.grad(one(weight, ids, starts).square().sum(), weight))
+    torch.testing.assert_close(*found)
+    assert not report.fallbacks

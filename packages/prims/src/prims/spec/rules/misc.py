@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.errors import DataDependentError
+from prims.errors import DataDependentError, Unsupported
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, iterate
@@ -218,6 +218,25 @@ def embedding_bag_weights_backward(grad: TensorSpec, weight: TensorSpec, indices
 def embedding_bag_dense_backward(
     grad: TensorSpec, indices: TensorSpec, offset2bag: TensorSpec, bag_size: Any, maxima: Any, rows: Size, *args: Any
 ) -> TensorSpec:
+    return TensorSpec((rows, grad.shape[1]), grad.dtype, grad.device)
+
+
+@meta_rule("aten._embedding_bag_backward.default")
+def embedding_bag_backward(
+    grad: TensorSpec,
+    indices: TensorSpec,
+    offsets: Any,
+    offset2bag: Any,
+    bag_size: Any,
+    maxima: Any,
+    rows: Size,
+    scale_by_frequency: bool,
+    mode: int,
+    sparse: bool,
+    *args: Any,
+) -> TensorSpec:
+    if sparse:
+        raise Unsupported("a sparse gradient")
     return TensorSpec((rows, grad.shape[1]), grad.dtype, grad.device)
 
 

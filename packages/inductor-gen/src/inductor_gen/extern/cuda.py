@@ -29,7 +29,7 @@ def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
             return "padded_mm", padded_mm
         if len(node.args) == 3 and not node.kwargs:
             return "padded_addmm", padded_addmm
-    return _BIASED.get(node.op)
+    return _ATTENTION.get(node.op)
 
 
 def misaligned(node: Node) -> bool:
@@ -100,10 +100,44 @@ def efficient_attention_backward(grad: Any, query: Any, key: Any, value: Any, bi
     return op(grad, query, key, value, with_aligned_rows(bias), *rest, **kw)
 
 
-_BIASED = {
+_REFUSED: set[Any] = set()  # kinds of operands that cuDNN has no backward for
+
+
+def cudnn_attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, bias: Any,
+    cum_q: Any, cum_k: Any, max_q: Any, max_k: Any, dropout: float, causal: bool, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """cuDNN's backward, or the memory-efficient kernel's, forward again and backward, where cuDNN refuses its operands.
+
+    cuDNN crashes when it is asked again for a plan that it has failed to make, so that it is asked once.
+    """
+    kind = (causal, scale, *((t.shape, t.stride(), t.dtype) for t in (grad, query, key, value, out)))
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    if kind not in _REFUSED:
+        try:
+            return op(grad, query, key, value, out, logsumexp, seed, offset, bias, cum_q, cum_k, max_q, max_k, dropout,
+                      causal, scale=scale)  # fmt: skip
+        except RuntimeError as error:
+            if dropout or isinstance(error, torch.OutOfMemoryError):
+                raise
+            _REFUSED.add(kind)
+    bias = with_aligned_rows(bias)
+    forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    again, summed, seed, offset = forward(query, key, value, bias, True, 0.0, causal, scale=scale)
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    wanted = [True, True, True, False]
+    return backward(
+        grad, query, key, value, bias, again, summed, seed, offset, 0.0, wanted, causal, scale=scale
+    )[:3]  # fmt: skip
+
+
+_ATTENTION = {
     "aten._scaled_dot_product_efficient_attention.default": ("efficient_attention", efficient_attention),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         "efficient_attention_backward", efficient_attention_backward,
+    ),
+    "aten._scaled_dot_product_cudnn_attention_backward.default": (
+        "cudnn_attention_backward", cudnn_attention_backward,
     ),
 }  # fmt: skip
 

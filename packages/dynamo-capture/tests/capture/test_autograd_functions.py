@@ -67,6 +67,10 @@ class SetUp(Function):
         return g * output, None
 
 
+#: Keyword arguments of ``apply`` came with torch 2.13.
+WEIGHT = {"weight": 3.0} if torch.__version__ >= "2.13" else {}
+
+
 class Absent(Function):
     @staticmethod
     def forward(ctx, x):
@@ -179,7 +183,7 @@ WHOLE = {
     "several": lambda x, y: Several.apply(x, y)[:3] + Several.apply(x, y)[4:],
     "one_of_several": lambda x, y: Several.apply(x, y)[0] * 2,
     "input_without_gradient": lambda x, y: Several.apply(x, y.detach())[0] * y,
-    "setup_context": lambda x, y: SetUp.apply(x) * y + SetUp.apply(y, weight=3.0),
+    "setup_context": lambda x, y: SetUp.apply(x) * y + SetUp.apply(y, **WEIGHT),
     "absent_gradients": lambda x, y: (sum(Absent.apply(x)) * y, Absent.apply(y)[0], Absent.apply(x * y)[1]),
     "reversal": lambda x, y: Reverse.apply(x * y, 0.5).sum(),
     "straight_through": lambda x, y: Round.apply(x * 3) * y,

@@ -59,7 +59,7 @@ def test_training_float32(name, tf32):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_bfloat16(name):
-    training(gpu_case(name, torch.bfloat16, small=True, **_batch(name)))
+    training(gpu_case(name, torch.bfloat16, small=True, **_batch(name)), working=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

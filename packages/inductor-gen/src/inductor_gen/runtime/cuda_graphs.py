@@ -103,11 +103,11 @@ class Replayed:
         if any(m and _overlaps(x) for x, m in zip(inputs, moved, strict=True)):
             self._refuse("an input's elements overlap in memory")
             return None
-        places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
         graph = torch.cuda.CUDAGraph()
-        self._fill(places, inputs)
-        torch.cuda.current_stream(self.device).synchronize()
         try:
+            places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
+            self._fill(places, inputs)
+            torch.cuda.current_stream(self.device).synchronize()
             with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 outputs = self.call(tuple(places))
         except Exception as error:

@@ -192,9 +192,8 @@ def test_empty_products_stay_with_the_library(shape, tmp_path):
 
 
 def test_other_dtypes_stay_with_the_library(tmp_path):
-    check(
-        mm, [torch.ones(4, 4, dtype=torch.int64), torch.ones(4, 4, dtype=torch.int64)], tmp_path, products=0, externs=1
-    )
+    inputs = [torch.randn(4, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)]
+    check(mm, inputs, tmp_path, products=0, externs=1)
 
 
 def test_dynamic_sizes(tmp_path):

@@ -154,6 +154,22 @@ def test_attribute_changes(change):
         torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_forward_of_the_class_replaced(monkeypatch):
+    model = Attributed()
+    compiled = compile_api.compile(model)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        monkeypatch.setattr(Attributed, "forward", lambda self, x: x * 10)
+        torch.testing.assert_close(compiled(x), x * 10)
+        model.forward = lambda x: x * 20
+        torch.testing.assert_close(compiled(x), x * 20)
+        del model.forward
+        torch.testing.assert_close(compiled(x), x * 10)
+        monkeypatch.undo()
+        torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_global_state_changes():
     function = lambda x: x @ x + torch.ones(3, 3)
     compiled = compile_api.compile(function)
@@ -209,6 +225,18 @@ def test_recompile_limit_falls_back_to_eager():
         torch.testing.assert_close(compiled(x, f := float(n)), x * f)
     assert _count(compiled) <= 40
     assert any("limit" in item.reason for item in compiled.report().fallbacks)
+
+
+def test_static_sizes_up_to_the_limit():
+    function = lambda x: (x * 2).sum(0)
+    compiled = compile_api.compile(function, dynamic=False, options={"recompile_limit": 4})
+    for rows in range(2, 10):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert _count(compiled) == 4
+    (fallback,) = compiled.report().fallbacks
+    assert "recompile limit of 4" in fallback.reason and "size=[5, 3]" in fallback.reason
+    assert __file__ in str(fallback.where)
 
 
 def test_second_thread():

@@ -94,7 +94,7 @@ def test_construct(function):
             if other.grad is not None:
                 torch.testing.assert_close(one.grad, other.grad, **tolerance)
     report = compiled.report()
-    assert not report.fallbacks, report.fallbacks
+    assert not report.fallbacks and not report.breaks, (report.fallbacks, report.breaks)
 
 
 def test_same_tensor_and_views_in_results():

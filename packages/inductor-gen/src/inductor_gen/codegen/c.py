@@ -31,7 +31,7 @@ from prims.spec.expr import Expr
 __all__ = ["CRenderer", "acc_type", "identity"]
 
 TILE = 256
-BLOCK = 2048
+BLOCK = 512
 ROW_BYTES = 256 << 10
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains

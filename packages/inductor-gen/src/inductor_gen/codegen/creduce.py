@@ -43,7 +43,7 @@ class _Stage:
         limit = c.BLOCK if not self.tiled else 32
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         self.blocked = kernel.split_inner and len(loops) == 1
-        if self.sums and last >= 2 * limit:
+        if self.sums and last > limit:
             self.blocked = True
         self.block = limit
         self.args = [r for r in self.reduces if r.attr in _ARGS]

@@ -115,7 +115,11 @@ def cell(model: str, stack: str) -> dict:
     record["step_ms"] = round(1e3 * steady(step), 1)
     if STACKS[stack] is not None:
         record["fallbacks"] = len(module.report().fallbacks)
-    return record | {"torch": torch.__version__, "threads": torch.get_num_threads(), "python": platform.python_version()}
+    return record | {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
 
 
 def steady(step, seconds: float = 3.0) -> float:

@@ -146,6 +146,14 @@ def test_product_kept_for_a_later_product(tmp_path):
     check(fn, [torch.randn(20, 20) / 4, torch.randn(20, 20) / 4], tmp_path, products=2, kernels=2)
 
 
+def test_random_numbers_after_a_product_are_those_of_any_kernel(tmp_path):
+    def fn(p, seed, x, w):
+        kept = p.ge(p.random_uniform((18, 36), seed, 40, torch.float32, x.device), 0.25)
+        return p.where(kept, mm(p, x, w), 0.0), kept
+
+    check(fn, [torch.tensor(1234), torch.randn(18, 20), torch.randn(20, 36)], tmp_path, kernels=1)
+
+
 def test_reductions_stay_apart(tmp_path):
     def fn(p, x, w):
         return p.sum(p.exp(mm(p, x, w)), (1,))

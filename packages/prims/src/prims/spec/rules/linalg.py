@@ -165,6 +165,8 @@ def euclidean_dist(x: TensorSpec, y: TensorSpec) -> TensorSpec:
 @meta_rule("aten._cdist_backward.default")
 def cdist_backward(grad: TensorSpec, x: TensorSpec, y: TensorSpec, p: float, out: TensorSpec) -> TensorSpec:
     batch = broadcast_shapes((x.shape[:-2], y.shape[:-2]))
+    if any(isinstance(size, int) and size == 0 for size in (*batch, *x.shape[-2:], y.shape[-2])):
+        batch = x.shape[:-2]  # eager returns zeros like x before it broadcasts
     return TensorSpec((*batch, *x.shape[-2:]), x.dtype, x.device)
 
 

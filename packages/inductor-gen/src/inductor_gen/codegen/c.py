@@ -125,7 +125,7 @@ class _Kernel:
         for v in self.body.vals:
             if v.op in ("reduce", "scan") or any(a.id in moved for a in self.body.inputs_of(v)):
                 moved.add(v.id)
-                v.deps |= {self.lane}
+                v.deps |= {self.lane}  # type: ignore[arg-type]
 
     # ---- facts ------------------------------------------------------------------------------------------
 

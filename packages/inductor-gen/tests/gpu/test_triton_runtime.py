@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import types
 
 import pytest
 import torch
 from gen_support import build
 
 import inductor_gen
+from inductor_gen.extern import cuda
 from inductor_gen.extern.cuda import see_through, with_aligned_rows
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.runtime.cuda import CUDA_LAUNCHER, UNALIGNED
@@ -170,6 +172,40 @@ def test_rows_of_a_bias_are_aligned(columns, dtype):
     assert with_aligned_rows(None) is None
     if columns in (32, 40):
         assert with_aligned_rows(plain) is plain
+
+
+def test_cudnns_backward_is_asked_once_for_what_it_refuses(monkeypatch):
+    """Then the memory-efficient attention does both passes; here plain arithmetic stands in for its kernels."""
+    q, k, v = (torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3)
+    grad = torch.randn_like(out)
+    wanted = torch.autograd.grad(out, (q, k, v), grad)
+    asked = []
+
+    def refuses(*args, **kw):
+        asked.append(args)
+        raise RuntimeError("No valid execution plans")
+
+    def forward(q, k, v, bias, summed, dropout, causal, *, scale):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, scale=scale), *[torch.zeros(())] * 3
+
+    def backward(grad, q, k, v, bias, out, summed, seed, offset, dropout, mask, causal, *, scale):
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        again = torch.nn.functional.scaled_dot_product_attention(*leaves, bias, scale=scale)
+        return *torch.autograd.grad(again, leaves, grad), None
+
+    fakes = {"cudnn_attention_backward": refuses, "efficient_attention": forward, "efficient_attention_backward": backward}
+    aten = {f"_scaled_dot_product_{name}": types.SimpleNamespace(default=fake) for name, fake in fakes.items()}
+    ops = types.SimpleNamespace(aten=types.SimpleNamespace(**aten))
+    monkeypatch.setattr(cuda, "torch", types.SimpleNamespace(ops=ops, OutOfMemoryError=torch.OutOfMemoryError))
+    monkeypatch.setattr(cuda, "_REFUSED", set())
+    rest = (out, None, None, None, None, None, None, 5, 5, 0.0, False)
+    for _ in range(2):
+        found = cuda.cudnn_attention_backward(grad, q.detach(), k.detach(), v.detach(), *rest, scale=0.3)
+        torch.testing.assert_close(found, wanted)
+    assert len(asked) == 1
+    with pytest.raises(RuntimeError, match="No valid"):  # dropout's mask is cuDNN's own
+        cuda.cudnn_attention_backward(grad[:1], q[:1], k[:1], v[:1], out[:1], *rest[1:-2], 0.5, False, scale=0.3)
 
 
 @needs_triton

@@ -42,7 +42,7 @@ class Node:
         args: canonical arguments, nodes for tensors.
         ins: the nodes among the arguments, in order.
         shape: sizes; dtype and device None for values that are not tensors.
-        strides: of a custom operator, per tensor operand the strides that it has in eager; else None.
+        strides: of an operator that nobody claims, per tensor operand the strides that it has in eager; else None.
         users: nodes that take this one, each once.
     """
 

@@ -181,7 +181,8 @@ class _Preparer:
 
         def place(x: Any) -> Any:
             if isinstance(x, Node):
-                return self._exact(x, next(strides, None)) if is_custom(node) else self._operand(node, x)
+                exact = node.strides is not None or is_custom(node)
+                return self._exact(x, next(strides, None)) if exact else self._operand(node, x)
             if isinstance(x, (tuple, list)):
                 return [place(v) for v in x]
             return x

@@ -1,20 +1,21 @@
-"""Custom operators: opaque calls, whose operands keep the strides that eager would give them."""
+"""Opaque calls (custom operators, what has no decomposition), whose operands keep the strides that eager gives them."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 import torch.fx
 
-from prims.handlers import GraphHandler
+from prims.handlers import GraphHandler, GraphValue
 from prims.spec import TensorSpec
 from prims.twins import twin_of
 
-__all__ = ["STRIDES", "custom_call"]
+__all__ = ["STRIDES", "custom_call", "opaque_call"]
 
 STRIDES = "strides"
-"""Key in the metadata of a custom operator's node: per tensor among its operands, in order, eager's strides.
+"""Key in the metadata of an opaque call's node: per tensor among its operands, in order, eager's strides.
 
 Values of the prim dialect have no layout, but a kernel that somebody wrote may count on one. A back end that finds
 none (the text form has none) gives row-major operands.
@@ -28,13 +29,25 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
     """
     if twin_of(node.target) is not None:
         args = tuple(_memory(p, old, new) for old, new in zip(node.args, args, strict=True))
+    return opaque_call(p, node, args, kwargs)
+
+
+def opaque_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of an operator that nobody has looked into: its operands keep the strides that they have in eager."""
     result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
-    made = next(iter(reversed(p.graph.nodes)), None)
-    while made is not None and made.target is not node.target:
-        made = made.prev
+    made = _node_of(result)
     if made is not None:
         made.meta[STRIDES] = tuple(_strides((node.args, tuple(node.kwargs.values()))))
     return result
+
+
+def _node_of(result: Any) -> torch.fx.Node | None:
+    """The node that gave a value or a tuple of values."""
+    if isinstance(result, GraphValue):
+        source = result.node.args[0] if result.node.target is operator.getitem else result.node
+        return source if isinstance(source, torch.fx.Node) else None
+    found = (_node_of(r) for r in result) if isinstance(result, (tuple, list)) else ()
+    return next((n for n in found if n is not None), None)
 
 
 _EMPTY = frozenset(

@@ -17,7 +17,7 @@ from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES
 from prims.lower.context import LowerContext
-from prims.lower.custom import custom_call
+from prims.lower.custom import custom_call, opaque_call
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
@@ -39,7 +39,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     def extern(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         if context.report is not None:
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"))
-        return p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
+        return opaque_call(p, node, args, kwargs)
 
     def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = node.target

@@ -131,7 +131,7 @@ def cudnn_attention_backward(
     )[:3]  # fmt: skip
 
 
-_ATTENTION = {
+_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
     "aten._scaled_dot_product_efficient_attention.default": ("efficient_attention", efficient_attention),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         "efficient_attention_backward", efficient_attention_backward,

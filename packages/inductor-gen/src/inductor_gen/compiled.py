@@ -19,6 +19,7 @@ from inductor_gen.runtime.wrapper import Wrapper
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+from prims.spec import TensorSpec
 
 __all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
 
@@ -130,7 +131,8 @@ def get_ready(options: Options) -> None:
 
 def _begin(env: Envelope, options: Options) -> Any:
     """What compiles kernels for a GPU while the graph is still being lowered; None for a graph without a GPU."""
-    if not any(getattr(getattr(d.spec, "device", None), "type", "cpu") == "cuda" for d in (*env.inputs, *env.outputs)):
+    specs = [*(d.spec for d in env.inputs), *(d.spec for d in env.outputs)]
+    if not any(isinstance(s, TensorSpec) and s.device.type == "cuda" for s in specs):
         return None
     from inductor_gen.runtime.triton_build import begin
 

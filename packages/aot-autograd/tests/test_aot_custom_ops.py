@@ -30,6 +30,10 @@ def _bump(xs, by):
         x.add_(1 if by is None else by)
 
 
+def _add_one(x):
+    x.add_(1)
+
+
 scale_ = _define("scale_(Tensor(a!) x, float s) -> Tensor(a!)", lambda x, s: x.mul_(s))
 swap = _define("swap(Tensor(a!) x, Tensor(b!) y) -> ()", _swap)
 bump = _define("bump(Tensor(a!)[] xs, Tensor? by=None) -> ()", _bump)
@@ -85,3 +89,14 @@ def test_the_graph_is_functional():
         "quintet.aot_test__scale_.default", "aten.add.Tensor",
     ]  # fmt: skip
     assert len(env.mutations) == 1
+
+
+def test_a_like_name_means_nothing():
+    _define("same_name(Tensor x) -> Tensor", lambda x: x * 100)
+    written = _define("same_name_(Tensor(a!) x) -> ()", _add_one)
+
+    def f(x):
+        written(x)
+        return x * 1
+
+    check(f, lambda: (torch.randn(3),))

@@ -120,6 +120,8 @@ def _find_twin(func: OpOverload, drop: tuple[str, ...], metadata: bool) -> OpOve
         packet = getattr(aten, packet_name, None)
         return getattr(packet, overload, None) if packet is not None else None
     namespace, name = schema.name.split("::")
+    if namespace != "aten":
+        return None  # what an operator of that name computes is not known
     if not drop:
         if not name.endswith("_") or name.endswith("__"):
             return None

@@ -81,10 +81,17 @@ class Optimizer:
         with _lock, self.report.phase("capture"):
             if self._looks(code) != before:
                 return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
+            state = self._state(code)
+            if state.left_alone:
+                return _native.SKIP
+            if state.wait_for(entries):
+                return _native.TRACE
             try:
-                return self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+                answer = self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
             finally:
-                self._state(code).looks += 1
+                state.looks += 1
+            state.answered(answer)
+            return answer
 
     def _looks(self, code: types.CodeType) -> int:
         state = self.states.get(code)

@@ -116,7 +116,7 @@ def api(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Real programs and models through all stages; the architecture's tests."""
-    install_packages(session, EVERYTHING, "pytest", "hypothesis", "build", "hatchling", "triton")
+    install_packages(session, EVERYTHING, "pytest", "hypothesis", "expecttest", "build", "hatchling", "triton")
     install_libraries(session)
     run_pytest(session, "-q", str(ROOT / "integration-tests"))
 

@@ -14,6 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 Call = Callable[..., Any]
+# at::SDPBackend
+FLASH, EFFICIENT, CUDNN = 1, 2, 3
 aten = torch.ops.aten
 
 
@@ -49,6 +51,48 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return aten.linear(x, weight, bias)  # type: ignore[no-any-return]
 
 
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` on a GPU: the fused operator that PyTorch would choose.
+
+    Where the C++ definition pads a head size or a mask, and where no fused operator serves, it is asked itself.
+    """
+    whole = aten.scaled_dot_product_attention
+    options: dict[str, Any] = {"scale": scale}
+    if query.device.type != "cuda":
+        return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+    choice = torch._fused_sdp_choice(
+        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options
+    )
+    mask = attn_mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+    lse = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    if choice == CUDNN:
+        fused = aten._scaled_dot_product_cudnn_attention
+        return fused(query, key, value, mask, lse, dropout_p, is_causal, False, **options)[0]  # type: ignore[no-any-return]
+    if choice == FLASH and query.shape[3] % 8 == 0:
+        fused = aten._scaled_dot_product_flash_attention
+        return fused(query, key, value, dropout_p, is_causal, False, **options)[0]  # type: ignore[no-any-return]
+    if choice == EFFICIENT and (mask is None or mask.stride(-1) == 1):
+        if mask is not None:
+            rows = (*query.shape[:3], key.shape[2])
+            spare = -mask.shape[-1] % 16
+            padded = torch.nn.functional.pad(mask, (0, spare))
+            mask = padded.narrow(-1, 0, mask.shape[-1]).expand(rows)
+        fused = aten._scaled_dot_product_efficient_attention
+        return fused(query, key, value, mask, lse, dropout_p, is_causal, **options)[0]  # type: ignore[no-any-return]
+    return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+
+
 def _upsample(name: str, spatial: int) -> Call:
     overload = getattr(aten, name).default
 
@@ -69,6 +113,7 @@ CALLS: dict[Any, Call] = {
     torch.Tensor.__matmul__: matmul,
     torch.Tensor.__rmatmul__: lambda b, a: matmul(a, b),
     torch.nn.functional.linear: linear,
+    torch.nn.functional.scaled_dot_product_attention: attention,
 }
 for _name, _spatial in (
     ("upsample_nearest1d", 1),

@@ -1,0 +1,56 @@
+"""Attention on a GPU with symbolic sizes: one fused operator, and no size made a number.
+
+The operator that C++ takes for numbers cannot be asked here: a build of PyTorch without CUDA has none to choose from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, contiguous_strides
+
+GPU = torch.device("cuda")
+
+
+class Recorder(TorchDispatchMode):
+    """The names of the attention operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "attention" in str(func):
+            self.calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def run(length: Any, dtype: torch.dtype, mask: str | None, head: int) -> tuple[torch.Tensor, list[str]]:
+    def tensor(*shape: Any, kind: torch.dtype = dtype) -> torch.Tensor:
+        return abstract_from_spec(TensorSpec(shape, kind, GPU, contiguous_strides(shape)))
+
+    query, key, value = (tensor(2, 4, length, head) for _ in range(3))
+    bias = tensor(2, 1, length, length) if mask else None
+    with SymbolicCalls(), Recorder() as recorder:
+        out = F.scaled_dot_product_attention(query, key, value, bias, is_causal=mask is None)
+    return out, recorder.calls
+
+
+@pytest.mark.parametrize("mask", [None, "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head", [16, 64])
+def test_symbolic_lengths_take_one_fused_kernel_without_a_guard(
+    dtype: torch.dtype, mask: str | None, head: int
+) -> None:
+    context = SymbolContext()
+    length = context.new_symbol(96, "length", min=2, max=512)
+    out, calls = run(length, dtype, mask, head)
+    assert [str(guard.expr) for guard in context.guards] == []
+    kernel = "efficient" if dtype == torch.float32 else "cudnn"
+    assert calls == [f"aten._scaled_dot_product_{kernel}_attention.default"]
+    assert tuple(out.shape[:2]) == (2, 4) and type(out.shape[2]) is torch.SymInt and out.shape[3] == head

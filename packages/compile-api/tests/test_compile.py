@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import compile_api
-from compile_api import CompileWarning, environment
+from aot_autograd import joint_graph, partition_joint
+from compile_api import CompileWarning, backends, environment
 from compile_api.modes import MODE_OPTIONS, make_options
-from prims.errors import UserError
+from prims.errors import Refused, UserError
+from prims.options import Options
+from prims.report import Report
 
 
 @pytest.mark.parametrize(
@@ -354,6 +357,42 @@ def test_a_backward_that_fails_late_is_mended(monkeypatch):
     (record,) = compiled.report().fallbacks
     assert record.stage == "run" and "the kernel is gone" in record.reason
     torch.testing.assert_close(gradients(compiled, x.detach(), w.detach()), wanted)
+
+
+def test_an_eager_backward_gets_what_was_saved_with_eagers_strides():
+    """A compiled forward pass may save images with channels last, of which this backward cannot take its view."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x, w):
+            return x.exp().flatten(1) @ w
+
+    example = [torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(60, 7, requires_grad=True)]
+    env = partition_joint(joint_graph(torch.fx.symbolic_trace(Net()), example)).backward
+    inputs = [torch.randn(desc.spec.shape) for desc in env.inputs]
+    images = [k for k, desc in enumerate(env.inputs) if desc.kind == "saved" and desc.spec.ndim == 4]
+    assert images
+    wanted = env.module()(*inputs)
+    for k in images:
+        inputs[k] = inputs[k].to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="view"):
+        env.module()(*inputs)
+    torch.testing.assert_close(backends._eager_graph(env)(*inputs), wanted)
+
+
+def test_a_library_that_refuses_is_not_asked_again():
+    asked = []
+
+    def refuses(*inputs):
+        asked.append(inputs)
+        raise Refused("no plan for these operands")
+
+    report = Report()
+    env = joint_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.randn(3, requires_grad=True)]).envelope
+    guarded = backends._Guarded(refuses, env, Options(), report)
+    for call in (lambda: guarded(torch.ones(3)), lambda: guarded.boxed([torch.ones(3)])):
+        with pytest.raises(RuntimeError, match="no plan"):
+            call()
+    assert len(asked) == 2 and not report.fallbacks and guarded.compiled is refuses
 
 
 def test_a_backward_that_fails_after_freeing_says_so(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from gen_support import OPTIONS, build, check, reference
 from test_gen_fusion import gelu, keep, layer_norm, softmax
 
 import inductor_gen
+from inductor_gen.schedule import products
+from inductor_gen.schedule.prepare import prepare
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,37 @@ def test_intermediates_follow_channels_last() -> None:
     (got,) = inductor_gen.compile_graph(env, options=OPTIONS)(x, w)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert got.stride() == expected.stride()
+
+
+def beside_a_convolution(p: Any, x: Any, w: Any, q: Any) -> Any:
+    image = p.aten(torch.ops.aten.convolution.default, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    return p.mul(image, 2.0), p.mul(q, 0.5)
+
+
+def test_of_what_is_saved_only_images_travel_with_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries, keys and values are saved as they are: attention reads their rows."""
+    monkeypatch.setattr(products, "on_gpu", lambda x: True)
+    x, w, q = (torch.randn(s).bfloat16() for s in ((2, 8, 10, 12), (4, 8, 3, 3), (3, 17, 2, 64)))
+    env = build(beside_a_convolution, [x, w, q], claims=inductor_gen.claims("cuda"))
+    env = env.replace(outputs=tuple(dataclasses.replace(desc, kind="saved") for desc in env.outputs))
+    image, operands = prepare(env).outputs
+    strides = [tuple(s.value for s in ref.strides) for ref in (image, operands)]
+    assert strides == [(480, 1, 48, 4), (2176, 128, 64, 1)]
+
+
+def test_fused_attention_reads_rows() -> None:
+    """Operands whose last dimension lies apart are copied, a mask's is not."""
+
+    def fn(p: Any, q: Any, k: Any, mask: Any) -> Any:
+        turned = p.permute(k, (0, 1, 3, 2))
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        return p.aten(op, q, turned, turned, mask, True)[0]
+
+    inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 8, 5), torch.randn(2, 3, 5, 1).expand(2, 3, 5, 5)]
+    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    ((args, _),) = prepared.externs.values()
+    assert [ref.strides[-1].value for ref in args[:4]] == [1, 1, 1, 0]
+    assert args[0].base.kind == "input" and args[1].base.op == "copy"
 
 
 SHAPES = [(3, 5), (2, 2), (700, 33), (2, 5000), (64, 64)]

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from compile_api.environment import unsupported_device, warn_once
-from prims.errors import QuintetError, UserError
+from prims.errors import QuintetError, Refused, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -194,13 +194,37 @@ class _Generator:
                 compiled = inductor_gen.compile_graph(lowered, options=self.options, report=self.report)
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
-            return env.module().forward
+            return _eager_graph(env)
         return _Guarded(compiled, env, self.options, self.report)
 
 
 def _device_types(env: Envelope) -> set[str]:
     specs = [desc.spec for desc in env.inputs] + [desc.spec for desc in env.outputs]
     return {spec.device.type for spec in specs if isinstance(spec, TensorSpec)} or {"cpu"}
+
+
+def _eager_graph(env: Envelope) -> Callable[..., Any]:
+    """The graph run operator by operator.
+
+    A compiled forward graph may have laid out images that it saved otherwise than eager does, which neither a view nor
+    a library's kernel in this graph may take: they are given the strides with which the graph was traced.
+    """
+    forward: Callable[..., Any] = env.module().forward
+    saved = [k for k, desc in enumerate(env.inputs) if desc.kind == "saved" and _is_row_major(desc.spec)]
+    if not saved:
+        return forward
+
+    def relaid(*inputs: Any) -> Any:
+        given = list(inputs)
+        for k in saved:
+            given[k] = given[k].contiguous()
+        return forward(*given)
+
+    return relaid
+
+
+def _is_row_major(spec: Any) -> bool:
+    return isinstance(spec, TensorSpec) and all(isinstance(s, int) for s in spec.shape) and spec.is_contiguous()
 
 
 class _Guarded:
@@ -235,13 +259,13 @@ class _Guarded:
         try:
             return direct(inputs)
         except Exception as error:
-            if self.options.strict:
+            if self.options.strict or isinstance(error, Refused):
                 raise
             kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
             if kept is not None:
                 return self._instead(error, kept)
             if not isinstance(error, torch.OutOfMemoryError):
-                self.compiled = self.env.module().forward
+                self.compiled = _eager_graph(self.env)
                 _fall_back("run", error, self.options, self.report)
                 error.add_note(
                     "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
@@ -253,7 +277,7 @@ class _Guarded:
         try:
             return self.compiled(*inputs)
         except Exception as error:
-            if self.options.strict:
+            if self.options.strict or isinstance(error, Refused):
                 raise
             return self._instead(error, inputs)
 
@@ -265,7 +289,7 @@ class _Guarded:
         full = isinstance(error, torch.OutOfMemoryError)
         if full:
             traceback.clear_frames(error.__traceback__)  # they hold the failed run's tensors
-        eager = self.env.module().forward
+        eager = _eager_graph(self.env)
         with torch.no_grad():
             results = eager(*inputs)
         if not full:

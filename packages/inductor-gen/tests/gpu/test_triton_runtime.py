@@ -17,7 +17,7 @@ from inductor_gen.extern.cuda import see_through, with_aligned_rows
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.runtime.cuda import CUDA_LAUNCHER, UNALIGNED
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
-from prims.errors import Unsupported
+from prims.errors import Refused, Unsupported
 from prims.options import Options
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -204,8 +204,20 @@ def test_cudnns_backward_is_asked_once_for_what_it_refuses(monkeypatch):
         found = cuda.cudnn_attention_backward(grad, q.detach(), k.detach(), v.detach(), *rest, scale=0.3)
         torch.testing.assert_close(found, wanted)
     assert len(asked) == 1
-    with pytest.raises(RuntimeError, match="No valid"):  # dropout's mask is cuDNN's own
+    with pytest.raises(Refused, match="No valid"):  # dropout's mask is cuDNN's own
         cuda.cudnn_attention_backward(grad[:1], q[:1], k[:1], v[:1], out[:1], *rest[1:-2], 0.5, False, scale=0.3)
+
+
+def test_cudnns_backward_is_given_rows(monkeypatch):
+    """It refuses operands whose last dimension has another stride than 1."""
+    given = []
+    op = types.SimpleNamespace(default=lambda *args, **kw: given.append(args))
+    aten = types.SimpleNamespace(_scaled_dot_product_cudnn_attention_backward=op)
+    monkeypatch.setattr(cuda, "torch", types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten)))
+    turned = [torch.randn(2, 3, 8, 5).mT for _ in range(5)]
+    cuda.cudnn_attention_backward(*turned, None, None, None, None, None, None, 5, 5, 0.0, False)
+    for got, want in zip(given[0], turned, strict=False):
+        assert got.stride(-1) == 1 and torch.equal(got, want)
 
 
 @needs_triton

@@ -14,6 +14,7 @@ __all__ = [
     "DataDependentError",
     "InternalError",
     "QuintetError",
+    "Refused",
     "Unsupported",
     "UserError",
     "VerifierError",
@@ -88,3 +89,10 @@ class VerifierError(QuintetError):
 
 class InternalError(QuintetError, RuntimeError):
     """A defect in Quintet itself. Falls back to eager unless ``Options.strict``."""
+
+
+class Refused(QuintetError, RuntimeError):
+    """A library refused operands that eager would have given it too, and must not be given them again.
+
+    It is the program's own error: the region is not run again.
+    """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["claims"]
+__all__ = ["FUSED_ATTENTION", "claims"]
 
 _COMMON = """
 mm addmm bmm baddbmm convolution convolution_backward
@@ -34,6 +34,9 @@ _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
 _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
 _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 """
+
+#: The GPU's fused attention kernels, forward and backward.
+FUSED_ATTENTION = frozenset(f"aten.{name}.default" for name in _CUDA.split())
 
 
 def claims(device_type: str) -> frozenset[str]:

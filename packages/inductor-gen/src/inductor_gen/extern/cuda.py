@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node
+from prims.errors import Refused
 
 __all__ = ["cuda_function", "misaligned", "mask_argument", "see_through", "with_aligned_rows"]
 
@@ -110,7 +111,11 @@ def cudnn_attention_backward(
     """cuDNN's backward, or the memory-efficient kernel's, forward again and backward, where cuDNN refuses its operands.
 
     cuDNN crashes when it is asked again for a plan that it has failed to make, so that it is asked once.
+
+    Raises:
+        Refused: cuDNN refuses, and the dropout of its forward cannot be repeated by another kernel.
     """
+    grad, query, key, value, out = (t if t.stride(-1) == 1 else t.contiguous() for t in (grad, query, key, value, out))
     kind = (causal, scale, *((t.shape, t.stride(), t.dtype) for t in (grad, query, key, value, out)))
     op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     if kind not in _REFUSED:
@@ -118,8 +123,10 @@ def cudnn_attention_backward(
             return op(grad, query, key, value, out, logsumexp, seed, offset, bias, cum_q, cum_k, max_q, max_k, dropout,
                       causal, scale=scale)  # fmt: skip
         except RuntimeError as error:
-            if dropout or isinstance(error, torch.OutOfMemoryError):
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
+            if dropout:
+                raise Refused(str(error)) from error
             _REFUSED.add(kind)
     bias = with_aligned_rows(bias)
     forward = torch.ops.aten._scaled_dot_product_efficient_attention.default

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.extern.claims import FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.loops.body import Layout
@@ -86,6 +87,7 @@ class _Preparer:
         self.out = Prepared(Graph())
         self.owned: set[Node] = set()  # buffers that some output already is
         self.channels_last = _pays_channels_last(self.old)
+        self.image_shapes = _image_shapes(self.old) if self.channels_last else set()
         self.relaid: dict[Node, ViewRef] = {}
         kinds = [d.kind for d in env.inputs] + [d.kind for d in env.outputs]
         if hint is not None and not {"saved", "tangent"} & set(kinds):
@@ -100,7 +102,7 @@ class _Preparer:
                 self.out.tangents.add(node)
             if desc.kind in ("saved", "tangent"):
                 self.out.freed.add(node)
-            if self.channels_last and desc.kind == "saved" and travels_channels_last(desc.spec):
+            if self._travels_as_image(desc, node):
                 self.out.layouts[node] = Layout(channels_last(node.shape))
         for node in self.old.nodes:
             if node.kind in ("input", "constant"):
@@ -135,6 +137,10 @@ class _Preparer:
         for node in graph.nodes:
             node.link()
         return self.out
+
+    def _travels_as_image(self, desc: Any, node: Node) -> bool:
+        """Is it saved for the backward pass, and an image? Queries, keys and values beside a convolution are none."""
+        return desc.kind == "saved" and node.shape in self.image_shapes and travels_channels_last(desc.spec)
 
     def _choose_forms(self, hint: Hint) -> None:
         """Which convolutions on the CPU run with channels last. In training none: what is saved has eager's layout."""
@@ -285,8 +291,10 @@ class _Preparer:
 
     def _suits(self, node: Node, x: Node, ref: ViewRef) -> bool:
         """Is the view as good for the operator as a fresh contiguous copy made while computing it?"""
+        if _is_read_by_rows(node, x) and ref.strides[-1] is not ONE:
+            return False
         if ref.base.kind not in ("pointwise", "reduce", "scan"):
-            return True  # in memory already; operators take any strides
+            return True  # in memory already; other operators take any strides
         if x is ref.base or ref.strides == contiguous_strides(ref.shape):
             return True
         return node.op in _BLAS and any(s is ONE for s in ref.strides[-2:])
@@ -312,7 +320,7 @@ class _Preparer:
     def _output(self, desc: Any, x: Node) -> ViewRef:
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
-        if self.channels_last and desc.kind == "saved" and travels_channels_last(spec):
+        if self._travels_as_image(desc, x):
             wanted = channels_last(x.shape)
         if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
             if x not in self.out.layouts:
@@ -334,7 +342,7 @@ def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def travels_channels_last(spec: Any) -> bool:
-    """Do a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
+    """Can a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
     if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*_HALVES, torch.int64):
         return False
     return spec.is_contiguous() and all(isinstance(s, int) and s > 0 for s in spec.shape)
@@ -348,6 +356,24 @@ def _pays_channels_last(graph: Graph) -> bool:
             if products.on_gpu(x) and x.dtype in _HALVES and len(x.shape) == 4:
                 return True
     return False
+
+
+def _is_read_by_rows(node: Node, x: Node) -> bool:
+    """Is it the gradient, query, key or value of a fused attention kernel? Their last dimension must have stride 1."""
+    if node.op not in FUSED_ATTENTION:
+        return False
+    count = 4 if node.op.endswith("backward.default") else 3
+    return any(x is a for a in node.args[:count])
+
+
+def _image_shapes(graph: Graph) -> set[tuple[Expr, ...]]:
+    """The shapes of what convolutions and poolings take and give, the same ones in a forward and its backward graph."""
+    found: set[tuple[Expr, ...]] = set()
+    for node in graph.nodes:
+        if node.op in _SPATIAL:
+            items = (user for user in node.users if user.kind == "item")
+            found.update(x.shape for x in (node, *node.ins, *items) if len(x.shape) == 4)
+    return found
 
 
 def _has_slow_bias(node: Node) -> bool:

@@ -139,3 +139,17 @@ def test_gradients_where_two_symbols_are_one():
         torch.testing.assert_close(ours, torch.autograd.grad(function(x, w), (x, w)))
     assert not compiled.report().fallbacks
     assert len(captured(compiled.report())) == 1
+
+
+def test_views_of_inputs_whose_sizes_a_guard_made_equal():
+    """A stacked state against rows of a wider projection, as state space models multiply them."""
+
+    def function(states, rows):
+        return (states.transpose(1, 2) @ rows.unsqueeze(-1)).squeeze(-1) * 2.0
+
+    compiled = compile_api.compile(function, dynamic=True)
+    for batch, length in ((3, 14), (2, 9)):
+        states = torch.randn(length, batch, 16, 4).permute(1, 2, 0, 3)
+        for rows in (torch.randn(batch, length, 12)[..., 8:], torch.randn(batch, length, 4)):
+            assert_matches(compiled, function, states, rows)
+    assert_all_generated(compiled.report())

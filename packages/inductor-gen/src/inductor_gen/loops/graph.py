@@ -13,6 +13,7 @@ from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
+from prims.spec import SymbolContext, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = ["Graph", "Node", "build_graph", "draws_random"]
@@ -130,9 +131,10 @@ def build_graph(env: Envelope) -> Graph:
         if node.op == "placeholder":
             desc = env.inputs[len(graph.inputs)]
             is_tensor = hasattr(desc.spec, "shape")
-            made = graph.add("input" if is_tensor else "size", desc.name, (), desc.spec)
+            spec = _settled(desc.spec, env.symbols.context) if is_tensor else desc.spec
+            made = graph.add("input" if is_tensor else "size", desc.name, (), spec)
             graph.inputs.append(made)
-            value[node] = made if is_tensor else desc.spec
+            value[node] = made if is_tensor else spec
         elif node.op == "get_attr":
             made = graph.add("constant", str(node.target), (), node.meta["spec"])
             made.target = env.constants[str(node.target)]
@@ -142,6 +144,14 @@ def build_graph(env: Envelope) -> Graph:
         elif node in live:
             value[node] = _convert(graph, node, look)
     return graph
+
+
+def _settled(spec: TensorSpec, context: SymbolContext | None) -> TensorSpec:
+    """An input's metadata in the symbols of the rest: each input came with its own, which guards made equal since."""
+    if context is None or not context.replacements:
+        return spec
+    shape, strides = ([context.make(size(v)) for v in values] for values in (spec.shape, spec.strides))
+    return spec.replace(shape=shape, strides=strides, storage_offset=context.make(size(spec.storage_offset)))
 
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:

@@ -141,7 +141,7 @@ def _push_broadcast(node: Node, index: Index, ranges: Ranges, reduced: Sequence[
     x, _, dims = node.args
     out: list[Expr | None] = [None] * len(node.shape)
     for i, d in enumerate(dims):
-        if x.shape[i] is node.shape[d]:
+        if x.shape[i] is not ONE or node.shape[d] is ONE:  # equal sizes may be two symbols
             out[d] = index[i]
     added = [d for d, i in enumerate(out) if i is None]
     sizes = [node.shape[d] for d in added]
@@ -172,7 +172,7 @@ def view_strides(
             x, _, dims = node.args
             out = [ZERO] * len(node.shape)
             for i, d in enumerate(dims):
-                if x.shape[i] is node.shape[d]:
+                if x.shape[i] is not ONE:  # equal sizes may be two symbols
                     out[d] = strides[i]
             return tuple(out), offset
         case "reshape":

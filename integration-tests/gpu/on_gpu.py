@@ -102,41 +102,30 @@ def training(
     """Losses, gradients and buffers of ``steps`` training steps with fresh inputs; returns the report.
 
     Judged per step: weights do not change, so that an error shows in the step that makes it. ``working`` is the dtype
-    that matmuls round to where it is not the parameters' (autocast, TF32 counting as float16).
+    that matmuls and convolutions round to where it is not the parameters' (autocast, TF32 counting as float16).
     """
     import compile_api
 
     eps = 0.0 if working is None else torch.finfo(working).eps
     without_dropout(case.model).train()
+    before = copy.deepcopy(case.model)
     exact = to_float64(case.model)
     eagers = [copy.deepcopy(case.model), *(nudged(case.model, eps) for _ in range(NUDGED))]
     compiled = compile_api.compile(case.model, fullgraph=True, **compile_kw)
+    earlier: list[Any] = []
     for step in range(steps):
         args, kwargs = (case.args, case.kwargs) if step == 0 else (fresh(case.args), fresh(case.kwargs))
-        losses = []
-        for model in (compiled, *eagers, exact):
-            model.zero_grad(set_to_none=True)
-            a, k = to_float64((args, kwargs)) if model is exact else (args, kwargs)
-            with around() if model is not exact else contextlib.nullcontext():
-                loss = loss_of(tensors(model(*a, **k)))
-            loss.backward()
-            losses.append(loss.detach())
-        as_good_gradient(losses[0], losses[1:-1], losses[-1], f"the loss of step {step}", eps)
-        nets = (case.model, *eagers, exact)
-        for (name, ours), *others, reference in zip(
-            case.model.named_parameters(), *(net.parameters() for net in nets[1:]), strict=True
-        ):
-            assert (ours.grad is None) == (reference.grad is None), name
-            if reference.grad is not None:
-                theirs = [other.grad for other in others]
-                as_good_gradient(ours.grad, theirs, reference.grad, f"{name}, step {step}", eps)
-        for (name, ours), *others, reference in zip(
-            case.model.named_buffers(), *(net.buffers() for net in nets[1:]), strict=True
-        ):
-            if ours.is_floating_point():
-                as_good_gradient(ours, others, reference, name, eps)
-            else:
-                assert torch.equal(ours, others[0]), name
+        ours = after_a_step(compiled, args, kwargs, around)
+        theirs = [after_a_step(model, args, kwargs, around) for model in eagers]
+        with summands_of_biases(exact) as summands:
+            wanted = after_a_step(exact, *to_float64((args, kwargs)))
+        assert ours.keys() == theirs[0].keys() == wanted.keys()
+        earlier.append((args, kwargs))
+        doubtful = worse(ours, theirs, wanted, summands, eps)
+        while doubtful and len(theirs) < MOST_EAGER:
+            theirs.append(at_last(nudged(before, eps), earlier, around))
+            doubtful = worse(ours, theirs, wanted, summands, eps)
+        assert not doubtful, f"step {step}, {len(theirs)} eager runs: {'; '.join(doubtful[:5])}"
     report = compiled.report()
     assert not report.fallbacks, report.fallbacks
     assert report.kernels and len(captured(report)) == 1
@@ -144,8 +133,79 @@ def training(
     return report
 
 
+def working_dtype(case: Case) -> torch.dtype | None:
+    """The dtype that a float32 case works in as PyTorch starts: its convolutions use TF32, which rounds like float16."""
+    convolves = any(isinstance(module, nn.Conv2d) for module in case.model.modules())  # type: ignore[attr-defined]
+    return torch.float16 if convolves and torch.backends.cudnn.allow_tf32 else None
+
+
+def after_a_step(model: Any, args: Any, kwargs: Any, around: Around = contextlib.nullcontext) -> dict[str, torch.Tensor]:
+    """The loss, the gradients and the buffers after one forward and backward pass, by name."""
+    model.zero_grad(set_to_none=True)
+    with around():
+        loss = loss_of(tensors(model(*args, **kwargs)))
+    loss.backward()
+    found = {"the loss": loss.detach()}
+    found |= {f"the gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found | {f"the buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def at_last(model: nn.Module, calls: Sequence[Any], around: Around) -> dict[str, torch.Tensor]:
+    """What a model that took all these steps has after the last: batch norms' buffers are of all of them."""
+    return [after_a_step(model, args, kwargs, around) for args, kwargs in calls][-1]
+
+
+@contextlib.contextmanager
+def summands_of_biases(exact: nn.Module) -> Any:
+    """Per bias of a ``Linear`` layer the sum of the absolute values of what its gradient sums up, by name.
+
+    The bias of an attention's keys shifts all scores of a query alike, which softmax does not see: its gradient is a sum
+    of terms that cancel, zero in exact arithmetic and made of roundings alone in any other.
+    """
+    found: dict[str, torch.Tensor] = {}
+    rows = lambda grad: grad.reshape(-1, grad.shape[-1])
+
+    def watch(name: str) -> Any:
+        def hook(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda grad: found.update({name: found.get(name, 0) + rows(grad).abs().sum(0)}))
+
+        return hook
+
+    hooks = [
+        module.register_forward_hook(watch(f"the gradient of {name}.bias"))
+        for name, module in exact.named_modules() if isinstance(module, nn.Linear) and module.bias is not None
+    ]  # fmt: skip
+    yield found
+    for hook in hooks:
+        hook.remove()
+
+
 #: Eager runs with weights moved by a rounding, beside the one with the weights as they are.
 NUDGED = 3
+#: The most eager runs before a verdict. A rectifier's input next to zero falls on the other side in some runs only, and
+#: then moves one element of a bias's gradient by a whole summand: three runs may not show it, sixteen do if eager does it.
+MOST_EAGER = 16
+
+
+def worse(
+    ours: dict[str, torch.Tensor], theirs: Sequence[dict[str, torch.Tensor]], exact: dict[str, torch.Tensor],
+    summands: dict[str, torch.Tensor], eps: float,
+) -> list[str]:  # fmt: skip
+    """What is further from float64 than eager's runs are, in words."""
+    found = []
+    for name, reference in exact.items():
+        if not reference.is_floating_point():
+            assert torch.equal(ours[name], theirs[0][name]), name
+            continue
+        others = [run[name] for run in theirs]
+        floor = 0.0
+        if name in summands and float(reference.norm()) <= 1e-9 * float(summands[name].norm()):
+            floor = torch.finfo(ours[name].dtype).eps * float(summands[name].norm())
+        problem = not_as_good(ours[name], others, reference, eps, floor)
+        if problem is not None:
+            found.append(f"{name}: {problem}")
+    return found
 
 
 def nudged(model: nn.Module, eps: float) -> nn.Module:
@@ -163,19 +223,21 @@ def nudged(model: nn.Module, eps: float) -> nn.Module:
     return copied
 
 
-def as_good_gradient(
-    ours: torch.Tensor, theirs: Sequence[torch.Tensor], exact: torch.Tensor, what: str, working: float = 0.0
-) -> None:
-    """About as close to float64 as the worst of some eager runs, at the worst element and over all elements.
+def not_as_good(
+    ours: torch.Tensor, theirs: Sequence[torch.Tensor], exact: torch.Tensor, working: float = 0.0, floor: float = 0.0
+) -> str | None:
+    """None if it is about as close to float64 as the worst of some eager runs, at the worst element and over all.
 
     Their errors can be small by luck where there are few elements: a part of the rounding of the dtype that was worked
-    in is allowed on top.
+    in is allowed on top. ``floor`` is an error that no run can be blamed for: where the exact value is zero, one rounding
+    of each summand.
     """
-    assert ours.dtype == theirs[0].dtype and ours.shape == theirs[0].shape, what
+    assert ours.dtype == theirs[0].dtype and ours.shape == theirs[0].shape
     eps = max(torch.finfo(ours.dtype).eps, working / 32)
     scale, norm = float(exact.abs().max()), float(exact.norm())
-    got, allowed = error(ours, exact), 4 * max(error(t, exact) for t in theirs) + 16 * eps * scale
-    assert got <= allowed, f"{what}: largest error {got:.3e}, allowed {allowed:.3e}"
+    got, allowed = error(ours, exact), 4 * max(floor, *(error(t, exact) for t in theirs)) + 16 * eps * scale
+    if not got <= allowed:
+        return f"largest error {got:.3e}, allowed {allowed:.3e}"
     distances = [float((t.double() - exact).norm()) for t in (ours, *theirs)]
-    allowed = 2 * max(distances[1:]) + 4 * eps * norm
-    assert distances[0] <= allowed, f"{what}: error's norm {distances[0]:.3e}, allowed {allowed:.3e}"
+    allowed = 2 * max(floor, *distances[1:]) + 4 * eps * norm
+    return None if distances[0] <= allowed else f"error's norm {distances[0]:.3e}, allowed {allowed:.3e}"

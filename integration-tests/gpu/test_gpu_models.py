@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from on_gpu import DEVICE, all_generated, gpu_case, inference, training
+from on_gpu import DEVICE, all_generated, gpu_case, inference, training, working_dtype
 
 MODELS = [
     "transformer", "convnet", "densenet121", "resnet18", "resnet50", "resnext101_32x8d", "convnext_tiny",
@@ -72,7 +72,8 @@ def test_training_autocast(name, dtype):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_modes(name, mode):
-    training(gpu_case(name, small=True, **_batch(name)), steps=4, mode=mode)
+    case = gpu_case(name, small=True, **_batch(name))
+    training(case, steps=4, mode=mode, working=working_dtype(case))
 
 
 def _batch(name):

@@ -120,6 +120,29 @@ def test_out_of_memory_leaves_the_usual_kernel_and_is_not_remembered(choice):
     assert choice.compile().tunings[0].winner == "other"
 
 
+def test_out_of_memory_is_said_once_and_what_was_measured_is_freed(choice, monkeypatch):
+    freed = []
+
+    class Held:
+        def __del__(self):
+            freed.append("held")
+
+    def fails(a, b):
+        held = Held()
+        raise torch.OutOfMemoryError(f"tried to allocate {7 if held else 0} GiB")
+
+    choice.other = fails
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
+    mm = torch.ops.aten.mm.default
+    env = build(lambda p, x, y, z: p.aten(mm, p.aten(mm, x, y), z), [torch.randn(s) for s in (*SIZES, (96, 160))])
+    options = Options(verify="off", max_autotune=True, cache_dir=str(choice.folder))
+    report = Report()
+    inductor_gen.compile_graph(env, options=options, report=report)
+    assert freed == ["held", "cache"] * 2
+    (fallback,) = report.fallbacks
+    assert "64x80 80x96" in fallback.reason and "and 1 more" in fallback.reason and "7 GiB" in fallback.reason
+
+
 def test_a_decision_is_kept_for_other_processes(choice):
     choice.compile()
     (path,) = choice.files()

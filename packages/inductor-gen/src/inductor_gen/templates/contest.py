@@ -7,6 +7,7 @@ import functools
 import hashlib
 import logging
 import platform
+import traceback
 from typing import Any
 
 import torch
@@ -86,6 +87,8 @@ class _Contest:
         self.report = unit.report
         self.options = unit.options
         self.done = 0
+        self.full: list[str] = []  # the problems for which there was too little memory
+        self.why = ""
 
     def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
         """A decision for each key."""
@@ -100,6 +103,12 @@ class _Contest:
         finally:
             if self.done < total:
                 self._progress("stopped", total, total)
+            if self.full:
+                more = f" and {len(self.full) - 1} more" if len(self.full) > 1 else ""
+                self._note(
+                    f"out of memory while measuring {self.full[0]}{more}: the usual kernels are used, and the others "
+                    f"measured when this is compiled again with more memory free. {self.why}"
+                )
 
     def _run(self, problems: dict[str, Problem], total: int) -> dict[str, dict[str, Any]]:
         by_device: dict[torch.device, list[TritonSource]] = {}
@@ -129,8 +138,9 @@ class _Contest:
         try:
             self._measure_all(p, kernels, refused, times, dropped)
         except torch.OutOfMemoryError as error:
-            text = str(error).splitlines()[0]
-            self._note(f"out of memory while measuring {p.text}, the library's kernel is used: {text}")
+            self.full.append(p.text)
+            self.why = self.why or str(error).splitlines()[0]
+            traceback.clear_frames(error.__traceback__)  # they hold the operands and results
             torch.cuda.empty_cache()
             return {**_usual(p), "times": times, "dropped": dropped}
         usual = p.candidates[0].name

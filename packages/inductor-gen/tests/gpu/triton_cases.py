@@ -43,6 +43,48 @@ def test_pointwise(dtype, shape):
     check(lambda p, a, b: (p.add(p.mul(p.sin(a), b), 2.0), p.tanh(b)), [x, y])
 
 
+@pytest.mark.parametrize("op,scale", [("erf", 2**-0.5), ("tanh", 0.8)])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_one_plus_erf_and_tanh_of_halves(op, scale, dtype):
+    """Tails included; no use of the library's function. The interpreter truncates where it converts to bfloat16."""
+    x = torch.cat([torch.linspace(-5, 5, 4001), torch.tensor([0.0, -0.0, 11.0, 300.0, -300.0, torch.inf, torch.nan])]).to(dtype)
+
+    def fn(p, a):
+        wide = p.convert(a, torch.float32)
+        return p.convert(p.add(getattr(p, op)(p.mul(wide, scale)), 1.0), dtype)
+
+    env = build(fn, [x.to(DEVICE)], claims=inductor_gen.claims(DEVICE))
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    assert f"qt_one_plus_{op}(" in compiled.kernels[0].source and f"libdevice.{op}(" not in compiled.kernels[0].source
+    (got,) = compiled(x.to(DEVICE))
+    at = x.double() * scale
+    exact = torch.special.erfc(-at) if op == "erf" else 2 * torch.sigmoid(2 * at)
+    got = got.cpu().double()
+    assert torch.equal(got.isnan(), x.isnan())
+    unit = (exact.abs() * torch.finfo(dtype).eps).clamp_min(2.0**-24)
+    off = ((got - exact).abs() / unit).nan_to_num(0)
+    assert off.max() < (1.01 if dtype == torch.bfloat16 else 1.2), off.max()
+
+
+def test_erf_that_others_read_is_the_librarys():
+    x = torch.randn(500).to(torch.bfloat16)
+
+    def fn(p, a):
+        e = p.erf(p.convert(a, torch.float32))
+        return p.convert(p.mul(p.add(e, 1.0), e), torch.bfloat16)
+
+    c = check(fn, [x])
+    assert "qt_one_plus" not in c.kernels[0].source
+
+
+def test_wide_column_sums_take_square_tiles():
+    x = torch.randn(7000, 320)
+    c = check(lambda p, a: (p.sum(a, (0,)), p.mul(a, 2.0)), [x], tol=1e-3)
+    assert "XBLOCK: tl.constexpr = 64" in c.kernels[0].source and "RBLOCK: tl.constexpr = 64" in c.kernels[0].source
+    c = check(lambda p, a: p.sum(a, (0,)), [torch.randn(500, 320)], tol=1e-4)
+    assert "XBLOCK: tl.constexpr = 32" in c.kernels[0].source
+
+
 def test_broadcast_and_bool():
     x, b = torch.randn(6, 11, 5), torch.randn(11)
     def fn(p, a, c):

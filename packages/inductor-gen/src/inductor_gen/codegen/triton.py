@@ -245,6 +245,8 @@ class Block:
         return self.names.loaded(text, v.dtype)
 
     def emit(self, v: Val) -> None:
+        if v.id in self.names.passed:
+            return
         text = self.load(v) if v.op == "load" else None
         if v.op == "random_uniform":
             from inductor_gen.codegen.tritonrandom import uniform_in_fours

@@ -53,8 +53,9 @@ class Shape:
                 self.x //= 2
         else:
             self.persistent = known and width <= 64
-            self.r = width if self.persistent else 32
-            self.x = max(16, min(_power(rows), 64 if self.persistent else 32))
+            side = 64 if self.persistent or _fills(rows, columns, 64) else 32
+            self.r = width if self.persistent else side
+            self.x = max(16, min(_power(rows), side))
         self.warps = min(16, max(1, self.x * self.r // 512))
         if not self.persistent:
             self.warps = max(self.warps, 4)
@@ -71,6 +72,17 @@ class Shape:
         elif self.split == 1:  # the parts of split rows are whole blocks
             self.r = tiling.sized(self.r, 16, 8192)
         self.warps = tiling.teams(self.warps)
+
+
+def _fills(rows: int, columns: int, side: int) -> bool:
+    """Do split reductions of columns keep the device busy with tiles of this side?
+
+    Then tiles of 64 by 64, whose rows are whole cache lines of 16-bit elements, beat 32 by 32: on an H200 the sums of
+    [8192, 3072] with a gelu's gradient take 60 us instead of 94, of [100352, 256] 64 instead of 99. Of 64 columns,
+    where few programs share many rows, it is the other way round: 125 instead of 94 for [401408, 64].
+    """
+    programs = -(-rows // side)
+    return rows >= 256 and programs < 2 * PROCESSORS and programs * (columns // (2 * side)) >= 2 * PROCESSORS
 
 
 def stage_count(body: Body, inner: frozenset[Expr]) -> int:

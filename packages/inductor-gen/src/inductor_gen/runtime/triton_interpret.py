@@ -69,7 +69,7 @@ def _nearbyint(x: torch.Tensor) -> torch.Tensor:
 class _Libdevice:
     """``libdevice.f(x, ...)`` on blocks of the interpreter."""
 
-    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint}
+    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint, "fast_dividef": torch.div}
 
     def __getattr__(self, name: str) -> Any:
         function = self._OTHER.get(name) or getattr(torch, name)

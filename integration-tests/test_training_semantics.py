@@ -924,7 +924,6 @@ NOT_WHOLE = {
     "requires_grad_inside": "requires_grad_()",
     "embedding_sparse": "sparse",
     "embedding_padding": "embedding_renorm",
-    "rnn": "torch.lstm in training",
     "ctc": "ctc_loss",
 }
 

@@ -84,6 +84,13 @@ def _sym_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return to_torch((spec.shape if func is aten.sym_size.int else spec.strides)[args[1]])
 
 
+@handles("size.default", "stride.default")
+def _numbers(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A C++ function that cannot do without numbers: each symbolic size becomes one, with a guard."""
+    spec = _state(args[0]).spec
+    return list(map(int, spec.shape if func is aten.size.default else spec.strides))
+
+
 @handles("sym_numel.default")
 def _sym_numel(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return to_torch(_state(args[0]).spec.numel())
@@ -259,6 +266,8 @@ def _bernoulli(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def _library_rnn(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Its backward reads a buffer whose size only the library knows, and which it makes only where autograd is on."""
     flat = [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, torch.Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in flat):
-        raise Unsupported("a recurrent layer of a library, in training", where=tracer._current_source())
-    return NotImplemented
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in flat):
+        return NotImplemented
+    if func is aten.mkldnn_rnn_layer.default:
+        return tracer.pure(torch.ops.quintet.lstm_layer.default, args, kwargs)
+    raise Unsupported("a recurrent layer of a library, in training", where=tracer._current_source())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FUSED_ATTENTION", "claims"]
+__all__ = ["FUSED_ATTENTION", "KERNELS", "claims"]
 
 _COMMON = """
 mm addmm bmm baddbmm convolution convolution_backward
@@ -17,12 +17,47 @@ nonzero _unique2 unique_dim multinomial bincount searchsorted.Tensor bucketize.T
 _embedding_bag _ctc_loss
 """
 
+# One kernel (or library call) each in PyTorch, with nothing that loops could do better.
+_LINALG = """
+cholesky cholesky_inverse linalg_eig _linalg_eigvals _linalg_eigh linalg_lstsq linalg_lu linalg_lu_solve lu_unpack
+_linalg_slogdet linalg_matrix_exp linalg_pinv.atol_rtol_tensor linalg_householder_product ormqr geqrf
+linalg_ldl_factor_ex linalg_ldl_solve _int_mm _scaled_mm _weight_int8pack_mm
+"""
+_WHOLE = """
+mkldnn_rnn_layer mkldnn_rnn_layer_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+_thnn_fused_gru_cell _ctc_loss_backward
+_embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
+_embedding_bag_per_sample_weights_backward segment_reduce _segment_reduce_backward
+grid_sampler_2d_backward grid_sampler_3d_backward cudnn_grid_sampler cudnn_grid_sampler_backward
+_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+adaptive_max_pool3d_backward max_unpool2d max_unpool3d
+fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
+_cdist_backward _pdist_forward _pdist_backward multi_margin_loss multi_margin_loss_backward
+multilabel_margin_loss_forward multilabel_margin_loss_backward
+cummax cummin logcumsumexp index_reduce nonzero_static searchsorted.Scalar bucketize.Scalar unique_consecutive _unique
+histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_bin_cts
+_histogramdd_from_bin_tensors hash_tensor gcd
+"""
+# Series and continued fractions whose length depends on the element.
+_SPECIAL = """
+i0 special_i0e special_i1 special_i1e polygamma igamma igammac frexp.Tensor special_erfcx special_ndtri
+special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+"""
+_POLYNOMIALS = """
+special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h
+special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p special_zeta
+"""
+
 # Eager's generators stay the source of random numbers, drawn in the graph's order.
 _RANDOM = """
 bernoulli bernoulli.p bernoulli.Tensor uniform normal_functional exponential geometric log_normal cauchy
 random random.from random.to rand randn randint randint.low randperm rand_like randn_like
 randint_like randint_like.low_dtype normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor normal.float_float
-native_dropout rrelu_with_noise_functional
+native_dropout rrelu_with_noise_functional poisson binomial _standard_gamma _sample_dirichlet
 """
 
 _CPU = """
@@ -39,10 +74,20 @@ _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 FUSED_ATTENTION = frozenset(f"aten.{name}.default" for name in _CUDA.split())
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())
+
+
+#: Operators that are given their operands in eager's strides, as those that nobody claims are.
+KERNELS = _names(_LINALG + _WHOLE + _SPECIAL + _POLYNOMIALS).union(
+    f"aten.{name}.{scalar}" for name in _POLYNOMIALS.split()
+    for scalar in (("self_scalar", "other_scalar") if name == "special_zeta" else ("x_scalar", "n_scalar"))
+)  # fmt: skip
+
+
 def claims(device_type: str) -> frozenset[str]:
     """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
 
     Everything else is to be decomposed into primitives, for which kernels are generated.
     """
-    text = _COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU)
-    return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())
+    return KERNELS | _names(_COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.extern.claims import KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope
@@ -30,6 +31,7 @@ _KIND_OF_ROW = {
     "scan": "scan",
     "dot": "extern",
 }
+_ANY_STRIDES = (claims("cpu") | claims("cuda")) - KERNELS
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 
@@ -43,7 +45,7 @@ class Node:
         args: canonical arguments, nodes for tensors.
         ins: the nodes among the arguments, in order.
         shape: sizes; dtype and device None for values that are not tensors.
-        strides: of an operator that nobody claims, per tensor operand the strides that it has in eager; else None.
+        strides: per tensor operand the strides that it has in eager, for an operator that is given them; else None.
         users: nodes that take this one, each once.
     """
 
@@ -170,7 +172,7 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
     else:
         made = Node(len(graph.nodes), "extern", _overload_name(target), look(node.args), spec, source)
         made.kwargs = look(dict(node.kwargs))
-        made.strides = node.meta.get(STRIDES)
+        made.strides = None if made.op in _ANY_STRIDES else node.meta.get(STRIDES)
     made.target = target
     graph.nodes.append(made)
     made.link()

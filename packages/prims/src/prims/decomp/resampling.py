@@ -23,37 +23,48 @@ CUBIC = -0.75
 """The free coefficient of the cubic kernel (Keys 1981), as eager has it."""
 
 
-def _scale(size: Size, out: Size, scale: float | None, align_corners: bool) -> float:
-    if not (isinstance(size, int) and isinstance(out, int)):
-        raise unsupported("interpolation of a dynamic size")
+def _scaled(p: Any, at: Value, size: Size, out: Size, scale: float | None = None, align_corners: bool = False) -> Value:
+    """Output positions in steps of the input: times ``size / out``, or the inverse of the scale that was given."""
+    if not align_corners and scale is not None and scale > 0:
+        return p.mul(at, 1.0 / scale)
     if align_corners:
-        return (size - 1) / (out - 1) if out > 1 else 0.0
-    return 1.0 / scale if scale is not None and scale > 0 else size / out
+        size, out = size - 1, out - 1
+        if out == 0:
+            return p.mul(at, 0.0)
+    if isinstance(size, int) and isinstance(out, int):
+        return p.mul(at, size / out)
+    ratio = p.div(_number(p, size, at), _number(p, out, at))
+    return p.mul(at, p.broadcast(ratio, tuple(at.shape), ()))
 
 
-def _nearest(p: Any, size: int, out: int, scale: float | None, exact: bool, device: torch.device) -> list[Tap]:
+def _number(p: Any, size: Size, like: Value) -> Value:
+    return p.convert(p.full((), size, torch.int64, like.device), like.dtype)
+
+
+def _nearest(p: Any, size: Size, out: Size, scale: float | None, exact: bool, device: torch.device) -> list[Tap]:
     """floor(i * scale), or floor((i + 0.5) * scale), computed in float32 as eager does."""
     at = p.convert(p.iota(out, 0, 1, torch.int64, device), torch.float32)
     if exact:
         at = p.add(at, 0.5)
-    at = p.convert(p.floor(p.mul(at, _scale(size, out, scale, False))), torch.int64)
+    at = p.convert(p.floor(_scaled(p, at, size, out, scale)), torch.int64)
     return [(p.minimum(at, size - 1), None)]
 
 
-def _source(p: Any, out: int, scale: float, align_corners: bool, dtype: torch.dtype, device: torch.device) -> Value:
+def _source(
+    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+) -> Value:
     at = p.convert(p.iota(out, 0, 1, torch.int64, device), dtype)
     if align_corners:
-        return p.mul(at, scale)
-    return p.sub(p.mul(p.add(at, 0.5), scale), 0.5)
+        return _scaled(p, at, size, out, align_corners=True)
+    return p.sub(_scaled(p, p.add(at, 0.5), size, out, scale), 0.5)
 
 
 def _linear(
-    p: Any, size: int, out: int, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
 ) -> list[Tap]:
-    step = _scale(size, out, scale, align_corners)
     if size == out:
         return [(p.iota(out, 0, 1, torch.int64, device), None)]
-    source = p.maximum(_source(p, out, step, align_corners, dtype, device), 0.0)
+    source = p.maximum(_source(p, size, out, scale, align_corners, dtype, device), 0.0)
     low = p.minimum(p.convert(p.floor(source), torch.int64), size - 1)
     high = p.minimum(p.add(low, 1), size - 1)
     share = p.minimum(p.maximum(p.sub(source, p.convert(low, dtype)), 0.0), 1.0)
@@ -61,10 +72,10 @@ def _linear(
 
 
 def _cubic(
-    p: Any, size: int, out: int, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
 ) -> list[Tap]:
     a = CUBIC
-    source = _source(p, out, _scale(size, out, scale, align_corners), align_corners, dtype, device)
+    source = _source(p, size, out, scale, align_corners, dtype, device)
     floor = p.floor(source)
     t = p.sub(source, floor)
     low = p.convert(floor, torch.int64)

@@ -33,7 +33,10 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
 
 
 def opaque_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call of an operator that nobody has looked into: its operands keep the strides that they have in eager."""
+    """The call of an operator as one node, which notes the strides that its operands have in eager.
+
+    An operator that nobody has looked into is given them; a back end may know better what one that it claims takes.
+    """
     result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
     made = _node_of(result)
     if made is not None:

@@ -52,7 +52,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             simpler = COMPOSITES.get(name)
             if simpler is not None and fuel.spend(name):
                 args, kwargs = simpler(args, kwargs)
-            return p.aten(target, *args, spec=node.meta.get("spec"), **kwargs)
+            return opaque_call(p, node, args, kwargs)
         if name in STRIDED:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
         fn = get(target)

@@ -7,7 +7,9 @@ tensors with symbolic sizes, by the same decomposition in Python.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,14 +34,15 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.ndim == 0 or b.ndim == 0:
         return aten.matmul(a, b)  # type: ignore[no-any-return]
     if b.ndim <= 2:
-        rows = a.reshape(-1, a.shape[-1])
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         out = rows.mv(b) if b.ndim == 1 else rows.mm(b)
         return aten._unsafe_view(out, (*a.shape[:-1], *b.shape[1:]))  # type: ignore[no-any-return]
     if a.ndim == 1:
         return matmul(b.mT, a)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 else b.shape[:-2]
-    x = a.expand(*batch, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
-    y = b.expand(*batch, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
+    count = math.prod(batch)
+    x = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
+    y = b.expand(*batch, *b.shape[-2:]).reshape(count, *b.shape[-2:])
     return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
 
 
@@ -101,10 +104,57 @@ def _upsample(name: str, spatial: int) -> Call:
         sizes = list(output_size or ())
         scales = [None] * spatial if factors is None else [float(f) for f in factors]
         if not sizes:
-            sizes = [torch.sym_int(x.shape[2 + i] * scales[i]) for i in range(spatial)]
+            sizes = [_times(x.shape[2 + i], scales[i]) for i in range(spatial)]
         return overload(x, sizes, *flags, *scales)  # type: ignore[no-any-return]
 
     return call
+
+
+def lstm(
+    x: torch.Tensor, hx: Any, weights: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """``torch.lstm`` of padded sequences on the CPU: oneDNN's layers, one after the other, where PyTorch takes them."""
+    if not _is_onednn_lstm(x, hx, weights):
+        return torch.lstm(x, hx, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    ways = 2 if bidirectional else 1
+    per_way = 4 if has_biases else 2
+    h0, c0 = hx[0].contiguous(), hx[1].contiguous()
+    layer = (x.transpose(0, 1) if batch_first else x).contiguous()
+    hidden, cells = [], []
+    for depth in range(num_layers):
+        outputs = []
+        for way in range(ways):
+            at = depth * ways + way
+            w_in, w_hidden, *biases = weights[at * per_way : (at + 1) * per_way]
+            if not biases:
+                biases = [torch.zeros(w_in.shape[0], dtype=w_in.dtype, device=w_in.device)] * 2
+            flags = (has_biases, bidirectional, batch_first, train)
+            out, h, c, _ = aten.mkldnn_rnn_layer(
+                layer, w_in, w_hidden, *biases, h0[at], c0[at], way == 1, [], 2, h0.shape[2], num_layers, *flags
+            )
+            outputs.append(out)
+            hidden.append(h)
+            cells.append(c)
+        layer = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and train and depth < num_layers - 1:
+            layer = torch.dropout(layer, dropout, True)
+    out = layer.transpose(0, 1) if batch_first else layer
+    return out, torch.stack(hidden), torch.stack(cells)
+
+
+def _is_onednn_lstm(x: torch.Tensor, hx: Any, weights: Any) -> bool:
+    """Would PyTorch take oneDNN's kernel? A projection gives hidden and cell states of different sizes."""
+    if isinstance(hx, torch.Tensor) or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+        return False
+    plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (x, *hx, *weights))
+    return plain and hx[0].shape[2] == hx[1].shape[2]
+
+
+def _times(size: Any, factor: Any) -> Any:
+    """The whole part of a size times a factor, in integers where the factor is a short binary fraction."""
+    above, below = float(factor).as_integer_ratio()
+    return size * above // below if below <= 1024 else torch.sym_int(size * factor)
 
 
 CALLS: dict[Any, Call] = {
@@ -114,6 +164,7 @@ CALLS: dict[Any, Call] = {
     torch.Tensor.__rmatmul__: lambda b, a: matmul(a, b),
     torch.nn.functional.linear: linear,
     torch.nn.functional.scaled_dot_product_attention: attention,
+    torch.lstm: lstm,
 }
 for _name, _spatial in (
     ("upsample_nearest1d", 1),
@@ -137,10 +188,49 @@ class SymbolicCalls(TorchFunctionMode):
     of its own should enter it too.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: list[Call] = []  # whose helper functions ask for overrides in their names
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         call = CALLS.get(func)
-        if call is None or not any(map(_is_symbolic, args)):
-            return func(*args, **(kwargs or {}))
-        return call(*args, **(kwargs or {}))
+        if not any(map(_is_symbolic, (*args, *kwargs.values()))):
+            return func(*args, **kwargs)
+        if (
+            call is None
+            and isinstance(func, FunctionType)
+            and func.__module__ in _MODULES
+            and func not in self._running
+        ):
+            self._running.append(func)
+            try:
+                with self:
+                    return _without_overrides(func)(*args, **kwargs)
+            finally:
+                self._running.pop()
+        return (call or func)(*args, **kwargs)
+
+
+#: Modules whose functions call others of ``CALLS``.
+_MODULES = ("torch.nn.functional", "torch.functional")
+
+
+def _without_overrides(func: FunctionType) -> Call:
+    """PyTorch's own Python function, which does not ask for overrides before it begins.
+
+    The mode is off while it handles a function, and the function would come back to it at once if it were not; its body
+    is to run under the mode.
+    """
+    space = dict(func.__globals__)
+    for question in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        space[question] = _no
+    body = FunctionType(func.__code__, space, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+def _no(*args: Any) -> bool:
+    return False

@@ -161,30 +161,6 @@ def segment_reduce(
     return TensorSpec(shape, data.dtype, data.device)
 
 
-@meta_rule("aten._thnn_fused_lstm_cell.default")
-def fused_lstm_cell(
-    input_gates: TensorSpec, hidden_gates: TensorSpec, cx: TensorSpec, *args: Any
-) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    out = TensorSpec(cx.shape, cx.dtype, cx.device)
-    return out, out, TensorSpec(input_gates.shape, cx.dtype, cx.device)
-
-
-@meta_rule("aten._thnn_fused_gru_cell.default")
-def fused_gru_cell(
-    input_gates: TensorSpec, hidden_gates: TensorSpec, hx: TensorSpec, *args: Any
-) -> tuple[TensorSpec, TensorSpec]:
-    workspace = TensorSpec((hx.shape[0], hx.shape[1] * 5), hx.dtype, hx.device)
-    return TensorSpec(hx.shape, hx.dtype, hx.device), workspace
-
-
-@meta_rule("aten.mkldnn_rnn_layer.default")
-def mkldnn_rnn_layer(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
-    hx, cx, hidden_size = args[4], args[5], args[9]
-    out = TensorSpec((x.shape[0], x.shape[1], hidden_size), x.dtype, x.device)
-    workspace = TensorSpec((0,), torch.uint8, x.device)
-    return out, TensorSpec(hx.shape, hx.dtype, hx.device), TensorSpec(cx.shape, cx.dtype, cx.device), workspace
-
-
 @meta_rule("aten.batch_norm_backward.default")
 def batch_norm_backward(
     grad: TensorSpec,
@@ -258,21 +234,6 @@ def weight_norm_backward(
 def fused_dropout(x: TensorSpec, p: float, generator: Any = None) -> tuple[TensorSpec, TensorSpec]:
     out = with_format(x, None, x.dtype, x.device)
     return out, TensorSpec(out.shape, torch.uint8, x.device, out.strides)
-
-
-@meta_rule("aten._thnn_fused_lstm_cell_backward_impl.default")
-def fused_lstm_cell_backward(
-    grad_hy: TensorSpec | None, grad_cy: TensorSpec | None, cx: TensorSpec, cy: Any, workspace: TensorSpec, bias: bool
-) -> tuple[TensorSpec | None, ...]:
-    gates = TensorSpec(workspace.shape, workspace.dtype, workspace.device)
-    grad_bias = TensorSpec((workspace.shape[1],), workspace.dtype, workspace.device) if bias else None
-    return gates, TensorSpec(cx.shape, cx.dtype, cx.device), grad_bias
-
-
-@meta_rule("aten.mkldnn_rnn_layer_backward.default")
-def mkldnn_rnn_layer_backward(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
-    w1, w2, w3, w4, hx, cx = args[:6]
-    return tuple(TensorSpec(t.shape, t.dtype, t.device) for t in (x, w1, w2, w3, w4, hx, cx))
 
 
 @meta_rule("aten._int_mm.default")

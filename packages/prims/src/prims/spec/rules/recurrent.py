@@ -1,0 +1,69 @@
+"""Recurrent layers and cells.
+
+``quintet::lstm_layer`` is oneDNN's LSTM layer in training. ATen's own operator, ``aten::mkldnn_rnn_layer``, keeps what
+its backward call needs only while gradients are enabled; inside a compiled forward graph they are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from prims.spec.infer import meta_rule
+from prims.spec.tensorspec import TensorSpec
+
+_LIBRARY = torch.library.Library("quintet", "FRAGMENT")
+_LIBRARY.define(
+    "lstm_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx, "
+    "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, "
+    "bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _lstm_layer(*args: Any) -> Any:
+    with torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args))
+
+
+_LIBRARY.impl("lstm_layer", _lstm_layer, "CompositeExplicitAutograd")
+
+
+@meta_rule("aten._thnn_fused_lstm_cell.default")
+def fused_lstm_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, cx: TensorSpec, *args: Any
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    out = TensorSpec(cx.shape, cx.dtype, cx.device)
+    return out, out, TensorSpec(input_gates.shape, cx.dtype, cx.device)
+
+
+@meta_rule("aten._thnn_fused_gru_cell.default")
+def fused_gru_cell(
+    input_gates: TensorSpec, hidden_gates: TensorSpec, hx: TensorSpec, *args: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    workspace = TensorSpec((hx.shape[0], hx.shape[1] * 5), hx.dtype, hx.device)
+    return TensorSpec(hx.shape, hx.dtype, hx.device), workspace
+
+
+@meta_rule("aten.mkldnn_rnn_layer.default", "quintet.lstm_layer.default")
+def mkldnn_rnn_layer(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
+    """The last result is for the backward call alone; only the library knows its size, and nobody asks."""
+    hx, cx, hidden_size = args[4], args[5], args[9]
+    out = TensorSpec((x.shape[0], x.shape[1], hidden_size), x.dtype, x.device)
+    workspace = TensorSpec((0,), torch.uint8, x.device)
+    return out, TensorSpec(hx.shape, hx.dtype, hx.device), TensorSpec(cx.shape, cx.dtype, cx.device), workspace
+
+
+@meta_rule("aten._thnn_fused_lstm_cell_backward_impl.default")
+def fused_lstm_cell_backward(
+    grad_hy: TensorSpec | None, grad_cy: TensorSpec | None, cx: TensorSpec, cy: Any, workspace: TensorSpec, bias: bool
+) -> tuple[TensorSpec | None, ...]:
+    gates = TensorSpec(workspace.shape, workspace.dtype, workspace.device)
+    grad_bias = TensorSpec((workspace.shape[1],), workspace.dtype, workspace.device) if bias else None
+    return gates, TensorSpec(cx.shape, cx.dtype, cx.device), grad_bias
+
+
+@meta_rule("aten.mkldnn_rnn_layer_backward.default")
+def mkldnn_rnn_layer_backward(x: TensorSpec, *args: Any) -> tuple[TensorSpec, ...]:
+    w1, w2, w3, w4, hx, cx = args[:6]
+    return tuple(TensorSpec(t.shape, t.dtype, t.device) for t in (x, w1, w2, w3, w4, hx, cx))

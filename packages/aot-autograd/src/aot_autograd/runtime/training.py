@@ -41,18 +41,18 @@ def build_training(
     outcome = joint.outcome
     source = Source()
     again = RunAgain(joint, partition, eager, backward)
-    source.globals["enter"] = _make_gate(joint, partition, backward, again).apply
-    source.globals["apply"] = _make_function(joint, partition, compiled, again).apply
+    source.globals["enter"] = _apply_of(_make_gate(joint, partition, backward, again))
+    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
+    source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
+    source.line("if transforms(): return eager(*args)")
     emit_overlap_check(source, outcome, eager, report)
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
     start = len(source.lines)
     returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    if len(returned) == 1:
-        source.line(f"{outputs[returned[0]]} = apply(enter(*args), args)")
-    else:
-        source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter(*args), args)")
+    entering = ", ".join(f"args[{i}]" for i in _entering(joint, partition))
+    source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args)")
     inputs = outcome.program.tracer.inputs
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
     emit_mutations(source, tracked, no_grad=False, differentiable=True)
@@ -62,6 +62,19 @@ def build_training(
         source.globals["enable_grad"] = torch.enable_grad
         source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
     return source.function("run(*args)")
+
+
+def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """A function's ``apply`` without what its Python part does for transforms of functions, at every argument."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
+
+
+def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:
+    """The inputs that go through the gate: those with gradients, for each costs as much as a small operator. Where none
+    has one, the results still are differentiable."""
+    if partition.gradients:
+        return partition.gradients
+    return tuple(i for i, desc in enumerate(joint.envelope.inputs) if desc.requires_grad and desc.kind != "tangent")
 
 
 def _returned(joint: Joint) -> list[int]:
@@ -180,9 +193,8 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward,
     source.line("box = gate.box")
     source.line("gate.box = None")
     source.line("results = run_backward(box) if gate.again is None else run_again(*gate.again, box)")
-    total = sum(desc.kind != "tangent" for desc in joint.envelope.inputs)
-    at = {index: position for position, index in enumerate(partition.gradients)}
-    texts = [f"results[{at[i]}]" if i in at else "None" for i in range(total)]
+    count = len(partition.gradients)
+    texts = [f"results[{k}]" if k < count else "None" for k in range(len(_entering(joint, partition)))]
     source.line(f"return {', '.join(texts)}")
     return source
 

@@ -115,11 +115,12 @@ class TritonRenderer:
         return reduction_kernels(nest, self)
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
-        """The kernels of nests that do not depend on each other, equal ones in one launch."""
+        """The kernels of nests that do not depend on each other, in as few launches as there can be."""
+        from inductor_gen.codegen.tritonbranch import branched
         from inductor_gen.codegen.tritonjoin import joined
 
         found = [k for piece in pieces for k in piece]
-        return found if any(len(piece) > 1 for piece in pieces) else joined(found)
+        return found if any(len(piece) > 1 for piece in pieces) else branched(joined(found))
 
 
 class Block:
@@ -247,12 +248,21 @@ class Block:
     def emit(self, v: Val) -> None:
         if v.id in self.names.passed:
             return
+        if v.op == "bounded":
+            self.line(self.assertion(v))
         text = self.load(v) if v.op == "load" else None
         if v.op == "random_uniform":
             from inductor_gen.codegen.tritonrandom import uniform_in_fours
 
             text = uniform_in_fours(self, v)
         self.line(f"{self.names.val(v)} = {self.names.expression(v) if text is None else text}")
+
+    def assertion(self, v: Val) -> str:
+        """The check of an index that the program's data gives: one out of range stops the kernel, as it does eager's."""
+        index, *condition = (self.names.val(a) for a in v.args)
+        holds = f"({index} >= 0) & ({index} < {self.names.size(v.attr)})"
+        mask = self.mask(self.axes_of(v.deps), *condition)
+        return f"tl.device_assert({holds}, 'index out of range'{', ' + mask if mask else ''})"
 
     def store(self, s: Store, *more: str, shaped: bool = False) -> None:
         """Write a value; ``shaped``: it is a block even where it depends on no variable."""

@@ -181,7 +181,7 @@ class TritonNames(Names):
             case "bitcast":
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":
-                return args[0]  # checked by the C kernels alone
+                return args[0]  # what is bounded was checked before (``Block.assertion``)
         if v.op.startswith("random_"):
             return templates.triton_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         if v.id in self.from_one:

@@ -95,7 +95,12 @@ def compile_kernel(module: Any, source: TritonSource, capability: tuple[int, int
 
 
 def _settings(source: TritonSource) -> dict[str, int]:
-    return {"num_warps": source.warps, **({"num_stages": source.stages} if source.stages else {})}
+    settings = {"num_warps": source.warps}
+    if source.stages:
+        settings["num_stages"] = source.stages
+    if "tl.device_assert(" in source.text:
+        settings |= {"debug": True, "sanitize_overflow": False}  # assertions are left out otherwise
+    return settings
 
 
 def _refusal(source: TritonSource, error: Exception, capability: tuple[int, int]) -> QuintetError:

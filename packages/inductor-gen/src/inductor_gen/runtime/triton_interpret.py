@@ -5,9 +5,11 @@ The interpreter knows no libdevice functions; ``libdevice`` here computes them w
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,21 @@ class Interpreted:
         *numbers, gx, gy = sizes
         if gx > 0 and gy > 0:
             views = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors]
-            self.function[(int(gx), int(gy))](*views, *numbers)
+            with _assertions():
+                self.function[(int(gx), int(gy))](*views, *numbers)
+
+
+@contextlib.contextmanager
+def _assertions() -> Iterator[None]:
+    """The interpreter with ``tl.device_assert``; not with its own checks, as integers may wrap around."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    before = interpreter_builder.options
+    interpreter_builder.options = dataclasses.replace(before, debug=True, sanitize_overflow=False)
+    try:
+        yield
+    finally:
+        interpreter_builder.options = before
 
 
 def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:

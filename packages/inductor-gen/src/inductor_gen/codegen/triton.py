@@ -115,12 +115,11 @@ class TritonRenderer:
         return reduction_kernels(nest, self)
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
-        """The kernels of nests that do not depend on each other, in as few launches as there can be."""
-        from inductor_gen.codegen.tritonbranch import branched
+        """The kernels of nests that do not depend on each other, equal ones in one launch."""
         from inductor_gen.codegen.tritonjoin import joined
 
         found = [k for piece in pieces for k in piece]
-        return found if any(len(piece) > 1 for piece in pieces) else branched(joined(found))
+        return found if any(len(piece) > 1 for piece in pieces) else joined(found)
 
 
 class Block:

@@ -153,3 +153,16 @@ def test_views_of_inputs_whose_sizes_a_guard_made_equal():
         for rows in (torch.randn(batch, length, 12)[..., 8:], torch.randn(batch, length, 4)):
             assert_matches(compiled, function, states, rows)
     assert_all_generated(compiled.report())
+
+
+def test_slices_from_the_end_by_another_size():
+    """``x[:, -n:]`` with a symbolic ``n``, less and more than there is."""
+
+    def function(x, y):
+        return x[:, -y.shape[1] :] * 2, x[:, : -y.shape[1]] + 1
+
+    compiled = compile_api.compile(function, dynamic=True, fullgraph=True)
+    for there, wanted in ((9, 5), (8, 7), (4, 9), (6, 6)):
+        assert_matches(compiled, function, torch.randn(3, there), torch.randn(2, wanted), exact=True)
+    assert_all_generated(compiled.report())
+    assert len(captured(compiled.report())) <= 3

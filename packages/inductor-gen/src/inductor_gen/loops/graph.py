@@ -12,9 +12,10 @@ from inductor_gen.extern.claims import KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope
+from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
-from prims.spec import SymbolContext, TensorSpec
+from prims.spec import TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = ["Graph", "Node", "build_graph", "draws_random"]
@@ -133,7 +134,7 @@ def build_graph(env: Envelope) -> Graph:
         if node.op == "placeholder":
             desc = env.inputs[len(graph.inputs)]
             is_tensor = hasattr(desc.spec, "shape")
-            spec = _settled(desc.spec, env.symbols.context) if is_tensor else desc.spec
+            spec = _settled(desc.spec, env) if is_tensor else desc.spec
             made = graph.add("input" if is_tensor else "size", desc.name, (), spec)
             graph.inputs.append(made)
             value[node] = made if is_tensor else spec
@@ -148,12 +149,21 @@ def build_graph(env: Envelope) -> Graph:
     return graph
 
 
-def _settled(spec: TensorSpec, context: SymbolContext | None) -> TensorSpec:
-    """An input's metadata in the symbols of the rest: each input came with its own, which guards made equal since."""
+def _settled(spec: TensorSpec, env: Envelope) -> TensorSpec:
+    """An input's metadata in the symbols of the rest: each input came with its own, which guards made equal since.
+
+    A symbol that no input of this graph binds (a backward graph has few of them) replaces none.
+    """
+    context, bound = env.symbols.context, env.symbols.names()
     if context is None or not context.replacements:
         return spec
-    shape, strides = ([context.make(size(v)) for v in values] for values in (spec.shape, spec.strides))
-    return spec.replace(shape=shape, strides=strides, storage_offset=context.make(size(spec.storage_offset)))
+
+    def settle(value: Any) -> Any:
+        made = context.make(size(value))
+        return made if symbols_in(made) <= bound else value
+
+    shape, strides = ([settle(v) for v in values] for values in (spec.shape, spec.strides))
+    return spec.replace(shape=shape, strides=strides, storage_offset=settle(spec.storage_offset))
 
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:

@@ -254,8 +254,10 @@ def slice_bounds(size: Size, start: Size | None, stop: Size | None) -> tuple[Siz
     """``start, stop`` clipped to ``[0, size]`` as Python's slices do."""
     low: Size = 0 if start is None else start
     high: Size = size if stop is None else stop
-    if low is not size and type(low) is int and low < 0:
-        low = sym_max(low + size, 0)
+    if type(low) is int:
+        low = sym_max(low + size, 0) if low < 0 else low
+    elif low is not size and low < 0:
+        low = low + size if low + size >= 0 else 0
     if type(high) is int and high >= 9223372036854775807:
         high = size
     elif high is not size and high < 0:

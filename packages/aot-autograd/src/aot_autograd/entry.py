@@ -28,7 +28,7 @@ PartitionFn = Callable[[Joint, Options], Sequence[torch.fx.Node]]
 
 def run_eagerly(env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
     """A compiler that compiles nothing: the ATen graph runs operator by operator."""
-    return env.module()
+    return env.module().forward
 
 
 def _phase(report: Report | None, name: str) -> AbstractContextManager[Any]:
@@ -63,7 +63,7 @@ def aot_function(
         report: collects graphs, fallbacks and times.
 
     Returns:
-        The compiled callable, or ``gm`` itself where the graph cannot be traced (with the reason in ``report``).
+        The compiled callable, or ``gm.forward`` where the graph cannot be traced (with the reason in ``report``).
 
     Raises:
         UserError: an argument is not what it should be, or a compiler raised it.
@@ -114,7 +114,7 @@ def _leave_to_eager(gm: torch.fx.GraphModule, error: Exception, report: Report |
             report.fallback("aot_autograd", error.reason, error.where)
         else:
             report.fallback("aot_autograd", f"{type(error).__name__}: {error}")
-    return gm
+    return gm.forward  # hooks that the program has put on all modules are none of the graph's business
 
 
 def inference_graph(

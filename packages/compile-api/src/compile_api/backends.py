@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from compile_api.environment import unsupported_device, warn_once
-from prims.errors import QuintetError, Refused, UserError
+from prims.errors import InvalidData, QuintetError, Refused, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -259,27 +259,34 @@ class _Guarded:
         try:
             return direct(inputs)
         except Exception as error:
-            if self.options.strict or isinstance(error, Refused):
+            if self._raises(error):
                 raise
             kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
-            if kept is not None:
-                return self._instead(error, kept)
-            if not isinstance(error, torch.OutOfMemoryError):
+            if kept is None and not isinstance(error, (torch.OutOfMemoryError, InvalidData)):
                 self.compiled = _eager_graph(self.env)
                 _fall_back("run", error, self.options, self.report)
                 error.add_note(
                     "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
                     "be repeated eagerly. The next ones run eagerly."
                 )
-            raise
+            if kept is None:
+                raise
+            failure = error
+        return self._instead(failure, kept)
 
     def __call__(self, *inputs: Any) -> Any:
         try:
             return self.compiled(*inputs)
         except Exception as error:
-            if self.options.strict or isinstance(error, Refused):
+            if self._raises(error):
                 raise
-            return self._instead(error, inputs)
+            failure = error
+        # Outside the handler: what eager raises is the program's own error, not one that came of handling this one.
+        return self._instead(failure, inputs)
+
+    def _raises(self, error: Exception) -> bool:
+        """Whether the error is to be seen as it is."""
+        return isinstance(error, Refused) or (self.options.strict and not isinstance(error, InvalidData))
 
     def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
         """The results by the eager graph, which takes over if it succeeds; its error is the program's own.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataDependentError",
     "InternalError",
+    "InvalidData",
     "QuintetError",
     "Refused",
     "Unsupported",
@@ -60,8 +61,19 @@ class Unsupported(QuintetError, RuntimeError):
         self.where = where
 
 
+class LeftWhole(Unsupported):
+    """PyTorch's own kernel is the better way to compute this call; it stays one node, and that is no fallback."""
+
+
 class DataDependentError(Unsupported):
     """The program needs a tensor's value where only its metadata is known."""
+
+
+class InvalidData(QuintetError, RuntimeError):
+    """Generated code met data that the program must not have: an index out of range, a division of integers by zero.
+
+    Eager raises an error of its own there, which is the one to show.
+    """
 
 
 class VerifierError(QuintetError):

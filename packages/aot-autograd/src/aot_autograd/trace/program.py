@@ -19,7 +19,7 @@ from aot_autograd.trace.attention import STAND_INS
 from aot_autograd.trace.tracer import Tracer
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
-from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, spec_of, to_torch
+from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
 
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
@@ -89,7 +89,7 @@ def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seede
     calls = SymbolicCalls() if context is not None and context.symbols else nullcontext()
     with _lifted_state(gm, program):
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls, tracer:
+            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls, plain_saving(), tracer:
                 program.result = _interpret(gm, values, tracer)
         finally:
             torch.set_grad_enabled(grad_mode)

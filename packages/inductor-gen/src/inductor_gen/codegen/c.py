@@ -1,7 +1,9 @@
 """C kernels.
 
-A kernel is one function ``void k(void* const* p, const int64_t* n)``: pointers and sizes as parameters, so that
-equal layers share one function whatever their sizes. Its shape::
+A kernel is one function ``int k(void* const* p, const int64_t* n)``: pointers and sizes as parameters, so that
+equal layers share one function whatever their sizes. It returns 0, or what was wrong with the program's data
+(``cexpr.BAD_INDEX``, ``BAD_DIVISOR``): it touches no memory out of range, but what it wrote is worth nothing then. Its
+shape::
 
     outer loops (parallel)                 for a lane in the reduction    for an outer lane: tiles of TILE columns
       values that need no inner loop       scalars                        arrays over the tile
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inductor_gen.codegen.cexpr import Names
+from inductor_gen.codegen.cexpr import BAD_INDEX, Names
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.loops.body import Body, Store, Val, linear, op_cost
 from inductor_gen.loops.graph import Node
@@ -117,6 +119,9 @@ class _Kernel:
         self.stages = self._stage_count()
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
+        self.checks = [v for v in self.body.vals if v.op in ("bounded", "nonzero")]
+        #: The clause of a loop that may note a failed check.
+        self.noting = " reduction(|:bad_)" if self.checks else ""
         self.scalar = self._picks()
 
     def _depend_on_lane(self) -> None:
@@ -189,15 +194,25 @@ class _Kernel:
         else:
             self._pointwise()
         lines = self.w.lines
-        head = self.names.declarations()
+        before = self._before()
+        head = [*self.names.declarations(), *before]
         text = '__attribute__((optimize("no-tree-vectorize")))\n' if self.scalar else ""
-        text += "void KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
-        text += "\n}\n"
+        text += "int KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
+        text += f"\n    return {'bad_' if self.checks else '0'};\n}}\n"
         name, comment, ops = describe(self.nest, text)
         return KernelSource(
             name=name, text=text, comment=comment, buffers=tuple(self.names.buffers), outputs=self.names.outputs,
             sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1), overwrites=self._overwrites(),
         )  # fmt: skip
+
+    def _before(self) -> list[str]:
+        """The statements before the loops: no index is right, and nothing can be read, where a dimension is empty."""
+        if not self.checks:
+            return []
+        extents = dict.fromkeys(v.attr for v in self.checks if v.op == "bounded")
+        empty = [f"{self.names.size(e)} == 0" for e in extents if e.kind != "const" or not e.args[0]]
+        some = f"if (({' || '.join(empty)}) && {self._work()} > 0) return {BAD_INDEX};"
+        return ["int bad_ = 0;", some] if empty else ["int bad_ = 0;"]
 
     def _overwrites(self) -> tuple[tuple[Node, Node], ...]:
         """Inputs whose storage an output may take over. The pointers are ``restrict``, which is harmless here: a
@@ -227,8 +242,8 @@ class _Kernel:
         if collapse > 1:
             parts.append(f"collapse({collapse})")
         parts.append(schedule)
-        if extra:
-            parts.append(extra)
+        if extra or self.noting:
+            parts.append((extra + self.noting).strip())
         parts.append(f"if ({self._work()} > {grain})")
         return " ".join(parts)
 
@@ -245,7 +260,13 @@ class _Kernel:
                 return count
         return len(loops)
 
+    def simd(self) -> str:
+        """The directive of a loop over vector lanes."""
+        return f"#pragma omp simd{self.noting}"
+
     def emit(self, v: Val, local: dict[int, str] | None = None) -> None:
+        if v.op in ("bounded", "nonzero"):
+            self.w.line(self.names.failure(v))
         self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")
 
     def store(self, s: Store) -> None:
@@ -280,7 +301,7 @@ class _Kernel:
         if inside:
             self.w.line(self._team(1) if self.scalar else self._team(1).replace("parallel for", "parallel for simd"))
         elif not self.scalar:
-            self.w.line("#pragma omp simd")
+            self.w.line(self.simd())
         self._loop(lane)
         for v in self.body.vals:
             if v.id not in done:
@@ -316,7 +337,7 @@ class _Kernel:
         for v, name, _ in names:
             if v is lane:
                 self._hoist(done, [*around, across])
-                self.w.line("#pragma omp simd")
+                self.w.line(self.simd())
             self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}e; {name}++)")
         for value in self.body.vals:
             if value.id not in done:
@@ -402,7 +423,7 @@ class _Kernel:
         if tiles and not self.split_inner and self._extent(outer) < 8 * self.threads:
             shared = len(outer) + 1
         if self.rows:
-            self.w.line(f"#pragma omp parallel if ({self._work()} > {GRAIN})")
+            self.w.line(f"#pragma omp parallel if ({self._work()} > {GRAIN}){self.noting}")
             self.w.open("")
             self._allocate_rows()
         for depth, v in enumerate(outer):
@@ -542,7 +563,7 @@ class _Kernel:
                 self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
 
     def _lane_loop(self) -> None:
-        self.w.line("#pragma omp simd")
+        self.w.line(self.simd())
         self.w.open("for (int64_t l_ = 0; l_ < m_; l_++)")
         self.w.line(f"const int64_t {self.names.var(self.lane)} = t_ + l_;")  # type: ignore[arg-type]
 

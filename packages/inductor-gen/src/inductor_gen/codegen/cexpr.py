@@ -14,9 +14,12 @@ from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Names", "prelude", "storage_type"]
+__all__ = ["BAD_DIVISOR", "BAD_INDEX", "Names", "prelude", "storage_type"]
 
 _STORAGE = {torch.bool: "uint8_t", torch.float16: "_Float16", torch.bfloat16: "uint16_t"}
+
+#: What a kernel returns that met an index out of range, or an integer division by zero (both: their sum).
+BAD_INDEX, BAD_DIVISOR = 1, 2
 
 #: Integers up to this stand in the text; larger ones are parameters, so that kernels serve several sizes.
 LITERAL = 16
@@ -187,10 +190,22 @@ class Names:
                 return templates.c_convert(args[0], v.args[0].dtype, v.dtype)
             case "bitcast":
                 return self._bitcast(v, args[0])
+        if v.op in ("bounded", "nonzero"):
+            return f"({self.holds(v)} ? {args[0]} : {int(v.op == 'nonzero')})"
         if v.op.startswith("random_"):
             return templates.c_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
         return templates.c_expr(TABLE[v.op], args, operand)
+
+    def holds(self, v: Val) -> str:
+        """The condition that a checked value is to meet."""
+        name = self.val(v.args[0])
+        return f"({name} != 0)" if v.op == "nonzero" else f"((uint64_t){name} < (uint64_t){self.size(v.attr)})"
+
+    def failure(self, v: Val) -> str:
+        """The statement that notes a checked value that fails."""
+        fails = f"!{self.holds(v)}" if len(v.args) == 1 else f"({self.val(v.args[1])} && !{self.holds(v)})"
+        return f"bad_ |= {fails} * {BAD_INDEX if v.op == 'bounded' else BAD_DIVISOR};"
 
     def _load(self, v: Val, args: list[str]) -> str:
         node: Node = v.attr

@@ -279,7 +279,7 @@ class _Stage:
             return
         self._begin_notes()
         if plain:
-            self.w.line(" ".join(["#pragma omp simd", *self.clauses("partial")]))
+            self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
         self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
         self.statements()
         self.w.close()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, nonneg, substitute, upper
+from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, lower, nonneg, substitute, upper
 from inductor_gen.loops.views import Index, pull
 from inductor_gen.schedule.fusion import Cluster, Fusion, inner_dims
 from prims.spec import expr as ex
@@ -26,8 +26,11 @@ _COST = {
     "exp": 10, "exp2": 10, "expm1": 14, "log": 10, "log2": 10, "log10": 10, "log1p": 14, "sin": 12, "cos": 12,
     "tan": 16, "asin": 14, "acos": 14, "atan": 14, "sinh": 16, "cosh": 16, "tanh": 14, "asinh": 20, "acosh": 20,
     "atanh": 20, "erf": 14, "erfc": 24, "erfinv": 30, "lgamma": 40, "digamma": 40, "sigmoid": 13, "pow": 20,
-    "atan2": 20, "hypot": 8, "random_uniform": 30, "random_normal": 60, "random_bits": 30,
+    "atan2": 20, "hypot": 8, "random_uniform": 30, "random_normal": 60, "random_bits": 30, "bounded": 0, "nonzero": 0,
 }  # fmt: skip
+
+#: Operators whose integer form has no result for a divisor of 0.
+_DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
 
 def op_cost(op: str) -> int:
@@ -56,7 +59,8 @@ class Val:
     ``op`` is a primitive's name, or one of: ``const`` (``attr`` the number), ``size`` (``attr`` an expression over
     sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
     buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
-    ``scan`` (``attr`` the primitive's name).
+    ``scan`` (``attr`` the primitive's name), ``bounded`` and ``nonzero`` (its argument, which the kernel reports where
+    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all).
     """
 
     __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
@@ -150,6 +154,7 @@ class _Tracer:
         self.layouts = layouts
         inner = list(cluster.inner)
         self.body = Body([v for v in cluster.space if v not in cluster.inner], inner, dict(cluster.space))
+        self.on_cpu = all(node.device is None or node.device.type == "cpu" for node in cluster.nodes)
         self.interned: dict[Any, Val] = {}
         self.memo: dict[Any, Val] = {}
 
@@ -327,6 +332,8 @@ class _Tracer:
         args = tuple(
             self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args
         )
+        if node.op in _DIVISIONS and not node.dtype.is_floating_point and 0 in range(*_span(args[1], self.body.space)):
+            args = (args[0], self._checked("nonzero", args[1], None, where))
         return self.val(node.op, args, node.dtype)
 
     def _convert(self, x: Val, dtype: torch.dtype) -> Val:
@@ -341,14 +348,32 @@ class _Tracer:
             dtype,
         )
 
+    # ---- checks of what the program's data says (on a GPU eager divides by zero without a word) ------------------
+
+    def bounded(self, i: Val, extent: Expr, where: tuple[Expr, ...] = ()) -> Val:
+        """An index that the kernel checks against a dimension's extent, unless it is known to be one."""
+        i = self._convert(i, torch.int64)
+        low, high = _limits(i, self.body.space)
+        if low >= 0 and extent.kind == "const" and high < extent.args[0]:
+            return i
+        return self._checked("bounded", i, extent, where)
+
+    def _checked(self, op: str, v: Val, attr: Any, where: tuple[Expr, ...]) -> Val:
+        if op == "nonzero" and not self.on_cpu:
+            return v
+        condition = self.condition(where)
+        return self.val(op, (v,) if condition is None else (v, condition), v.dtype, attr)
+
     def _gather(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         x, positions, dim = node.args
-        i = self.atom(self._convert(self.value(positions, index, where), torch.int64))
+        i = self.atom(self.bounded(self.value(positions, index, where), x.shape[dim], where))
         return self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
 
     def wrapped(self, i: Val, extent: Expr) -> Val:
         """An index that may be negative, counted from the end."""
         i = self._convert(i, torch.int64)
+        if _limits(i, self.body.space)[0] >= 0:
+            return i
         negative = self.val("lt", (i, self.const(0, torch.int64)), torch.bool)
         moved = self.val("add", (i, self.val("size", (), torch.int64, extent)), torch.int64)
         return self.val("where", (negative, moved, i), torch.int64)
@@ -358,9 +383,45 @@ class _Tracer:
         rank = len(indices[0].shape)
         at: list[Expr | None] = [None] * len(x.shape)
         for source, d in zip(indices, dims, strict=True):
-            at[d] = self.atom(self.wrapped(self.value(source, index[:rank], where), x.shape[d]))
+            i = self.wrapped(self.value(source, index[:rank], where), x.shape[d])
+            at[d] = self.atom(self.bounded(i, x.shape[d], where))
         rest = iter(index[rank:])
         return self.value(x, tuple(next(rest) if i is None else i for i in at), where)
+
+
+_ANY = 1 << 62
+
+
+def _limits(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
+    """The smallest and the largest number that an integer value may be, as far as its making tells."""
+    match v.op:
+        case "const":
+            return (int(v.attr), int(v.attr)) if isinstance(v.attr, (int, bool)) else (-_ANY, _ANY)
+        case "size":
+            return 0, _ANY
+        case "index":
+            least, most = lower(v.at, space), upper(v.at, space)  # type: ignore[arg-type]
+            return (
+                least.args[0] if least is not None and least.kind == "const" else -_ANY,
+                most.args[0] if most is not None and most.kind == "const" else _ANY,
+            )
+        case "minimum" | "maximum" | "where":
+            (a, b), (c, d) = (_limits(x, space) for x in v.args[-2:])
+            if v.op == "where":
+                return min(a, c), max(b, d)
+            return (min(a, c), min(b, d)) if v.op == "minimum" else (max(a, c), max(b, d))
+        case "convert" if not v.args[0].dtype.is_floating_point and v.dtype == torch.int64:
+            return _limits(v.args[0], space)
+        case "reduce" if v.attr in ("argmax", "argmin"):
+            return _limits(v.args[1], space)
+    if v.dtype == torch.bool:
+        return 0, 1
+    return (0, 255) if v.dtype == torch.uint8 else (-_ANY, _ANY)
+
+
+def _span(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
+    low, high = _limits(v, space)
+    return low, high + 1
 
 
 def trace(fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping[Node, Layout]) -> Body:
@@ -385,7 +446,7 @@ def trace_scatter(fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping
     index = cluster.operands[node]
     if node.op == "scatter":
         x, positions, src, dim, mode = node.args
-        i = tracer.atom(tracer._convert(tracer.value(positions, index), torch.int64))
+        i = tracer.atom(tracer.bounded(tracer.value(positions, index), x.shape[dim]))
         at = tuple(i if d == dim else a for d, a in enumerate(index))
         value = tracer.value(src, index)
     else:
@@ -393,7 +454,8 @@ def trace_scatter(fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping
         rank = len(indices[0].shape)
         parts: list[Expr | None] = [None] * len(x.shape)
         for source, d in zip(indices, dims, strict=True):
-            parts[d] = tracer.atom(tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d]))
+            i = tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d])
+            parts[d] = tracer.atom(tracer.bounded(i, x.shape[d]))
         rest = iter(index[rank:])
         at = tuple(next(rest) if i is None else i for i in parts)
         value = tracer.value(values, index)

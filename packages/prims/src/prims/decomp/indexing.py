@@ -34,6 +34,11 @@ def _integer(p: Any, index: Value) -> Value:
     return to_dtype(p, index, torch.int64)
 
 
+def _from_the_start(p: Any, index: Value, extent: Size) -> Value:
+    """Indices that do not count from the end: a negative one is as wrong as one that is too large."""
+    return p.where(p.lt(index, 0), extent, index)
+
+
 def _at_least_1d(p: Any, x: Value) -> Value:
     return x if x.ndim else p.reshape(x, (1,))
 
@@ -48,7 +53,7 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """Rows of a table."""
-    return p.index(weight, (indices,), (0,))
+    return p.index(weight, (_from_the_start(p, indices, weight.shape[0]),), (0,))
 
 
 @decomposition("aten.index_select.default")
@@ -57,7 +62,8 @@ def index_select(p: Any, self: Value, dim: int, index: Value) -> Value:
     index = _at_least_1d(p, index)
     if self.ndim == 0:
         return p.reshape(p.index(p.reshape(self, (1,)), (index,), (0,)), ())
-    return index_along(p, self, index, norm_dim(dim, self.ndim))
+    dim = norm_dim(dim, self.ndim)
+    return index_along(p, self, _from_the_start(p, index, self.shape[dim]), dim)
 
 
 @decomposition("aten.gather.default")

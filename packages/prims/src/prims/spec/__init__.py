@@ -18,7 +18,7 @@ from prims.spec.sym import (
     sym_min,
     to_torch,
 )
-from prims.spec.tensor import AbstractMode, AbstractTensor, abstract, abstract_from_spec, dispatch
+from prims.spec.tensor import AbstractMode, AbstractTensor, abstract, abstract_from_spec, dispatch, plain_saving
 from prims.spec.tensorspec import TensorSpec, spec_of
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "is_dense",
     "meta_rule",
     "parse_expr",
+    "plain_saving",
     "spec_of",
     "sym_max",
     "sym_min",

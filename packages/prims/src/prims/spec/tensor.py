@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -207,6 +209,24 @@ def _needs_more(old: TensorSpec, new: TensorSpec) -> bool:
     return not (a is b or a == b)
 
 
+@contextmanager
+def plain_saving() -> Iterator[None]:
+    """Saves tensors for a backward pass as they are: the program's hooks for saved tensors (a checkpoint's, say, which
+    counts them) are not for abstract ones."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    torch._C._autograd._push_saved_tensors_default_hooks(_itself, _itself)
+    try:
+        yield
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
 class AbstractMode(TorchDispatchMode):
     """Makes factory calls (``torch.zeros``, ``arange``, ``torch.tensor`` constants) give AbstractTensors.
 
@@ -294,4 +314,4 @@ def abstract_from_spec(spec: TensorSpec, requires_grad: bool = False) -> Abstrac
     return make(spec, requires_grad)
 
 
-__all__ = ["AbstractMode", "AbstractTensor", "abstract", "abstract_from_spec", "dispatch"]
+__all__ = ["AbstractMode", "AbstractTensor", "abstract", "abstract_from_spec", "dispatch", "plain_saving"]

@@ -1,0 +1,97 @@
+"""Data that a program must not have: an index out of range, an integer divided by zero. Eager's error, from a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import compile_api
+
+I64 = torch.int64
+
+
+def _ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=I64)
+
+
+X = torch.arange(6.0)
+TABLE = torch.arange(12.0).reshape(4, 3)
+
+BAD: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "index": (lambda x, i: x[i] * 2, (X, _ints(1, 6))),
+    "index_below": (lambda x, i: x[i] * 2, (X, _ints(-7))),
+    "index_of_nothing": (lambda x, i: x[i] + 1, (torch.zeros(0, 4), _ints(0))),
+    "gather": (lambda x, i: x.gather(0, i).exp().sum(), (X, _ints(3, -1))),
+    "gather_in_lanes": (lambda x, i: x.gather(1, i).tanh(), (torch.randn(8, 64), torch.full((8, 64), 64))),
+    "gather_in_softmax": (lambda x, i: x.gather(1, i).softmax(1), (torch.randn(8, 64), torch.full((8, 64), 64))),
+    "embedding": (lambda w, i: F.embedding(i, w).sin(), (TABLE, _ints(0, 4))),
+    "embedding_from_the_end": (lambda w, i: F.embedding(i, w).sin(), (TABLE, _ints(-1))),
+    "index_select_from_the_end": (lambda w, i: w.index_select(1, i).sin(), (TABLE, _ints(-1))),
+    "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (TABLE, _ints(0, 1, 2, 3))),
+    "scatter": (lambda x, i: x.scatter(0, i, 1.0) + 1, (X, _ints(100000))),
+    "index_add": (lambda x, i: torch.zeros(4).index_add(0, i, x[:2]), (X, _ints(0, 4))),
+    "index_put": (lambda x, i: torch.index_put(x, (i,), x[:1]), (X, _ints(6))),
+    "index_put_rows": (lambda x, i: torch.index_put(x, (i,), x[:1] + 1, accumulate=True), (TABLE, _ints(-5))),
+    "floor_divide": (lambda x, y: x // y, (_ints(1, 2), _ints(1, 0))),
+    "remainder": (lambda x, y: x % y, (_ints(1, 2), _ints(1, 0))),
+    "fmod": (lambda x, y: torch.fmod(x, y), (_ints(1, 2), _ints(1, 0))),
+    "truncated": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (_ints(1, 2), _ints(1, 0))),
+    "by_a_constant": (lambda x: x // 0, (_ints(1, 2),)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_error_of_eager(name: str) -> None:
+    program, args = BAD[name]
+    with pytest.raises(Exception) as expected:
+        program(*args)
+    compiled = compile_api.compile(program)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as error:
+            compiled(*args)
+        assert str(error.value) == str(expected.value)
+        assert error.value.__context__ is None
+    report = compiled.report()
+    assert report.kernels and not report.fallbacks and not report.breaks
+
+
+def test_good_data_after_bad() -> None:
+    """The kernels stay in use, in training too, and nothing of the bad call is seen."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 3))
+    expected = torch.autograd.grad(model(_ints(1, 9)).sum(), list(model.parameters()))
+    compiled = compile_api.compile(model)
+    for bad in (10, -1):
+        compiled(_ints(1, 9))
+        with pytest.raises(IndexError, match="index out of range in self"):
+            compiled(_ints(1, bad))
+        for found, wanted in zip(
+            torch.autograd.grad(compiled(_ints(1, 9)).sum(), list(model.parameters())), expected, strict=True
+        ):
+            torch.testing.assert_close(found, wanted)
+    assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, i: F.pad(x[i], (2, 1)).sin(),
+        lambda x, i: torch.cat([x[i], torch.where(i > 0, x, -x)]),
+        lambda x, i: F.cross_entropy(x[None], torch.tensor([-100])),
+        lambda x, i: x[(i + 1).clamp(max=5)],
+        lambda x, i: x[i[:0]].sum() + torch.zeros(0, 3)[i[:0]].sum(),
+        lambda x, i: F.interpolate(x[None, None], size=13, mode="linear"),
+        lambda x, i: F.pad(x[None], (2, 2), mode="reflect").exp(),
+        lambda x, i: torch.zeros(0)[i[:0]].exp().sum(),
+        lambda x, i: i // (i + 1) + i % 3,
+    ],
+)
+def test_nothing_is_refused_that_is_never_read(program: Callable[..., Any]) -> None:
+    i = _ints(5, 4, 3, 2, 1, 0)
+    compiled = compile_api.compile(program)
+    torch.testing.assert_close(compiled(X, i), program(X, i), equal_nan=True)
+    assert not compiled.report().fallbacks

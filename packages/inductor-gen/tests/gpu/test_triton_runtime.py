@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import types
@@ -15,7 +14,6 @@ import inductor_gen
 from inductor_gen.extern import cuda
 from inductor_gen.extern.cuda import see_through, with_aligned_rows
 from inductor_gen.pipeline import KernelCall, lower_graph
-from inductor_gen.runtime.cuda import CUDA_LAUNCHER, UNALIGNED
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
 from prims.errors import Refused, Unsupported
 from prims.options import Options
@@ -100,51 +98,6 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     for source in found:
         cubin, name, shared = compile_kernel(module, source, (9, 0))
         assert cubin[:4] == b"\x7fELF" and name == source.name and shared >= 0
-
-
-class Driver:
-    """Stands in for the three driver functions that the launcher calls."""
-
-    LAUNCH = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-    )
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, ...]] = []
-        self.launch = self.LAUNCH(self._launch)
-        self.current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(self._current)
-        self.enter = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda context: 0)
-
-    def _current(self, place):
-        place[0] = 77
-        return 0
-
-    def _launch(self, function, gx, gy, gz, bx, by, bz, shared, stream, args, extra):
-        pointer = ctypes.cast(args[0], ctypes.POINTER(ctypes.c_int64))[0]
-        number = ctypes.cast(args[1], ctypes.POINTER(ctypes.c_int64))[0]
-        self.calls.append((function, gx, gy, bx, shared, stream or 0, pointer, number))
-        return 0
-
-    def address(self, function):
-        return ctypes.cast(function, ctypes.c_void_p).value
-
-
-def test_launcher_passes_what_the_table_says():
-    from inductor_gen.runtime.compiler import load_kernels
-
-    driver = Driver()
-    addresses, _ = load_kernels([CUDA_LAUNCHER], Options())
-    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * 4)
-    launch = kind(addresses[CUDA_LAUNCHER.name])
-    # two kernels with one pointer and one number each, then their grids; the second's grid is empty
-    table = [driver.address(f) for f in (driver.launch, driver.current, driver.enter)] + [77, 2, 2]
-    table += [1001, 128, 64, 1, 1, 0, 1] + [1002, 32, 0, 1, 1, 3, 0]
-    program = (ctypes.c_int64 * len(table))(*table)
-    sizes = (ctypes.c_int64 * 6)(50, 7, 2, 60, 0, 1)
-    assert launch(program, (ctypes.c_void_p * 2)(4096, 8192), sizes, 5) == 0
-    assert driver.calls == [(1001, 7, 2, 128, 64, 5, 8192, 50)]
-    assert launch(program, (ctypes.c_void_p * 2)(4096, 8196), sizes, 5) == UNALIGNED
-    assert len(driver.calls) == 1
 
 
 def test_masks_that_add_nothing_are_left_out(monkeypatch):

@@ -107,9 +107,7 @@ def _key(unit: Unit, compiler: Compiler) -> str:
 
 
 def _source(units: Sequence[Unit]) -> str:
-    functions = [
-        (f"/* {u.comment} */\n" if u.comment else "") + u.text.replace("KERNEL", u.name, 1) for u in units
-    ]
+    functions = [(f"/* {u.comment} */\n" if u.comment else "") + u.text.replace("KERNEL", u.name, 1) for u in units]
     return "\n".join([prelude("\n".join(u.text for u in units)), *functions])
 
 

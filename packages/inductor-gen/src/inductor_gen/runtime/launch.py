@@ -1,58 +1,236 @@
 """Running a list of kernels in one call from Python.
 
-A launcher, itself a C function, walks a table ``count, (function, pointers, first size, slots...)...`` so that
-consecutive kernels cost one foreign call, whatever their number.
+A launcher is a C function that the system's compiler builds and the kernel cache keeps, like any kernel. Python calls
+it as a builtin function, directly with tensors: neither pointers nor arrays become Python objects on the way. It is
+written without Python's headers, which not every machine has; what it needs of the interpreter (stable functions, all
+of them) and of PyTorch is handed to it by address, once.
+
+The table of a list of kernels belongs to the builtin function, as the ``bytes`` that it is bound to.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+
+import torch
 
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from prims.options import Options
 
-__all__ = ["LAUNCHER", "Launcher", "program"]
+__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Program", "Run", "as_launcher", "launcher"]
+
+UNALIGNED = -2
 
 LAUNCHER = Unit(
     name="quintet_launch",
     text="""\
-void KERNEL(const int64_t* program, void* const* slots, const int64_t* sizes) {
-    int64_t count = *program++;
-    while (count--) {
-        void (*kernel)(void* const*, const int64_t*) = (void (*)(void* const*, const int64_t*))(intptr_t)program[0];
-        const int64_t pointers = program[1], first = program[2];
-        void* p[pointers > 0 ? pointers : 1];
-        for (int64_t k = 0; k < pointers; k++) p[k] = slots[program[3 + k]];
-        kernel(p, sizes + first);
-        program += 3 + pointers;
+typedef struct { const char* name; void* function; int flags; const char* doc; } ql_method;
+
+/* What the Python side fills in, one word each. */
+static struct {
+    char* (*bytes)(void*);
+    void* (*pointer)(void*);
+    long long (*number)(void*);
+    void* (*new_number)(long long);
+    void* (*call_method)(void*, const char*, const char*, ...);
+    void (*release)(void*);
+    void* (*occurred)(void);
+    void (*raise)(void*, const char*);
+    void* type_error;
+    void* (*leave)(void);
+    void (*enter)(void*);
+    int (*data)(void*, void**);  /* of an at::Tensor; 0 where it or the places below are not known */
+    int64_t type_at, tensor_at;  /* the bytes into a Python object at which its type and its at::Tensor stand */
+    void *tensor, *parameter;    /* the types whose objects are so */
+} ql;
+
+static int ql_pointer(void* x, char** out) {
+    void* value = 0;
+    if (ql.data) {
+        void* type = *(void**)((char*)x + ql.type_at);
+        if ((type == ql.tensor || type == ql.parameter) && !ql.data((char*)x + ql.tensor_at, &value)) {
+            *out = (char*)value;
+            return 1;
+        }
     }
+    void* number = ql.call_method(x, "data_ptr", 0);
+    if (!number) return 0;
+    value = ql.pointer(number);
+    ql.release(number);
+    *out = (char*)value;
+    return value || !ql.occurred();
+}
+
+/* The kernels on the CPU, or on a GPU's stream; 0, or what a kernel met in the data, or the driver's error. */
+static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* sizes, int64_t gpu, void* stream) {
+    int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+    if (gpu) {
+        launch = (void*)(intptr_t)t[0];
+        void* context = 0;
+        ((int (*)(void**))(intptr_t)t[1])(&context);
+        if (!context) ((int (*)(void*))(intptr_t)t[2])((void*)(intptr_t)t[3]);
+        t += 4;
+    }
+    int64_t count = *t++;
+    while (count--) {
+        /* function, threads, shared bytes, pointers, numbers, first size, slots...; a grid follows the numbers */
+        const int64_t pointers = t[3], numbers = t[4];
+        const int64_t* n = sizes + t[5];
+        void* p[pointers > 0 ? pointers : 1];
+        for (int64_t k = 0; k < pointers; k++) p[k] = slot[t[6 + k]];
+        if (!gpu) {
+            const int bad = ((int (*)(void* const*, const int64_t*))(intptr_t)t[0])(p, n);
+            if (bad) return bad;
+        } else if (n[numbers] > 0 && n[numbers + 1] > 0) {
+            void* nothing = 0;
+            void* args[pointers + numbers + 2];
+            for (int64_t k = 0; k < pointers; k++) args[k] = &p[k];
+            for (int64_t k = 0; k < numbers; k++) args[pointers + k] = (void*)(n + k);
+            args[pointers + numbers] = args[pointers + numbers + 1] = &nothing;
+            const int code = launch((void*)(intptr_t)t[0], (unsigned)n[numbers], (unsigned)n[numbers + 1], 1,
+                                    (unsigned)t[1], 1, 1, (unsigned)t[2], stream, args, 0);
+            if (code) return code;
+        }
+        t += 6 + pointers;
+    }
+    return 0;
+}
+
+/* run(tensors..., sizes unless they are constants..., stream if on a GPU) */
+static void* ql_run(void* self, void* const* args, intptr_t given) {
+    const int64_t* t = (const int64_t*)ql.bytes(self);
+    const int64_t gpu = t[0], tensors = t[1], slots = t[2], numbers = t[3], fixed = t[4];
+    if (given != tensors + (fixed ? 0 : numbers) + gpu) {
+        ql.raise(ql.type_error, "a generated wrapper passes another number of arguments than its kernels take");
+        return 0;
+    }
+    t += 5;
+    char* base[tensors + 1];
+    for (int64_t k = 0; k < tensors; k++) {
+        if (!ql_pointer(args[k], &base[k])) return 0;
+        if (gpu && ((intptr_t)base[k] & 15)) return ql.new_number(-2);
+    }
+    void* slot[slots + 1];
+    for (int64_t k = 0; k < slots; k++) slot[k] = base[t[2 * k]] + t[2 * k + 1];
+    t += 2 * slots;
+    int64_t read[fixed ? 1 : numbers + 1];
+    const int64_t* sizes = fixed ? t : read;
+    if (fixed) t += numbers;
+    else for (int64_t k = 0; k < numbers; k++) {
+        read[k] = ql.number(args[tensors + k]);
+        if (read[k] == -1 && ql.occurred()) return 0;
+    }
+    void* stream = 0;
+    if (gpu && !(stream = ql.pointer(args[given - 1])) && ql.occurred()) return 0;
+    void* state = ql.leave();
+    const long long code = ql_kernels(t, slot, sizes, gpu, stream);
+    ql.enter(state);
+    return ql.new_number(code);
+}
+
+static ql_method ql_methods[] = {{"run", ql_run, 0x80 /* METH_FASTCALL */, 0}};
+
+void* KERNEL(const void* places) {
+    __builtin_memcpy(&ql, places, sizeof(ql));
+    return ql_methods;
 }
 """,
 )
 
-Launcher = Callable[[Any, Any, Any], None]
+_FUNCTIONS = (
+    "PyBytes_AsString", "PyLong_AsVoidPtr", "PyLong_AsLongLong", "PyLong_FromLongLong", "PyObject_CallMethod",
+    "Py_DecRef", "PyErr_Occurred", "PyErr_SetString", "PyEval_SaveThread", "PyEval_RestoreThread",
+)  # fmt: skip
+
+
+#: A kernel: its function's address, threads per block, bytes of shared memory, slots, how many sizes it takes beside
+#: the grid, and the first of these. (Threads, shared memory and the grid are the GPU's.)
+Call = tuple[int, int, int, Sequence[int], int, int]
+
+
+@dataclass
+class Program:
+    """Kernels to be run one after the other, and their operands.
+
+    Attributes:
+        calls: the kernels.
+        tensors: how many tensors a call passes.
+        slots: ``(tensor, byte offset)`` of each operand.
+        numbers: the sizes of all kernels, or how many a call passes.
+        gpu: nothing, or what :func:`inductor_gen.runtime.cuda.driver_words` gives.
+    """
+
+    tensors: int
+    slots: Sequence[tuple[int, int]]
+    numbers: Sequence[int] | int
+    calls: Sequence[Call] = ()
+    gpu: Sequence[int] = ()
+
+    def words(self) -> list[int]:
+        """The table as the C side reads it."""
+        if isinstance(self.numbers, int):
+            count, numbers, fixed = self.numbers, [], 0
+        else:
+            count, numbers, fixed = len(self.numbers), list(self.numbers), 1
+        table = [int(bool(self.gpu)), self.tensors, len(self.slots), count, fixed]
+        for slot in self.slots:
+            table += slot
+        table += [*numbers, *self.gpu, len(self.calls)]
+        for function, threads, shared, slots, sizes, first in self.calls:
+            table += [function, threads, shared, len(slots), sizes, first, *slots]
+        return table
+
+
+#: A call of a program: tensors, sizes unless they are constants, the stream on a GPU; it gives 0, an error of the
+#: driver, or ``UNALIGNED`` before anything ran.
+Run = Callable[..., int]
+Launcher = Callable[[Program], Run]
 
 
 def launcher(options: Options) -> Launcher:
-    """The launcher as a Python callable of three ctypes arrays."""
+    """What turns a program into a callable."""
     addresses, _ = load_kernels([LAUNCHER], options)
     return as_launcher(addresses[LAUNCHER.name])
 
 
-def as_launcher(address: int) -> Launcher:
-    """The launcher at an address."""
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    return kind(address)
+def as_launcher(address: int, quick: bool = True) -> Launcher:
+    """The launcher at an address; unless ``quick`` it asks tensors for their memory by their method ``data_ptr``."""
+    python = ctypes.pythonapi
+    words = [ctypes.cast(getattr(python, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
+    words.insert(_FUNCTIONS.index("PyErr_SetString") + 1, id(TypeError))
+    words += [*(_tensor_places() if quick else (0, 0, 0)), id(torch.Tensor), id(torch.nn.Parameter)]
+    places = (ctypes.c_uint64 * len(words))(*words)
+    methods = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)(ctypes.addressof(places))
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    new_function = make(("PyCFunction_NewEx", python))
+
+    def bound(program: Program) -> Run:
+        table = program.words()
+        return new_function(methods, struct.pack(f"{len(table)}q", *table), None)  # type: ignore[no-any-return]
+
+    return bound
 
 
-def program(calls: Sequence[tuple[int, int, Sequence[int]]]) -> Any:
-    """The table for ``(function address, first size, slots)`` of each kernel, as a ctypes array."""
-    table = [len(calls)]
-    for address, first, slots in calls:
-        table += [address, len(slots), first, *slots]
-    return (ctypes.c_int64 * len(table))(*table)
-
-
-__all__ += ["as_launcher", "launcher"]
+def _tensor_places() -> tuple[int, int, int]:
+    """PyTorch's C function for the memory of an ``at::Tensor``, where the type stands in a tensor's Python object, and
+    where the ``at::Tensor``; zeros where that cannot be found out. ``_cdata`` is what the ``at::Tensor`` holds."""
+    try:
+        read = ctypes.CDLL(torch._C.__file__).aoti_torch_get_data_ptr
+    except (OSError, AttributeError):
+        return 0, 0, 0
+    places = set()
+    for tensor in (torch.empty(3)[1:], torch.nn.Parameter(torch.empty(2))):
+        words = list((ctypes.c_uint64 * (torch.Tensor.__basicsize__ // 8)).from_address(id(tensor)))
+        if words.count(id(type(tensor))) != 1 or words.count(tensor._cdata) != 1:
+            return 0, 0, 0
+        type_at, tensor_at = 8 * words.index(id(type(tensor))), 8 * words.index(tensor._cdata)
+        memory = ctypes.c_void_p()
+        if read(ctypes.c_void_p(id(tensor) + tensor_at), ctypes.byref(memory)) or memory.value != tensor.data_ptr():
+            return 0, 0, 0
+        places.add((type_at, tensor_at))
+    if len(places) != 1:
+        return 0, 0, 0
+    return ctypes.cast(read, ctypes.c_void_p).value or 0, *places.pop()

@@ -21,7 +21,6 @@ from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
 from inductor_gen.runtime.cache import KernelCache
 from inductor_gen.runtime.compiler import load_kernels
-from inductor_gen.runtime.cuda import CUDA_LAUNCHER
 from inductor_gen.runtime.launch import LAUNCHER
 from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
@@ -244,7 +243,7 @@ class Begun:
 
     def _launchers(self) -> None:
         try:
-            load_kernels([LAUNCHER, CUDA_LAUNCHER], self.options)
+            load_kernels([LAUNCHER], self.options)
         except QuintetError:
             pass  # the graph's own thread meets the same and reports it
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +14,8 @@ from inductor_gen.extern.cuda import mask_argument, see_through
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import contiguous_strides
 from inductor_gen.pipeline import KernelCall, Unit
-from inductor_gen.runtime.cuda import UNALIGNED, cuda_launcher, cuda_program
-from inductor_gen.runtime.launch import Launcher
+from inductor_gen.runtime.cuda import driver_words
+from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
 from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
@@ -35,12 +34,12 @@ class TritonWrapper(Wrapper):
 
     def __init__(
         self, unit: Unit, addresses: dict[str, int], launch: Launcher, kernels: Mapping[str, Any],
-        cuda_launch: Callable[..., int] | None, device: torch.device,
+        gpu: Sequence[int], device: torch.device,
     ) -> None:  # fmt: skip
         super().__init__(unit, addresses, launch)
         self.kernels = kernels
+        self.gpu = gpu
         self.device = device
-        self.space["cuda_launch"] = cuda_launch
         self.space["relaunch"] = _relaunch
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
@@ -179,20 +178,20 @@ class TritonWrapper(Wrapper):
 
     # ---- GPU --------------------------------------------------------------------------------------------
 
-    def _on_device(self, node: Node) -> str:
-        """A buffer's name; numbers that live on the CPU are brought over."""
-        name = self.name(node)
+    def _on_device(self, node: Node) -> tuple[str, int]:
+        """As :meth:`_slot`; numbers that live on the CPU are brought over."""
         base = self.buffer(node)
         if base.device is None or base.device.type == "cuda":
-            return name
+            return self._slot(node)
+        name = self.name(node)
         moved = f"{name}_gpu"
         self.lines.append(f"{moved} = {name}.to({self._object(self.device)})")
-        return moved
+        return moved, 0
 
     def _launch_cuda(self, sources: list[TritonSource]) -> None:
-        slots: dict[str, int] = {}
-        moved: dict[Node, str] = {}
-        calls = []
+        slots: dict[tuple[str, int], int] = {}
+        moved: dict[Node, tuple[str, int]] = {}
+        calls: list[Call] = []
         sizes: list[Expr] = []
         for source in sources:
             for n in source.buffers:
@@ -207,14 +206,10 @@ class TritonWrapper(Wrapper):
         if not self.stream:
             self.stream = True
             self.lines.append(f"stream = cuda_stream({self.device.index})")
-        number = len(self.space)
-        self.space[f"program{number}"] = cuda_program(calls, len(slots), self.device)
-        self.space[f"slots{number}"] = ctypes.c_void_p * max(len(slots), 1)
-        pointers = ", ".join(f"{name}.data_ptr()" for name in slots)
-        text = self._sizes(sizes)
-        self.lines.append(f"code = cuda_launch(program{number}, slots{number}({pointers}), {text}, stream)")
-        again = f"relaunch(cuda_launch, code, program{number}, slots{number}, ({', '.join(slots)},), {text}, stream)"
-        self.lines.append(f"if code: {again}")
+        run, operands, numbers = self._run(calls, slots, sizes, self.gpu)
+        self.lines.append(f"code = {run}({', '.join([*operands, *numbers, 'stream'])})")
+        rest = "".join(f"{text}, " for text in (*numbers, "stream"))
+        self.lines.append(f"if code: relaunch({run}, code, ({', '.join(operands)},), ({rest}))")
 
 
 def triton_wrapper(
@@ -232,26 +227,22 @@ def triton_wrapper(
         raise Unsupported(f"kernels of one graph on several devices: {sorted(map(str, devices))}")
     device = devices.pop()
     if device.type != "cuda":
-        return TritonWrapper(unit, addresses, launch, interpreted(sources), None, device), 0
+        return TritonWrapper(unit, addresses, launch, interpreted(sources), (), device), 0
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     collected = begun.collect(device) if begun is not None else None
     kernels, compiled = collected if collected is not None else load_triton(sources, device, options)
-    return TritonWrapper(unit, addresses, launch, kernels, cuda_launcher(options), device), compiled
+    return TritonWrapper(unit, addresses, launch, kernels, driver_words(device), device), compiled
 
 
 def _too_large() -> None:
     raise Unsupported("a size grew beyond what kernels compiled with 32-bit positions for smaller sizes can address")
 
 
-def _relaunch(
-    launch: Callable[..., int], code: int, program: Any, kind: Any, tensors: Sequence[torch.Tensor], sizes: Any,
-    stream: int,
-) -> None:  # fmt: skip
+def _relaunch(run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor], rest: Sequence[int]) -> None:
     """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes."""
     if code == UNALIGNED:
-        copies = [_aligned(t) for t in tensors]
-        code = launch(program, kind(*(t.data_ptr() for t in copies)), sizes, stream)
+        code = run(*map(_aligned, tensors), *rest)
     if code:
         raise InternalError(f"the CUDA driver refused to launch a generated kernel (error {code})")
 

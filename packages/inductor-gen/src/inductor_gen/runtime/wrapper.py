@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from inductor_gen.codegen.cexpr import BAD_DIVISOR, BAD_INDEX
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.calls import function_for
 from inductor_gen.extern.cpu import cpu_function, takes_linear
@@ -16,10 +16,10 @@ from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO
 from inductor_gen.pipeline import KernelCall, Unit
-from inductor_gen.runtime.launch import Launcher, program
+from inductor_gen.runtime.launch import Call, Launcher, Program
 from inductor_gen.schedule.memory import Step, plan_memory, workspace
 from inductor_gen.schedule.prepare import ViewRef
-from prims.errors import InternalError
+from prims.errors import InternalError, InvalidData
 from prims.ir import Envelope
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
@@ -44,11 +44,12 @@ class Wrapper:
         self.env: Envelope = unit.env
         self.prepared = unit.prepared
         self.addresses = addresses
+        self.launcher = launch
         self.lines: list[str] = []
         self.space: dict[str, Any] = {
             "__name__": __name__,  # by which capture knows that this is not the user's code
-            "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "launch": launch,
-            "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+            "empty_strided": torch.empty_strided, "as_strided": torch.as_strided,
+            "refuse": refuse, "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
             "ite": lambda c, a, b: a if c else b, "relayout": relayout, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
         self.names: dict[Node, str] = {}
@@ -208,30 +209,34 @@ class Wrapper:
     # ---- kernels ----------------------------------------------------------------------------------------
 
     def _launch(self, sources: list[KernelSource]) -> None:
-        slots: dict[str, int] = {}
-        calls = []
+        slots: dict[tuple[str, int], int] = {}
+        calls: list[Call] = []
         sizes: list[Expr] = []
         for source in sources:
-            places = [slots.setdefault(self.name(n), len(slots)) for n in source.buffers]
-            calls.append((self.addresses[source.name], len(sizes), places))
+            places = [slots.setdefault(self._slot(n), len(slots)) for n in source.buffers]
+            calls.append((self.addresses[source.name], 0, 0, places, 0, len(sizes)))
             sizes.extend(source.sizes)
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
-        number = len(self.space)
-        self.space[f"program{number}"] = program(calls)
-        self.space[f"slots{number}"] = ctypes.c_void_p * max(len(slots), 1)
-        pointers = ", ".join(f"{name}.data_ptr()" for name in slots)
-        self.lines.append(f"launch(program{number}, slots{number}({pointers}), {self._sizes(sizes)})")
+        run, operands, numbers = self._run(calls, slots, sizes)
+        self.lines.append(f"if bad := {run}({', '.join([*operands, *numbers])}): refuse(bad)")
 
-    def _sizes(self, sizes: list[Expr]) -> str:
-        number = len(self.space)
-        kind = ctypes.c_int64 * max(len(sizes), 1)
-        if all(e.is_const for e in sizes):
-            values = [_float_bits(e.value) if e.is_float else e.value for e in sizes]
-            self.space[f"sizes{number}"] = kind(*values)
-            return f"sizes{number}"
-        self.space[f"sizes{number}"] = kind
-        texts = [f"pack_float({self.expr(e)})" if e.is_float else self.expr(e) for e in sizes]
-        return f"sizes{number}({', '.join(texts)})"
+    def _slot(self, node: Node) -> tuple[str, int]:
+        """The variable in whose memory a node's value is, and at which byte of it."""
+        return self.name(node), 0
+
+    def _run(
+        self, calls: list[Call], slots: dict[tuple[str, int], int],
+        sizes: list[Expr], gpu: Sequence[int] = (),
+    ) -> tuple[str, list[str], list[str]]:  # fmt: skip
+        """The name of a function that runs kernels, and the texts of the tensors and the sizes that it takes."""
+        operands = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in slots))}
+        places = [(operands[name], offset) for name, offset in slots]
+        fixed = all(e.is_const for e in sizes)
+        values = [_float_bits(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
+        texts = [] if fixed else [f"pack_float({self.expr(e)})" if e.is_float else self.expr(e) for e in sizes]
+        name = f"run{len(self.space)}"
+        self.space[name] = self.launcher(Program(len(operands), places, values, calls, gpu))
+        return name, list(operands), texts
 
     # ---- externs ----------------------------------------------------------------------------------------
 
@@ -329,9 +334,7 @@ def _view_refs(value: Any) -> list[ViewRef]:
     return [r for v in value for r in _view_refs(v)] if isinstance(value, (tuple, list)) else []
 
 
-def function_of(
-    unit: Unit, node: Node, args: tuple[Any, ...], owned: list[int]
-) -> tuple[str, Callable[..., Any]]:
+def function_of(unit: Unit, node: Node, args: tuple[Any, ...], owned: list[int]) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an operator of a graph; it takes the node's own arguments."""
     assert unit.prepared is not None
     if node in unit.functions:
@@ -342,6 +345,19 @@ def function_of(
         return function.__name__, function
     found = cpu_function(node, args) if unit.options.numerics == "fast" else None
     return found if found is not None else function_for(node, owned)
+
+
+def refuse(bad: int) -> None:
+    """Say what a kernel met in the program's data.
+
+    Raises:
+        InvalidData: always.
+    """
+    what = [text for bit, text in _REFUSED.items() if bad & bit]
+    raise InvalidData(f"a generated kernel met {' and '.join(what)}")
+
+
+_REFUSED = {BAD_INDEX: "an index out of range", BAD_DIVISOR: "an integer division by zero"}
 
 
 def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

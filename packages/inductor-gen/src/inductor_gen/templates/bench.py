@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,8 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import Unit
-from inductor_gen.runtime.cuda import cuda_launcher, cuda_program
+from inductor_gen.runtime.cuda import driver_words
+from inductor_gen.runtime.launch import Program, launcher
 from inductor_gen.runtime.triton_interpret import interpreted
 from inductor_gen.runtime.wrapper import relayout
 from inductor_gen.schedule.prepare import ViewRef
@@ -118,18 +118,17 @@ class Bench:
         numbers = [self._number(e) for e in (*source.sizes, *source.grid)]
         if self.device.type != "cuda":
             return lambda: kernel([self.buffer(n) for n in source.buffers], numbers)
-        launch = cuda_launcher(self.options)
         count = len(source.buffers)
         call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0)
-        program = cuda_program([call], count, self.device)
-        pointers = ctypes.c_void_p * max(count, 1)
-        sizes = (ctypes.c_int64 * len(numbers))(*(_bits(x) for x in numbers))
+        sizes = [_bits(x) for x in numbers]
+        slots = [(k, 0) for k in range(count)]
+        launch = launcher(self.options)(Program(count, slots, sizes, [call], driver_words(self.device)))
         for n in source.buffers:
             self.buffer(n)
 
         def run() -> None:
             stream = torch.cuda.current_stream(self.device).cuda_stream
-            code = launch(program, pointers(*(self.buffer(n).data_ptr() for n in source.buffers)), sizes, stream)
+            code = launch(*(self.buffer(n) for n in source.buffers), stream)
             if code:
                 raise InternalError(f"the driver refused to launch it (error {code})")
 

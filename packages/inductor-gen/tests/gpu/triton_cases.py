@@ -192,6 +192,51 @@ def test_long_scan():
     check(lambda p, a: p.cumsum(a, 1), [torch.randn(2, 9000).double()])
 
 
+def looked_up(p, table, at):
+    return p.gather(table, at, 0)
+
+
+def looked_up_and_summed(p, table, at):
+    return p.sum(p.mul(p.index(table, (at,), (0,)), 2.0), (1,)), p.sum(p.index(table, (at,), (0,)), (0,))
+
+
+def beyond_the_end(p, table, at):
+    """Indices computed from positions: those of the lanes beyond the end would be out of range."""
+    n = at.shape[0]
+    turned = p.add(p.iota(n, n - 1, -1, torch.int64, at.device), p.mul(at, 0))
+    return p.index(p.index(table, (at,), (0,)), (turned,), (0,)), p.sum(p.gather(table, p.broadcast(turned, (n, 5), (0,)), 0), (1,))
+
+
+def added(p, table, at):
+    return p.index_put(table, (at,), (0,), p.index(table, (at,), (0,)), True)
+
+
+@pytest.mark.parametrize("fn", [looked_up, looked_up_and_summed, beyond_the_end, added])
+@pytest.mark.parametrize("columns", [5, 20_000])
+def test_indices_out_of_range_stop_the_kernel(fn, columns):
+    table, at = torch.randn(50, columns), torch.randint(0, 50, (33,))
+    at[:2] = torch.tensor([0, 49])
+    if fn is looked_up:
+        at = at[:, None].expand(33, columns).clone()
+    compiled = check(fn, [table, at], tol=1e-3)
+    assert any("tl.device_assert(" in kernel.source for kernel in compiled.kernels)
+    if fn is not looked_up:
+        at[-1] = -50
+        compiled(table.to(DEVICE), at.to(DEVICE))  # counted from the end
+    if DEVICE == "cuda":
+        return  # the context would be gone; test_gpu_bad_input.py does this in a process of its own
+    for bad in (50, -51, 2**31 + 3, -(2**40)):
+        at[-1] = bad
+        with pytest.raises(Exception, match="out of range"):
+            compiled(table, at)
+
+
+def test_indices_that_are_in_range_are_not_checked():
+    x = torch.randn(33, 20)
+    compiled = check(lambda p, a: p.gather(a, p.broadcast(p.argmax(a, 1), (33, 20), (0,)), 1), [x])
+    assert not any("tl.device_assert(" in kernel.source for kernel in compiled.kernels)
+
+
 def test_gather_index_scatter():
     x = torch.randn(20, 16)
     i = torch.randint(0, 20, (8, 16))

@@ -251,3 +251,22 @@ def test_regions_without_autocast_inside_one_with_it(backend, backward_inside):
         torch.testing.assert_close(rest, others, rtol=2e-2, atol=0.1)
         assert ours.dtype == torch.float32
     assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_inner_step_of_meta_learning(enabled):
+    """Gradients with a history inside of ``no_grad``: the region in front of the break turns them on by itself."""
+
+    def adapted_loss(weight, x):
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad((x @ weight).tanh().sum(), [weight], create_graph=True)
+        return (x @ (weight - 0.1 * slope)).square().sum()
+
+    compiled = compile_api.compile(adapted_loss)
+    weight, x = torch.randn(3, 2, requires_grad=True), torch.randn(4, 3)
+    with torch.set_grad_enabled(enabled):
+        ours, theirs = compiled(weight, x), adapted_loss(weight, x)
+    torch.testing.assert_close(ours, theirs)
+    if enabled:
+        torch.testing.assert_close(torch.autograd.grad(ours, weight), torch.autograd.grad(theirs, weight))
+    assert not compiled.report().fallbacks

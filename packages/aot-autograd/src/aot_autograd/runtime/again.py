@@ -97,15 +97,16 @@ class RunAgain:
         args, obstacle = self._inputs(kept)
         if obstacle is not None:
             return _refusing(self._backward(box), obstacle)
+        for i in self._wanted:
+            # One tensor may be two arguments, each of which has its own gradient.
+            if i < self._arguments:
+                args[i] = args[i].view_as(args[i])
         with ExitStack() as stack:
+            # The program may turn gradients on by itself.
             stack.enter_context(torch.set_grad_enabled(self._joint.outcome.program.grad_enabled))
             for device, enabled, dtype in self._autocast:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled))
-            for i in self._wanted:
-                # One tensor may be two arguments, each of which has its own gradient.
-                if i < self._arguments:
-                    args[i] = args[i].view_as(args[i])
             results: list[Any] = []
             flatten(self._eager(*args[: self._arguments]), results)
         present = [i for i, tangent in enumerate(tangents) if tangent is not None]

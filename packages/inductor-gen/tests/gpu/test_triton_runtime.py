@@ -179,3 +179,18 @@ def test_cpu_kernels_need_the_interpreter():
         pytest.skip("the interpreter is on")
     with pytest.raises(Unsupported, match="TRITON_INTERPRET"):
         inductor_gen.compile_graph(build(softmax, [torch.randn(4, 5)]), options=Options(), triton=True)
+
+
+def test_operators_with_several_results_on_a_gpu_are_called_as_there():
+    from inductor_gen.extern.calls import function_for
+    from inductor_gen.loops.graph import Node
+    from prims.spec import TensorSpec
+
+    def function(device):
+        spec = TensorSpec((2, 3, 5, 8), torch.float32, torch.device(device))
+        node = Node(0, "extern", "aten._scaled_dot_product_efficient_attention_backward.default", (), (spec, None, spec))
+        node.target = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+        return function_for(node)[0]
+
+    assert function("cuda") == "efficient_attention_backward"
+    assert function("cpu") == "aten._scaled_dot_product_efficient_attention_backward.default"

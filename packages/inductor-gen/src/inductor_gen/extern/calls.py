@@ -9,6 +9,7 @@ import torch
 
 from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
 from inductor_gen.loops.graph import Node
+from prims.spec import TensorSpec
 
 __all__ = ["function_for"]
 
@@ -54,7 +55,7 @@ def function_for(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callable[.
     """
     if is_custom(node):
         return custom_function(node, owned)
-    if node.device is not None and node.device.type == "cuda":
+    if _on_gpu(node):
         from inductor_gen.extern.cuda import cuda_function
 
         found = cuda_function(node)
@@ -69,3 +70,10 @@ def function_for(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callable[.
         function = _NAMED[node.op][0]
         return f"torch.{function.__name__}", function
     return node.op, with_own_memory(node.target)
+
+
+def _on_gpu(node: Node) -> bool:
+    """Are its results on a GPU? An operator with several has no device of its own."""
+    specs = node.spec if isinstance(node.spec, (tuple, list)) else (node.spec,)
+    devices = [spec.device for spec in specs if isinstance(spec, TensorSpec)]
+    return bool(devices) and devices[0].type == "cuda"

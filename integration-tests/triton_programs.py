@@ -88,6 +88,12 @@ def model(name: str, dtype: torch.dtype = torch.float32, training: bool = True, 
     print("ok", name, dtype, "training" if training else "inference", flush=True)
 
 
+def rotary(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys turned by angles, as language models do, and each key repeated for two queries."""
+    turned = [x * angle.cos() + torch.cat((-x[..., 4:], x[..., :4]), -1) * angle.sin() for x in (q, k)]
+    return turned[0], turned[1].repeat_interleave(2, 1)
+
+
 def main() -> None:
     torch.manual_seed(0)
     index = torch.randint(0, 20, (7,))
@@ -100,6 +106,7 @@ def main() -> None:
     function("cross_entropy", lambda x: nn.functional.cross_entropy(x, target), (torch.randn(5, 33),))
     function("embedding", lambda t: t[index].sum(0) * t.index_select(0, index), (torch.randn(20, 6),))
     function("dynamic", lambda x: (x.softmax(-1), x.sum(0)), (torch.randn(4, 6),), (torch.randn(9, 33),), dynamic=True)
+    function("rotary", rotary, (torch.randn(2, 2, 6, 8), torch.randn(2, 1, 6, 8), torch.randn(6, 8)))
     model("transformer", length=16)
     model("transformer", torch.bfloat16, length=16)
     model("convnet", side=16)

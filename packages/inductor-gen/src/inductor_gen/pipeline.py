@@ -133,16 +133,36 @@ def kernels_of(unit: Unit, cluster: Cluster, tiling: Any = None) -> Iterator[Ker
 
 def _render(unit: Unit) -> None:
     assert unit.plan is not None
+    pairs = _rendered(unit)
+    order: list[Cluster] = []
+    for call, cluster in pairs if unit.options.max_autotune else _together(unit, pairs):
+        unit.calls.append(call)
+        order.append(cluster)  # type: ignore[arg-type]
+        if isinstance(call, KernelCall) and not unit.options.max_autotune:  # which may choose others
+            _announce(unit, call.parts)
+    unit.plan.order = order
+
+
+def _rendered(unit: Unit) -> Iterator[tuple[KernelCall | ExternCall, Cluster]]:
+    """The calls, each with its cluster, as they are rendered."""
+    assert unit.plan is not None
     for cluster in unit.plan.order:
         if cluster.loops or cluster.nodes[0].kind == "scatter":
-            parts: list[KernelSource] = []
-            for source in kernels_of(unit, cluster):
-                parts.append(source)
-                if not unit.options.max_autotune:  # which may choose others
-                    _announce(unit, [source])
-            unit.calls.append(KernelCall(tuple(parts)))
+            yield KernelCall(tuple(kernels_of(unit, cluster))), cluster
         else:
-            unit.calls.append(ExternCall(cluster.nodes[0]))
+            yield ExternCall(cluster.nodes[0]), cluster
+
+
+def _together(unit: Unit, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """The calls with their clusters, small independent kernels for a GPU in one launch."""
+    assert unit.prepared is not None
+    nodes = unit.prepared.graph.nodes
+    if not unit.triton and not any(n.device is not None and n.device.type == "cuda" for n in nodes):
+        return iter(pairs)
+    from inductor_gen.schedule.launches import launched_together
+
+    scattered = unit.prepared.scattered
+    return launched_together(pairs, unit.hint, lambda node: scattered.get(node, node))
 
 
 def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
@@ -158,6 +178,7 @@ def _autotune(unit: Unit) -> None:
         from inductor_gen.templates import autotune
 
         autotune(unit)
+        unit.calls = [call for call, _ in _together(unit, ((call, None) for call in unit.calls))]
     elif any(isinstance(call, ExternCall) and misaligned(call.node) for call in unit.calls):
         from inductor_gen.templates import replace_products
 

@@ -119,6 +119,34 @@ def test_equal_pieces_of_a_concatenation_are_one_launch():
     assert "joined:16" in text
 
 
+def test_halves_of_a_rotary_embedding_and_its_neighbours_are_one_launch():
+    q, k, angle = torch.randn(2, 3, 40, 16), torch.randn(2, 1, 40, 16), torch.randn(40, 16)
+
+    def turned(p, x, cosine, sine):
+        halves = [p.slice(x, (0, 0, 0, a), (*x.shape[:3], a + 8), (1, 1, 1, 1)) for a in (0, 8)]
+        other = p.concat((p.neg(halves[1]), halves[0]), 3)
+        return p.add(p.mul(x, cosine(x.shape)), p.mul(other, sine(x.shape)))
+
+    def fn(p, a, b, t):
+        spread = [lambda shape, v=v: p.broadcast(v, shape, (2, 3)) for v in (p.cos(t), p.sin(t))]
+        return turned(p, a, *spread), turned(p, b, *spread)
+
+    c = check(fn, [q, k, angle])
+    source = c.kernels[0].source
+    assert len(c.kernels) == 1 and source.count("_part(") == 8 and source.count("if program <") == 3
+
+
+def test_neighbours_that_depend_on_each_other_are_not_one_launch():
+    x, y = torch.randn(64, 33), torch.randn(33, 64)
+
+    def fn(p, a, b):
+        total = p.sum(a, (1,))
+        return p.cumsum(b, 0), p.add(p.permute(b, (1, 0)), p.broadcast(p.cumsum(total, 0), (64, 33), (0,)))
+
+    c = check(fn, [x, y], tol=1e-4)
+    assert len(c.kernels) > 1
+
+
 REDUCE = ["sum", "prod", "amax", "amin", "any", "all"]
 
 

@@ -48,6 +48,7 @@ class TritonSource(KernelSource):
         stages: depth of the software pipeline of its loops; 0: Triton's own choice.
         signature: per parameter ``(name, type, divisible by 16)``.
         bounds: symbolic counts that must stay below ``POSITIONS``, as positions are 32-bit.
+        joined: the different kernels of which this one is made, if it is.
     """
 
     grid: tuple[Expr, Expr]
@@ -55,6 +56,7 @@ class TritonSource(KernelSource):
     signature: tuple[tuple[str, str, bool], ...]
     stages: int = 0
     bounds: tuple[Expr, ...] = ()
+    joined: tuple[TritonSource, ...] = ()
     language: str = "triton"
 
 
@@ -115,11 +117,12 @@ class TritonRenderer:
         return reduction_kernels(nest, self)
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
-        """The kernels of nests that do not depend on each other, equal ones in one launch."""
+        """The kernels of nests that do not depend on each other, in as few launches as there can be."""
+        from inductor_gen.codegen.tritonbranch import branched
         from inductor_gen.codegen.tritonjoin import joined
 
         found = [k for piece in pieces for k in piece]
-        return found if any(len(piece) > 1 for piece in pieces) else joined(found)
+        return found if any(len(piece) > 1 for piece in pieces) else branched(joined(found))
 
 
 class Block:
@@ -257,7 +260,7 @@ class Block:
         self.line(f"{self.names.val(v)} = {self.names.expression(v) if text is None else text}")
 
     def assertion(self, v: Val) -> str:
-        """The check of an index that the program's data gives: one out of range stops the kernel, as it does eager's."""
+        """The check of an index that the data gives: one out of range stops the kernel, as it does eager's."""
         index, *condition = (self.names.val(a) for a in v.args)
         holds = f"({index} >= 0) & ({index} < {self.names.size(v.attr)})"
         mask = self.mask(self.axes_of(v.deps), *condition)

@@ -107,6 +107,23 @@ def test_fused_attention_reads_rows() -> None:
     assert args[0].base.kind == "input" and args[1].base.op == "copy"
 
 
+@pytest.mark.parametrize("turned", [True, False])
+def test_queries_lie_as_the_result_of_attention_is_read(turned: bool) -> None:
+    """Where that is token by token, no kernel turns the result before the product that reads it."""
+
+    def fn(p: Any, q: Any, k: Any, w: Any) -> Any:
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        result = p.aten(op, p.mul(q, 2.0), k, k, None, False)[0]
+        result = p.permute(result, (0, 2, 1, 3)) if turned else result
+        return p.dot(p.reshape(result, (10, 24)), w)
+
+    inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(24, 4)]
+    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    (query, *_), _ = next(iter(prepared.externs.values()))
+    assert [s.value for s in query.strides] == ([120, 8, 24, 1] if turned else [120, 40, 8, 1])
+    assert not any(node.op == "copy" for node in prepared.graph.nodes)
+
+
 SHAPES = [(3, 5), (2, 2), (700, 33), (2, 5000), (64, 64)]
 
 

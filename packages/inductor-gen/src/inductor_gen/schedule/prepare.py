@@ -241,9 +241,12 @@ class _Preparer:
     def _operand(self, node: Node, x: Node) -> ViewRef:
         if self._wants_channels_last(node, x):
             return self.in_channels_last(x)
+        strides = _token_by_token(x.shape) if _is_query_of_tokens(node, x) else None
+        if strides is not None and x.kind == "pointwise":
+            self.out.layouts.setdefault(x, Layout(strides))
         ref = self.resolve(x)
         if ref is None or not self._suits(node, x, ref):
-            ref = self.resolve(self.copy(x))
+            ref = self.resolve(self.copy(x, strides))
         assert ref is not None
         return ref
 
@@ -364,6 +367,24 @@ def _is_read_by_rows(node: Node, x: Node) -> bool:
         return False
     count = 4 if node.op.endswith("backward.default") else 3
     return any(x is a for a in node.args[:count])
+
+
+def _is_query_of_tokens(node: Node, x: Node) -> bool:
+    """Is it the query of an attention on a GPU whose result is read token by token, all heads of one together?
+
+    The result lies as the query does: a kernel that writes the query so spares another one that turns the result.
+    """
+    if node.op not in FUSED_ATTENTION or node.op.endswith("backward.default") or x is not node.args[0]:
+        return False
+    results = [user for user in node.users if user.kind == "item" and user.args[1] == 0]
+    readers = [user for result in results for user in result.users]
+    return bool(readers) and all(r.op == "permute" and tuple(r.args[1]) == (0, 2, 1, 3) for r in readers)
+
+
+def _token_by_token(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The strides of ``[batch, heads, tokens, width]`` with the heads of a token side by side."""
+    _, heads, tokens, width = shape
+    return (product((heads, tokens, width)), width, product((heads, width)), ONE)
 
 
 def _image_shapes(graph: Graph) -> set[tuple[Expr, ...]]:

@@ -14,6 +14,7 @@ import inductor_gen
 from inductor_gen.extern import cuda
 from inductor_gen.extern.cuda import see_through, with_aligned_rows
 from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.runtime import triton_wrapper
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
 from prims.errors import Refused, Unsupported
 from prims.options import Options
@@ -110,6 +111,15 @@ def test_masks_that_add_nothing_are_left_out(monkeypatch):
     see_through(known, "m", 1, attention, 1, torch.zeros(4), False)
     see_through(known, "n", 1, attention, 1, torch.tensor([0.0, float("-inf")]), False)
     assert seen[0] is None and seen[1] is None and seen[2] is not None and known == {"m": True, "n": False}
+
+
+def test_copies_that_begin_at_multiples_of_16_bytes():
+    flat = torch.arange(200, dtype=torch.float32)
+    start = (-flat.data_ptr() // 4) % 4 + 1  # 4 bytes beyond such a multiple
+    for shape, strides in (((5, 6), (6, 1)), ((5, 6), (0, 1)), ((7,), (0,)), ((4, 5), (2, 1)), ((3, 4), (20, 3)), ((0, 2), (2, 1))):
+        t = flat.as_strided(shape, strides, start)
+        copy = triton_wrapper._aligned(t)
+        assert copy.data_ptr() % 16 == 0 and copy.stride() == t.stride() and torch.equal(copy, t)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -250,4 +250,5 @@ def _relaunch(run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor
 def _aligned(t: torch.Tensor) -> torch.Tensor:
     if t.data_ptr() % 16 == 0:
         return t
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return t.as_strided((reach,), (1,)).clone().as_strided(t.shape, t.stride(), 0)  # with elements that views share

@@ -289,6 +289,59 @@ def test_strides_of_all_kinds(mode):
                     assert not ours.numel() or ours.stride() == theirs.stride()
 
 
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf"), 3.0])
+def test_gradients_of_distances(p):
+    def function(x, y):
+        return torch.cdist(x, y, p=p).sin()
+
+    x, y = (torch.randn(3, n, 5, device=DEVICE, requires_grad=True) for n in (7, 9))
+    compiled = compile_api.compile(function)
+    for _ in range(2):
+        grads = [torch.autograd.grad(call(x, y).square().sum(), (x, y)) for call in (compiled, function)]
+        for ours, theirs in zip(*grads, strict=True):
+            close(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+def test_sums_of_products_of_integers(dtype, mode):
+    """Eager has no integer products on a GPU; written with a sum they are generated."""
+
+    def function(x, y):
+        return (x[:, :, None] * y[None]).sum(1), (x * 2 + 1) // 3
+
+    x, y = torch.randint(-50, 50, (17, 33), device=DEVICE).to(dtype), torch.randint(-50, 50, (33, 9), device=DEVICE).to(dtype)
+    compiled = compile_api.compile(function, mode=mode)
+    with torch.no_grad():
+        for _ in range(3):
+            for ours, theirs in zip(compiled(x, y), function(x, y), strict=True):
+                assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    no_fallback(compiled)
+
+
+def test_paths_dropped_at_random():
+    """torchvision's stochastic depth: rows vanish or are scaled, other ones in every call, alike in the backward pass."""
+    ops = pytest.importorskip("torchvision.ops")
+    layer = ops.StochasticDepth(0.5, "row").to(DEVICE).train()
+    compiled = compile_api.compile(lambda x: layer(x.sin() + 2))
+    x = torch.randn(64, 3, 5, 5, device=DEVICE, requires_grad=True)
+    seen = set()
+    for _ in range(4):
+        out = compiled(x)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        kept = (out != 0).flatten(1)
+        assert torch.equal(kept.all(1), kept.any(1)) and 10 < int(kept.all(1).sum()) < 54
+        scale = 2.0 * kept.all(1)[:, None, None, None]
+        close(out, (x.sin() + 2) * scale)
+        close(grad, x.cos() * scale)
+        seen.add(tuple(kept.all(1).tolist()))
+    assert len(seen) == 4
+    no_fallback(compiled)
+
+
 # --- indices --------------------------------------------------------------------------------------------------------
 
 INDEXED = {

@@ -62,6 +62,8 @@ def compile(
     chosen = make_backend(backend, opts, report)
     if model is None:
         return functools.partial(compile, **settings)
+    if isinstance(model, (staticmethod, classmethod)):
+        return type(model)(compile(model.__func__, **settings))
     if not callable(model):
         raise UserError(
             f"compile() got {model!r} (a {type(model).__name__}), which is not callable",

@@ -15,7 +15,10 @@ __all__ = ["compile_function", "original_of"]
 
 
 def original_of(fn: Any) -> Any:
-    """The function behind one that ``compile()`` made; every other object itself."""
+    """The function behind one that ``compile()`` made, or the method behind its method; every other object itself."""
+    if isinstance(fn, types.MethodType):
+        function = original_of(fn.__func__)
+        return fn if function is fn.__func__ else types.MethodType(function, fn.__self__)
     return fn.__wrapped__ if hasattr(fn, "_quintet_settings") else fn
 
 
@@ -66,6 +69,8 @@ def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call_it(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
+    if isinstance(fn, type):
+        return functools.update_wrapper(call_it, fn, updated=())  # a class's attributes are not a function's
     try:
         return functools.update_wrapper(call_it, fn)
     except (AttributeError, TypeError):

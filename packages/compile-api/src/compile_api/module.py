@@ -82,6 +82,13 @@ class CompiledModule:
     _quintet_state: _State
     forward = _Forward()
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Another instance, such as ``compiled[:2]`` of an ``nn.Sequential`` makes, is a module of its own: plain."""
+        return type(cls._quintet_state.original)(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """The class made for a compiled module is no subclass that the program's ``__init_subclass__`` should see."""
+
     def report(self) -> Report:
         """What compiling it did so far; grows as more calls are compiled."""
         return self._quintet_state.report

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "FrameRequest"]
 
+#: Modules of torch whose functions may be replaced.
+_PATCHED = frozenset((torch, torch.nn.functional, torch.linalg, torch.fft, torch.special))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAX_DEPTH = 160
 #: Instructions of one capture after which it is given up (a loop that would unroll without end).
 _MAX_INSTRUCTIONS = 4_000_000
@@ -235,10 +238,12 @@ class Capture:
     def module_attribute_source(self, module: Any, name: str, source: Source | None) -> Source | None:
         """The source of ``module.name``; None for the standard library's modules and torch's.
 
-        But for ``torch.nn.functional``, whose functions programs do replace (attention by one of their own, say).
+        But for torch's functions, which programs do replace (attention by one of their own, say).
         """
-        if rules.is_library_name(module.__name__) and module is not torch.nn.functional:
-            return None
+        if rules.is_library_name(module.__name__):
+            if module not in _PATCHED or not isinstance(getattr(module, name), _FUNCTIONS):
+                return None
+            source = None  # one node for all files that have the module under a name of theirs
         return Source("attr", source or Source("constant", None, (module,)), name)
 
     # --- calls --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from dynamo_capture.capture import FrameRequest
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
-from dynamo_capture.values import autograd_functions, checkpoints  # noqa: F401  (register what calls mean)
+from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
 from dynamo_capture.values.torch_calls import ALLOWED
 from prims.errors import QuintetError, Unsupported, UserError
 from prims.ir import Envelope
@@ -250,6 +250,9 @@ def optimize(
 
 
 def _unwrapped(fn: Any) -> Any:
+    if isinstance(fn, types.MethodType):
+        function = _unwrapped(fn.__func__)
+        return fn if function is fn.__func__ else types.MethodType(function, fn.__self__)
     original = getattr(fn, "__quintet_original__", None)
     return fn if original is None or isinstance(fn, torch.nn.Module) else original
 

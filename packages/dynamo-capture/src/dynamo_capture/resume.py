@@ -41,12 +41,27 @@ class ResumeInfo:
     Args:
         original: the code it continues (never itself a resume code: resuming one resumes its original).
         index: the instruction of `original` at which it continues.
-        shift: the number of instructions before the copy of the body; instruction `i` is now `i + shift`.
+        shift: the number of instructions before the copy of the body.
+        grown: the instructions of `original`, ascending, that are `growth` more in the copy.
     """
 
     original: CodeType
     index: int
     shift: int
+    grown: tuple[int, ...] = ()
+    growth: int = 0
+
+    def here(self, index: int) -> int:
+        """Where an instruction of `original` is in the resume code."""
+        return index + self.shift + self.growth * sum(1 for place in self.grown if place < index)
+
+    def there(self, index: int) -> int:
+        """Which instruction of `original` the one at `index` of the resume code, behind the prologue, comes from."""
+        index -= self.shift
+        for place in self.grown:
+            if index > place:
+                index = max(index - self.growth, place)
+        return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,7 @@ def resume_code(code: CodeType, point: ResumePoint, line: int) -> CodeType:
     if info is not None:
         if point.index < info.shift:
             raise ValueError(f"instruction {point.index} is in the prologue of the resumed {code.co_qualname}")
-        return resume_code(info.original, replace(point, index=point.index - info.shift), line)
+        return resume_code(info.original, replace(point, index=info.there(point.index)), line)
     made = _made.get((id(code), point))
     if made is None:
         made = _made[id(code), point] = (code, _make(code, point, line))
@@ -141,9 +156,11 @@ def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
     if offset is None:
         raise ValueError(f"{code.co_qualname} has no instruction {index}")
     consts = code.co_consts
+    grown: list[int] = []
+    growth = 0
     if "__class__" in code.co_freevars and "super" in code.co_names:
         consts = (*consts, super_here)
-        body = _replace_super(body, code.co_names.index("super"), len(consts) - 1)
+        body, grown, growth = _replace_super(body, code.co_names.index("super"), len(consts) - 1)
     prologue, count = _prologue(slots, stack, unbound, offset)
     shift = len(prologue)
     values = sum(stack)
@@ -165,7 +182,7 @@ def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
         co_exceptiontable=_shift_exceptions(code.co_exceptiontable, shift // 2),
         co_linetable=_no_location(shift // 2) + code.co_linetable,
     )
-    _infos[id(new)] = (new, ResumeInfo(code, index, count))
+    _infos[id(new)] = (new, ResumeInfo(code, index, count, tuple(grown), growth))
     return new
 
 
@@ -217,14 +234,20 @@ def _prologue(
     return b"".join(parts), len(parts)
 
 
-def _replace_super(body: bytes, name: int, const: int) -> bytes:
+def _replace_super(body: bytes, name: int, const: int) -> tuple[bytes, list[int], int]:
     """Makes `super()` work without free variables, among which it looks for `__class__`.
 
     A load of the global `super` that precedes a call becomes a load of the constant `super_here`: it has
     inline caches, whose room takes the instructions that replace it. `LOAD_SUPER_ATTR` (from 3.12) has class
     and instance on the stack; bit 1 of its argument makes it pass them.
+
+    Returns:
+        The new body; the instructions that became several; by how many each grew.
     """
     out = bytearray(body)
+    grown: list[int] = []
+    growth = 0
+    count = -1
     extended = 0
     position = start = 0
     while position < len(body):
@@ -235,6 +258,7 @@ def _replace_super(body: bytes, name: int, const: int) -> bytes:
             position = end
             continue
         extended = 0
+        count += 1
         while end < len(body) and body[end] == 0:
             end += 2
         # The low bit asks for a NULL beside the value, which only a call wants.
@@ -244,10 +268,12 @@ def _replace_super(body: bytes, name: int, const: int) -> bytes:
             new = load + null if sys.version_info >= (3, 13) else null + load
             filler = _instruction("NOP") * ((end - start - len(new)) // 2)
             out[start:end] = new + filler
+            grown.append(count)
+            growth = sum(out[at] != _EXTENDED_ARG for at in range(start, end, 2)) - 1
         elif op == _LOAD_SUPER_ATTR:
             out[position + 1] |= 2
         position = start = end
-    return bytes(out)
+    return bytes(out), grown, growth
 
 
 # ---------------------------------------------------------------------- tables

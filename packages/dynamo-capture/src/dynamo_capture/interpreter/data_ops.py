@@ -8,6 +8,8 @@ from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.state import FrameState
+from dynamo_capture.rules import is_library_name
+from dynamo_capture.sources import Source
 from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
 from dynamo_capture.values.compare import identical
@@ -135,6 +137,10 @@ class DataOps(FrameState):
         except ImportError as error:
             raise self.tx.observed(error) from None
         del self.stack[-2:]
+        for name in dict.fromkeys((arg, module.__name__)):
+            if name in sys.modules and not is_library_name(name):
+                loaded = Source("constant", None, (sys.modules,))
+                self.tx.guards.is_object(loaded.item(name), sys.modules[name])
         self.stack.append(self.tx.from_python(module))
 
     def IMPORT_FROM(self, arg: str) -> None:

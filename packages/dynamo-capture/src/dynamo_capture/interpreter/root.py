@@ -114,8 +114,8 @@ class RootFrame(Frame):
         info = resume_info(code)
         #: Where the frame began, if that is in a loop: the round is captured to its end, not the rounds after it.
         self.loop_start = -1
-        if info is not None and self.decoded.in_loop(info.index + info.shift):
-            self.loop_start = info.index + info.shift
+        if info is not None and self.decoded.in_loop(info.here(info.index)):
+            self.loop_start = info.here(info.index)
 
     def interpret(self) -> GraphBreak | LoopEnd | None:
         """Run to the return (None), to the planned break, or to the end of the round of a resumed loop.
@@ -164,7 +164,7 @@ class RootFrame(Frame):
     def place(self) -> tuple[int, int]:
         """Where in the user's function the frame has come to, the same for all functions that continue it."""
         info = resume_info(self.code)
-        return (id(self.code), self.ip) if info is None else (id(info.original), self.ip - info.shift)
+        return (id(self.code), self.ip) if info is None else (id(info.original), info.there(self.ip))
 
     # --- the end: a return ----------------------------------------------------------------------------------------
 

@@ -194,8 +194,14 @@ def _delattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(isinstance)
 def _isinstance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0].realize()
     classes = class_argument(tx, args[1].realize())
+    try:
+        return _is_instance(args[0].realize(), classes)
+    except TypeError as error:  # no class, or one that refuses the question
+        raise tx.observed(error) from None
+
+
+def _is_instance(value: Value, classes: Any) -> Value:
     if isinstance(value, TensorValue):
         probe = value.real_tensor if value.real_tensor is not None else value.example
         return ConstantValue(isinstance(probe, classes))
@@ -211,7 +217,10 @@ def _issubclass(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     cls = args[0].realize().const()
     if not isinstance(cls, type):
         raise tx.observed(TypeError("issubclass() arg 1 must be a class"))
-    return ConstantValue(issubclass(cls, class_argument(tx, args[1].realize())))
+    try:
+        return ConstantValue(issubclass(cls, class_argument(tx, args[1].realize())))
+    except TypeError as error:
+        raise tx.observed(error) from None
 
 
 def class_argument(tx: Capture, value: Value) -> Any:
@@ -493,5 +502,6 @@ def make_super(tx: Capture, args: list[Value]) -> Value:
         cls, owner = content.realize().const(), owner_value
     owner = owner.realize()
     if isinstance(owner, ClassValue):
-        return SuperValue(cls, owner, owner.obj)
+        # In a class method the class itself is looked up; in a method of its metaclass it is the instance.
+        return SuperValue(cls, owner, owner.obj if issubclass(owner.obj, cls) else type(owner.obj))
     return SuperValue(cls, owner, owner.pytype)

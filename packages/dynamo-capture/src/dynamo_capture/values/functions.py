@@ -397,7 +397,9 @@ class SuperValue(Value):
                 found = base.__dict__[name]
                 from dynamo_capture.values.callables import ClassValue
 
-                if isinstance(found, types.FunctionType) and isinstance(self.owner.realize(), ClassValue):
+                owner = self.owner.realize()
+                of_class = isinstance(owner, ClassValue) and owner.obj is self.owner_type
+                if isinstance(found, types.FunctionType) and of_class:
                     return tx.function(found, None)
                 return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
         raise tx.observed(AttributeError(f"'super' object has no attribute {name!r}"))
@@ -464,7 +466,7 @@ def bind_arguments(
 
 
 def _type_error(tx: Capture, function: FunctionValue, text: str) -> Exception:
-    return tx.observed(TypeError(f"{function.name}() {text}"))
+    return tx.observed(TypeError(f"{function.qualname}() {text}"))
 
 
 

@@ -385,6 +385,9 @@ class InstanceDictValue(DictValue):
             self.delitem(tx, key)
         return found
 
+    def children(self) -> Iterator[Value]:
+        yield self.owner  # which is filled where it is new
+
     def reconstruct(self, cg: CodeGen) -> None:
         cg.load(self.owner)
         cg.load_attr("__dict__")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 
@@ -37,6 +38,12 @@ _CONST_ATTRIBUTES = frozenset(
      "is_sparse_csr", "is_maia", "names", "itemsize", "_version", "output_nr", "is_leaf", "retains_grad")
 )  # fmt: skip
 _TENSOR_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+
+
+def _flag(args: list[Value], kwargs: dict[str, Value]) -> Any:
+    """The argument of ``requires_grad_``."""
+    given = [value.realize() for value in (*args, *kwargs.values())]
+    return True if not given else given[0].const() if given[0].is_const else None
 
 
 class TensorValue(Value):
@@ -103,10 +110,15 @@ class TensorValue(Value):
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        added = _added_method(tx, name)
+        if added is not None:
+            return added.call(tx, [self, *args], kwargs)
         if name in _READS_DATA:
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in _AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
+        if name == "requires_grad_" and self.example.requires_grad is _flag(args, kwargs):
+            return self
         if name in _PYTHON_STATE or name.startswith("__array"):
             raise GraphBreak("QB06", f"Tensor.{name}()")
         if name == "size" and not kwargs:
@@ -160,6 +172,16 @@ class TensorValue(Value):
 
     def describe(self) -> str:
         return "a tensor"
+
+
+def _added_method(tx: Capture, name: str) -> Value | None:
+    """A method in Python that the program has put on ``torch.Tensor``; it is inlined like any function."""
+    found = torch.Tensor.__dict__.get(name)
+    if type(found) is not types.FunctionType or is_library_name(found.__module__):
+        return None
+    from dynamo_capture.sources import Source
+
+    return tx.function(found, Source("dict_attr", Source("constant", None, (torch.Tensor,)), name))
 
 
 class TensorMethodValue(Value):

@@ -236,11 +236,15 @@ def store_mode(s: Store) -> str:
     """The Triton function for a store: ``tl.store`` or an atomic one.
 
     Raises:
-        Unsupported: the hardware has no such atomic operation.
+        Unsupported: the hardware has no such atomic operation, or its order would show where it must not.
     """
     if s.mode == "set":
         return "tl.store"
     dtype = s.value.dtype
+    if dtype.is_floating_point and s.mode == "add" and torch.are_deterministic_algorithms_enabled():
+        from prims.errors import Unsupported
+
+        raise Unsupported("deterministic algorithms are asked for; a generated kernel scatters its sums in any order")
     wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
     if s.mode == "add" and (wide or dtype in _HALF):
         return "tl.atomic_add"

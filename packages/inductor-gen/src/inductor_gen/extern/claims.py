@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 __all__ = ["FUSED_ATTENTION", "KERNELS", "claims"]
 
 _COMMON = """
@@ -73,6 +75,12 @@ _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 #: The GPU's fused attention kernels, forward and backward.
 FUSED_ATTENTION = frozenset(f"aten.{name}.default" for name in _CUDA.split())
 
+# Sums into places that indices give are atomic additions in generated kernels for a GPU, in any order; eager sorts.
+_IN_ORDER = """
+index_put _unsafe_index_put index_add index_copy put embedding_dense_backward
+scatter_add scatter.src scatter.reduce scatter_reduce.two
+"""
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())
@@ -88,6 +96,9 @@ KERNELS = _names(_LINALG + _WHOLE + _SPECIAL + _POLYNOMIALS).union(
 def claims(device_type: str) -> frozenset[str]:
     """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
 
-    Everything else is to be decomposed into primitives, for which kernels are generated.
+    Everything else is to be decomposed into primitives, for which kernels are generated. Under
+    ``torch.use_deterministic_algorithms`` the GPU's own kernels add up what is scattered.
     """
+    if device_type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return KERNELS | _names(_COMMON + _RANDOM + _CUDA + _IN_ORDER)
     return KERNELS | _names(_COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU))

@@ -322,6 +322,34 @@ def test_sums_of_products_of_integers(dtype, mode):
     no_fallback(compiled)
 
 
+def test_deterministic_algorithms():
+    """What many rows add to one place is summed in eager's order, bit by bit the same."""
+
+    def function(table, at, x):
+        rows = nn.functional.embedding(at, table).sin()
+        return rows, torch.zeros_like(table).index_add(0, at, rows + 1), table.clone().index_put((at,), x, accumulate=True)
+
+    table = torch.randn(20, 64, device=DEVICE, requires_grad=True)
+    at, x = torch.randint(0, 20, (50_000,), device=DEVICE), torch.randn(50_000, 64, device=DEVICE)
+
+    def gradients(call):
+        outs = call(table, at, x)
+        return [*outs[1:], *torch.autograd.grad([o.square().sum() for o in outs], table)]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        compiled = compile_api.compile(function)
+        wanted = gradients(function)
+        runs = [gradients(compiled) for _ in range(4)]
+        for run in runs:
+            for ours, first, theirs in zip(run, runs[0], wanted, strict=True):
+                assert torch.equal(ours, first)
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-2)
+        no_fallback(compiled)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_paths_dropped_at_random():
     """torchvision's stochastic depth: rows vanish or are scaled, other ones in every call, alike in the backward pass."""
     ops = pytest.importorskip("torchvision.ops")

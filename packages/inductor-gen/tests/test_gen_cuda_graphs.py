@@ -51,7 +51,8 @@ def fake_cuda(monkeypatch):
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
 
     @contextlib.contextmanager
-    def graph(g, **kwargs):
+    def graph(g, *, stream, **kwargs):
+        assert stream == ("stream of", CPU), "a recording is made on its own device"
         FakeGraph.recording = g
         try:
             yield
@@ -62,6 +63,7 @@ def fake_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
     monkeypatch.setattr(torch.cuda, "device", lambda d: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda d: ("stream of", d))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda d=None: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return stream

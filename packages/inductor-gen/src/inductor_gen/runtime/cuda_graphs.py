@@ -8,6 +8,7 @@ numbers are inputs, and the default generators advance with every replay. Calls 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ LIMIT = 16  # recordings per compiled graph; further kinds of calls run kernel b
 _HELD = ("parameter", "buffer", "constant")
 
 Call = Callable[[Any], list[Any]]
+_RECORDING = threading.Lock()  # a process records one graph at a time
 
 
 @dataclass
@@ -108,8 +110,10 @@ class Replayed:
             places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
             self._fill(places, inputs)
             torch.cuda.current_stream(self.device).synchronize()
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                outputs = self.call(tuple(places))
+            with _RECORDING, torch.cuda.device(self.device):
+                stream = _capture_stream(self.device)
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    outputs = self.call(tuple(places))
         except Exception as error:
             self.usable = False
             self._refuse(f"recording a CUDA graph failed: {error}")
@@ -120,6 +124,13 @@ class Replayed:
         if self.report is not None and reason not in self.reasons:
             self.reasons.add(reason)
             self.report.fallback("cudagraphs", reason)
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device's recordings; PyTorch's own is on the device of the first recording. Libraries keep a
+    workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _kind(x: Any, held: bool) -> Any:

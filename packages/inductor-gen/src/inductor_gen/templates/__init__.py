@@ -13,7 +13,7 @@ from collections.abc import Callable
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import ExternCall, KernelCall, Unit
 from inductor_gen.schedule.fusion import Cluster
-from inductor_gen.templates.contest import decide
+from inductor_gen.templates.contest import Shortage, decide
 from inductor_gen.templates.matmul import Tile
 from inductor_gen.templates.operators import find_operators
 from inductor_gen.templates.precision import float32_precision
@@ -32,11 +32,13 @@ def autotune(unit: Unit) -> None:
     assert unit.plan is not None
     clusters: list[Cluster | None] = list(unit.plan.order)
     precision = float32_precision()
-    clusters = _replace(unit, clusters, find_products(unit, precision))
+    shortage = Shortage()
+    clusters = _contest(unit, clusters, find_products(unit, precision), shortage)
     if any(_computes_float32(call) for call in unit.calls):
         unit.precision = precision
-    clusters = _replace(unit, clusters, find_tilings(unit, clusters))
-    _replace(unit, clusters, find_operators(unit))
+    clusters = _contest(unit, clusters, find_tilings(unit, clusters), shortage)
+    _contest(unit, clusters, find_operators(unit), shortage)
+    shortage.tell(unit)
 
 
 def replace_products(unit: Unit, wanted: Callable[[Node], bool]) -> None:
@@ -55,13 +57,17 @@ def _computes_float32(call: KernelCall | ExternCall) -> bool:
     return isinstance(call, KernelCall) and any("input_precision=" in part.text for part in call.parts)
 
 
-def _replace(
-    unit: Unit, clusters: list[Cluster | None], problems: list[Problem], winners: list[Candidate] | None = None
+def _contest(
+    unit: Unit, clusters: list[Cluster | None], problems: list[Problem], shortage: Shortage
 ) -> list[Cluster | None]:
-    """Put the winners, by default of a contest, in their places; returns the clusters of the calls that are left."""
-    if not problems:
-        return clusters
-    winners = decide(problems, unit) if winners is None else winners
+    """Put the winners of a contest in their places; returns the clusters of the calls that are left."""
+    return _replace(unit, clusters, problems, decide(problems, unit, shortage)) if problems else clusters
+
+
+def _replace(
+    unit: Unit, clusters: list[Cluster | None], problems: list[Problem], winners: list[Candidate]
+) -> list[Cluster | None]:
+    """Put the winners in their places; returns the clusters of the calls that are left."""
     replaced: dict[int, list[KernelCall | ExternCall]] = {}
     for problem, winner in zip(problems, winners, strict=True):
         if winner is problem.candidates[0]:

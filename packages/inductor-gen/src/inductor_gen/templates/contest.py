@@ -20,7 +20,7 @@ from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.problem import Candidate, Problem
 from prims.errors import InternalError, Unsupported
 
-__all__ = ["decide"]
+__all__ = ["Shortage", "decide"]
 
 log = logging.getLogger("quintet")
 
@@ -28,10 +28,39 @@ log = logging.getLogger("quintet")
 GAIN = 0.97
 
 
-def decide(problems: list[Problem], unit: Unit) -> list[Candidate]:
+class Shortage:
+    """What could not be measured for want of memory, said once for a graph."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.why = ""
+
+    def add(self, problem: str, error: torch.OutOfMemoryError) -> None:
+        self.problems.append(problem)
+        self.why = self.why or str(error).splitlines()[0]
+
+    def tell(self, unit: Unit) -> None:
+        """A warning, and a record in the report."""
+        if self.problems:
+            more = f" and {len(self.problems) - 1} more" if len(self.problems) > 1 else ""
+            _note(
+                unit,
+                f"out of memory while measuring {self.problems[0]}{more}: the usual kernels are used, and the others "
+                f"measured when this is compiled again with more memory free. {self.why}",
+            )
+
+
+def _note(unit: Unit, reason: str) -> None:
+    log.warning("autotuning: %s", reason)
+    if unit.report is not None:
+        unit.report.fallback("autotune", reason)
+
+
+def decide(problems: list[Problem], unit: Unit, shortage: Shortage) -> list[Candidate]:
     """The best candidate of each problem, from the cache or by measuring now; the report gets a record of each.
 
-    Where memory runs out, and while a CUDA graph is captured, the usual way is taken, with the reason in the report.
+    While a CUDA graph is captured the usual way is taken, with the reason in the report; so it is where memory runs
+    out, with the problem in ``shortage``.
     """
     report = unit.report
     decisions = Decisions(unit.options)
@@ -40,7 +69,7 @@ def decide(problems: list[Problem], unit: Unit) -> list[Candidate]:
     cached = {key for key, decision in known.items() if decision is not None}
     open_ = {key: p for key, p in zip(keys, problems, strict=True) if known[key] is None}
     if open_:
-        for key, decision in _Contest(unit).run(open_).items():
+        for key, decision in _Contest(unit, shortage).run(open_).items():
             known[key] = decision
             if decision["lasting"]:
                 decisions.keep(key, decision)
@@ -82,18 +111,18 @@ def _processor() -> str:
 class _Contest:
     """Measures the problems of one graph."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, shortage: Shortage) -> None:
         self.unit = unit
+        self.shortage = shortage
         self.report = unit.report
         self.options = unit.options
         self.done = 0
-        self.full: list[str] = []  # the problems for which there was too little memory
-        self.why = ""
 
     def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
         """A decision for each key."""
         if any(p.device.type == "cuda" for p in problems.values()) and torch.cuda.is_current_stream_capturing():
-            self._note("a CUDA graph is being captured, in which nothing can be measured: library kernels are used")
+            why = "a CUDA graph is being captured, in which nothing can be measured: library kernels are used"
+            _note(self.unit, why)
             return {key: _usual(p) for key, p in problems.items()}
         problems = {key: dataclasses.replace(p, candidates=_distinct(p)) for key, p in problems.items()}
         total = sum(len(p.candidates) for p in problems.values())
@@ -103,12 +132,6 @@ class _Contest:
         finally:
             if self.done < total:
                 self._progress("stopped", total, total)
-            if self.full:
-                more = f" and {len(self.full) - 1} more" if len(self.full) > 1 else ""
-                self._note(
-                    f"out of memory while measuring {self.full[0]}{more}: the usual kernels are used, and the others "
-                    f"measured when this is compiled again with more memory free. {self.why}"
-                )
 
     def _run(self, problems: dict[str, Problem], total: int) -> dict[str, dict[str, Any]]:
         by_device: dict[torch.device, list[TritonSource]] = {}
@@ -138,8 +161,7 @@ class _Contest:
         try:
             self._measure_all(p, kernels, refused, times, dropped)
         except torch.OutOfMemoryError as error:
-            self.full.append(p.text)
-            self.why = self.why or str(error).splitlines()[0]
+            self.shortage.add(p.text, error)
             traceback.clear_frames(error.__traceback__)  # they hold the operands and results
             torch.cuda.empty_cache()
             return {**_usual(p), "times": times, "dropped": dropped}
@@ -183,11 +205,6 @@ class _Contest:
                 dropped[c.name] = str(error).splitlines()[0][:300]
                 if wanted is None:
                     return  # the usual way itself fails on random data: nothing to compare with
-
-    def _note(self, reason: str) -> None:
-        log.warning("autotuning: %s", reason)
-        if self.report is not None:
-            self.report.fallback("autotune", reason)
 
     def _progress(self, what: str, done: int, total: int) -> None:
         if self.report is not None and self.report.progress is not None:

@@ -25,6 +25,7 @@ _DIRECT: dict[str, Callable[..., Any]] = {
 _NAMED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "aten.addmm.default": (torch.addmm, ("beta", "alpha")),
     "aten.baddbmm.default": (torch.baddbmm, ("beta", "alpha")),
+    "aten._addmm_activation.default": (torch._addmm_activation, ("beta", "alpha", "use_gelu")),
 }
 
 

@@ -20,6 +20,7 @@ from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
 from inductor_gen.schedule import products
+from inductor_gen.schedule.activations import join_activations
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.masks import settle_masks
 from inductor_gen.schedule.patches import gather_patches
@@ -31,7 +32,10 @@ from prims.spec.expr import Expr
 __all__ = ["Prepared", "ViewRef", "channels_last", "prepare", "travels_channels_last"]
 
 #: Overloads that read any operand whose rows or columns are contiguous at full speed.
-_BLAS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default", "dot"})
+_BLAS = frozenset({
+    "aten.mm.default", "aten.addmm.default", "aten._addmm_activation.default", "aten.bmm.default",
+    "aten.baddbmm.default", "dot",
+})  # fmt: skip
 
 #: Operators that keep channels last, and are faster so on a GPU.
 _SPATIAL = frozenset({
@@ -83,6 +87,8 @@ class _Preparer:
         self.env = env
         self.old = build_graph(env)
         settle_masks(self.old)
+        if hint is not None:  # where results need not be rounded between operators
+            join_activations(self.old)
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph())
         self.owned: set[Node] = set()  # buffers that some output already is

@@ -18,6 +18,7 @@ PROGRAMS = {
     "input written, other result": lambda x, y: (x.add_(1), x * y)[1],
     "two writes": lambda x, y: (x.add_(y), x.mul_(3), x.sin())[2],
     "both inputs written": lambda x, y: (x.add_(y), y.mul_(x), x - y)[2],
+    "lists written": lambda x, y: (torch._foreach_mul_([x, y[1:]], 0.5), torch._foreach_sqrt_([y[0]]), x * y)[2],
     "copy_": lambda x, y: x.copy_(y.sin()),
     "copy_ broadcasting": lambda x, y: x.copy_(y[0].sin()),
     "fill_": lambda x, y: (x.mul(y).fill_(3.0), y * 2),

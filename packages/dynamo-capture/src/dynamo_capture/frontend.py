@@ -19,7 +19,7 @@ from dynamo_capture.capture import FrameRequest
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
-from dynamo_capture.values import autograd_functions, checkpoints  # noqa: F401  (register what calls mean)
+from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
 from dynamo_capture.values.torch_calls import ALLOWED
 from prims.errors import QuintetError, Unsupported, UserError
 from prims.ir import Envelope

@@ -427,8 +427,10 @@ class Tracer(TorchDispatchMode):
             specs = list(node_spec)
             values = [self._item(node, i, s) for i, s in enumerate(specs)]
             spec = list(spec)
-        fresh = len(values) - len(targets)
-        for target, value, value_spec in zip(targets, values[fresh:], specs[fresh:], strict=True):
+        # The operators on lists (_foreach_) write to every tensor of one.
+        single = [t for target in targets for t in (target if isinstance(target, list) else [target])]
+        fresh = len(values) - len(single)
+        for target, value, value_spec in zip(single, values[fresh:], specs[fresh:], strict=True):
             if target is not None:
                 self.write(target, value, value_spec)
         results: list[Any] = []

@@ -162,6 +162,21 @@ class PyModuleValue(_FixedValue):
         return f"the module {self.obj.__name__}"
 
 
+def _plain(value: Value) -> Any:
+    """What a subscript of a class is in Python, or None where it is no constant, no type, no list or tuple of them."""
+    from dynamo_capture.values.containers import ListValue, TupleValue
+
+    value = value.realize()
+    if value.is_const:
+        return value.const()
+    if value.pytype.__module__ in ("types", "typing", "collections.abc"):
+        return value.real()  # int | str, Callable[[int], str]
+    if not isinstance(value, (TupleValue, ListValue)):
+        return None
+    items = [_plain(item) for item in value.items]
+    return None if None in items else tuple(items) if isinstance(value, TupleValue) else items
+
+
 class ClassValue(_FixedValue):
     """A class."""
 
@@ -222,8 +237,8 @@ class ClassValue(_FixedValue):
                 return tx.from_python(self.obj[key.const()])
             except KeyError as error:
                 raise tx.observed(error) from None
-        if key.is_const:
-            return tx.from_python(self.obj[key.const()])  # list[int] and the like
+        if (plain := _plain(key)) is not None:
+            return tx.from_python(self.obj[plain])  # list[int], Callable[[int], str] and the like
         raise GraphBreak("QB06", f"subscript of the class {self.obj.__name__}")
 
     def contains(self, tx: Capture, item: Value) -> bool:

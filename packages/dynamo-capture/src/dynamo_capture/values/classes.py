@@ -76,7 +76,7 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     guard_found(tx, cls, name, found, owner)
     if kind is types.FunctionType:
         return MethodValue(value, tx.function(found, class_source(owner, name)))
-    if kind is property:
+    if kind is property or (issubclass(kind, property) and kind.__get__ is property.__get__):
         if not isinstance(found.fget, types.FunctionType):
             raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")
         return FunctionValue(found.fget).call(tx, [value], {})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "set_mode", "special",
-    "special_function",
+    "special_by_name", "special_function",
 ]  # fmt: skip
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
@@ -179,6 +179,7 @@ def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
 # --- Python functions with a meaning of their own -------------------------------------------------------------------
 
 _SPECIAL: dict[Any, Handler] = {}
+_SPECIAL_BY_NAME: dict[tuple[str, str], Handler] = {}
 
 
 def special_function(fn: Any) -> Handler | None:
@@ -189,6 +190,8 @@ def special_function(fn: Any) -> Handler | None:
     if hasattr(fn, "__quintet_disabled__"):
         return disabled_call
     module = fn.__module__
+    if (module, fn.__name__) in _SPECIAL_BY_NAME:
+        return _SPECIAL_BY_NAME[module, fn.__name__]
     if module is not None and module.startswith("torch.optim"):
         return _optimizer
     return None
@@ -201,6 +204,16 @@ def special(*fns: Any) -> Callable[[Handler], Handler]:
         for fn in fns:
             if fn is not None:
                 _SPECIAL[fn] = handler
+        return handler
+
+    return register
+
+
+def special_by_name(module: str, name: str) -> Callable[[Handler], Handler]:
+    """Register a handler for a function of a module that only the program may import."""
+
+    def register(handler: Handler) -> Handler:
+        _SPECIAL_BY_NAME[module, name] = handler
         return handler
 
     return register

@@ -1,0 +1,88 @@
+"""Functions of torch that are captured as a Python function of ours with the same meaning.
+
+They are C functions with Python results, or ask for PyTorch's compiler when they run eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _foreach_utils
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.torch_calls import special, special_by_name
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["associative_scan", "group_tensors"]
+
+
+def group_tensors(
+    tensorlistlist: Sequence[Sequence[torch.Tensor | None]], with_indices: bool = False
+) -> dict[tuple[torch.device, torch.dtype], tuple[list[list[torch.Tensor | None]], list[int]]]:
+    """The columns of some lists of tensors, by device and dtype of the tensor in the first list."""
+    groups: dict[Any, Any] = {}
+    for index, first in enumerate(tensorlistlist[0]):
+        key = (first.device, first.dtype)  # type: ignore[union-attr]
+        if key not in groups:
+            groups[key] = ([[] for _ in tensorlistlist], [])
+        lists, indices = groups[key]
+        for group, tensors in zip(lists, tensorlistlist):
+            group.append(tensors[index])
+        if with_indices:
+            indices.append(index)
+    return groups
+
+
+@special(_foreach_utils._group_tensors_by_device_and_dtype)
+def _group(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tx.from_python(group_tensors).realize().call(tx, args, kwargs)
+
+
+def associative_scan(
+    combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+) -> Any:
+    """Inclusive scan of ``xs`` (a tensor, or a tuple or list of them) along ``dim``.
+
+    Each of log2(size) rounds combines every element with the one as far to its left as rounds before reached (Hillis
+    and Steele, "Data parallel algorithms", 1986). ``combine_fn`` sees the scanned dimension first.
+    """
+    single = isinstance(xs, torch.Tensor)
+    parts = [x.movedim(dim, 0) for x in ([xs] if single else xs)]
+    if reverse:
+        parts = [x.flip(0) for x in parts]
+    size, reach = parts[0].shape[0], 1
+    while reach < size:
+        left, right = [x[: size - reach] for x in parts], [x[reach:] for x in parts]
+        if single:
+            merged = [combine_fn(left[0], right[0])]
+        elif isinstance(xs, tuple):
+            merged = combine_fn(tuple(left), tuple(right))
+        else:
+            merged = combine_fn(left, right)
+        parts = [torch.cat([x[:reach], y]) for x, y in zip(parts, merged, strict=True)]
+        reach *= 2
+    if reverse:
+        parts = [x.flip(0) for x in parts]
+    parts = [x.movedim(0, dim) for x in parts]
+    return parts[0] if single else tuple(parts) if isinstance(xs, tuple) else parts
+
+
+@special_by_name("torch._higher_order_ops.associative_scan", "associative_scan")
+def _scan(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    given = dict(zip(("combine_fn", "xs", "dim", "reverse", "combine_mode"), args, strict=False)) | kwargs
+    xs = given["xs"].realize()
+    leaves: list[Value] = [xs] if isinstance(xs, TensorValue) else []
+    if isinstance(xs, (TupleValue, ListValue)):
+        leaves = [item.realize() for item in xs.items]
+    examples = [leaf.example for leaf in leaves if isinstance(leaf, TensorValue)]
+    mode = given["combine_mode"].realize().const() if "combine_mode" in given else "pointwise"
+    if not examples or len(examples) < len(leaves) or (mode == "pointwise" and examples[0].device.type == "cpu"):
+        raise GraphBreak("QB03", "associative_scan")  # nested containers, or what eager refuses
+    return tx.from_python(associative_scan).realize().call(tx, args, kwargs)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx
 
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import KernelCall, lower_graph
 from inductor_gen.pipeline import Unit as Lowered
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
+from inductor_gen.schedule.masks import MaskPlan, has_masks, plan_masks
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -95,8 +98,51 @@ def compile_graph(
         Unsupported: the graph holds something that neither a kernel nor an operator can compute.
     """
     options = options if options is not None else Options.from_environment()
+    plan = _masks(env_prim, options, report)
+    if plan.question is None:
+        return _compiled(env_prim, options, report, triton, plan.constant)
+    from inductor_gen.runtime.masked import ByMasks, asker_for
+
+    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True))
+    asker = asker_for(plan.question, any(map(_draws, env_prim.op_nodes)))
+
+    def general() -> Callable[[Any], list[Any]]:
+        return _compiled(env_prim, options, report, triton, plan.constant).boxed
+
+    call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
+    return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
+
+
+def _masks(env: Envelope, options: Options, report: Report | None) -> MaskPlan:
+    """What the graph may count on about attention masks; nothing where every rounding is to be as in eager."""
+    if options.numerics != "fast" or not has_masks(env):
+        return MaskPlan()
+    with nullcontext() if report is None else report.phase("inductor.masks"):
+        return plan_masks(build_graph(env), env)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Does the operator advance a random generator? Attention is said to even where it drops nothing out."""
+    target = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    for k, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            return (node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0
+    return True
+
+
+def _repeatable(node: torch.fx.Node) -> bool:
+    """May it run twice for one call? Operators that somebody else has written may do anything."""
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace in ("aten", "prims")
+
+
+def _compiled(
+    env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str]
+) -> CompiledGraph:
+    """The graph compiled for calls in which these verdicts about attention masks hold."""
     begun = _begin(env_prim, options)
-    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None)
+    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None, masks)
     launched = [call for call in unit.calls if isinstance(call, KernelCall)]
     with nullcontext() if report is None else report.phase("inductor.compile"):
         wrapper, compiled = _load(unit, launched, options, begun)
@@ -109,9 +155,7 @@ def compile_graph(
         from inductor_gen.templates.precision import while_precision
 
         untuned = options.replace(max_autotune=False)
-        call = while_precision(
-            unit.precision, call, lambda: compile_graph(env_prim, options=untuned, report=report, triton=triton).boxed
-        )
+        call = while_precision(unit.precision, call, lambda: _compiled(env_prim, untuned, report, triton, masks).boxed)
     kernels = [_kernel(c) for c in launched]
     if report is not None:
         for k in kernels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,8 @@ class Unit:
     """What the steps work on, and hand from one to the next.
 
     ``functions`` holds the operators, by name and callable, that were chosen otherwise than usual; ``precision`` is
-    that of the float32 products that generated kernels compute.
+    that of the float32 products that generated kernels compute; ``masks`` is what it may count on about attention
+    masks.
     """
 
     env: Envelope
@@ -68,11 +69,12 @@ class Unit:
     plan: Plan | None = None
     functions: dict[Node, tuple[str, Callable[..., Any]]] = field(default_factory=dict)
     precision: str | None = None
+    masks: Mapping[int, str] = field(default_factory=dict)
     calls: list[KernelCall | ExternCall] = field(default_factory=list)
 
 
 def _prepare(unit: Unit) -> None:
-    unit.prepared = prepare(unit.env, unit.hint if unit.options.numerics == "fast" else None)
+    unit.prepared = prepare(unit.env, unit.hint if unit.options.numerics == "fast" else None, unit.masks)
 
 
 def _fuse(unit: Unit) -> None:
@@ -250,15 +252,15 @@ def size_hint(env: Envelope) -> Hint:
 
 def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
-    rendered: Callable[[KernelSource], None] | None = None,
+    rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
 ) -> Unit:  # fmt: skip
     """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
-    each kernel as soon as it is there.
+    each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
     """
-    unit = Unit(env, options, size_hint(env), triton, rendered, report)
+    unit = Unit(env, options, size_hint(env), triton, rendered, report, masks=masks or {})
     for name, step in STEPS:
         if report is None:
             step(unit)

@@ -10,17 +10,9 @@ import torch
 from inductor_gen.loops.graph import Node
 from prims.errors import Refused
 
-__all__ = ["cuda_function", "misaligned", "mask_argument", "see_through", "with_aligned_rows"]
+__all__ = ["cuda_function", "misaligned", "with_aligned_rows"]
 
 _HALVES = (torch.float16, torch.bfloat16)
-
-#: Attention overloads with an additive mask and its position among the arguments; without it their other results keep
-#: their meaning and shapes.
-_MASKED = {
-    "aten._scaled_dot_product_cudnn_attention.default": 3,
-    "aten._scaled_dot_product_efficient_attention.default": 3,
-    "aten._scaled_dot_product_cudnn_attention_backward.default": 8,
-}
 
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
@@ -147,26 +139,3 @@ _ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
         "cudnn_attention_backward", cudnn_attention_backward,
     ),
 }  # fmt: skip
-
-
-def mask_argument(node: Node) -> int | None:
-    """The position of an attention's mask that may be left out where it allows everything."""
-    at = _MASKED.get(node.op)
-    if at is None or len(node.args) <= at or not isinstance(node.args[at], Node):
-        return None
-    return at
-
-
-def see_through(known: dict[str, bool], name: str, at: int, function: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    """Call an attention without its mask where the mask adds nothing anywhere, so that the kernels for no mask serve.
-
-    ``known`` lives for one call of the graph and remembers what was found out about each mask, once: looking waits for
-    the device. While a CUDA graph is captured masks are kept, as a replay cannot look.
-    """
-    free = known.get(name)
-    if free is None:
-        capturing = torch.cuda.is_current_stream_capturing()
-        free = known[name] = not capturing and not bool(args[at].any())
-    if free:
-        args = (*args[:at], None, *args[at + 1 :])
-    return function(*args, **kw)

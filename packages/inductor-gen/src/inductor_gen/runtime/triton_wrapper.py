@@ -10,7 +10,6 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import POSITIONS, TritonSource
-from inductor_gen.extern.cuda import mask_argument, see_through
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import contiguous_strides
 from inductor_gen.pipeline import KernelCall, Unit
@@ -45,7 +44,6 @@ class TritonWrapper(Wrapper):
         self.stream = False
         self.visible: set[Node] | None = None
         self.runs: dict[int, list[KernelCall]] | None = None
-        self.looks = False
         self.bounded: set[Expr] = set()
         self.space["too_large"] = _too_large
 
@@ -99,17 +97,6 @@ class TritonWrapper(Wrapper):
             self._interpret(triton)
         else:
             self._launch_cuda(triton)
-
-    def _call(self, node: Node, function: str, parts: list[str]) -> str:
-        at = mask_argument(node) if self.device.type == "cuda" else None
-        ref = self.prepared.externs[node][0][at] if at is not None else None
-        if not isinstance(ref, ViewRef):
-            return super()._call(node, function, parts)
-        if not self.looks:
-            self.looks = True
-            self.space["see_through"] = see_through
-            self.lines.append("known = {}")
-        return f"see_through(known, '{ref.base.id}', {at}, {function}, {', '.join(parts)})"
 
     def _allocate(self, call: KernelCall) -> None:
         """One allocation for the small buffers of a dtype that kernels write before the next operator: each would cost

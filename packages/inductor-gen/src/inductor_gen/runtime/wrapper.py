@@ -10,6 +10,7 @@ import torch
 
 from inductor_gen.codegen.cexpr import BAD_DIVISOR, BAD_INDEX
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, as_the_forward, mask_of, note
 from inductor_gen.extern.calls import function_for
 from inductor_gen.extern.cpu import cpu_function, takes_linear
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
@@ -233,10 +234,16 @@ class Wrapper:
         places = [(operands[name], offset) for name, offset in slots]
         fixed = all(e.is_const for e in sizes)
         values = [_float_bits(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
-        texts = [] if fixed else [f"pack_float({self.expr(e)})" if e.is_float else self.expr(e) for e in sizes]
+        texts = [] if fixed else [self._number(e) for e in sizes]
         name = f"run{len(self.space)}"
         self.space[name] = self.launcher(Program(len(operands), places, values, calls, gpu))
         return name, list(operands), texts
+
+    def _number(self, e: Expr) -> str:
+        """A size as the integer that a kernel takes: of a float its bits."""
+        if e.kind == "fbits":
+            return self.expr(e.args[0])
+        return f"pack_float({self.expr(e)})" if e.is_float else self.expr(e)
 
     # ---- externs ----------------------------------------------------------------------------------------
 
@@ -261,6 +268,9 @@ class Wrapper:
                 self.names[item] = f"{target}_{item.args[1]}"
                 self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
                 self._planned_layout(item, self.names[item])
+                if node in self.prepared.unmasked and item.args[1] == LOGSUMEXP:
+                    self.space["note"] = note
+                    self.lines.append(f"note({self.names[item]}, {self.prepared.unmasked[node]!r})")
         if any(item.kind == "item" for item in node.users):
             self.lines.append(f"{target} = None")
 
@@ -286,6 +296,9 @@ class Wrapper:
 
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
+        if node.op in BACKWARD and mask_of(node) is not None:
+            self.space["as_the_forward"] = as_the_forward
+            return f"as_the_forward({node.op!r}, {function}, {', '.join(parts)})"
         return f"{function}({', '.join(parts)})"
 
     def _planned_layout(self, node: Node, name: str) -> None:

@@ -1,81 +1,277 @@
-"""Attention masks that are known before anything runs: built inside the region, of constants and sizes alone.
+"""Attention masks about which something is known before the attention runs.
 
-Such a mask is evaluated once, when the graph is compiled. One that allows everything is left out, and one that hides
-exactly what comes later becomes the kernel's own causal mode, which skips half of the work. What the operator computes
-stays the same; the kernels that would have made the mask go away with it.
+A mask built inside the region of constants alone is evaluated once, when the graph is compiled. One that allows
+everything is left out, and one that hides exactly what comes later becomes the kernel's own causal mode.
+
+A mask that depends on inputs, on the padding of a batch say, is evaluated for the likely contents of what it depends
+on: nothing padded. Where that gives such a mask, a graph compiled for it serves all calls in which a small tensor has
+those contents (:class:`Question`), and another graph the rest. The small tensor is an input, or truth values on the way
+from the inputs to the mask that everything passes through: then any number that is true will do.
+
+What the operator computes stays the same; the kernels that would have made the mask go away with it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from inductor_gen.extern.cuda import mask_argument
+from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
 from inductor_gen.loops.graph import Graph, Node
+from prims.ir import Envelope
 from prims.ops import PrimOp
 
-__all__ = ["settle_masks"]
+__all__ = ["Condition", "MaskPlan", "Question", "has_masks", "plan_masks", "settle_masks"]
 
-#: Position of the causal flag among the arguments, and what stands before it by default.
-_CAUSAL = {
-    "aten._scaled_dot_product_cudnn_attention.default": (6, (False, 0.0, False)),
-    "aten._scaled_dot_product_efficient_attention.default": (6, (False, 0.0, False)),
-}
-#: Elements of the largest mask that is evaluated.
-_LARGEST = 1 << 28
+#: Elements of the largest mask that is evaluated, by device type.
+_LARGEST = {"cuda": 1 << 28, "cpu": 1 << 24}
+#: Elements and operations that finding out what a mask depends on may take, in every call.
+_ASKED, _STEPS = 1 << 22, 8
+#: Kinds of nodes that the primitives' references compute, and of inputs that a mask may depend on. Parameters change a
+#: mask to anything, and so do intermediate results of operators.
 _KINDS = frozenset({"create", "pointwise", "view", "reduce", "scan"})
+_INPUTS = frozenset({"input", "buffer"})
+#: What PyTorch puts for "hidden" where it makes a mask of truth values additive for cuDNN, instead of minus infinity.
+_CUDNN_HIDDEN = -65536.0
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class _Unknown(Exception):
     """The value depends on what is only known when the graph runs."""
 
 
-def settle_masks(graph: Graph) -> None:
-    """Leave out, or turn into the causal flag, the masks of attention operators that are constants."""
-    values: dict[Node, torch.Tensor] = {}
-    verdicts: dict[Node, str | None] = {}
+@dataclass(frozen=True)
+class Condition:
+    """A tensor, computed of a graph's inputs, that is to have the contents that ``pattern`` names.
+
+    Attributes:
+        steps: ``(function, arguments)`` whose results follow the inputs that it reads; arguments that are slots are
+            :class:`Slot`. The last result is the tensor, or the only input where there are no steps.
+        inputs: positions among the graph's inputs.
+        pattern: ``"ones"``, ``"zeros"``, or ``"triangle"``: what is not later is 1 (truth values) or 0 (else -inf).
+    """
+
+    inputs: tuple[int, ...]
+    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...]
+    pattern: str
+
+    def value(self, inputs: Sequence[Any]) -> torch.Tensor:
+        """The tensor for a call's inputs."""
+        values = [inputs[k] for k in self.inputs]
+        for function, args in self.steps:
+            values.append(function(*_filled(args, values)))
+        return values[-1]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """In place of an argument: the value number ``at`` of a condition."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """What has to hold in a call: all the conditions."""
+
+    conditions: tuple[Condition, ...]
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class MaskPlan:
+    """Verdicts by the attention operator's place in the graph: ``"free"`` or ``"causal"``.
+
+    Attributes:
+        constant: those that hold in every call.
+        assumed: those that hold where the answer to ``question`` is yes.
+    """
+
+    constant: Mapping[int, str] = field(default_factory=dict)
+    assumed: Mapping[int, str] = field(default_factory=dict)
+    question: Question | None = None
+
+    def verdicts(self, assuming: bool) -> dict[int, str]:
+        """All of them, or only those that always hold."""
+        return {**self.constant, **(self.assumed if assuming else {})}
+
+
+def has_masks(env: Envelope) -> bool:
+    """Is there an attention operator in the graph at all? Looking closer takes time."""
+    names = {name.split(".")[1] for name in (*FORWARD, *BACKWARD)}
+    return any(getattr(getattr(n.target, "_schema", None), "name", "")[6:] in names for n in env.graph.nodes)
+
+
+def settle_masks(graph: Graph, verdicts: Mapping[int, str]) -> dict[Node, str]:
+    """Leave out, or turn into the causal flag, the masks for which there are verdicts; the operators without theirs."""
+    settled: dict[Node, str] = {}
     for node in graph.nodes:
-        at = mask_argument(node)
-        if at is None or node.op not in _CAUSAL:
-            continue
-        mask = node.args[at]
-        if mask not in verdicts:
-            verdicts[mask] = _verdict(mask, values)
-        verdict, (flag, defaults) = verdicts[mask], _CAUSAL[node.op]
-        args = [*node.args, *defaults[len(node.args) - 4 :]]
-        if verdict is None or args[flag]:
-            continue
-        args[at] = None
-        args[flag] = verdict == "causal"
-        node.args = tuple(args)
+        verdict = verdicts.get(node.id)
+        if verdict is not None:
+            at = FORWARD.get(node.op) or BACKWARD[node.op]
+            node.args = without_mask(at, verdict, node.args, node.kwargs)
+            settled[node] = verdict
+    return settled
 
 
-def _verdict(mask: Node, values: dict[Node, torch.Tensor]) -> str | None:
-    """``"free"`` for a mask that hides nothing, ``"causal"`` for one that hides exactly what comes later, else None."""
+def plan_masks(graph: Graph, env: Envelope) -> MaskPlan:
+    """What is known about the masks of a graph's attention operators.
+
+    A backward graph asks nothing: it does as its forward did (``inductor_gen.extern.attention``).
+    """
+    kinds = {node: desc.kind for node, desc in zip(graph.inputs, env.inputs, strict=True)}
+    asks = not {"saved", "tangent"} & set(kinds.values())
+    allowed = {node for node, kind in kinds.items() if kind in _INPUTS and asks}
+    constant: dict[int, str] = {}
+    assumed: dict[int, str] = {}
+    conditions: dict[tuple[Node, str], None] = {}
+    found: dict[Node, tuple[str, dict[Node, str]] | None] = {}
+    masks = [(node, mask) for node in graph.nodes if (mask := mask_of(node)) is not None]
+    for node, mask in masks:
+        if mask not in found:
+            found[mask] = _verdict(mask, allowed)
+        known = found[mask]
+        if known is None:
+            continue
+        verdict, needed = known
+        if needed:
+            assumed[node.id] = verdict
+            conditions.update(dict.fromkeys(needed.items()))
+        else:
+            constant[node.id] = verdict
+    if not assumed:
+        return MaskPlan(constant)
+    places = {node: k for k, node in enumerate(graph.inputs)}
+    device = next(mask.device for node, mask in masks if node.id in assumed)
+    assert device is not None
+    question = Question(tuple(_condition(node, pattern, places) for node, pattern in conditions), device)
+    return MaskPlan(constant, assumed, question)
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------
+
+
+def _verdict(mask: Node, allowed: set[Node]) -> tuple[str, dict[Node, str]] | None:
+    """``"free"`` for a mask that hides nothing, ``"causal"`` for one that hides exactly what comes later, and what has
+    to hold for that: nodes and the patterns of their contents. None where neither can be expected."""
     try:
-        _check(mask, set())
-        with torch.no_grad():
-            return _kind(_value(mask, values))
+        cone = _cone(mask, allowed)
     except _Unknown:
         return None
+    inputs = [x for x in cone if x.kind == "input"]
+    with torch.no_grad():
+        for known in _assumptions(mask, cone, inputs) if inputs else ({},):
+            values = {node: _pattern(node, pattern) for node, pattern in known.items()}
+            kind = _kind(_value(mask, values))
+            if kind is not None:
+                return kind, known
+    return None
 
 
-def _check(node: Node, seen: set[Node]) -> None:
-    todo = [node]
+def _cone(mask: Node, allowed: set[Node]) -> list[Node]:
+    """All that a mask is computed of, in the graph's order: primitives and allowed inputs only."""
+    todo, seen = [mask], {mask}
     while todo:
         x = todo.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if x.kind not in _KINDS or x.op.startswith("random_") or not isinstance(x.target, PrimOp):
-            raise _Unknown
-        if not all(s.is_const for s in x.shape) or math.prod(s.value for s in x.shape) > _LARGEST:
+        if x.kind == "input":
+            if x not in allowed:
+                raise _Unknown
+        elif x.kind not in _KINDS or x.op.startswith("random_") or not isinstance(x.target, PrimOp):
             raise _Unknown
         if x.device is None or (x.device.type == "cuda" and not torch.cuda.is_available()):
             raise _Unknown
-        todo += _operands(x.args)
+        if not all(s.is_const for s in x.shape) or _elements(x) > _LARGEST.get(x.device.type, 0):
+            raise _Unknown
+        for operand in _operands(x.args):
+            if operand not in seen:
+                seen.add(operand)
+                todo.append(operand)
+    return sorted(seen, key=lambda x: x.id)
+
+
+def _elements(x: Node) -> int:
+    return math.prod(s.value for s in x.shape)
+
+
+def _assumptions(mask: Node, cone: list[Node], inputs: list[Node]) -> Iterable[dict[Node, str]]:
+    """What might be usual, the cheapest to find out first."""
+    varying = _depending(cone, set(inputs))
+    cuts = [x for x in cone if x in varying and x.dtype == torch.bool and not _reaches(mask, set(inputs), x)]
+    for cut in [x for x in cuts if _affordable(x)][:3]:
+        yield from ({cut: pattern} for pattern in _patterns(cut))
+    if len(inputs) > 2 or not all(_affordable(x) for x in inputs):
+        return
+    for patterns in itertools.product(*(_patterns(x) for x in inputs)):
+        if not (len(inputs) == 1 and inputs[0] in cuts):
+            yield dict(zip(inputs, patterns, strict=True))
+
+
+def _depending(cone: list[Node], inputs: set[Node]) -> set[Node]:
+    found = set(inputs)
+    for x in cone:
+        if any(operand in found for operand in _operands(x.args)):
+            found.add(x)
+    return found
+
+
+def _reaches(mask: Node, inputs: set[Node], cut: Node) -> bool:
+    """Can the mask depend on an input otherwise than through ``cut``?"""
+    todo, seen = [mask], {mask, cut}
+    if mask is cut:
+        return False
+    while todo:
+        x = todo.pop()
+        if x in inputs:
+            return True
+        for operand in _operands(x.args):
+            if operand not in seen:
+                seen.add(operand)
+                todo.append(operand)
+    return False
+
+
+def _affordable(x: Node) -> bool:
+    steps = _cone(x, {x, *_inputs_of(x)})
+    return len(steps) <= _STEPS and sum(map(_elements, steps)) <= _ASKED
+
+
+def _inputs_of(x: Node) -> list[Node]:
+    todo, seen = [x], {x}
+    while todo:
+        for operand in _operands(todo.pop().args):
+            if operand not in seen:
+                seen.add(operand)
+                todo.append(operand)
+    return [n for n in seen if n.kind == "input"]
+
+
+def _patterns(x: Node) -> tuple[str, ...]:
+    assert x.dtype is not None
+    square = len(x.shape) >= 2 and x.shape[-1] is x.shape[-2] and x.shape[-1].value > 1
+    more = ("triangle",) if square else ()
+    if x.dtype == torch.bool:
+        return ("ones", "zeros", *more)
+    return ("zeros", "ones", *more) if x.dtype.is_floating_point else ("ones",)
+
+
+def _pattern(x: Node, pattern: str) -> torch.Tensor:
+    assert x.dtype is not None and x.device is not None
+    return pattern_of(pattern, [s.value for s in x.shape], x.dtype, x.device)
+
+
+def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor with the contents that a pattern names."""
+    if pattern != "triangle":
+        return torch.full(tuple(shape), pattern == "ones", dtype=dtype, device=device)
+    seen = torch.ones(shape[-2], shape[-1], dtype=torch.bool, device=device).tril()
+    if dtype != torch.bool:
+        seen = torch.zeros(shape[-2], shape[-1], dtype=dtype, device=device).masked_fill_(~seen, -math.inf)
+    return seen.expand(tuple(shape))
 
 
 def _operands(args: Any) -> list[Node]:
@@ -93,7 +289,7 @@ def _value(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
     todo = [node]
     while todo:
         x = todo[-1]
-        missing = [n for n in _operands(x.args) if n not in values]
+        missing = [n for n in _operands(x.args) if n not in values] if x not in values else []
         if missing:
             todo += missing
             continue
@@ -103,9 +299,11 @@ def _value(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
     return values[node]
 
 
-def _filled(args: Any, values: dict[Node, torch.Tensor]) -> Any:
+def _filled(args: Any, values: Any) -> Any:
     if isinstance(args, Node):
         return values[args]
+    if isinstance(args, Slot):
+        return values[args.at]
     return tuple(_filled(a, values) for a in args) if isinstance(args, (tuple, list)) else args
 
 
@@ -119,5 +317,20 @@ def _kind(mask: torch.Tensor) -> str | None:
         return None
     later = torch.ones(rows, columns, dtype=torch.bool, device=mask.device).triu(1)
     lowest = torch.finfo(mask.dtype).min  # added to a score it leaves nothing beside the diagonal's
-    causal = torch.where(later, mask <= lowest, mask == 0)
+    hidden = mask <= lowest
+    if mask.dtype in _HALVES:
+        hidden |= mask == _CUDNN_HIDDEN
+    causal = torch.where(later, hidden, mask == 0)
     return "causal" if bool(causal.all()) else None
+
+
+# ---- questions ------------------------------------------------------------------------------------------
+
+
+def _condition(node: Node, pattern: str, places: Mapping[Node, int]) -> Condition:
+    """How the node is computed when the graph runs, outside of it."""
+    cone = _cone(node, set(places))
+    inputs = [x for x in cone if x.kind == "input"]
+    slots = {x: Slot(k) for k, x in enumerate([*inputs, *(x for x in cone if x.kind != "input")])}
+    steps = tuple((x.target.torch_ref, _filled(x.args, slots)) for x in slots if x.kind != "input")
+    return Condition(tuple(places[x] for x in inputs), steps, pattern)

@@ -7,6 +7,7 @@ place, so that fusion writes the values in the layout wanted straight from the k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,7 @@ class Prepared:
         scattered: scatter node -> the copy whose buffer it updates.
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
         freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
+        unmasked: the attention operators that go without their masks, with "free" or "causal".
         images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
         forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
@@ -80,17 +82,18 @@ class Prepared:
     freed: set[Node] = field(default_factory=set)
     forms: dict[Node, str] = field(default_factory=dict)
     images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
+    unmasked: dict[Node, str] = field(default_factory=dict)
 
 
 class _Preparer:
-    def __init__(self, env: Envelope, hint: Hint | None) -> None:
+    def __init__(self, env: Envelope, hint: Hint | None, masks: Mapping[int, str]) -> None:
         self.env = env
         self.old = build_graph(env)
-        settle_masks(self.old)
+        unmasked = settle_masks(self.old, masks)
         if hint is not None:  # where results need not be rounded between operators
             join_activations(self.old)
         self.context = env.symbols.context or _context_of(env)
-        self.out = Prepared(Graph())
+        self.out = Prepared(Graph(), unmasked=unmasked)
         self.owned: set[Node] = set()  # buffers that some output already is
         self.channels_last = _pays_channels_last(self.old)
         self.image_shapes = _image_shapes(self.old) if self.channels_last else set()
@@ -433,9 +436,10 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
     return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
 
 
-def prepare(env: Envelope, hint: Hint | None = None) -> Prepared:
+def prepare(env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None) -> Prepared:
     """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
-    With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too.
+    With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too. ``masks`` are the
+    verdicts about attention masks (:class:`inductor_gen.schedule.masks.MaskPlan`) that the graph may count on.
     """
-    return _Preparer(env, hint).run()
+    return _Preparer(env, hint, masks or {}).run()

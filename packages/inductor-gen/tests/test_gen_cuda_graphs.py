@@ -212,3 +212,15 @@ def test_graph_on_several_devices_is_left_alone():
     report = Report()
     assert replayed(call, env, report) is call
     assert report.fallbacks == []
+
+
+def test_what_an_attention_noted_for_its_backward_travels_with_copies():
+    from inductor_gen.extern.attention import note, noted
+    from inductor_gen.runtime.cuda_graphs import _copy, _kind, _place
+
+    sums = torch.randn(2, 3)
+    plain = _kind(sums, False)
+    assert noted(_place(sums)) is None and noted(_copy(sums)) is None
+    note(sums, "causal")
+    assert noted(_place(sums)) == noted(_copy(sums)) == "causal"
+    assert _kind(sums, False) != plain

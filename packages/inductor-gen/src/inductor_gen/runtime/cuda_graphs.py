@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.extern.attention import note, noted
 from prims.ir import Envelope
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -137,11 +138,19 @@ def _kind(x: Any, held: bool) -> Any:
     """What of an input a recording depends on."""
     if not isinstance(x, torch.Tensor):
         return x
-    return x.data_ptr() if held else (x.shape, x.stride(), x.device)
+    return x.data_ptr() if held else (x.shape, x.stride(), x.device, noted(x))
 
 
 def _place(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return _noted(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), x)
+
+
+def _noted(copy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A copy with what an attention noted on the original, by which its backward goes."""
+    verdict = noted(x)
+    if verdict is not None:
+        note(copy, verdict)
+    return copy
 
 
 def _distinct(x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +175,7 @@ def _overlaps(x: torch.Tensor) -> bool:
 def _copy(x: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
     if x.is_contiguous():
-        return x.clone()
+        return _noted(x.clone(), x)
     copy = _place(x)
     _distinct(copy).copy_(_distinct(x))
     return copy

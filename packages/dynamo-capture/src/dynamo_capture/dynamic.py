@@ -49,11 +49,17 @@ class DynamicSizes:
     Args:
         dynamic: ``True`` makes every size of at least 2 symbolic at once, ``False`` none, ``None`` those that
             changed between captures.
+
+    Attributes:
+        generalised: captures that made something symbolic which the ones before had fixed. They serve what those served,
+            and so do not count as further variants of the code.
     """
 
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
         self.stride_guards: list[tuple[Source, Any]] = []
+        self.generalised = 0
+        self._symbolic = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._changed: dict[str, set[int]] = {}
         self._ints: dict[str, int] = {}
@@ -71,6 +77,11 @@ class DynamicSizes:
         """The capture is done: what it saw is what the next one compares with."""
         self._shapes.update(self._now_shapes)
         self._ints.update(self._now_ints)
+        self._floats.update(self._now_floats)
+        symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints)
+        if symbolic > self._symbolic:
+            self._symbolic = symbolic
+            self.generalised += 1
 
     def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> list[int]:
         """The symbolic dimensions of a tensor input."""

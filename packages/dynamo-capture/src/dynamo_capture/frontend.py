@@ -110,7 +110,8 @@ class Optimizer:
         if entries:
             reason = _miss_reason(entries, request)
             self.report.recompile(code.co_qualname, reason)
-            if len(entries) >= self.options.recompile_limit:
+            limit = self.options.recompile_limit
+            if len(entries) >= limit + min(state.sizes.generalised, limit):
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
                 self.report.fallback("capture", text, where)
                 return _native.SKIP

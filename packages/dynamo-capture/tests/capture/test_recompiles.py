@@ -359,6 +359,18 @@ def test_recompile_limit_then_eager(capture):
     assert "s" in c.report.recompiles[0].reason
 
 
+def test_sizes_that_become_symbolic_do_not_use_up_the_limit(capture):
+    """Each of these captures serves what the ones before served, and more."""
+
+    def fn(x, y):
+        return x.sum() * y
+
+    c = capture(fn, recompile_limit=2)
+    for shape, length in (((2, 3), 4), ((5, 3), 4), ((5, 7), 4), ((6, 8), 9), ((7, 9), 10)):
+        check(c, fn, torch.randn(shape), torch.randn(length))
+    assert len(c.graphs) == 4 and not c.report.fallbacks
+
+
 def test_unused_arguments_are_not_guarded(capture):
     def inner(x, step):
         return x + 1

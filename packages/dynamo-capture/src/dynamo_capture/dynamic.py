@@ -77,7 +77,6 @@ class DynamicSizes:
         """The capture is done: what it saw is what the next one compares with."""
         self._shapes.update(self._now_shapes)
         self._ints.update(self._now_ints)
-        self._floats.update(self._now_floats)
         symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints)
         if symbolic > self._symbolic:
             self._symbolic = symbolic

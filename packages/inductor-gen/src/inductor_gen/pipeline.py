@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from inductor_gen.codegen.c import CRenderer
 from inductor_gen.codegen.renderer import KernelSource, Renderer
-from inductor_gen.extern.cuda import misaligned
 from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
@@ -25,6 +26,8 @@ from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["STEPS", "Unit", "lower_graph"]
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -173,18 +176,24 @@ def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
             unit.rendered(source)
 
 
+def _is_half_product(node: Node) -> bool:
+    """Is it a product of 16-bit matrices on a GPU?"""
+    on_gpu = node.device is not None and node.device.type == "cuda"
+    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in _HALVES
+
+
 def _autotune(unit: Unit) -> None:
     """Put the fastest of several kernels or operators in the place of what was rendered, where that is asked for; else
-    templates only for what the library does badly."""
+    templates only where they are sure to be faster."""
     if unit.options.max_autotune:
         from inductor_gen.templates import autotune
 
         autotune(unit)
         unit.calls = [call for call, _ in _together(unit, ((call, None) for call in unit.calls))]
-    elif any(isinstance(call, ExternCall) and misaligned(call.node) for call in unit.calls):
-        from inductor_gen.templates import replace_products
+    elif any(isinstance(call, ExternCall) and _is_half_product(call.node) for call in unit.calls):
+        from inductor_gen.templates import settle_products
 
-        replace_products(unit, misaligned)
+        settle_products(unit)
     else:
         return
     for call in unit.calls:

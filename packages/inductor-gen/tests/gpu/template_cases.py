@@ -24,6 +24,7 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1.6e-2, tor
 aten = torch.ops.aten
 TILE = Tile(16, 32, 16, 4, 2)
 ROW = Tile(1, 16, 32, 4, 2)
+LASTING = Tile(16, 32, 16, 4, 2, 2, lasting=True)
 
 
 @pytest.fixture(autouse=True)
@@ -250,8 +251,9 @@ def test_single_rows(dtype, m, n, k, turned, tmp_path, monkeypatch):
 
 
 def test_products_with_odd_rows_need_no_contest(monkeypatch):
-    monkeypatch.setattr("inductor_gen.pipeline.misaligned", lambda node: node.op == "aten.mm.default")
-    monkeypatch.setattr("inductor_gen.templates._ODD", TILE)
+    monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
+    monkeypatch.setattr("inductor_gen.templates.misaligned", lambda node: node.op == "aten.mm.default")
+    monkeypatch.setattr("inductor_gen.templates.odd_tile", lambda device: LASTING)
     inputs = [torch.randn(40, 24).bfloat16().to(DEVICE), torch.randn(51, 24).bfloat16().to(DEVICE)]
 
     def fn(p, a, w):
@@ -264,6 +266,49 @@ def test_products_with_odd_rows_need_no_contest(monkeypatch):
     (got,) = compiled(*inputs)
     want = (inputs[0].float() @ inputs[1].float().t()).reshape(5, 8, 51)
     torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypatch):
+    """Unless the product is needed itself."""
+    monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
+    monkeypatch.setattr("inductor_gen.templates.shallow_tile", lambda m, n, k, dtype: TILE if n == 48 else None)
+    inputs = [torch.randn(s).mul(0.3).bfloat16().to(DEVICE) for s in ((40, 24), (24, 48), (48, 20), (48,))]
+
+    def fn(p, a, w, v, c):
+        y = mm(p, a, w)
+        z = p.maximum(p.add(y, p.broadcast(c, (40, 48), (1,))), 0.0)
+        return (mm(p, z, v), y) if kept else mm(p, z, v)
+
+    env = build(fn, inputs, claims=inductor_gen.claims("cuda"))
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    assert len(compiled.kernels) == 1 and len(compiled.externs) == (2 if kept else 1)
+    assert ("tl.dot(" in compiled.kernels[0].source) is not kept
+    for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
+        torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("m, n, k", [(70, 65, 40), (16, 300, 16), (33, 31, 17), (5, 7, 3)])
+def test_lasting_tiles(dtype, m, n, k, tmp_path, monkeypatch):
+    monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [LASTING])
+    monkeypatch.setattr("inductor_gen.templates.matmul.PROCESSORS", 3)
+
+    def fn(p, c, x, w):
+        return p.mul(p.aten(aten.addmm.default, c, x, p.permute(w, (1, 0))), 2.0)
+
+    inputs = [torch.randn(n).to(dtype), torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)]
+    check(fn, inputs, tmp_path, kernels=1, tile=LASTING)
+
+
+def test_lasting_tiles_in_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [LASTING])
+    monkeypatch.setattr("inductor_gen.templates.matmul.PROCESSORS", 2)
+
+    def fn(p, x, w):
+        return p.exp(p.aten(aten.bmm.default, x, w))
+
+    check(fn, [torch.randn(3, 20, 18), torch.randn(3, 18, 33)], tmp_path, kernels=1, tile=LASTING)
 
 
 def programs():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis
+from inductor_gen.codegen.triton import PROCESSORS, Block, TritonRenderer, TritonSource, _Axis
 from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
@@ -29,7 +29,11 @@ __all__ = ["Tile", "matmul_kernel"]
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """Rows and columns of a tile, its depth along the inner dimension, warps per program, stages of the pipeline."""
+    """Rows and columns of a tile, its depth along the inner dimension, warps per program, stages of the pipeline.
+
+    Programs take tiles in groups of ``group`` rows of tiles. With ``lasting``, as many programs as the device has
+    multiprocessors take one tile after the other: the next one's operands arrive while a result is stored.
+    """
 
     m: int
     n: int
@@ -37,9 +41,11 @@ class Tile:
     warps: int
     stages: int
     group: int = 8
+    lasting: bool = False
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k} warps {self.warps} stages {self.stages}"
+        text = f"{self.m}x{self.n}x{self.k} warps {self.warps} stages {self.stages}"
+        return f"{text} lasting" if self.lasting else text
 
 
 class _Matmul(Block):
@@ -83,20 +89,33 @@ class _Matmul(Block):
         self._scale()
         if self.rounded and p.node.dtype != torch.float32:
             self.line(f"acc = acc.to({_type(p.node)}).to(tl.float32)")
+        self._values()
+        self.depth = 1
+        made = self.source((grid, ONE), tile.warps, 1)
+        return dataclasses.replace(made, name=made.name.replace(".", "_"), stages=tile.stages)
+
+    def _values(self) -> None:
+        """What the body makes of the product."""
         for v in self.body.vals:
             self.emit(v)
         for s in self.body.stores:
             self.store(s)
-        made = self.source((grid, ONE), tile.warps, 1)
-        return dataclasses.replace(made, name=made.name.replace(".", "_"), stages=tile.stages)
 
     def _place(self) -> Expr:
         """The program's tile ``py, px`` and batch ``z``; returns the number of programs."""
         p, tile, names = self.product, self.tile, self.names
         down, across = ex.ceildiv(p.m, ex.const(tile.m)), ex.ceildiv(p.n, ex.const(tile.n))
         tiles = ex.mul(down, across)
-        self.line(f"p = {self.program()}")
         count = product(p.batch)
+        programs = ex.mul(tiles, count)
+        if tile.lasting:
+            total = names.size(programs)
+            programs = ex.minimum(programs, ex.const(PROCESSORS))
+            self.line(f"for turn in tl.range(tl.program_id(0), {total}, tl.num_programs(0), flatten=True):")
+            self.depth += 1
+            self.line(f"p = turn{'.to(tl.int64)' if self.wide else ''}")
+        else:
+            self.line(f"p = {self.program()}")
         if count is not ONE:
             self.line(f"z = p // {names.divisor(tiles)}")
             self.line(f"p = p % {names.divisor(tiles)}")
@@ -114,7 +133,7 @@ class _Matmul(Block):
         self.line(f"p = p % ({tile.group} * across)")
         self.line("py = first + p % rows")
         self.line("px = p // rows")
-        return ex.mul(tiles, count)
+        return programs
 
     def _start(self, ref: ViewRef) -> str:
         """Where a batch's matrix begins."""
@@ -158,6 +177,8 @@ class _Matmul(Block):
             return self._multiply_row()
         p, names = self.product, self.names
         (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
+        if self.tile.lasting:
+            return self._multiply_lasting()
         self.line("k = tl.arange(0, KBLOCK)")
         self.line(f"left = {self._start(p.a)} + ({self._along('y0[:, None]', am)} + {self._along('k[None, :]', ak)})")
         self.line(f"right = {self._start(p.b)} + ({self._along('k[:, None]', bk)} + {self._along('x0[None, :]', bn)})")
@@ -177,11 +198,40 @@ class _Matmul(Block):
         for name, pointer in (("a", "left"), ("b", "right")):
             mask = " & ".join(masks[name])
             self.line(f"{name} = tl.load({pointer}, {mask}, other=0.0)" if mask else f"{name} = tl.load({pointer})")
-        how = f", input_precision='{self.precision}'" if p.node.dtype == torch.float32 else ""
-        self.line(f"acc = tl.dot(a, b, acc{how})")
+        self._dot()
         self.line(f"left += {self._along('KBLOCK', ak)}")
         self.line(f"right += {self._along('KBLOCK', bk)}")
         self.depth -= 1
+
+    def _multiply_lasting(self) -> None:
+        """The same where the loop over tiles is one pipeline with this one: no pointers are carried along, and places
+        outside the matrices read the last row or column instead of being masked."""
+        p, names = self.product, self.names
+        (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
+        depth = names.size(p.k)
+        row, column = "y0", "x0"
+        if self.axes[0].masked:
+            row = "y1"
+            self.line(f"y1 = tl.minimum(y0, {names.size(p.m)} - 1)")
+        if self.axes[1].masked:
+            column = "x1"
+            self.line(f"x1 = tl.minimum(x0, {names.size(p.n)} - 1)")
+        a = f"{self._start(p.a)} + ({self._along(f'{row}[:, None]', am)} + {self._along('k[None, :]', ak)})"
+        b = f"{self._start(p.b)} + ({self._along('k[:, None]', bk)} + {self._along(f'{column}[None, :]', bn)})"
+        inside = not multiple_of(p.k, self.tile.k)
+        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+        self.line(f"for k0 in range(0, {depth}, KBLOCK):")
+        self.depth += 1
+        self.line("k = k0 + tl.arange(0, KBLOCK)")
+        for name, address, view in (("a", a, "[None, :]"), ("b", b, "[:, None]")):
+            mask = f", (k < {depth}){view}, other=0.0" if inside else ""
+            self.line(f"{name} = tl.load({address}{mask})")
+        self._dot()
+        self.depth -= 1
+
+    def _dot(self) -> None:
+        how = f", input_precision='{self.precision}'" if self.product.node.dtype == torch.float32 else ""
+        self.line(f"acc = tl.dot(a, b, acc{how})")
 
     def _scale(self) -> None:
         """``alpha`` and the added operand."""

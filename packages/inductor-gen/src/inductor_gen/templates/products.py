@@ -24,10 +24,13 @@ from prims.errors import Unsupported
 __all__ = ["find_products"]
 
 
+#: The tiles to try for a product, and whether also where it goes to memory in any case.
+Choose = Callable[[Product], tuple[Sequence[Tile], bool]]
+
+
 class _Finder:
-    def __init__(self, unit: Unit, precision: str, only: Callable[[Node], bool] | None, tiles: Sequence[Tile]) -> None:
-        self.only = only
-        self.tiles = tiles
+    def __init__(self, unit: Unit, precision: str, choose: Choose | None) -> None:
+        self.choose = choose or self._all
         assert unit.prepared is not None and unit.plan is not None
         self.unit = unit
         self.hint = unit.hint
@@ -47,17 +50,19 @@ class _Finder:
         found: list[Problem] = []
         for at in reversed(range(len(self.unit.calls))):
             call = self.unit.calls[at]
-            wanted = isinstance(call, ExternCall) and (self.only is None or self.only(call.node))
-            p = product_of(call.node, self.prepared) if wanted else None  # type: ignore[union-attr]
+            p = product_of(call.node, self.prepared) if isinstance(call, ExternCall) else None
             if p is not None and (self.unit.triton or p.node.device.type == "cuda"):  # type: ignore[union-attr]
-                problem = self._fused(p, at) or self._plain(p, at)
+                tiles, alone = self.choose(p)
+                if not tiles:
+                    continue
+                problem = self._fused(p, at, tiles, alone) or (self._plain(p, at, tiles) if alone else None)
                 if problem is not None:
                     found.append(problem)
         return found[::-1]
 
     # ---- with what reads the product --------------------------------------------------------------------
 
-    def _fused(self, p: Product, at: int) -> Problem | None:
+    def _fused(self, p: Product, at: int, tiles: Sequence[Tile], keeping: bool) -> Problem | None:
         later = [k for k in self.readers.get(p.node, ()) if k > at]
         if not self.unit.options.epilogue_fusion or not later or later[0] in self.taken:
             return None
@@ -65,6 +70,8 @@ class _Finder:
         if not isinstance(reader, KernelCall) or not cluster.loops or len(reader.parts) != 1 or cluster.inner:
             return None
         kept = len(later) > 1 or p.node in self.outputs
+        if kept and not keeping:
+            return None
         if self._body(p, cluster)[1] is None:
             return None
 
@@ -75,7 +82,7 @@ class _Finder:
                 store_product(body, p, read_at(body, p))
             return (self._kernel(p, body, place, tile),)
 
-        made = self._candidates(p, render)
+        made = self._candidates(tiles, render)
         if not made:
             return None
         self.taken.add(later[0])
@@ -96,27 +103,25 @@ class _Finder:
 
     # ---- alone ------------------------------------------------------------------------------------------
 
-    def _plain(self, p: Product, at: int) -> Problem | None:
+    def _plain(self, p: Product, at: int, tiles: Sequence[Tile]) -> Problem | None:
         def render(tile: Tile) -> Steps:
             assert self.unit.fusion is not None
             body, place = plain_body(p, [self.unit.fusion.variable() for _ in p.node.shape])
             return (self._kernel(p, body, place, tile),)
 
-        made = self._candidates(p, render)
+        made = self._candidates(tiles, render)
         usual = Candidate("library", (usual_operator(self.unit, p.node),))
         return self._problem(p, (at,), [usual, *made], (p.node,)) if made else None
 
     # ---- both -------------------------------------------------------------------------------------------
 
-    def _tiles(self, p: Product) -> Sequence[Tile]:
-        if self.tiles:
-            return self.tiles
+    def _all(self, p: Product) -> tuple[Sequence[Tile], bool]:
         m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
-        return tiles_for(m, n, k, count, p.node.dtype, self.precision)  # type: ignore[arg-type]
+        return tiles_for(m, n, k, count, p.node.dtype, self.precision), True  # type: ignore[arg-type]
 
-    def _candidates(self, p: Product, render: Callable[[Tile], Steps]) -> list[Candidate]:
+    def _candidates(self, tiles: Sequence[Tile], render: Callable[[Tile], Steps]) -> list[Candidate]:
         """A candidate for each tile, the first one rendered: what Triton cannot do it cannot do with any."""
-        made = [Candidate(str(tile), functools.partial(render, tile)) for tile in self._tiles(p)]
+        made = [Candidate(str(tile), functools.partial(render, tile)) for tile in tiles]
         try:
             return made if made and made[0].steps else []
         except Unsupported:
@@ -149,12 +154,10 @@ class _Finder:
         return Problem(text, "\n".join(parts), positions, p.node.device, candidates, results, scale, precision)
 
 
-def find_products(
-    unit: Unit, precision: str, only: Callable[[Node], bool] | None = None, tiles: Sequence[Tile] = ()
-) -> list[Problem]:
+def find_products(unit: Unit, precision: str, choose: Choose | None = None) -> list[Problem]:
     """The products of a rendered unit that templates can compute, each with the kernel that reads it where it may join.
 
-    ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``), ``only`` chooses among the products, and
-    ``tiles`` are the ones to try instead of those that suit each product.
+    ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``); ``choose`` gives the tiles to try instead of
+    all those that suit a product.
     """
-    return _Finder(unit, precision, only, tiles).run()
+    return _Finder(unit, precision, choose).run()

@@ -6,7 +6,10 @@ import torch
 
 from inductor_gen.templates.matmul import Tile
 
-__all__ = ["tiles_for"]
+__all__ = ["odd_tile", "shallow_tile", "tiles_for"]
+
+_LASTING = Tile(128, 256, 64, 8, 3, 32, lasting=True)
+_LASTING_SHARED = 180 << 10  # bytes of shared memory that it takes: operands, and a result on its way out
 
 #: For 16-bit operands; float32 takes half the depth. Large tiles first: of equally fast ones the first stays.
 _HALVES = (
@@ -71,8 +74,36 @@ def tiles_for(m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision:
     def programs(t: Tile) -> int:
         return batch * -(-m // t.m) * -(-n // t.n)
 
+    lasting = [_LASTING] if dtype != torch.float32 and programs(_LASTING) >= 2 * _PROCESSORS else []
+
     busy = [t for t in deep or fits if programs(t) <= 24 * _PROCESSORS] or (deep or fits)[:3]
     most = max((programs(t) for t in busy), default=0)
     wanted = min(most, _PROCESSORS) // 4
     chosen = [t for t in busy if programs(t) >= wanted] or busy[-1:] or [min(pool, key=lambda t: (t.m * t.n, t))]
-    return rows + chosen[: 12 - len(rows)]
+    return rows + lasting + chosen[: 12 - len(rows) - len(lasting)]
+
+
+def odd_tile(device: torch.device | None) -> Tile:
+    """What serves large products with rows that are no multiple of 16 bytes."""
+    large = device is not None and device.type == "cuda" and _shared_memory(device) >= _LASTING_SHARED
+    return _LASTING if large else Tile(128, 128, 64, 8, 3)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have on a device."""
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+def shallow_tile(m: int, n: int, k: int, dtype: torch.dtype) -> Tile | None:
+    """The tile for a product so shallow that its result's way through memory, to a kernel that reads it, costs more
+    than a template loses against the library; None for deeper ones.
+
+    Within these bounds lie all such products of a ResNet-50 (32 images), which on an H200 gained from 10% to half of
+    what they and the kernel took. Depth 768 and 25 million results (BERT, ViT) still gain 7%, which is not worth the
+    time to compile a template, more than half a second.
+    """
+    if dtype not in (torch.float16, torch.bfloat16) or k % 64 or (n % 128 and n != 64) or m < 1024 or m * n < 1 << 19:
+        return None
+    if k > 1024 or (k > 512 and m * n > 1 << 22):
+        return None
+    return Tile(128, 64, 64, 4, 4) if n == 64 else Tile(128, 128, 64, 4, 3)

@@ -1,9 +1,12 @@
 """Every operator of PyTorch's own database through ``compile()``, forward or with gradients, against eager.
 
 ``python integration-tests/sweeps/sweep_op_db.py [--forward] [--grad] [--dtype float32 bfloat16] [--device cpu]
-[--samples 2] [--jobs 1] [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not
-simply agree, and a summary: *generated* (all in generated kernels and library calls without a recorded fallback),
+[--samples 2] [--strided] [--errors] [--jobs 1] [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per
+operator that did not simply agree, and a summary: *generated* (all in generated kernels and library calls without a recorded fallback),
 *eager* (right, with a recorded fallback or break), *wrong*, *error*, *crash* (a worker process died or hung).
+
+With ``--strided`` every sample is also given with gaps between its elements. With ``--errors`` it is what eager refuses that
+is given: *refused* the same, with the same type and words, or *wrong*.
 
 Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are.
 """
@@ -56,6 +59,10 @@ def double(tree: Any) -> Any:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def given(sample: Any) -> list[torch.Tensor]:
+    return tensors((sample.input, sample.args, sample.kwargs))
 
 
 def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor]:
@@ -123,11 +130,16 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
     """The verdict on one operator and the reason."""
     import compile_api
 
+    if options.errors:
+        return check_errors(op, options)
     dtype, verdict, why = getattr(torch, dtype_name), "generated", ""
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
     samples = list(op.sample_inputs(options.device, dtype, requires_grad=grad))
     compared = 0
-    for sample in chosen(samples, options.samples):
+    picked = chosen(samples, options.samples)
+    if options.strided:
+        picked += [s.noncontiguous() for s in picked if all(t.layout is torch.strided for t in given(s))]
+    for sample in picked:
         try:
             expected = run(op.op, sample, grad)
         except Exception:
@@ -157,13 +169,50 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
     return (verdict, why) if compared else ("skipped", "eager refuses every sample")
 
 
+def check_errors(op: Any, options: argparse.Namespace) -> tuple[str, str]:
+    """Does the compiled operator refuse what eager refuses, in eager's words?"""
+    import compile_api
+
+    compared, verdict, why = 0, "refused", ""
+    for bad in op.error_inputs(options.device):
+        sample = bad.sample_input
+        expected = refusal(op.op, sample)
+        if expected is None:
+            continue
+        compile_api.reset()
+        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic)
+        got = refusal(compiled, sample)
+        if got != expected:
+            return "wrong", f"{got} instead of {expected}"
+        compared += 1
+        report = compiled.report()
+        left = [item.reason for item in (*report.fallbacks, *report.breaks)]
+        if left:
+            why = " ".join(left[0].split())[:200]
+    return (verdict, why) if compared else ("skipped", "eager refuses nothing")
+
+
+def refusal(function: Any, sample: Any) -> tuple[str, str] | None:
+    """The type and the first line of the error, None without one."""
+    try:
+        function(clone(sample.input), *clone(sample.args), **clone(sample.kwargs))
+    except Exception as error:
+        return type(error).__name__, str(error).split("\n", 1)[0]
+    return None
+
+
 def tasks(options: argparse.Namespace) -> list[Task]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     passes = [False] * (options.forward or not options.grad) + [True] * options.grad
     found: list[Task] = []
     for index, op in enumerate(op_db):
-        if (options.only and op.name not in options.only) or op.name in INCOMPARABLE:
+        if options.only and op.name not in options.only:
+            continue
+        if options.errors:
+            found += [(index, "float32", False)] * (op.error_inputs_func is not None)
+            continue
+        if op.name in INCOMPARABLE:
             continue
         kind = torch.device(options.device).type
         for name in options.dtype:
@@ -240,6 +289,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--dynamic", action="store_const", const=True, default=False)
+    parser.add_argument("--strided", action="store_true", help="every sample with gaps between its elements too")
+    parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
     parser.add_argument("--only", nargs="+", default=None)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")
@@ -273,7 +324,7 @@ def main() -> None:
             name, kind = op_db[index].formatted_name, "gradients" if grad else "forward"
             with lock:
                 counts[dtype, kind, verdict] += 1
-                if verdict != "generated":
+                if verdict not in ("generated", "refused"):
                     print(f"{verdict:7} {name} {dtype} {kind}: {why}", flush=True)
                 if record is not None:
                     line = {"op": name, "dtype": dtype, "pass": kind, "verdict": verdict, "why": why}

@@ -14,6 +14,7 @@ __all__ = [
     "DataDependentError",
     "InternalError",
     "InvalidData",
+    "LeftWhole",
     "QuintetError",
     "Refused",
     "Unsupported",

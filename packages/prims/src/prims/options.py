@@ -125,7 +125,7 @@ class Options:
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             raw = env.get("QUINTET_" + field.name.upper())
-            if raw is not None:
+            if raw:  # an empty variable is as good as none
                 values[field.name] = _parse(field.name, str(field.type), raw)
         return cls(**values)
 

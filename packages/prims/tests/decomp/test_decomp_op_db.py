@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 
 # What is left to eager on purpose, and why.
 UNSUPPORTED = {
+    "aten._unsafe_masked_index_put_accumulate.default": ["bool: index_put that accumulates bool"],
     "aten.addr.default": ["bool: addr of bool tensors"],
     "aten.avg_pool2d.default": ["int64: average pooling of integers"],
     "aten.avg_pool3d.default": ["int64: average pooling of integers"],

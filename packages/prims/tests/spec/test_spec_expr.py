@@ -232,3 +232,15 @@ def test_zero_divisor():
         s0 // 0
     with pytest.raises(ZeroDivisionError):
         s0 % 0
+
+
+def test_a_float_by_its_bits():
+    s = E.symbol("s0")
+    e = E.float_op("fmul", E.from_bits(s), 2.0)
+    assert e.is_float and parse(str(e)) is e and str(e) == "(fbits(s0) * 2.0)" and e.free_symbols() == {"s0"}
+    for x in (1.5, -0.0, float("inf"), 1e-310, -3.25):
+        bits = E.bits_of_float(x)
+        assert -(2**63) <= bits < 2**63 and repr(E.float_of_bits(bits)) == repr(x)
+        assert e.evaluate({"s0": bits}) == 2 * x
+        assert E.substitute(e, {s: E.const(bits)}) is E.fconst(2 * x)
+    assert E.float_of_bits(E.bits_of_float(float("nan"))) != E.float_of_bits(E.bits_of_float(float("nan")))

@@ -38,7 +38,9 @@ _cdist_backward _pdist_forward _pdist_backward multi_margin_loss multi_margin_lo
 multilabel_margin_loss_forward multilabel_margin_loss_backward
 cummax cummin logcumsumexp index_reduce nonzero_static searchsorted.Scalar bucketize.Scalar unique_consecutive _unique
 histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_bin_cts
-_histogramdd_from_bin_tensors hash_tensor gcd
+_histogramdd_from_bin_tensors hash_tensor gcd lcm _chunk_cat mvlgamma
+linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor
+logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor
 """
 # Series and continued fractions whose length depends on the element.
 _SPECIAL = """

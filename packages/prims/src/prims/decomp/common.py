@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from prims.errors import Unsupported
+from prims.errors import LeftWhole, Unsupported
 from prims.spec.tensorspec import as_device
 
 Value = Any
@@ -48,6 +48,11 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 def unsupported(reason: str) -> Unsupported:
     """The error for what no decomposition can express; lowering turns it into an extern call."""
     return Unsupported(reason)
+
+
+def whole(reason: str) -> LeftWhole:
+    """The error for a call that PyTorch's own kernel computes better than primitives could."""
+    return LeftWhole(reason)
 
 
 # ---- type promotion -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from prims.decomp.common import (
     number,
     scalar_dtype,
     unsupported,
+    whole,
 )
 from prims.decomp.registry import decomposition
 
@@ -178,7 +179,7 @@ def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     dtype = kw.get("dtype") or torch.get_default_dtype()
     _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
     if not dtype.is_floating_point or is_value(start) or is_value(end):
-        raise unsupported("linspace of integers or between tensors")
+        raise whole("linspace of integers or between tensors")
     device = chosen_device(kw.get("device"))
     if steps == 1:
         return p.full((1,), float(start), dtype, device)

@@ -22,7 +22,7 @@ from prims.decomp.common import (
     opmath,
     prod,
     to_dtype,
-    unsupported,
+    whole,
 )
 from prims.decomp.reductions import mean_of
 from prims.decomp.registry import decomposition
@@ -74,7 +74,7 @@ class Windows:
         geometry = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         self.out = tuple(pooled_size(*g, ceil_mode) for g in geometry)
         if math.prod(self.kernel) > MAX_WINDOW:
-            raise unsupported(f"pooling over windows of {math.prod(self.kernel)} elements")
+            raise whole(f"pooling over windows of {math.prod(self.kernel)} elements")
 
     def offsets(self) -> list[tuple[int, ...]]:
         """Positions inside a window, in memory order."""
@@ -247,7 +247,7 @@ def _avg_pool(
 ) -> Value:
     kernel, stride, padding, ceil_mode = args
     if is_integral(self.dtype):
-        raise unsupported("average pooling of integers")
+        raise whole("average pooling of integers")
     x = to_dtype(p, self, opmath(self.dtype))
     w = Windows(x, n, kernel, stride, padding, 1, ceil_mode)
     padded = w.padded(p, x, 0.0)
@@ -397,7 +397,7 @@ def _adaptive_line(p: Any, x: Value, dim: int, out: Size) -> Value:
         wide = p.reshape(x, (*x.shape[:dim], out, size // out, *x.shape[dim + 1 :]))
         return mean_of(p, wide, (dim + 1,))
     if not (isinstance(size, int) and isinstance(out, int)):
-        raise unsupported("adaptive pooling of a dynamic size that does not divide")
+        raise whole("adaptive pooling of a dynamic size that does not divide")
     start = p.trunc_div(p.iota(out, 0, size, torch.int64, x.device), out)
     end = p.trunc_div(p.iota(out, size + out - 1, size, torch.int64, x.device), out)
     longest = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
@@ -414,7 +414,7 @@ def _adaptive_line(p: Any, x: Value, dim: int, out: Size) -> Value:
 
 def _adaptive(p: Any, self: Value, output_size: Sequence[Size]) -> Value:
     if is_integral(self.dtype):
-        raise unsupported("adaptive pooling of integers")
+        raise whole("adaptive pooling of integers")
     x = to_dtype(p, self, opmath(self.dtype))
     n = len(output_size)
     first = x.ndim - n
@@ -464,7 +464,7 @@ def _adaptive_line_backward(p: Any, g: Value, dim: int, size: Size) -> Value:
         wide = p.broadcast(share, wide_shape, tuple(d for d in range(g.ndim + 1) if d != dim + 1))
         return p.reshape(wide, (*g.shape[:dim], size, *g.shape[dim + 1 :]))
     if not (isinstance(size, int) and isinstance(out, int)):
-        raise unsupported("adaptive pooling of a dynamic size that does not divide")
+        raise whole("adaptive pooling of a dynamic size that does not divide")
     starts = [i * size // out for i in range(out)]
     ends = [-(-(i + 1) * size // out) for i in range(out)]
     overlap = max(sum(s <= x < e for s, e in zip(starts, ends, strict=True)) for x in range(size))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, is_float, opmath, to_dtype, unsupported
+from prims.decomp.common import Size, Value, along, is_float, opmath, to_dtype, whole
 from prims.decomp.padding import added_last, taken_last
 from prims.decomp.registry import decomposition
 
@@ -192,7 +192,7 @@ def _weighted_taps(
     device: torch.device,
 ) -> list[list[Tap]]:
     if not is_float(dtype):
-        raise unsupported(f"interpolation of {dtype}")
+        raise whole(f"interpolation of {dtype}")
     geometry = zip(sizes, out, scales, strict=True)
     return [kind(p, size, o, scale, align_corners, dtype, device) for size, o, scale in geometry]
 

@@ -21,9 +21,11 @@ from prims.decomp.common import (
     result_dtype,
     to_dtype,
     unsupported,
+    whole,
 )
 from prims.decomp.elementwise import choose
 from prims.decomp.indexing import index as indexed
+from prims.decomp.indexing import index_put
 from prims.decomp.padding import taken_last
 from prims.decomp.pooling import MAX_WINDOW, max_pool_backward
 from prims.decomp.registry import decomposition
@@ -53,7 +55,7 @@ def _reflected(p: Any, x: Value, size: int, align_corners: bool) -> Value:
 
 def _source(p: Any, x: Value, size: Size, padding_mode: int, align_corners: bool) -> Value:
     if not isinstance(size, int):
-        raise unsupported("grid_sample of a dynamic size")
+        raise whole("grid_sample of a dynamic size")
     x = _unnormalised(p, x, size, align_corners)
     if padding_mode == ZEROS:
         return x
@@ -68,7 +70,7 @@ def grid_sampler_2d(
 ) -> Value:
     """input [n, c, h, w] at the places grid [n, oh, ow, (x, y)], to [n, c, oh, ow]."""
     if interpolation_mode not in (BILINEAR, NEAREST):
-        raise unsupported("bicubic grid_sample")
+        raise whole("bicubic grid_sample")
     n, c, h, w = input.shape
     compute = opmath(input.dtype)
     image, places = to_dtype(p, input, compute), to_dtype(p, grid, compute)
@@ -113,7 +115,7 @@ def _count_below(p: Any, x: Value, boundaries: Value, right: bool, out_int32: bo
     """How many sorted boundaries are below x (at most x where `right`); all of them for NaN."""
     size = boundaries.shape[0]
     if not isinstance(size, int) or size > MAX_BOUNDARIES:
-        raise unsupported("a search among many or a dynamic number of boundaries")
+        raise whole("a search among many or a dynamic number of boundaries")
     dtype = result_dtype(x, boundaries)
     shape = (*x.shape, size)
     wide = p.broadcast(to_dtype(p, x, dtype), shape, tuple(range(x.ndim)))
@@ -142,7 +144,7 @@ def searchsorted(
 ) -> Value:
     """Where each element would be inserted into a one-dimensional sorted sequence."""
     if sorted_sequence.ndim != 1 or sorter is not None:
-        raise unsupported("searchsorted in many sequences or with a sorter")
+        raise whole("searchsorted in many sequences or with a sorter")
     return _count_below(p, self, sorted_sequence, right or side == "right", out_int32)
 
 
@@ -152,7 +154,7 @@ def searchsorted(
 def _intervals(p: Any, size: Size, out: Size, device: torch.device) -> tuple[Value, Value, int]:
     """First and one past the last position of each interval, and the longest interval's length."""
     if not (isinstance(size, int) and isinstance(out, int)):
-        raise unsupported("adaptive pooling of a dynamic size")
+        raise whole("adaptive pooling of a dynamic size")
     start = p.trunc_div(p.iota(out, 0, size, torch.int64, device), out)
     end = p.trunc_div(p.iota(out, size + out - 1, size, torch.int64, device), out)
     return start, end, max((-(-(i + 1) * size // out) - i * size // out for i in range(out)), default=0)
@@ -164,7 +166,7 @@ def adaptive_max_pool2d(p: Any, self: Value, output_size: Sequence[Size]) -> tup
     w = self.shape[-1]
     rows, columns = (_intervals(p, s, o, self.device) for s, o in zip(self.shape[-2:], output_size, strict=True))
     if rows[2] * columns[2] > MAX_WINDOW:
-        raise unsupported(f"adaptive pooling over windows of {rows[2] * columns[2]} elements")
+        raise whole(f"adaptive pooling over windows of {rows[2] * columns[2]} elements")
     shape = (*self.shape[:-2], *output_size)
     best: Value = None
     place: Value = None
@@ -214,3 +216,12 @@ def unsafe_masked_index(p: Any, self: Value, mask: Value, indices: Sequence[Valu
     safe = [None if i is None else choose(p, mask, i, 0) for i in indices]
     value = fill if is_value(fill) else number(fill, self.dtype)
     return choose(p, mask, indexed(p, self, safe), value)
+
+
+@decomposition("aten._unsafe_masked_index_put_accumulate.default")
+def unsafe_masked_index_put_accumulate(
+    p: Any, self: Value, mask: Value, indices: Sequence[Value | None], values: Value
+) -> Value:
+    """self with values added at the indices where the mask is true."""
+    safe = [None if i is None else choose(p, mask, i, 0) for i in indices]
+    return index_put(p, self, safe, choose(p, mask, values, number(0, values.dtype)), True)

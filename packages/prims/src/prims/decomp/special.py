@@ -28,6 +28,7 @@ from prims.decomp.common import (
     result_dtype,
     to_dtype,
     unsupported,
+    whole,
 )
 from prims.decomp.reductions import linalg_vector_norm, sum_dims
 from prims.decomp.registry import decomposition
@@ -152,7 +153,7 @@ def logspace(p: Any, start: Any, end: Any, steps: Size, base: float = 10.0, **kw
     """base ** linspace(start, end, steps), in float64 where the result is float32, as accurate as eager."""
     dtype = kw.get("dtype") or torch.get_default_dtype()
     if is_integral(dtype) or dtype.is_complex or is_value(start) or is_value(end):
-        raise unsupported("logspace of integers or between tensors")
+        raise whole("logspace of integers or between tensors")
     device = chosen_device(kw.get("device"))
     if steps == 1:
         return p.full((1,), float(base) ** float(start), dtype, device)

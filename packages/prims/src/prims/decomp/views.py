@@ -15,6 +15,7 @@ from prims.decomp.common import (
     expand,
     iota_along,
     norm_dim,
+    number,
     numel,
     prod,
     result_dtype,
@@ -311,6 +312,22 @@ def cat(p: Any, tensors: Sequence[Value], dim: int = 0) -> Value:
         return to_dtype(p, tensors[0], dtype)
     parts = [to_dtype(p, x, dtype) for x in parts]
     return parts[0] if len(parts) == 1 else p.concat(tuple(parts), norm_dim(dim, parts[0].ndim))
+
+
+@decomposition("aten.block_diag.default")
+def block_diag(p: Any, tensors: Sequence[Value]) -> Value:
+    """Matrices along the diagonal, 0 elsewhere; a vector is a row."""
+    dtype = result_dtype(*tensors)
+    blocks = [p.reshape(to_dtype(p, x, dtype), (1,) * (2 - x.ndim) + tuple(x.shape)) for x in tensors]
+    columns = sum(block.shape[1] for block in blocks)
+    zero = number(0, dtype)
+    left: Size = 0
+    rows = []
+    for block in blocks:
+        width = block.shape[1]
+        rows.append(p.pad(block, zero, (0, left), (0, columns - left - width)))
+        left = left + width
+    return rows[0] if len(rows) == 1 else p.concat(tuple(rows), 0)
 
 
 @decomposition("aten.stack.default")

@@ -10,7 +10,7 @@ import torch.fx
 
 import prims
 from prims.decomp.registry import Decomposition, get
-from prims.errors import Unsupported, VerifierError
+from prims.errors import LeftWhole, Unsupported, VerifierError
 from prims.handlers import GraphHandler
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
@@ -21,6 +21,7 @@ from prims.lower.custom import custom_call, opaque_call
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
+from prims.lower.whole import may_raise
 from prims.ops import PrimOp
 
 CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
@@ -28,9 +29,9 @@ CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.de
 
 
 def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
-    """Write every aten op in primitives. What the backend claims stays one node; so does what has no
-    decomposition, with a fallback recorded in the report. The rewrites of `prims.lower.rewrites` are
-    applied as nodes are made, one unit of fuel each.
+    """Write every aten op in primitives. What the backend claims stays one node; so does a call that PyTorch's own
+    kernel does better, and what has no decomposition, this with a fallback recorded in the report. The rewrites of
+    `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each.
     """
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
@@ -60,12 +61,16 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return custom_call(p, node, args, kwargs)
         if fn is None:
             return extern(node, args, kwargs, "no decomposition")
+        if may_raise(name, node, args):
+            return opaque_call(p, node, args, kwargs)
         if _is_complex(node):
             return extern(node, args, kwargs, "complex numbers")
         try:
             if name in CONVERSIONS:
                 return _asked_for(p, fn, args, kwargs)
             return fn(p, *args, **kwargs)
+        except LeftWhole:
+            return opaque_call(p, node, args, kwargs)
         except Unsupported as error:
             return extern(node, args, kwargs, error.reason)
         except VerifierError as error:

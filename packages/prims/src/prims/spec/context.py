@@ -313,6 +313,9 @@ class SymbolContext:
         e = self.simplify(e if isinstance(e, Expr) else e.expr)
         if e.is_const:
             return e.value
+        if e.kind == "fbits":
+            self.specialise(e.args[0], reason)
+            return self.simplify(e).value
         value = self.hint(e)
         if value is None:
             raise DataDependentError(

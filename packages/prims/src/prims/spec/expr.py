@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
@@ -37,8 +38,21 @@ FLOAT_BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "ffloordiv": operator.floordiv,
     "fmod": operator.mod,
 }
+
+
+def bits_of_float(x: float) -> int:
+    """The 64 bits of a float (IEEE 754 binary64) as a signed integer."""
+    return int(struct.unpack("q", struct.pack("d", x))[0])
+
+
+def float_of_bits(bits: int) -> float:
+    """The float with these bits."""
+    return float(struct.unpack("d", struct.pack("q", bits))[0])
+
+
 FLOAT_UNARY: dict[str, Callable[[Any], Any]] = {
     "tofloat": float,
+    "fbits": float_of_bits,
     "fneg": operator.neg,
     "fabs": abs,
     "fsqrt": math.sqrt,
@@ -659,6 +673,12 @@ def to_float(a: Any) -> Expr:
     return _intern("tofloat", (a,))
 
 
+def from_bits(bits: Any) -> Expr:
+    """The float expression of an integer one that gives its bits: how a float of the program is a symbol."""
+    a = to_expr(bits)
+    return fconst(float_of_bits(a.value)) if a.is_const else _intern("fbits", (a,))
+
+
 def float_op(kind: str, *operands: Any) -> Expr:
     """The float operation ``kind`` (a key of ``FLOAT_UNARY`` or ``FLOAT_BINARY``), folded on constants."""
     args = tuple(to_float(x) for x in operands)
@@ -796,6 +816,8 @@ def rebuild(kind: str, args: tuple[Expr, ...]) -> Expr:
         return round_to_int(kind, args[0])
     if kind == "tofloat":
         return to_float(args[0])
+    if kind == "fbits":
+        return from_bits(args[0])
     return float_op(kind, *args)
 
 

@@ -26,6 +26,7 @@ _FUNCTIONS = {
     "max": "max",
     "tofloat": "float",
     "trunc": "trunc",
+    "fbits": "fbits",
     "ffloor": "floor",
     "fceil": "ceil",
     "ite": "ite",
@@ -162,6 +163,8 @@ def to_c(e: Expr) -> str:
         return f"({to_c(args[0])} {_FLOAT_RELATIONS[kind]} {to_c(args[1])})"
     if kind == "tofloat":
         return f"((double){to_c(args[0])})"
+    if kind == "fbits":
+        return f"((union {{ long i; double f; }}){{ .i = {to_c(args[0])} }}.f)"
     if kind in ("trunc", "ffloor", "fceil"):
         return f"((long){kind.lstrip('f') if kind != 'trunc' else kind}({to_c(args[0])}))"
     if kind == "fneg":

@@ -132,11 +132,22 @@ def _new_metadata(
     for i, (target, new) in enumerate(zip(targets, results, strict=False)):
         if not isinstance(new, TensorSpec) or not isinstance(target, TensorSpec):
             continue
+        if not _takes(functional, new.dtype, target.dtype):
+            raise RuntimeError(f"result type {new.dtype} can't be cast to the desired output type {target.dtype}")
         if _is_view(functional):
             targets[i] = new
         elif target.shape != new.shape:
             targets[i] = TensorSpec(new.shape, target.dtype, target.device, new.strides, target.storage_offset)
     return targets
+
+
+#: Operators that convert no result to the dtype of their ``out=``.
+_EXACT = frozenset(("gather", "index_select", "complex", "polar", "take", "aminmax"))
+
+
+def _takes(func: OpOverload, made: torch.dtype, wanted: torch.dtype) -> bool:
+    """May an ``out=`` of this dtype be given?"""
+    return made is wanted or (torch.can_cast(made, wanted) and func._overloadpacket.__name__ not in _EXACT)
 
 
 def _is_view(func: OpOverload) -> bool:

@@ -612,6 +612,9 @@ class SymFloat(SymNode):
     def __pow__(self, other: Any) -> Any:
         return _float_result("fpow", self, other)
 
+    def __abs__(self) -> Any:
+        return self.abs()
+
     def __neg__(self) -> Any:
         return self.neg()
 

@@ -121,6 +121,9 @@ def _pool_shape(
 ) -> tuple[Size, ...]:
     kernel, padding, dilation = _listed(kernel, n), _listed(padding, n), _listed(dilation, n)
     stride = _listed(stride, n) if stride else kernel
+    for k, s, pad, step in zip(kernel, stride, padding, dilation, strict=True):
+        if s <= 0 or pad < 0 or pad > (step * (k - 1) + 1) // 2:
+            raise RuntimeError(f"pooling with kernel_size={k}, stride={s}, padding={pad} and dilation={step}")
     spatial = (
         pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)
     )
@@ -166,6 +169,8 @@ def _avg_pool(n: int) -> None:
         count_include_pad: bool = True,
         divisor_override: Any = None,
     ) -> TensorSpec:
+        if divisor_override == 0:
+            raise RuntimeError("divisor must be not zero")
         shape = _pool_shape(x, n, kernel, stride, padding, 1, ceil_mode)
         return _formatted(shape, x, n == 2 and _batched_last(x, n))
 

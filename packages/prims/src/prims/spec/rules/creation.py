@@ -89,6 +89,8 @@ def empty_permuted(
     device: Any = None,
     pin_memory: Any = None,
 ) -> TensorSpec:
+    if len({d % len(size) for d in physical_layout}) != len(size):
+        raise RuntimeError(f"Duplicate dim in the physical layout {list(physical_layout)}")
     strides = strides_in_order(tuple(size), reversed(physical_layout))
     return TensorSpec(size, dtype or torch.get_default_dtype(), _device(device), strides)
 
@@ -162,6 +164,8 @@ def new_empty_strided(
 
 
 def _length(start: Any, end: Any, step: Any) -> Size:
+    if step == 0 or (end < start if step > 0 else end > start):
+        raise RuntimeError(f"arange from {start} to {end} in steps of {step}")
     if any(isinstance(v, (float, SymFloat)) for v in (start, end, step)):
         return math.ceil((float(end) - float(start)) / float(step))
     return sym_max(-((start - end) // step), 0)

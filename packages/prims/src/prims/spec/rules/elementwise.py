@@ -45,7 +45,7 @@ UNARY: dict[DtypeRule, str] = {
         special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc
         mvlgamma deg2rad rad2deg""",
     _same: """neg sign sgn floor ceil trunc round frac positive bitwise_not relu silu mish hardswish hardsigmoid
-        hardtanh elu celu selu gelu leaky_relu softplus hardshrink softshrink threshold log_sigmoid
+        hardtanh elu celu selu leaky_relu softplus hardshrink threshold log_sigmoid
         nan_to_num conj_physical _conj_physical""",
     _bool: "isnan isinf isfinite isposinf isneginf signbit logical_not",
     _real: "abs",
@@ -65,6 +65,20 @@ for _rule, _text in UNARY.items():
         _unary(f"{_name}.default", _rule)
 for _rule, _text in UNARY_OVERLOADS.items():
     _unary(_text, _rule)
+
+
+@meta_rule("aten.gelu.default")
+def gelu(x: TensorSpec, *, approximate: str = "none") -> TensorSpec:
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
+    return iterate((x,), x.dtype)
+
+
+@meta_rule("aten.softshrink.default")
+def softshrink(x: TensorSpec, lambd: Any = 0.5) -> TensorSpec:
+    if isinstance(lambd, (int, float)) and not lambd >= 0:
+        raise RuntimeError(f"lambda must be at least 0, but found {lambd}")
+    return iterate((x,), x.dtype)
 
 
 @meta_rule("aten.polygamma.default")
@@ -260,4 +274,6 @@ def log_sigmoid_forward(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 @meta_rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
 def masked_fill(x: TensorSpec, mask: TensorSpec, value: Any) -> TensorSpec:
     """A contiguous copy of the expanded input, filled in place."""
+    if isinstance(value, TensorSpec) and value.ndim:
+        raise RuntimeError(f"masked_fill only supports a 0-dimensional value tensor, but got {value.ndim} dimensions")
     return TensorSpec(broadcast_shapes((x.shape, mask.shape)), x.dtype, x.device)

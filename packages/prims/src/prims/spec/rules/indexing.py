@@ -41,15 +41,27 @@ def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
 )
 def scatter(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
     wrap_dim(dim, x.ndim)
+    source = args[1] if len(args) > 1 else kwargs.get("src")
+    if isinstance(source, TensorSpec) and source.dtype != x.dtype:
+        raise RuntimeError(f"scatter(): Expected self.dtype to be equal to src.dtype, not {x.dtype} and {source.dtype}")
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule(
     "aten.index_copy.default",
-    "aten.index_add.default",
 )
 def index_copy(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
     wrap_dim(dim, x.ndim)
+    return TensorSpec(x.shape, x.dtype, x.device)
+
+
+@meta_rule("aten.index_add.default")
+def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
+    d = wrap_dim(dim, x.ndim)
+    if source.ndim != x.ndim and (source.ndim, x.ndim) not in ((0, 1), (1, 0)):
+        raise RuntimeError(f"index_add(): self has {x.ndim} dimensions and source {source.ndim}")
+    if any(a != b for i, (a, b) in enumerate(zip(x.shape, source.shape, strict=False)) if i != d):
+        raise RuntimeError(f"index_add(): source of shape {list(source.shape)} for self of shape {list(x.shape)}")
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
@@ -151,6 +163,8 @@ def index_put(x: TensorSpec, indices: Any, values: TensorSpec, *args: Any, **kwa
 
 @meta_rule("aten.embedding.default")
 def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    if weight.ndim != 2:
+        raise RuntimeError("'weight' must be 2-D")
     return TensorSpec((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)
 
 

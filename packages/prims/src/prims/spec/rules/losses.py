@@ -55,7 +55,14 @@ def mse_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpe
     return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
 
 
-@meta_rule("aten.smooth_l1_loss.default", "aten.huber_loss.default")
+@meta_rule("aten.huber_loss.default")
+def huber_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
+    if isinstance(delta, (int, float)) and not delta > 0:
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
+    return smooth_l1_loss(x, target, reduction)
+
+
+@meta_rule("aten.smooth_l1_loss.default")
 def smooth_l1_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
     return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
 

@@ -32,6 +32,8 @@ def native_layer_norm(
     eps: float,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     n = len(normalized_shape)
+    if n == 0:
+        raise RuntimeError("Expected normalized_shape to be at least 1-dimensional")
     for a, b in zip(x.shape[x.ndim - n :], normalized_shape, strict=False):
         if a is not b and a != b:
             raise RuntimeError(

@@ -20,9 +20,13 @@ Size = Any  # int | Sym
 
 def reduced_shape(x: TensorSpec, dims: Any, keepdim: bool) -> tuple[Size, ...]:
     """The shape after reducing ``dims`` (an int, a list; None or empty means all)."""
+    if x.ndim > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
     if isinstance(dims, int):
         dims = (dims,)
     gone = {wrap_dim(d, x.ndim) for d in dims} if dims else set(range(x.ndim))
+    if dims and len(gone) != len(dims):
+        raise RuntimeError(f"a dimension appears multiple times in the list of dims {list(dims)}")
     if keepdim:
         return tuple(1 if d in gone else s for d, s in enumerate(x.shape))
     return tuple(s for d, s in enumerate(x.shape) if d not in gone)

@@ -146,6 +146,8 @@ def roll(x: TensorSpec, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Ten
 @meta_rule("aten.rot90.default")
 def rot90(x: TensorSpec, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
     a, b = wrap_dim(dims[0], x.ndim), wrap_dim(dims[1], x.ndim)
+    if len(dims) != 2 or a == b:
+        raise RuntimeError(f"rot90 needs two dimensions to rotate in, not {list(dims)}")
     k = k % 4
     if k in (0, 2):
         return with_format(x, torch.contiguous_format if k == 0 else None, x.dtype, x.device)
@@ -163,6 +165,8 @@ def tril(x: TensorSpec, diagonal: Size = 0) -> TensorSpec:
 @meta_rule("aten.diag_embed.default")
 def diag_embed(x: TensorSpec, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorSpec:
     a, b = wrap_dim(dim1, x.ndim + 1), wrap_dim(dim2, x.ndim + 1)
+    if a == b:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     n = x.shape[-1] + abs(offset)
     shape = list(x.shape[:-1])
     for d in sorted((a, b)):
@@ -180,6 +184,13 @@ def block_diag(tensors: Sequence[TensorSpec]) -> TensorSpec:
     return TensorSpec((rows, cols), result_dtype(tensors), tensors[0].device)
 
 
-@meta_rule("aten.cross.default", "aten.linalg_cross.default")
-def cross(x: TensorSpec, y: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+@meta_rule("aten.cross.default")
+def cross(x: TensorSpec, y: TensorSpec, dim: int | None = None) -> TensorSpec:
     return TensorSpec(broadcast_shapes((x.shape, y.shape)), x.dtype, x.device)
+
+
+@meta_rule("aten.linalg_cross.default")
+def linalg_cross(x: TensorSpec, y: TensorSpec, *, dim: int = -1) -> TensorSpec:
+    if x.ndim != y.ndim or any(s.shape[wrap_dim(dim, s.ndim)] != 3 for s in (x, y)):
+        raise RuntimeError(f"linalg.cross: inputs of shapes {list(x.shape)} and {list(y.shape)} along dimension {dim}")
+    return cross(x, y)

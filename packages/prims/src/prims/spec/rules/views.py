@@ -204,8 +204,15 @@ def transpose(x: TensorSpec, dim0: int, dim1: int) -> TensorSpec:
     return view_of(x, shape, strides)
 
 
-@meta_rule("aten.t.default", "aten.numpy_T.default")
+@meta_rule("aten.numpy_T.default")
+def numpy_t(x: TensorSpec) -> TensorSpec:
+    return view_of(x, x.shape[::-1], x.strides[::-1])
+
+
+@meta_rule("aten.t.default")
 def t(x: TensorSpec) -> TensorSpec:
+    if x.ndim > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.ndim}D")
     return view_of(x, x.shape[::-1], x.strides[::-1])
 
 

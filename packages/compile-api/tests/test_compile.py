@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -317,8 +318,8 @@ def gradients(function, x, w):
     return x.grad, w.grad
 
 
-def breakable(monkeypatch, name):
-    """From now on generated code's calls of ``name`` are counted and fail while ``state["at"]`` is their number."""
+def breakable(monkeypatch, prefix):
+    """From now on generated code's calls of functions ``<prefix><number>`` are counted; that of number ``state["at"]`` fails."""
     from inductor_gen.runtime import wrapper
 
     original = wrapper.Wrapper.build
@@ -326,15 +327,19 @@ def breakable(monkeypatch, name):
 
     def build(self):
         call = original(self)
-        function = self.space.get(name)
 
-        def counted(*args):
-            state["calls"] += 1
-            if state["calls"] == state["at"]:
-                raise RuntimeError("the kernel is gone")
-            return function(*args)
+        def counted(function):
+            def call(*args):
+                state["calls"] += 1
+                if state["calls"] == state["at"]:
+                    raise RuntimeError("the kernel is gone")
+                return function(*args)
 
-        self.space[name] = counted
+            return call
+
+        for name, function in self.space.items():
+            if re.fullmatch(rf"{prefix}\d+", name):
+                self.space[name] = counted(function)
         return call
 
     monkeypatch.setattr(wrapper.Wrapper, "build", build)
@@ -342,7 +347,7 @@ def breakable(monkeypatch, name):
 
 
 def test_a_backward_that_fails_late_is_mended(monkeypatch):
-    state = breakable(monkeypatch, "launch")
+    state = breakable(monkeypatch, "run")
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     compiled = compile_api.compile(two_products)
     wanted = gradients(two_products, x, w)
@@ -396,7 +401,7 @@ def test_a_library_that_refuses_is_not_asked_again():
 
 
 def test_a_backward_that_fails_after_freeing_says_so(monkeypatch):
-    state = breakable(monkeypatch, "launch")
+    state = breakable(monkeypatch, "run")
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     compiled = compile_api.compile(two_products)
     wanted = gradients(two_products, x, w)

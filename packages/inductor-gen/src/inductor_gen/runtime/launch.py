@@ -14,6 +14,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +24,7 @@ from prims.options import Options
 __all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Program", "Run", "as_launcher", "launcher"]
 
 UNALIGNED = -2
+METHOD_SIZE = 32  # bytes of an entry in the table of methods
 
 LAUNCHER = Unit(
     name="quintet_launch",
@@ -131,7 +133,34 @@ static void* ql_run(void* self, void* const* args, intptr_t given) {
     return ql.new_number(code);
 }
 
-static ql_method ql_methods[] = {{"run", ql_run, 0x80 /* METH_FASTCALL */, 0}};
+/* product(out, a, b, stream[, workspace]); the table is what inductor_gen.runtime.products makes */
+static void* ql_product(void* self, void* const* args, intptr_t given) {
+    const int64_t* t = (const int64_t*)ql.bytes(self);
+    int (*matmul)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
+                  void*, void*, const void*, void*, size_t, void*) = (void*)(intptr_t)t[0];
+    const int64_t bytes = t[6];
+    char *p[3], *workspace = 0;
+    if (given != 4 + (bytes > 0)) {
+        ql.raise(ql.type_error, "a generated wrapper passes another number of arguments than a product takes");
+        return 0;
+    }
+    for (int k = 0; k < 3; k++) {
+        if (!ql_pointer(args[k], &p[k])) return 0;
+        p[k] += t[7 + k];
+        if ((intptr_t)p[k] & 255) return ql.new_number(-2);
+    }
+    if (bytes && !ql_pointer(args[4], &workspace)) return 0;
+    void* stream = ql.pointer(args[3]);
+    if (!stream && ql.occurred()) return 0;
+    const float one = 1, zero = 0;
+    void* state = ql.leave();
+    const int code = matmul((void*)t[1], (void*)t[2], &one, p[2], (void*)t[3], p[1], (void*)t[4], &zero,
+                            p[0], (void*)t[5], p[0], (void*)t[5], t + 10, workspace, (size_t)bytes, stream);
+    ql.enter(state);
+    return ql.new_number(code);
+}
+
+static ql_method ql_methods[] = {{"run", ql_run, 0x80 /* METH_FASTCALL */, 0}, {"product", ql_product, 0x80, 0}};
 
 void* KERNEL(const void* places) {
     __builtin_memcpy(&ql, places, sizeof(ql));
@@ -168,6 +197,7 @@ class Program:
     numbers: Sequence[int] | int
     calls: Sequence[Call] = ()
     gpu: Sequence[int] = ()
+    method: ClassVar[int] = 0
 
     def words(self) -> list[int]:
         """The table as the C side reads it."""
@@ -187,7 +217,7 @@ class Program:
 #: A call of a program: tensors, sizes unless they are constants, the stream on a GPU; it gives 0, an error of the
 #: driver, or ``UNALIGNED`` before anything ran.
 Run = Callable[..., int]
-Launcher = Callable[[Program], Run]
+Launcher = Callable[[Any], Run]
 
 
 def launcher(options: Options) -> Launcher:
@@ -207,11 +237,11 @@ def as_launcher(address: int, quick: bool = True) -> Launcher:
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     new_function = make(("PyCFunction_NewEx", python))
 
-    def bound(program: Program) -> Run:
-        table = program.words()
-        return new_function(methods, struct.pack(f"{len(table)}q", *table), None)  # type: ignore[no-any-return]
+    return lambda program: new_function(methods + program.method * METHOD_SIZE, _packed(program.words()), None)
 
-    return bound
+
+def _packed(words: Sequence[int]) -> bytes:
+    return struct.pack(f"{len(words)}q", *words)
 
 
 def _tensor_places() -> tuple[int, int, int]:

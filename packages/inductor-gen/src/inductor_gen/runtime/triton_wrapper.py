@@ -10,11 +10,14 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import POSITIONS, TritonSource
+from inductor_gen.extern.cuda import misaligned
+from inductor_gen.extern.custom import reported_name
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import contiguous_strides
 from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
+from inductor_gen.runtime.products import Product, plain, products_on, unusual
 from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
@@ -42,6 +45,7 @@ class TritonWrapper(Wrapper):
         self.space["relaunch"] = _relaunch
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
+        self.asks = False
         self.visible: set[Node] | None = None
         self.runs: dict[int, list[KernelCall]] | None = None
         self.bounded: set[Expr] = set()
@@ -97,6 +101,67 @@ class TritonWrapper(Wrapper):
             self._interpret(triton)
         else:
             self._launch_cuda(triton)
+
+    def _extern(self, node: Node) -> None:
+        product = self._product(node) if node.op == "aten.mm.default" else None
+        if product is None:
+            super()._extern(node)
+            return
+        left, right = self.prepared.externs[node][0]
+        self.externs.append(reported_name(node))
+        name = self.names[node] = f"x{len(self.names)}"
+        strides = self.sizes_text(self.prepared.layouts[node].strides)
+        device = self._object(self.device)
+        place = f"dtype={node.dtype}, device={device}"
+        self.lines.append(f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, {place})")
+        self.space.setdefault("torch", torch)
+        self._take_stream()
+        function = f"product{len(self.space)}"
+        self.space[function] = self.launcher(product)
+        more = ""
+        if product.workspace:
+            more = ", space"
+            place = f"({product.workspace},), (1,), dtype=torch.uint8, device={device}"
+            self.lines.append(f"space = empty_strided({place})")
+        self.lines.append(
+            f"if other or {function}({name}, {self.name(left.base)}, {self.name(right.base)}, stream{more}): "
+            f"torch.mm({self.view(left)}, {self.view(right)}, out={name})"
+        )
+        if product.workspace:
+            self.lines.append("space = None")
+
+    def _product(self, node: Node) -> Product | None:
+        """The library's call for a matrix product whose sizes are known, None where it is not a plain one."""
+        args, kwargs = self.prepared.externs[node]
+        if self.device.type != "cuda" or kwargs or node in self.unit.functions or misaligned(node):
+            return None
+        if self.unit.options.numerics != "fast" or not all(isinstance(a, ViewRef) for a in args):
+            return None
+        left, right = args
+        layout = self.prepared.layouts[node].strides
+        sizes = (*left.shape, *right.shape, *layout, *left.strides, *right.strides, left.offset, right.offset)
+        if not all(e.is_const for e in sizes):
+            return None
+        m, k, _, n, *strides, first, second = (int(e.value) for e in sizes)
+        same = left.base.dtype == right.base.dtype == node.dtype
+        if not same or strides[:2] != [n, 1]:
+            return None
+        if not plain():
+            return None
+        size = node.dtype.itemsize  # type: ignore[union-attr]
+        product = products_on(self.device).product(
+            node.dtype, (m, n, k), (strides[2], strides[3]), (strides[4], strides[5]), (size * first, size * second)
+        )
+        if product is not None and not self.asks:
+            self.asks = True
+            self.space["unusual"] = unusual
+            self.lines.append("other = unusual()")
+        return product
+
+    def _take_stream(self) -> None:
+        if not self.stream:
+            self.stream = True
+            self.lines.append(f"stream = cuda_stream({self.device.index})")
 
     def _allocate(self, call: KernelCall) -> None:
         """One allocation for the small buffers of a dtype that kernels write before the next operator: each would cost
@@ -190,9 +255,7 @@ class TritonWrapper(Wrapper):
             sizes.extend(source.sizes)
             sizes.extend(source.grid)
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
-        if not self.stream:
-            self.stream = True
-            self.lines.append(f"stream = cuda_stream({self.device.index})")
+        self._take_stream()
         run, operands, numbers = self._run(calls, slots, sizes, self.gpu)
         self.lines.append(f"code = {run}({', '.join([*operands, *numbers, 'stream'])})")
         rest = "".join(f"{text}, " for text in (*numbers, "stream"))

@@ -1,0 +1,167 @@
+"""Products by cuBLASLt: what the library is told, against what its documentation says that it computes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+
+from inductor_gen.runtime import products
+from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, as_launcher
+from inductor_gen.runtime.products import Product, Products
+from prims.options import Options
+
+MATMUL = ctypes.CFUNCTYPE(
+    ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.POINTER(ctypes.c_float), *[ctypes.c_void_p] * 4,
+    ctypes.POINTER(ctypes.c_float), *[ctypes.c_void_p] * 4, ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p,
+    ctypes.c_size_t, ctypes.c_void_p,
+)  # fmt: skip
+
+
+def float_at(address: int, rows: int, columns: int, leading: int) -> torch.Tensor:
+    """The matrix of bfloat16 at an address, whose columns are ``leading`` apart."""
+    count = (columns - 1) * leading + rows
+    raw = (ctypes.c_int16 * count).from_address(address)
+    flat = torch.frombuffer(raw, dtype=torch.bfloat16)
+    return flat.as_strided((rows, columns), (1, leading))
+
+
+class Library:
+    """Computes on the CPU what the documentation of cublasLtMatmul says."""
+
+    def __init__(self, workspace: int = 0, status: int = 0) -> None:
+        self.objects: dict[int, Any] = {}
+        self.workspace = workspace
+        self.status = status
+        self.code = 0
+        self.given: list[tuple[Any, ...]] = []
+        self.cublasLtMatmul = MATMUL(self._matmul)
+
+    def _new(self, place: Any, value: Any) -> int:
+        number = len(self.objects) + 1000
+        self.objects[number] = value
+        place._obj.value = number
+        return 0
+
+    def cublasLtMatmulDescCreate(self, place: Any, compute: int, scale: int) -> int:
+        assert (compute, scale) == (68, 0)
+        return self._new(place, {3: 0, 4: 0})
+
+    def cublasLtMatmulDescSetAttribute(self, made: Any, name: int, value: Any, size: Any) -> int:
+        assert size.value == 4 and name in (3, 4)
+        self.objects[made.value][name] = value._obj.value
+        return 0
+
+    def cublasLtMatrixLayoutCreate(self, place: Any, kind: int, rows: Any, columns: Any, leading: Any) -> int:
+        assert kind == 14 and leading.value >= rows.value
+        return self._new(place, (rows.value, columns.value, leading.value))
+
+    def cublasLtMatmulPreferenceCreate(self, place: Any) -> int:
+        return self._new(place, {})
+
+    def cublasLtMatmulPreferenceSetAttribute(self, made: Any, name: int, value: Any, size: Any) -> int:
+        assert (name, size.value) == (1, 8)
+        return 0
+
+    def cublasLtMatmulPreferenceDestroy(self, made: Any) -> int:
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *args: Any) -> int:
+        found, count = args[-2], args[-1]
+        found[0], found[7], found[8], found[9] = 41, 48, self.workspace, self.status
+        count._obj.value = 1
+        return 0
+
+    def _matmul(
+        self, handle: Any, made: int, alpha: Any, a: int, a_layout: int, b: int, b_layout: int, beta: Any, c: int,
+        c_layout: int, d: int, d_layout: int, algorithm: Any, workspace: Any, size: int, stream: Any,
+    ) -> int:  # fmt: skip
+        self.given.append((handle, algorithm[0], algorithm[7], workspace, size, stream))
+        if self.code:
+            return self.code
+        assert (alpha[0], beta[0], c, c_layout) == (1, 0, d, d_layout)
+        turned = self.objects[made]
+        left, right = float_at(a, *self.objects[a_layout]), float_at(b, *self.objects[b_layout])
+        out = float_at(d, *self.objects[d_layout])
+        out.copy_((left.t() if turned[3] else left).float() @ (right.t() if turned[4] else right).float())
+        return 0
+
+
+def made(monkeypatch: Any, library: Library) -> Products:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    found = Products(torch.device("cuda", 0))
+    found.lib, found.handle = library, ctypes.c_void_p(99)
+    return found
+
+
+def matrix(rows: int, columns: int, padding: int, turned: bool) -> torch.Tensor:
+    """One whose memory begins at a multiple of 256 bytes."""
+    shape = (columns, rows) if turned else (rows, columns)
+    block = torch.randn(shape[0] * (shape[1] + padding) + 256).bfloat16()
+    skipped = -block.data_ptr() % 256 // 2
+    found = block.as_strided(shape, (shape[1] + padding, 1), skipped)
+    return found.t() if turned else found
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+def test_rows_or_columns_first(monkeypatch: Any, left: bool, right: bool, padding: int) -> None:
+    library = Library()
+    found = made(monkeypatch, library)
+    a, b, out = matrix(17, 23, padding, left), matrix(23, 31, padding, right), matrix(17, 31, 0, False)
+    product = found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0))
+    assert product is not None and product.workspace == 0
+    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    assert run(out, a, b, 7) == 0
+    torch.testing.assert_close(out, (a.float() @ b.float()).bfloat16())
+    assert library.given == [(99, 41, 48, None, 0, 7)]
+    assert found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0)) is product
+
+
+def test_operands_within_their_memory_a_workspace_and_errors(monkeypatch: Any) -> None:
+    library = Library(workspace=4096)
+    found = made(monkeypatch, library)
+    whole, b, out = matrix(64, 32, 0, False), matrix(32, 16, 0, False), matrix(16, 16, 0, False)
+    product = found.product(torch.bfloat16, (16, 16, 32), (32, 1), (16, 1), (16 * 32 * 2, 0))
+    assert product is not None and product.workspace == 4096
+    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    space = torch.empty(4096, dtype=torch.uint8)
+    assert run(out, whole, b, 0, space) == 0
+    torch.testing.assert_close(out, (whole[16:32].float() @ b.float()).bfloat16())
+    assert library.given == [(99, 41, 48, space.data_ptr(), 4096, None)]
+    assert run(out, whole[1:], b, 0, space) == UNALIGNED and len(library.given) == 1
+    library.code = 13
+    assert run(out, whole, b, 0, space) == 13
+    with pytest.raises(TypeError, match="number of arguments"):
+        run(out, whole, b, 0)
+
+
+def test_what_is_left_to_pytorch(monkeypatch: Any) -> None:
+    found = made(monkeypatch, Library())
+    shape, a, b, none = (32, 32, 32), (32, 1), (32, 1), (0, 0)
+    assert isinstance(found.product(torch.bfloat16, shape, a, b, none), Product)
+    assert found.product(torch.float32, shape, a, b, none) is None
+    assert found.product(torch.bfloat16, (8, 32, 32), a, b, none) is None
+    assert found.product(torch.bfloat16, shape, (64, 2), b, none) is None
+    assert found.product(torch.bfloat16, shape, (0, 1), b, none) is None
+    refusing = Library()
+    refusing.cublasLtMatmulDescCreate = lambda *args: 15  # type: ignore[method-assign]
+    for library in (Library(workspace=9 << 20), Library(status=7), refusing):
+        assert made(monkeypatch, library).product(torch.bfloat16, shape, a, b, none) is None
+
+
+@pytest.mark.parametrize("name", ["allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"])
+def test_flags_are_asked_at_every_call(name: str) -> None:
+    flags = torch.backends.cuda.matmul
+    before = getattr(flags, name)
+    assert not products.unusual()
+    try:
+        setattr(flags, name, False)
+        assert products.unusual() and not products.plain()
+    finally:
+        setattr(flags, name, before)

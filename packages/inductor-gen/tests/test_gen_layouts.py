@@ -124,6 +124,24 @@ def test_queries_lie_as_the_result_of_attention_is_read(turned: bool) -> None:
     assert not any(node.op == "copy" for node in prepared.graph.nodes)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_heads_that_queries_share_are_given_once(summed: bool) -> None:
+    """Unless a backward pass will follow, which knows nothing of it."""
+
+    def fn(p: Any, q: Any, k: Any, v: Any) -> Any:
+        def repeated(x: Any) -> Any:
+            return p.reshape(p.broadcast(x, (2, 3, 2, 5, 8), (0, 1, 3, 4)), (2, 6, 5, 8))
+
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        return p.aten(op, q, repeated(p.mul(k, 2.0)), repeated(v), None, summed)[0]
+
+    inputs = [torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)]
+    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    ((args, _),) = prepared.externs.values()
+    assert [ref.shape[1].value for ref in args[:3]] == ([6, 6, 6] if summed else [6, 3, 3])
+    assert sum(node.op == "copy" for node in prepared.graph.nodes) == (2 if summed else 0)
+
+
 SHAPES = [(3, 5), (2, 2), (700, 33), (2, 5000), (64, 64)]
 
 

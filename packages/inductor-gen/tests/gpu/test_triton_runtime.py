@@ -151,6 +151,28 @@ def test_cudnns_backward_is_asked_once_for_what_it_refuses(monkeypatch):
         cuda.cudnn_attention_backward(grad[:1], q[:1], k[:1], v[:1], out[:1], *rest[1:-2], 0.5, False, scale=0.3)
 
 
+def test_heads_are_repeated_where_cudnn_refuses_to_share_them(monkeypatch):
+    """It is asked once."""
+    asked = []
+
+    def fused(q, k, v, bias, summed, dropout, causal, *, scale):
+        asked.append(k.shape[1])
+        if k.shape[1] != q.shape[1]:
+            raise RuntimeError("No valid execution plans")
+        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale),)
+
+    aten = types.SimpleNamespace(_scaled_dot_product_cudnn_attention=types.SimpleNamespace(default=fused))
+    fake = types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten), OutOfMemoryError=torch.OutOfMemoryError)
+    monkeypatch.setattr(cuda, "torch", fake)
+    monkeypatch.setattr(cuda, "_REFUSED", set())
+    q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    for _ in range(2):
+        found = cuda.cudnn_attention(q, k, v, None, False, 0.0, True, scale=8**-0.5)
+        torch.testing.assert_close(found[0], wanted)
+    assert asked == [3, 6, 6]
+
+
 def test_cudnns_backward_is_given_rows(monkeypatch):
     """It refuses operands whose last dimension has another stride than 1."""
     given = []

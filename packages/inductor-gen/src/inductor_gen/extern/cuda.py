@@ -93,7 +93,24 @@ def efficient_attention_backward(grad: Any, query: Any, key: Any, value: Any, bi
     return op(grad, query, key, value, with_aligned_rows(bias), *rest, **kw)
 
 
-_REFUSED: set[Any] = set()  # kinds of operands that cuDNN has no backward for
+_REFUSED: set[Any] = set()  # kinds of operands that cuDNN has no kernel for
+
+
+def cudnn_attention(query: Any, key: Any, value: Any, *rest: Any, **kw: Any) -> Any:
+    """cuDNN's attention; where it refuses to share heads of keys and values they are repeated."""
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    times = query.shape[1] // key.shape[1]
+    if times == 1:
+        return op(query, key, value, *rest, **kw)
+    kind = (rest[1:], *((t.shape, t.stride(), t.dtype) for t in (query, key, value)))
+    if kind not in _REFUSED:
+        try:
+            return op(query, key, value, *rest, **kw)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            _REFUSED.add(kind)
+    return op(query, key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), *rest, **kw)
 
 
 def cudnn_attention_backward(
@@ -131,6 +148,7 @@ def cudnn_attention_backward(
 
 
 _ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
+    "aten._scaled_dot_product_cudnn_attention.default": ("cudnn_attention", cudnn_attention),
     "aten._scaled_dot_product_efficient_attention.default": ("efficient_attention", efficient_attention),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         "efficient_attention_backward", efficient_attention_backward,

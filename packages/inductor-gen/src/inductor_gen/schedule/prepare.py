@@ -22,6 +22,7 @@ from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, siz
 from inductor_gen.loops.views import view_strides
 from inductor_gen.schedule import products
 from inductor_gen.schedule.activations import join_activations
+from inductor_gen.schedule.heads import share_heads
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.masks import settle_masks
 from inductor_gen.schedule.patches import gather_patches
@@ -92,6 +93,7 @@ class _Preparer:
         unmasked = settle_masks(self.old, masks)
         if hint is not None:  # where results need not be rounded between operators
             join_activations(self.old)
+        share_heads(self.old)
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph(), unmasked=unmasked)
         self.owned: set[Node] = set()  # buffers that some output already is

@@ -185,7 +185,7 @@ class _BackendError(Exception):
 
 
 def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
-    if runs_without_hook(code):
+    if runs_without_hook(code, globals_):
         return _native.SKIP_RECURSIVE
     return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
 

@@ -50,9 +50,11 @@ def is_library_file(filename: str) -> bool:
     return filename.startswith(_TORCH_DIR) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
 
 
-def runs_without_hook(code: types.CodeType) -> bool:
-    """Whether everything that a frame calls runs as it is too: imports, and PyTorch's own compiler."""
-    return code.co_filename.startswith(_WITHOUT_HOOK)
+def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
+    """Whether everything that a frame calls runs as it is too: imports, PyTorch's own compiler, and the stage that runs a
+    captured graph again for second derivatives (which would be captured, and run again for those of its own)."""
+    name = globals_.get("__name__")
+    return code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd."))
 
 
 def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:

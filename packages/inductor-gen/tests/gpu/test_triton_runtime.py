@@ -159,7 +159,7 @@ def test_heads_are_repeated_where_cudnn_refuses_to_share_them(monkeypatch):
         asked.append(k.shape[1])
         if k.shape[1] != q.shape[1]:
             raise RuntimeError("No valid execution plans")
-        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale),)
+        return (torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale),)
 
     aten = types.SimpleNamespace(_scaled_dot_product_cudnn_attention=types.SimpleNamespace(default=fused))
     fake = types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten), OutOfMemoryError=torch.OutOfMemoryError)

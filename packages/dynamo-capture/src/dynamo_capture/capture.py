@@ -318,6 +318,10 @@ class Capture:
         """Whether an int of the frame becomes a symbolic input."""
         return self.sizes.int_is_dynamic(str(source), value)
 
+    def float_is_dynamic(self, source: Source, value: float) -> bool:
+        """Whether a float of the frame becomes a symbolic input."""
+        return self.sizes.float_is_dynamic(str(source), value)
+
     def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> Any:
         """Which dimensions of an input are symbolic."""
         return self.sizes.dims(str(source), tensor, source.is_module_state is not None)

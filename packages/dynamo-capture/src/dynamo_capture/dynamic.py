@@ -8,6 +8,7 @@ import torch
 
 from dynamo_capture.sources import Source
 from prims.errors import UserError
+from prims.spec.expr import bits_of_float
 
 __all__ = ["DynamicSizes", "mark_dynamic", "mark_static"]
 
@@ -51,8 +52,8 @@ class DynamicSizes:
             changed between captures.
 
     Attributes:
-        generalised: captures that made something symbolic which the ones before had fixed. They serve what those served,
-            and so do not count as further variants of the code.
+        generalised: captures that made something symbolic which the ones before had fixed. They serve what those
+            served, and so do not count as further variants of the code.
     """
 
     def __init__(self, dynamic: bool | None) -> None:
@@ -64,19 +65,24 @@ class DynamicSizes:
         self._changed: dict[str, set[int]] = {}
         self._ints: dict[str, int] = {}
         self._changed_ints: set[str] = set()
+        self._floats: dict[str, int] = {}
+        self._changed_floats: set[str] = set()
         self._now_shapes: dict[str, tuple[int, ...]] = {}
         self._now_ints: dict[str, int] = {}
+        self._now_floats: dict[str, int] = {}
 
     def start(self) -> None:
         """A capture (or its restart) begins."""
         self.stride_guards = []
         self._now_shapes = {}
         self._now_ints = {}
+        self._now_floats = {}
 
     def commit(self) -> None:
         """The capture is done: what it saw is what the next one compares with."""
         self._shapes.update(self._now_shapes)
         self._ints.update(self._now_ints)
+        self._floats.update(self._now_floats)
         symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints)
         if symbolic > self._symbolic:
             self._symbolic = symbolic
@@ -105,6 +111,17 @@ class DynamicSizes:
                 changed.update(d for d, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b)
             marked |= changed
         return sorted(d for d in marked - static if d < len(shape) and shape[d] > 1)
+
+    def float_is_dynamic(self, source: str, value: float) -> bool:
+        """Whether a float input is symbolic: once it has changed. Not a number is always specialised."""
+        bits = bits_of_float(value)
+        before = self._floats.get(source)
+        self._now_floats[source] = bits
+        if self.dynamic is False or value != value:
+            return False
+        if before is not None and before != bits:
+            self._changed_floats.add(source)
+        return source in self._changed_floats
 
     def int_is_dynamic(self, source: str, value: int) -> bool:
         """Whether an int input is symbolic. 0, 1 and negative ints are always specialised."""

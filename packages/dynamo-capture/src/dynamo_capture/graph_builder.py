@@ -17,23 +17,33 @@ import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import check_custom, mark_written
+from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
-from prims.spec import SymbolicCalls, abstract
+from prims.spec import SymbolicCalls, SymFloat, abstract
+from prims.spec.expr import bits_of_float, float_of_bits, from_bits
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
-    from dynamo_capture.sources import Source
 
 __all__ = ["GraphBuilder", "GraphInput"]
 
+
+def float_from_bits(bits: Any) -> Any:
+    """The float with these bits, symbolic if they are: a float of the program is an integer input of its graph."""
+    if not isinstance(bits, torch.SymInt):
+        return float_of_bits(bits)
+    node = bits.node
+    return torch.SymFloat(SymFloat(from_bits(node.expr), node.ctx))
+
+
 _SYM_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PURE_TARGETS = frozenset(
-    (operator.getitem, getattr, torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int,
+    (operator.getitem, getattr, float_from_bits, torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int,
      torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default)
 )  # fmt: skip
 
@@ -101,6 +111,25 @@ class GraphBuilder:
         node.meta["spec"] = sym
         value = SymValue(torch.SymInt(sym), lambda: node, source)
         self.inputs.append(GraphInput(source, node, value, real))
+        return value
+
+    def float_input(self, source: Source, real: float) -> SymValue:
+        """A float of the frame as a graph input: its bits, an integer of which the graph makes the float again."""
+        bits = bits_of_float(real)
+        held = Source("call", source, bits_of_float)
+        sym = self.ctx.new_symbol(bits, str(held), min=-(2**63), max=2**63 - 1)
+        placeholder = self._placeholder(held)
+        placeholder.meta["spec"] = sym
+        example = float_from_bits(torch.SymInt(sym))
+
+        def make() -> torch.fx.Node:
+            node = self.graph.create_node("call_function", float_from_bits, (placeholder,))
+            node.meta["spec"] = example.node
+            node.meta["source"] = self.tx.location()
+            return node
+
+        value = SymValue(example, make, source)
+        self.inputs.append(GraphInput(held, placeholder, value, bits))
         return value
 
     # --- nodes --------------------------------------------------------------------------------------------------

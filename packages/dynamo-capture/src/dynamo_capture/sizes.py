@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.guards import Guard
 from dynamo_capture.values.tensor import TensorValue
-from prims.spec.expr import Expr
+from prims.spec.expr import Expr, bits_of_float, float_of_bits
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.graph_builder import GraphInput
 
 __all__ = ["add_size_guards", "program"]
 
@@ -27,7 +28,16 @@ def add_size_guards(tx: Capture) -> None:
     tree = tx.guards.tree
     operands = _operands(tx)
     programs: list[list[Any]] = []
+    floats = {
+        inp.node.meta["spec"].expr.symbol_name: inp
+        for inp in tx.graph.all_inputs
+        if inp.source.kind == "call" and inp.source.key is bits_of_float
+    }
     for guard in tx.symbols.guards:
+        names = guard.expr.free_symbols()
+        if names and names <= floats.keys():
+            _guard_floats(tx, guard.expr, [floats[name] for name in sorted(names)])
+            continue
         try:
             programs.append(program(guard.expr, operands))
         except NotAnInteger:
@@ -38,7 +48,7 @@ def add_size_guards(tx: Capture) -> None:
             if not isinstance(stride, int):
                 programs.append([("stride", node, dim), *program(stride.expr, operands), "=="])
     for info in tx.symbols:
-        if info.name in operands and operands[info.name][0] == "int":
+        if info.name in operands and operands[info.name][0] == "int" and info.min > -(2**63):
             programs.append([operands[info.name], info.min, ">="])
     whole: list[Any] = []
     for i, one in enumerate(programs):  # joined one by one: the evaluator's stack is 64 deep
@@ -62,6 +72,23 @@ def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
         else:
             found.setdefault(inp.node.meta["spec"].expr.symbol_name, ("int", node))
     return found
+
+
+def _guard_floats(tx: Capture, expr: Expr, inputs: list[GraphInput]) -> None:
+    """A condition on floats of the program: on one alone it is checked as it stands, several are specialised."""
+    if expr.kind == "eq" or len(inputs) > 1:
+        for inp in inputs:
+            tx.guards.equals(inp.source.base, float_of_bits(inp.real))  # type: ignore[arg-type]
+        return
+    name = inputs[0].node.meta["spec"].expr.symbol_name
+
+    def holds(number: float) -> bool:
+        try:
+            return bool(expr.evaluate({name: bits_of_float(number)}))
+        except (ArithmeticError, ValueError):
+            return False
+
+    tx.guards.predicate(inputs[0].source.base, holds, str(expr))  # type: ignore[arg-type]
 
 
 def _specialised(tx: Capture, expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:

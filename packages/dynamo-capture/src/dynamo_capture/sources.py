@@ -111,7 +111,8 @@ class Source:
             return prefix + identifier(str(self)) + "_"
         if self.kind == "module_item":
             return f"{self.base.graph_name().rstrip('_')}{self.key[0]}_{identifier(self.key[1])}"
-        return f"{self.base.graph_name().rstrip('_')}_{identifier(str(self.key))}"
+        key = self.key.__name__ if self.kind == "call" else str(self.key)
+        return f"{self.base.graph_name().rstrip('_')}_{identifier(key)}"
 
 
 def identifier(text: str) -> str:

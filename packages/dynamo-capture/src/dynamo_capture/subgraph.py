@@ -67,6 +67,9 @@ class SubgraphBuilder(GraphBuilder):
     def size_input(self, source: Any, real: int, low: int) -> SymValue:
         return self.outer.size_input(source, real, low)
 
+    def float_input(self, source: Any, real: float) -> SymValue:
+        return self.outer.float_input(source, real)
+
     def lower(self, value: Value) -> tuple[Any, Any]:
         value = value.realize()
         if type(value) is TensorValue:

@@ -77,6 +77,9 @@ def _constant(tx: Capture, obj: Any, source: Source | None) -> Value:
         tx.guards.is_object(source, obj)
     elif cls is int and tx.int_is_dynamic(source, obj):
         return tx.graph.size_input(source, obj, 2)
+    elif cls is float and tx.float_is_dynamic(source, obj):
+        tx.guards.type_is(source, float)
+        return tx.graph.float_input(source, obj)
     elif cls is range:
         tx.guards.type_is(source, range)
         for name in ("start", "stop", "step"):

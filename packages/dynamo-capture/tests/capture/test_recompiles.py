@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
 
 def same(a, b):
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
     assert a.dtype == b.dtype and a.requires_grad == b.requires_grad
 
 
@@ -402,3 +405,83 @@ def test_module_counter_compiles_twice(capture):
         same(c(x), twin(x))
     assert net.calls == 8
     assert len(c.graphs) <= 4
+
+
+FLOATS = (0.5, 0.75, 1.25, -2.25, -0.0, 0.0, 1e30, 3.0, 1e-30, 0.5)
+
+
+def float_programs():
+    def arithmetic(x, a):
+        return x * (a * 2 + 1) / 3 - a, a * 2
+
+    def attribute(x, a):
+        return torch.full((3,), a) + torch.add(x, x, alpha=a), a
+
+    def rounding(x, a):
+        return x.clamp(min=min(a, 1.0)), abs(a), -a
+
+    return arithmetic, attribute, rounding
+
+
+@pytest.mark.parametrize("fn", float_programs(), ids=lambda fn: fn.__name__)
+def test_a_float_that_changes_becomes_an_input(capture, fn):
+    c = capture(fn)
+    x = torch.randn(3)
+    for a in FLOATS:
+        got, expected = c(x, a), fn(x, a)
+        same(got[0], expected[0])
+        assert repr(got[1:]) == repr(expected[1:])
+    assert len(c.graphs) == 2 and len(c.report.recompiles) == 1
+
+
+def test_a_float_that_decides_is_guarded_by_the_decision(capture):
+    def fn(x, a):
+        if a > 0.7:
+            return x * a
+        return x - a if a else x + 7
+
+    c = capture(fn)
+    x = torch.randn(3)
+    for a in (0.5, 0.9, 0.8, 0.6, 0.0, -0.0, 0.1, 5.0, float("inf"), -3.5, 0.3):
+        check(c, fn, x, a)
+    assert len(c.graphs) <= 5
+    check(c, fn, x, float("nan"))
+    check(c, fn, x, 3)
+    check(c, fn, x, True)
+
+
+def test_a_float_that_is_read_is_specialised(capture):
+    def fn(x, a):
+        return x * math.exp(a), f"{a:.2f}"
+
+    c = capture(fn)
+    x = torch.randn(3)
+    for a in (0.5, 0.9, -0.0, 0.0, 0.5, 0.9):
+        got, expected = c(x, a), fn(x, a)
+        same(got[0], expected[0])
+        assert got[1] == expected[1]
+
+
+def test_a_float_attribute_that_counts(capture):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 0.0
+
+        def forward(self, x):
+            self.scale += 0.5
+            return x * self.scale
+
+    net = Net()
+    c = capture(net)
+    x = torch.ones(3)
+    for i in range(12):
+        same(c(x), torch.full((3,), 0.5 * (i + 1)))
+    assert net.scale == 6.0 and len(c.graphs) == 2
+
+
+def test_a_float_stays_a_constant_where_nothing_is_dynamic(capture):
+    c = capture(lambda x, a: x * a, dynamic=False)
+    for a in (0.5, 0.9, 1.5):
+        same(c(torch.ones(2), a), torch.full((2,), a))
+    assert len(c.graphs) == 3

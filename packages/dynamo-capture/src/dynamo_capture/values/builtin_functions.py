@@ -115,7 +115,7 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
     if any(isinstance(arg, SymValue) for arg in realized):
         fn = _SYM_FUNCTIONS.get(fn, fn)
-        if fn in _SYM_SAFE or fn in _SYM_FUNCTIONS.values():
+        if (fn in _SYM_SAFE and len(realized) == 1) or fn in _SYM_FUNCTIONS.values():
             return tx.graph_call(fn, realized, kwargs)
     return fold(tx, fn, list(realized), kwargs)
 

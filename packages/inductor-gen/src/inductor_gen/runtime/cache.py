@@ -68,7 +68,7 @@ class KernelCache:
         """Take in a freshly built library; ``symbols`` maps kernel keys to symbol names. Returns its place."""
         data = built.read_bytes()
         lib = self.libs / f"{hashlib.sha256(data).hexdigest()}{self.suffix}"
-        if not lib.exists():
+        if not self.verified(lib):  # one that is there may be damaged
             self._write(lib, data)
         for key, symbol in symbols.items():
             entry = json.dumps({"lib": lib.stem, "symbol": symbol})

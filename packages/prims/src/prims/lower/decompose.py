@@ -21,7 +21,6 @@ from prims.lower.custom import custom_call, opaque_call
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
-from prims.lower.whole import may_raise
 from prims.ops import PrimOp
 
 CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
@@ -61,8 +60,6 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return custom_call(p, node, args, kwargs)
         if fn is None:
             return extern(node, args, kwargs, "no decomposition")
-        if may_raise(name, node, args):
-            return opaque_call(p, node, args, kwargs)
         if _is_complex(node):
             return extern(node, args, kwargs, "complex numbers")
         try:

@@ -109,3 +109,23 @@ def test_masks_stay_where_roundings_matter(numerics: str, calls: Any) -> None:
     with torch.no_grad():
         compiled(*batch(torch.float32, torch.int64, "cpu"))
     assert calls == [(True, False)] * 2
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("train", [False, True])
+def test_lengths_that_change(mask: str, train: bool, calls: Any) -> None:
+    model = Attention(mask)
+    compiled = compile_api.compile(copy.deepcopy(model), fullgraph=True)
+    for length in (24, 17, 33, 24):
+        x, padding = batch(torch.float32, torch.int64, "cpu", length)
+        for hidden in (0, 3):
+            padding[0, :hidden] = 0
+            calls.clear()
+            with torch.set_grad_enabled(train):
+                ours = gradients(compiled, x, padding) if train else [compiled(x, padding)]
+                eager = gradients(model, x, padding) if train else [model(x, padding)]
+            for a, b in zip(ours, eager, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            assert calls == [(hidden > 0, not hidden and MASKS[mask][1])] * (4 if train else 2), length
+    report = compiled.report()
+    assert not report.fallbacks and len(report.recompiles) == 1

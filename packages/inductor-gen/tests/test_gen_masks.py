@@ -11,6 +11,7 @@ from gen_support import build
 
 import inductor_gen
 from inductor_gen.loops.graph import build_graph
+from inductor_gen.pipeline import size_hint
 from inductor_gen.schedule.masks import plan_masks
 from inductor_gen.schedule.prepare import prepare
 
@@ -39,7 +40,7 @@ def prepared_args(mask_of: Any, op: Any = CUDNN) -> tuple[Any, ...]:
         return p.aten(op, a, a, a, mask, False)[0]
 
     env = build(fn, [q, x], claims=inductor_gen.claims("cuda"))
-    prepared = prepare(env, None, plan_masks(build_graph(env), env).constant)
+    prepared = prepare(env, None, plan_masks(build_graph(env), env, size_hint(env)).constant)
     (node,) = [n for n in prepared.graph.nodes if n.kind == "extern"]
     return prepared.externs[node][0]
 
@@ -88,7 +89,7 @@ def plan_of(mask_of: Any, inputs: list[torch.Tensor], kinds: tuple[str, ...] = (
     env = build(fn, [q, *inputs], claims=inductor_gen.claims("cuda"))
     descs = [env.inputs[0], *(dataclasses.replace(d, kind=k) for d, k in zip(env.inputs[1:], kinds, strict=False))]
     env = env.replace(inputs=(*descs, *env.inputs[len(descs) :]))
-    return plan_masks(build_graph(env), env)
+    return plan_masks(build_graph(env), env, size_hint(env))
 
 
 def additive(p: Any, seen: Any) -> Any:

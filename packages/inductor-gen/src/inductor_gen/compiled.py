@@ -12,7 +12,7 @@ import torch.fx
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.loops.graph import build_graph
-from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.pipeline import KernelCall, lower_graph, size_hint
 from inductor_gen.pipeline import Unit as Lowered
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.heap import keep_heap
@@ -118,7 +118,7 @@ def _masks(env: Envelope, options: Options, report: Report | None) -> MaskPlan:
     if options.numerics != "fast" or not has_masks(env):
         return MaskPlan()
     with nullcontext() if report is None else report.phase("inductor.masks"):
-        return plan_masks(build_graph(env), env)
+        return plan_masks(build_graph(env), env, size_hint(env))
 
 
 def _draws(node: torch.fx.Node) -> bool:

@@ -1,7 +1,8 @@
 """Attention masks about which something is known before the attention runs.
 
 A mask built inside the region of constants alone is evaluated once, when the graph is compiled. One that allows
-everything is left out, and one that hides exactly what comes later becomes the kernel's own causal mode.
+everything is left out, and one that hides exactly what comes later becomes the kernel's own causal mode. With symbolic
+sizes there is nothing to evaluate; what it is has to follow from how it is made (``maskproof``).
 
 A mask that depends on inputs, on the padding of a batch say, is evaluated for the likely contents of what it depends
 on: nothing padded. Where that gives such a mask, a graph compiled for it serves all calls in which a small tensor has
@@ -23,6 +24,9 @@ import torch
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
 from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.index import size
+from inductor_gen.schedule.loopnest import Hint
+from inductor_gen.schedule.maskproof import Same, Split, described, hides
 from prims.ir import Envelope
 from prims.ops import PrimOp
 
@@ -119,11 +123,14 @@ def settle_masks(graph: Graph, verdicts: Mapping[int, str]) -> dict[Node, str]:
     return settled
 
 
-def plan_masks(graph: Graph, env: Envelope) -> MaskPlan:
-    """What is known about the masks of a graph's attention operators.
+def plan_masks(graph: Graph, env: Envelope, hint: Hint) -> MaskPlan:
+    """What is known about the masks of a graph's attention operators; ``hint`` gives a likely number for a size.
 
     A backward graph asks nothing: it does as its forward did (``inductor_gen.extern.attention``).
     """
+    context = env.symbols.context
+    settled = lambda e: e if context is None else size(context.make(e))
+    equal = lambda a, b: a is b or settled(a) is settled(b)
     kinds = {node: desc.kind for node, desc in zip(graph.inputs, env.inputs, strict=True)}
     asks = not {"saved", "tangent"} & set(kinds.values())
     allowed = {node for node, kind in kinds.items() if kind in _INPUTS and asks}
@@ -134,7 +141,7 @@ def plan_masks(graph: Graph, env: Envelope) -> MaskPlan:
     masks = [(node, mask) for node in graph.nodes if (mask := mask_of(node)) is not None]
     for node, mask in masks:
         if mask not in found:
-            found[mask] = _verdict(mask, allowed)
+            found[mask] = _verdict(mask, allowed, hint, equal)
         known = found[mask]
         if known is None:
             continue
@@ -156,24 +163,25 @@ def plan_masks(graph: Graph, env: Envelope) -> MaskPlan:
 # ---- verdicts -------------------------------------------------------------------------------------------
 
 
-def _verdict(mask: Node, allowed: set[Node]) -> tuple[str, dict[Node, str]] | None:
+def _verdict(
+    mask: Node, allowed: set[Node], hint: Hint, equal: Callable[[Any, Any], bool]
+) -> tuple[str, dict[Node, str]] | None:
     """``"free"`` for a mask that hides nothing, ``"causal"`` for one that hides exactly what comes later, and what has
     to hold for that: nodes and the patterns of their contents. None where neither can be expected."""
     try:
-        cone = _cone(mask, allowed)
+        cone = _cone(mask, allowed, hint)
     except _Unknown:
         return None
+    constant = all(map(_is_constant, cone))
     inputs = [x for x in cone if x.kind == "input"]
-    with torch.no_grad():
-        for known in _assumptions(mask, cone, inputs) if inputs else ({},):
-            values = {node: _pattern(node, pattern) for node, pattern in known.items()}
-            kind = _kind(_value(mask, values))
-            if kind is not None:
-                return kind, known
+    for known in _assumptions(mask, cone, inputs, hint) if inputs else ({},):
+        kind = _kind_if(mask, known) if constant else _kind_of_any_size(mask, known, equal)
+        if kind is not None:
+            return kind, known
     return None
 
 
-def _cone(mask: Node, allowed: set[Node]) -> list[Node]:
+def _cone(mask: Node, allowed: set[Node], hint: Hint) -> list[Node]:
     """All that a mask is computed of, in the graph's order: primitives and allowed inputs only."""
     todo, seen = [mask], {mask}
     while todo:
@@ -185,26 +193,37 @@ def _cone(mask: Node, allowed: set[Node]) -> list[Node]:
             raise _Unknown
         if x.device is None or (x.device.type == "cuda" and not torch.cuda.is_available()):
             raise _Unknown
-        if not all(s.is_const for s in x.shape) or _elements(x) > _LARGEST.get(x.device.type, 0):
+        if _elements(x, hint) > _LARGEST.get(x.device.type, 0):
             raise _Unknown
-        for operand in _operands(x.args):
+        for operand in x.ins:
             if operand not in seen:
                 seen.add(operand)
                 todo.append(operand)
     return sorted(seen, key=lambda x: x.id)
 
 
-def _elements(x: Node) -> int:
-    return math.prod(s.value for s in x.shape)
+def _elements(x: Node, hint: Hint) -> int:
+    return math.prod(map(hint, x.shape))
 
 
-def _assumptions(mask: Node, cone: list[Node], inputs: list[Node]) -> Iterable[dict[Node, str]]:
+def _is_constant(x: Node) -> bool:
+    """Are there numbers for its sizes and all other arguments?"""
+    return all(s.is_const for s in x.shape) and _has_numbers(x.args)
+
+
+def _has_numbers(args: Any) -> bool:
+    if isinstance(args, (tuple, list)):
+        return all(map(_has_numbers, args))
+    return args is None or isinstance(args, (Node, bool, int, float, str, torch.dtype, torch.device))
+
+
+def _assumptions(mask: Node, cone: list[Node], inputs: list[Node], hint: Hint) -> Iterable[dict[Node, str]]:
     """What might be usual, the cheapest to find out first."""
     varying = _depending(cone, set(inputs))
     cuts = [x for x in cone if x in varying and x.dtype == torch.bool and not _reaches(mask, set(inputs), x)]
-    for cut in [x for x in cuts if _affordable(x)][:3]:
+    for cut in [x for x in cuts if _affordable(x, hint)][:3]:
         yield from ({cut: pattern} for pattern in _patterns(cut))
-    if len(inputs) > 2 or not all(_affordable(x) for x in inputs):
+    if len(inputs) > 2 or not all(_affordable(x, hint) for x in inputs):
         return
     for patterns in itertools.product(*(_patterns(x) for x in inputs)):
         if not (len(inputs) == 1 and inputs[0] in cuts):
@@ -214,7 +233,7 @@ def _assumptions(mask: Node, cone: list[Node], inputs: list[Node]) -> Iterable[d
 def _depending(cone: list[Node], inputs: set[Node]) -> set[Node]:
     found = set(inputs)
     for x in cone:
-        if any(operand in found for operand in _operands(x.args)):
+        if any(operand in found for operand in x.ins):
             found.add(x)
     return found
 
@@ -228,31 +247,28 @@ def _reaches(mask: Node, inputs: set[Node], cut: Node) -> bool:
         x = todo.pop()
         if x in inputs:
             return True
-        for operand in _operands(x.args):
+        for operand in x.ins:
             if operand not in seen:
                 seen.add(operand)
                 todo.append(operand)
     return False
 
 
-def _affordable(x: Node) -> bool:
-    steps = _cone(x, {x, *_inputs_of(x)})
-    return len(steps) <= _STEPS and sum(map(_elements, steps)) <= _ASKED
-
-
-def _inputs_of(x: Node) -> list[Node]:
+def _affordable(x: Node, hint: Hint) -> bool:
+    """Can it be computed in every call, outside of the graph?"""
     todo, seen = [x], {x}
     while todo:
-        for operand in _operands(todo.pop().args):
+        for operand in todo.pop().ins:
             if operand not in seen:
                 seen.add(operand)
                 todo.append(operand)
-    return [n for n in seen if n.kind == "input"]
+    small = len(seen) <= _STEPS and sum(_elements(n, hint) for n in seen) <= _ASKED
+    return small and all(n.kind == "input" or _has_numbers(n.args) for n in seen)
 
 
 def _patterns(x: Node) -> tuple[str, ...]:
     assert x.dtype is not None
-    square = len(x.shape) >= 2 and x.shape[-1] is x.shape[-2] and x.shape[-1].value > 1
+    square = len(x.shape) >= 2 and x.shape[-1] is x.shape[-2] and not (x.shape[-1].is_const and x.shape[-1].value <= 1)
     more = ("triangle",) if square else ()
     if x.dtype == torch.bool:
         return ("ones", "zeros", *more)
@@ -274,22 +290,12 @@ def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: t
     return seen.expand(tuple(shape))
 
 
-def _operands(args: Any) -> list[Node]:
-    if isinstance(args, Node):
-        return [args]
-    if isinstance(args, (tuple, list)):
-        return [n for a in args for n in _operands(a)]
-    if args is None or isinstance(args, (bool, int, float, str, torch.dtype, torch.device)):
-        return []
-    raise _Unknown  # a symbolic size
-
-
 def _value(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
     """The node's value by the primitives' references."""
     todo = [node]
     while todo:
         x = todo[-1]
-        missing = [n for n in _operands(x.args) if n not in values] if x not in values else []
+        missing = [n for n in x.ins if n not in values] if x not in values else []
         if missing:
             todo += missing
             continue
@@ -305,6 +311,32 @@ def _filled(args: Any, values: Any) -> Any:
     if isinstance(args, Slot):
         return values[args.at]
     return tuple(_filled(a, values) for a in args) if isinstance(args, (tuple, list)) else args
+
+
+def _kind_if(mask: Node, known: Mapping[Node, str]) -> str | None:
+    """The verdict about a mask, evaluated."""
+    with torch.no_grad():
+        return _kind(_value(mask, {node: _pattern(node, pattern) for node, pattern in known.items()}))
+
+
+def _kind_of_any_size(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
+    """The verdict about a mask with symbolic sizes, proved."""
+    rows, columns = mask.shape[-2:]
+    forms = {node: _form(node, pattern) for node, pattern in known.items()}
+    form = described(mask, forms, equal)
+    if form is None or mask.dtype is None or not mask.dtype.is_floating_point:
+        return None
+    lowest, halves = torch.finfo(mask.dtype).min, mask.dtype in _HALVES
+    kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
+    return None if kind == "causal" and not equal(rows, columns) else kind
+
+
+def _form(x: Node, pattern: str) -> Same | Split:
+    true = x.dtype == torch.bool
+    if pattern == "triangle":
+        ndim = len(x.shape)
+        return Split(ndim - 1, ndim - 2, 0, True, False) if true else Split(ndim - 1, ndim - 2, 0, 0, -math.inf)
+    return Same(pattern == "ones" if true else int(pattern == "ones"))
 
 
 def _kind(mask: torch.Tensor) -> str | None:
@@ -329,7 +361,7 @@ def _kind(mask: torch.Tensor) -> str | None:
 
 def _condition(node: Node, pattern: str, places: Mapping[Node, int]) -> Condition:
     """How the node is computed when the graph runs, outside of it."""
-    cone = _cone(node, set(places))
+    cone = _cone(node, set(places), lambda size: 0)
     inputs = [x for x in cone if x.kind == "input"]
     slots = {x: Slot(k) for k, x in enumerate([*inputs, *(x for x in cone if x.kind != "input")])}
     steps = tuple((x.target.torch_ref, _filled(x.args, slots)) for x in slots if x.kind != "input")

@@ -9,7 +9,7 @@ from inductor_gen.loops.index import ONE, ZERO, coefficient
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Nest", "arrange"]
+__all__ = ["Nest", "arrange", "collapse"]
 
 Hint = Callable[[Expr], int]
 
@@ -81,8 +81,8 @@ def _rank(body: Body, v: Expr, hint: Hint) -> int:
     return total
 
 
-def _collapse(body: Body, order: list[Expr]) -> list[Expr]:
-    """Merge neighbours that every index walks as one."""
+def collapse(body: Body, order: list[Expr]) -> list[Expr]:
+    """Merge neighbours that every index walks as one, in place; returns the loops that are left."""
     at = 0
     while at + 1 < len(order):
         first, second = order[at], order[at + 1]
@@ -124,7 +124,7 @@ def arrange(body: Body, hint: Hint) -> Nest:
         if lane in group and not (scans and group is inner):
             group.remove(lane)
             group.append(lane)
-    outer, inner = _collapse(body, outer), _collapse(body, inner)
+    outer, inner = collapse(body, outer), collapse(body, inner)
     body.refresh()
     if lane is not None and lane not in body.space:
         lane = next(v for v in (*outer, *inner) if lane.name in v.name.split("_"))

@@ -18,7 +18,7 @@ from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, product
-from inductor_gen.schedule.loopnest import Nest
+from inductor_gen.schedule.loopnest import Nest, collapse
 from inductor_gen.schedule.prepare import ViewRef
 from inductor_gen.templates.product import Fit, Product
 from prims.spec import expr as ex
@@ -126,8 +126,8 @@ class _Matmul(Block):
                 text = "z" if step is ONE else f"z // {names.divisor(step)}"
                 self.line(f"z{d} = {text}" if d == 0 else f"z{d} = ({text}) % {names.divisor(extent)}")
         # sizes as parameters: problems of several sizes share the kernel
-        self.line(f"down = {names.size(down)}")
-        self.line(f"across = {names.size(across)}")
+        self.line(f"down = {names.param(down)}")
+        self.line(f"across = {names.param(across)}")
         self.line(f"first = p // ({tile.group} * across) * {tile.group}")
         self.line(f"rows = tl.minimum(down - first, {tile.group})")
         self.line(f"p = p % ({tile.group} * across)")
@@ -291,5 +291,7 @@ def matmul_kernel(
     Raises:
         Unsupported: Triton has no expression for something in the body.
     """
+    fit = Fit(*(collapse(body, list(group)) for group in (fit.batch, fit.rows, fit.columns)))
+    body.refresh()
     nest = Nest(body, [*fit.batch, *fit.rows, *fit.columns], [], None)
     return _Matmul(nest, renderer, p, fit, tile, precision, rounded).finish()

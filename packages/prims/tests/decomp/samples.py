@@ -88,6 +88,10 @@ def _elementwise() -> None:
 
 
 def _shapes() -> None:
+    for size in ([2, 3, 5, 7], [2, 3, 1, 4], [1, 2, 4, 5, 6]):
+        for align in (False, True):
+            add("aten.affine_grid_generator.default", f(size[0], len(size) - 2, len(size) - 1), size, align)
+    add("aten.affine_grid_generator.default", f(2, 2, 3, dtype=torch.bfloat16), [2, 1, 4, 8], False)
     x = f(2, 3, 4)
     add("aten._reshape_alias.default", x, [6, 4], [4, 1])
     add("aten._reshape_copy.default", x, [4, -1])

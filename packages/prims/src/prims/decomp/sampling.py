@@ -19,11 +19,13 @@ from prims.decomp.common import (
     numel,
     opmath,
     result_dtype,
+    select,
     to_dtype,
     unsupported,
     whole,
 )
 from prims.decomp.elementwise import choose
+from prims.decomp.factory import linspace
 from prims.decomp.indexing import index as indexed
 from prims.decomp.indexing import index_put
 from prims.decomp.padding import taken_last
@@ -109,6 +111,24 @@ def grid_sampler_2d(
 
 MAX_BOUNDARIES = 4096
 """More boundaries than this are worth a binary search: eager's kernel."""
+
+
+@decomposition("aten.affine_grid_generator.default")
+def affine_grid_generator(p: Any, theta: Value, size: Sequence[Size], align_corners: bool) -> Value:
+    """Where an affine map of [-1, 1] takes each place of an output of that size: (N, *spatial, d), x first."""
+    spatial = tuple(size[2:])
+    if not all(isinstance(extent, int) for extent in spatial):
+        raise whole("affine_grid of symbolic sizes")
+    shape, dtype = (size[0], *spatial, len(spatial)), theta.dtype
+    theta = to_dtype(p, theta, opmath(dtype))
+    out = p.broadcast(select(p, theta, 2, len(spatial)), shape, (0, len(shape) - 1))
+    for j, extent in enumerate(reversed(spatial)):
+        if extent == 1:
+            continue  # its only place is 0
+        end = 1.0 if align_corners else (extent - 1) / extent
+        at = along(p, linspace(p, -end, end, extent, dtype=theta.dtype, device=theta.device), shape, len(spatial) - j)
+        out = p.add(out, p.mul(p.broadcast(select(p, theta, 2, j), shape, (0, len(shape) - 1)), at))
+    return to_dtype(p, out, dtype)
 
 
 def _count_below(p: Any, x: Value, boundaries: Value, right: bool, out_int32: bool) -> Value:

@@ -51,8 +51,10 @@ def is_library_file(filename: str) -> bool:
 
 
 def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
-    """Whether everything that a frame calls runs as it is too: imports, PyTorch's own compiler, and the stage that runs a
-    captured graph again for second derivatives (which would be captured, and run again for those of its own)."""
+    """Whether everything that a frame calls runs as it is too: imports, PyTorch's own compiler, the stage behind.
+
+    That one runs a captured graph again for second derivatives, which would be captured, and run again for its own.
+    """
     name = globals_.get("__name__")
     return code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd."))
 

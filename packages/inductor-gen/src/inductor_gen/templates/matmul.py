@@ -104,12 +104,13 @@ class _Matmul(Block):
     def _place(self) -> Expr:
         """The program's tile ``py, px`` and batch ``z``; returns the number of programs."""
         p, tile, names = self.product, self.tile, self.names
-        down, across = ex.ceildiv(p.m, ex.const(tile.m)), ex.ceildiv(p.n, ex.const(tile.n))
-        tiles = ex.mul(down, across)
         count = product(p.batch)
-        programs = ex.mul(tiles, count)
+        programs = ex.mul(ex.mul(ex.ceildiv(p.m, ex.const(tile.m)), ex.ceildiv(p.n, ex.const(tile.n))), count)
+        # of sizes that are parameters: problems of several sizes share the kernel
+        self.line(f"down = tl.cdiv({names.param(p.m)}, YBLOCK)")
+        self.line(f"across = tl.cdiv({names.param(p.n)}, XBLOCK)")
         if tile.lasting:
-            total = names.size(programs)
+            total = "down * across" if count is ONE else f"down * across * {names.size(count)}"
             programs = ex.minimum(programs, ex.const(PROCESSORS))
             self.line(f"for turn in tl.range(tl.program_id(0), {total}, tl.num_programs(0), flatten=True):")
             self.depth += 1
@@ -117,17 +118,14 @@ class _Matmul(Block):
         else:
             self.line(f"p = {self.program()}")
         if count is not ONE:
-            self.line(f"z = p // {names.divisor(tiles)}")
-            self.line(f"p = p % {names.divisor(tiles)}")
+            self.line("z = p // (down * across)")
+            self.line("p = p % (down * across)")
             for d, extent in enumerate(p.batch):
                 if extent is ONE:
                     continue
                 step = product(p.batch[d + 1 :])
                 text = "z" if step is ONE else f"z // {names.divisor(step)}"
                 self.line(f"z{d} = {text}" if d == 0 else f"z{d} = ({text}) % {names.divisor(extent)}")
-        # sizes as parameters: problems of several sizes share the kernel
-        self.line(f"down = {names.param(down)}")
-        self.line(f"across = {names.param(across)}")
         self.line(f"first = p // ({tile.group} * across) * {tile.group}")
         self.line(f"rows = tl.minimum(down - first, {tile.group})")
         self.line(f"p = p % ({tile.group} * across)")

@@ -107,6 +107,21 @@ def test_fused_attention_reads_rows() -> None:
     assert args[0].base.kind == "input" and args[1].base.op == "copy"
 
 
+def test_fused_attention_reads_rows_that_begin_at_16_bytes() -> None:
+    """In eager each operand is a fresh tensor; here a slice of an input would be a view at an odd place."""
+
+    def fn(p: Any, x: Any, wide: Any) -> Any:
+        q = p.slice(x, (0, 0, 0, 1), (2, 3, 5, 9), (1, 1, 1, 1))
+        k = p.slice(wide, (0, 0, 0, 8), (2, 3, 5, 16), (1, 1, 1, 1))
+        op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+        return p.aten(op, q, k, k, None, False)[0]
+
+    inputs = [torch.randn(2, 3, 5, 9), torch.randn(2, 3, 5, 16)]
+    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    ((args, _),) = prepared.externs.values()
+    assert args[0].base.op == "copy" and args[1].base.kind == args[2].base.kind == "input"
+
+
 @pytest.mark.parametrize("turned", [True, False])
 def test_queries_lie_as_the_result_of_attention_is_read(turned: bool) -> None:
     """Where that is token by token, no kernel turns the result before the product that reads it."""

@@ -305,7 +305,7 @@ class _Preparer:
 
     def _suits(self, node: Node, x: Node, ref: ViewRef) -> bool:
         """Is the view as good for the operator as a fresh contiguous copy made while computing it?"""
-        if _is_read_by_rows(node, x) and ref.strides[-1] is not ONE:
+        if _is_read_by_rows(node, x) and not _has_aligned_rows(ref):
             return False
         if ref.base.kind not in ("pointwise", "reduce", "scan"):
             return True  # in memory already; other operators take any strides
@@ -373,7 +373,7 @@ def _pays_channels_last(graph: Graph) -> bool:
 
 
 def _is_read_by_rows(node: Node, x: Node) -> bool:
-    """Is it the gradient, query, key or value of a fused attention kernel? Their last dimension must have stride 1."""
+    """Is it the gradient, query, key or value of a fused attention kernel?"""
     if node.op not in FUSED_ATTENTION:
         return False
     count = 4 if node.op.endswith("backward.default") else 3
@@ -396,6 +396,16 @@ def _token_by_token(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """The strides of ``[batch, heads, tokens, width]`` with the heads of a token side by side."""
     _, heads, tokens, width = shape
     return (product((heads, tokens, width)), width, product((heads, width)), ONE)
+
+
+def _has_aligned_rows(ref: ViewRef) -> bool:
+    """Are the rows dense, and does each begin at a multiple of 16 bytes where the buffer does? The kernels load 16 bytes
+    at a time; eager's operand may have been a copy. Symbolic strides are taken to be multiples of the head size."""
+    if ref.strides[-1] is not ONE:
+        return False
+    unit = max(16 // ref.base.dtype.itemsize, 1)  # type: ignore[union-attr]
+    steps = [s for n, s in zip(ref.shape[:-1], ref.strides[:-1], strict=True) if n is not ONE]
+    return all(s.value % unit == 0 for s in (*steps, ref.offset) if s.is_const)
 
 
 def _image_shapes(graph: Graph) -> set[tuple[Expr, ...]]:

@@ -1,8 +1,8 @@
 """Attention masks about which something is known before the attention runs.
 
-A mask built inside the region of constants alone is evaluated once, when the graph is compiled. One that allows
-everything is left out, and one that hides exactly what comes later becomes the kernel's own causal mode. With symbolic
-sizes there is nothing to evaluate; what it is has to follow from how it is made (``maskproof``).
+A mask built inside the region of constants alone is known when the graph is compiled. One that allows everything is
+left out, and one that hides exactly what comes later becomes the kernel's own causal mode. What it hides follows from
+how it is made, whatever its sizes (``maskproof``); where it does not, and all sizes are numbers, the mask is evaluated.
 
 A mask that depends on inputs, on the padding of a batch say, is evaluated for the likely contents of what it depends
 on: nothing padded. Where that gives such a mask, a graph compiled for it serves all calls in which a small tensor has
@@ -29,6 +29,7 @@ from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.maskproof import Same, Split, described, hides
 from prims.ir import Envelope
 from prims.ops import PrimOp
+from prims.spec.expr import Expr
 
 __all__ = ["Condition", "MaskPlan", "Question", "has_masks", "plan_masks", "settle_masks"]
 
@@ -175,8 +176,10 @@ def _verdict(
     constant = all(map(_is_constant, cone))
     inputs = [x for x in cone if x.kind == "input"]
     for known in _assumptions(mask, cone, inputs, hint) if inputs else ({},):
-        kind = _kind_if(mask, known) if constant else _kind_of_any_size(mask, known, equal)
-        if kind is not None:
+        kind = _proved(mask, known, equal)
+        if kind is None and constant:
+            kind = _kind_if(mask, known)
+        if kind in ("free", "causal"):
             return kind, known
     return None
 
@@ -319,16 +322,23 @@ def _kind_if(mask: Node, known: Mapping[Node, str]) -> str | None:
         return _kind(_value(mask, {node: _pattern(node, pattern) for node, pattern in known.items()}))
 
 
-def _kind_of_any_size(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
-    """The verdict about a mask with symbolic sizes, proved."""
+def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
+    """The verdict about a mask of any size, ``"neither"`` too; None where nothing can be said."""
     rows, columns = mask.shape[-2:]
-    forms = {node: _form(node, pattern) for node, pattern in known.items()}
-    form = described(mask, forms, equal)
+    form = described(mask, {node: _form(node, pattern) for node, pattern in known.items()}, equal)
     if form is None or mask.dtype is None or not mask.dtype.is_floating_point:
         return None
     lowest, halves = torch.finfo(mask.dtype).min, mask.dtype in _HALVES
     kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
-    return None if kind == "causal" and not equal(rows, columns) else kind
+    if kind is not None and (kind == "free" or equal(rows, columns)):
+        return kind
+    if isinstance(form, Split) and not (form.c in (-1, 0) and all(_is_long(mask.shape[d]) for d in (form.p, form.q))):
+        return None  # one side may be empty
+    return "neither"
+
+
+def _is_long(n: Expr) -> bool:
+    return n.is_const and n.value >= 2
 
 
 def _form(x: Node, pattern: str) -> Same | Split:

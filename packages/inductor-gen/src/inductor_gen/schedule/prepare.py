@@ -163,6 +163,12 @@ class _Preparer:
         """A new node that equals ``x`` and will be written to memory with these strides."""
         spec = TensorSpec(x.spec.shape, x.dtype, x.device)  # type: ignore[arg-type]
         node = Node(0, "pointwise", "copy", (x,), spec, x.source)
+        if spec.dtype.is_complex:  # of which no kernel is generated; the call's result is laid out as planned
+            node.kind, node.op, node.target = "extern", "aten.clone.default", torch.ops.aten.clone.default
+            ref = self.resolve(x)
+            assert ref is not None  # complex values come from calls and inputs
+            node.args = (ref.base,)
+            self.out.externs[node] = ((ref,), {})
         self.new_nodes.append(node)
         self.out.layouts[node] = Layout(strides if strides is not None else contiguous_strides(node.shape))
         return node
@@ -232,7 +238,8 @@ class _Preparer:
             return node.spec
         try:
             specs = {k: self._spec_of(v) for k, v in kwargs.items()}
-            return infer(node.target, tuple(self._spec_of(a) for a in args), specs)
+            made = infer(node.target, tuple(self._spec_of(a) for a in args), specs)
+            return made if all(r.alias_info is None for r in node.target._schema.returns) else _cloned(made)
         except QuintetError:
             return node.spec  # no rule: the aten dialect's own metadata, made from the same layouts
 
@@ -349,6 +356,13 @@ class _Preparer:
         return made
 
 
+def _cloned(spec: Any) -> Any:
+    """A view's metadata as that of its copy, which the call gives (``extern.custom.with_own_memory``)."""
+    if isinstance(spec, TensorSpec):
+        return TensorSpec(spec.shape, spec.dtype, spec.device, layout.like_strides(spec.shape, spec.strides))
+    return type(spec)(map(_cloned, spec)) if isinstance(spec, (tuple, list)) else spec
+
+
 def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """The strides of an image of this shape with its channels innermost."""
     _, c, h, w = shape
@@ -399,8 +413,11 @@ def _token_by_token(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def _has_aligned_rows(ref: ViewRef) -> bool:
-    """Are the rows dense, and does each begin at a multiple of 16 bytes where the buffer does? The kernels load 16 bytes
-    at a time; eager's operand may have been a copy. Symbolic strides are taken to be multiples of the head size."""
+    """Are the rows dense, and does each begin at a multiple of 16 bytes where the buffer does?
+
+    The kernels load 16 bytes at a time, and eager's operand may have been a copy. Symbolic strides are taken to be
+    multiples of the head size.
+    """
     if ref.strides[-1] is not ONE:
         return False
     unit = max(16 // ref.base.dtype.itemsize, 1)  # type: ignore[union-attr]

@@ -917,6 +917,7 @@ NOT_WHOLE = {
     "tensor_hook_inter": "register_hook",
     "retain_grad_inside": "retain_grad",
     "complex_in": "complex numbers",
+    "jvp": "forward-mode differentiation",
     "complex_out": "complex numbers",
     "batchnorm": "float() of a tensor",
     "backward_inside": "Tensor.backward()",

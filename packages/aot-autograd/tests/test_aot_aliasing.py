@@ -6,6 +6,9 @@ import pytest
 import torch
 from aot_checks import check, nonleaf
 
+import aot_autograd
+from prims.report import Report
+
 
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape)
@@ -126,3 +129,43 @@ def test_with_gradients(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradient_of_one_input(name):
     check(PROGRAMS[name], lambda: [randn(4, 6), nonleaf(randn(4, 6))])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: x.copy_(x.t()),
+        lambda x: x.add_(x.t()),
+        lambda x: x.view(-1)[2:].mul_(x.view(-1)[:-2]),
+        lambda x: torch.add(x[1:], 1, out=x[:-1]),
+    ],
+)
+def test_a_write_that_overlaps_its_operand_raises_as_in_eager(program):
+    x = torch.arange(9.0).reshape(3, 3)
+    with pytest.raises(RuntimeError) as expected:
+        program(x.clone())
+    report = Report()
+    compiled = aot_autograd.aot_function(
+        torch.fx.symbolic_trace(program), [x.clone()], fw_compiler=lambda env, report=None: env.module().forward,
+        report=report,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError) as error:
+        compiled(x.clone())
+    assert str(error.value) == str(expected.value)
+    assert len(report.fallbacks) == 1 and "shares part" in report.fallbacks[0].reason
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x: x[1:].copy_(x[:1]), lambda x: x.add_(x), lambda x: x[0].mul_(x[2]), lambda x: x[:, 0].add_(x[:, 1])]
+)
+def test_a_write_beside_its_operand_is_compiled(program):
+    x, y = torch.arange(9.0).reshape(3, 3), torch.arange(9.0).reshape(3, 3)
+    report = Report()
+    compiled = aot_autograd.aot_function(
+        torch.fx.symbolic_trace(program), [x.clone()], fw_compiler=lambda env, report=None: env.module().forward,
+        report=report,
+    )  # fmt: skip
+    compiled(x)
+    program(y)
+    assert torch.equal(x, y) and not report.fallbacks

@@ -83,7 +83,7 @@ class DynamicSizes:
         self._shapes.update(self._now_shapes)
         self._ints.update(self._now_ints)
         self._floats.update(self._now_floats)
-        symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints)
+        symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints) + len(self._changed_floats)
         if symbolic > self._symbolic:
             self._symbolic = symbolic
             self.generalised += 1

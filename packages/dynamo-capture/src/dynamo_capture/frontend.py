@@ -51,6 +51,8 @@ class Optimizer:
         self.captured: list[CapturedGraph] = []
         self.states: dict[types.CodeType, CodeState] = {}
         self._breaks: set[BreakInfo] = set()
+        #: Code that ran eagerly for now, with the reason, which is recorded once.
+        self._left: set[tuple[types.CodeType, str]] = set()
         #: The code of the compiled function itself; ``fullgraph`` is about it.
         self.root_code: types.CodeType | None = None
         # The context must not keep the optimizer alive, nor the other way round through it.
@@ -75,7 +77,12 @@ class Optimizer:
         entries: list[Any],
     ) -> Any:
         """What the hook calls when no cache entry matches a frame."""
-        if torch.overrides._get_current_function_mode() is not None or _inside_a_transform():
+        why = _why_not_now()
+        if why is not None:
+            where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+            if (code, why) not in self._left:
+                self._left.add((code, why))
+                self.report.fallback("capture", why, where)
             return _native.RUN
         before = self._looks(code)
         with _lock, self.report.phase("capture"):
@@ -148,6 +155,7 @@ class Optimizer:
         self.states.clear()
         self.captured.clear()
         self._breaks.clear()
+        self._left.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         try:
@@ -190,13 +198,17 @@ def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
     return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
 
 
-def _inside_a_transform() -> bool:
-    """Whether tensors are other than they look: a dispatch mode, vmap, grad and the like (functorch), dual numbers."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    )
+def _why_not_now() -> str | None:
+    """Why a call runs eagerly: a mode sees every operator, or tensors are other than they look. None if neither."""
+    if torch.overrides._get_current_function_mode() is not None:
+        return "called under a torch-function mode (torch.device as a context, for example), which sees eager's calls"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "called under a dispatch mode, which sees eager's operators"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "called inside a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "called with forward-mode differentiation"
+    return None
 
 
 def _miss_reason(entries: list[Any], request: FrameRequest) -> str:

@@ -177,6 +177,7 @@ def _as_strided(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("copy_.default")
 def _copy_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
+    tracer.refuse_overlap([target], [source])
     own, other = _state(target).spec, _state(source).spec
     if own.dtype == other.dtype and own.device == other.device and own.shape == other.shape:
         node, spec = tracer.emit(aten.clone.default, (tracer.read(source),), {})

@@ -403,6 +403,7 @@ class Tracer(TorchDispatchMode):
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
+        self.refuse_overlap(targets, (*args, *kwargs.values()))
         if info.twin is aten.bernoulli.p:
             order = _memory_order(state_of(args[0]).spec)
             if order is not None:
@@ -445,6 +446,25 @@ class Tracer(TorchDispatchMode):
         if not results:
             return None
         return results[0] if len(results) == 1 else tuple(results)
+
+    def refuse_overlap(self, targets: Sequence[Any], operands: Sequence[Any]) -> None:
+        """Leave a write to eager, which raises, where an operand is another part of the memory that is written.
+
+        Raises:
+            Unsupported: there is such an operand.
+        """
+        for target in targets:
+            if not isinstance(target, torch.Tensor):
+                continue
+            state = state_of(target)
+            for x in operands:
+                if isinstance(x, torch.Tensor) and x is not target and hasattr(x, "_aot_state"):
+                    other = state_of(x)
+                    if other.storage is state.storage and _partly_overlap(state.spec, other.spec):
+                        raise Unsupported(
+                            "an in-place write with an operand that shares part of the written memory",
+                            where=self._current_source(),
+                        )
 
     def metadata_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record ``t_``, ``unsqueeze_`` and the like: the tensor object becomes another view of its storage."""
@@ -524,6 +544,18 @@ def _memory_order(spec: TensorSpec) -> list[int] | None:
     if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
         return None
     return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])
+
+
+def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two views share some elements but not one by one, as far as eager would find out (both dense)."""
+    if not all(isinstance(n, int) for s in (a, b) for n in (*s.shape, *s.strides, s.storage_offset)):
+        return False
+    if not (a.dtype == b.dtype and a.numel() and b.numel() and is_dense(a) and is_dense(b)):
+        return False
+    first, second = (range(s.storage_offset, s.storage_offset + s.numel()) for s in (a, b))
+    if first == second:
+        return not same_strides(a, b) or tuple(a.shape) != tuple(b.shape)
+    return max(first.start, second.start) < min(first.stop, second.stop)
 
 
 def _overlaps(spec: TensorSpec) -> bool:

@@ -12,6 +12,13 @@ from mask_cases import MASKS, Attention, batch, contents
 
 import compile_api
 from inductor_gen.extern import calls as extern_calls
+from inductor_gen.schedule import masks
+
+
+@pytest.fixture(autouse=True)
+def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short masks are not worth a question on the CPU, but as good for tests."""
+    monkeypatch.setattr(masks, "LONG", 0)
 
 
 @pytest.fixture

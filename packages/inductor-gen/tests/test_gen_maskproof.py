@@ -21,6 +21,12 @@ CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 ROWS, COLUMNS = 5, 7
 
 
+@pytest.fixture(autouse=True)
+def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short masks are not worth a question on the CPU, but as good for tests."""
+    monkeypatch.setattr(masks, "LONG", 0)
+
+
 def elements(form: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor that a description means."""
     places = lambda d: torch.arange(shape[d]).view([-1 if k == d else 1 for k in range(len(shape))])

@@ -12,12 +12,19 @@ from gen_support import build
 import inductor_gen
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import size_hint
+from inductor_gen.schedule import masks
 from inductor_gen.schedule.masks import plan_masks
 from inductor_gen.schedule.prepare import prepare
 
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
 LOWEST = torch.finfo(torch.bfloat16).min
+
+
+@pytest.fixture(autouse=True)
+def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short masks are not worth a question on the CPU, but as good for tests."""
+    monkeypatch.setattr(masks, "LONG", 0)
 
 
 def triangle(p: Any, size: int, hidden: float, ahead: int = 0) -> Any:
@@ -174,3 +181,10 @@ def test_a_learned_bias_asks_nothing() -> None:
 def test_a_mask_that_is_never_plain_asks_nothing() -> None:
     plan = plan_of(lambda p, x: p.add(padding(p, x, True), 1.0), [torch.ones(2, 16, dtype=torch.bool)])
     assert plan.question is None
+
+
+def test_short_masks_on_the_cpu_are_not_worth_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [torch.ones(2, 16, dtype=torch.int64)]
+    for least, asks in ((16, True), (17, False)):
+        monkeypatch.setattr(masks, "LONG", least)
+        assert (plan_of(lambda p, x: padding(p, x, True), given).question is not None) is asks

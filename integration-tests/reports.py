@@ -14,10 +14,10 @@ LIBRARY_CALLS = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward", "aten.max_pool2d_with_indices_backward",
 }  # fmt: skip
 
-#: The same for a GPU graph.
+#: The same for a GPU graph; ``_addmm_activation`` is a product whose library kernel ends with its activation.
 CUDA_LIBRARY_CALLS = {
-    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward",
-    "aten.max_pool2d_with_indices", "aten.max_pool2d_with_indices_backward",
+    "aten.mm", "aten.addmm", "aten._addmm_activation", "aten.bmm", "aten.baddbmm", "aten.convolution",
+    "aten.convolution_backward", "aten.max_pool2d_with_indices", "aten.max_pool2d_with_indices_backward",
     "aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_backward",
     "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_efficient_attention_backward",
     "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_cudnn_attention_backward",

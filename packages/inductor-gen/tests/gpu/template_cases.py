@@ -273,6 +273,7 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     """Unless the product is needed itself."""
     monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
     monkeypatch.setattr("inductor_gen.templates.shallow_tile", lambda m, n, k, dtype: TILE if n == 48 else None)
+    monkeypatch.setattr("inductor_gen.templates.LEAST_RESULTS", 40 * 48)
     inputs = [torch.randn(s).mul(0.3).bfloat16().to(DEVICE) for s in ((40, 24), (24, 48), (48, 20), (48,))]
 
     def fn(p, a, w, v, c):
@@ -286,6 +287,8 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     assert ("tl.dot(" in compiled.kernels[0].source) is not kept
     for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=0.05)
+    monkeypatch.setattr("inductor_gen.templates.LEAST_RESULTS", 40 * 48 + 1)  # too few results for a template
+    assert len(inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True).externs) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -8,6 +8,7 @@ what computes something else than the usual way, and keeps the fastest (:mod:`de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from inductor_gen.extern.cuda import misaligned
@@ -25,6 +26,10 @@ from inductor_gen.templates.tiles import odd_tile, shallow_tile
 from inductor_gen.templates.tilings import find_tilings
 
 __all__ = ["autotune", "settle_products"]
+
+#: Results of shallow products below which their template is not worth its second of compilation: each million of them
+#: spares about a microsecond of an H200.
+LEAST_RESULTS = 1 << 25
 
 
 def autotune(unit: Unit) -> None:
@@ -59,7 +64,21 @@ def settle_products(unit: Unit) -> None:
         return ((tile,) if tile is not None else ()), False
 
     problems = find_products(unit, float32_precision(), choose)
-    _replace(unit, list(unit.plan.order), problems, [p.candidates[1] for p in problems])
+    _replace(unit, list(unit.plan.order), problems, _worth_compiling(unit, problems))
+
+
+def _worth_compiling(unit: Unit, problems: list[Problem]) -> list[Candidate]:
+    """The templates, but those of shallow products only where one text serves enough of them."""
+    shallow = [p for p in problems if not misaligned(unit.calls[p.positions[0]].node)]  # type: ignore[union-attr]
+    results: dict[str, int] = {}
+    for p in shallow:
+        results[_text_of(p)] = results.get(_text_of(p), 0) + math.prod(numbers(unit.hint, p.results[0].shape))
+    few = {id(p) for p in shallow if results[_text_of(p)] < LEAST_RESULTS}
+    return [p.candidates[0 if id(p) in few else 1] for p in problems]
+
+
+def _text_of(problem: Problem) -> str:
+    return problem.candidates[1].steps[-1].name
 
 
 def _computes_float32(call: KernelCall | ExternCall) -> bool:

@@ -416,3 +416,27 @@ def test_symbolic_sizes():
         (Mean.apply(theirs) * 2).backward()
         torch.testing.assert_close(ours.grad, theirs.grad)
     assert len(report.graphs) == 2
+
+
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, a):
+        ctx.a = a
+        ctx.save_for_backward(x)
+        return x * x * a
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * ctx.a * g, None
+
+
+@pytest.mark.parametrize("numbers", [(1.0, 2.0, 3.5, -4.0), (2, 3, 5, 7)])
+def test_a_number_that_is_symbolic_reaches_the_backward(capture, numbers):
+    c = capture(lambda x, a: Times.apply(x, a).sin())
+    for a in numbers:
+        x = torch.arange(4.0, requires_grad=True)
+        y = torch.arange(4.0, requires_grad=True)
+        c(x, a).sum().backward()
+        Times.apply(y, a).sin().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert len(c.graphs) == 2

@@ -202,3 +202,32 @@ def test_method_of_a_function_compiled_before() -> None:
     assert torch.equal(program(X), X * 2)
     scale.k = 5.0
     assert torch.equal(program(X), X * 5)
+
+
+def read(x: torch.Tensor, i: int) -> float:
+    return float(x[i])  # breaks the graph, with what is being built on the stack
+
+
+def build_call(x: torch.Tensor) -> Any:
+    def given(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    return given(read(x, 1), *[read(x, 2), 2], k=read(x, 3), **{"z": read(x, 4)}, **{"y": x + 1})
+
+
+def build_displays(x: torch.Tensor) -> Any:
+    more = [7.0, 8.0]
+    a = [read(x, 1), *more, read(x, 2), *(x.sum() for _ in range(2))]
+    b = {read(x, 1), *more, read(x, 3)}
+    c = {"p": read(x, 1), **{"q": 2}, "r": read(x, 2), **{"p": 5}}
+    d = (*more, read(x, 5), *[read(x, 4)])
+    return a, b, c, d, [read(x, i) + j for i in range(2) for j in more if read(x, 3) > j - 5]
+
+
+@pytest.mark.parametrize("program", [build_call, build_displays])
+def test_breaks_while_a_container_is_built(program: Any) -> None:
+    report = Report()
+    compiled = captured(program, report)
+    for _ in range(2):
+        assert repr(compiled(X)) == repr(program(X))
+    assert report.breaks and not report.fallbacks

@@ -257,20 +257,21 @@ class DataOps(FrameState):
 
     def LIST_EXTEND(self, arg: int) -> None:
         items = self.pop().unpack(self.tx)
-        target: Any = self.stack[-arg]
+        target: Any = self.stack[-arg].realize()
+        self.tx.side.mutate(target)
         target.items.extend(items)
 
     def SET_UPDATE(self, arg: int) -> None:
         other = self.pop()
-        self.stack[-arg].call_method(self.tx, "update", [other], {})
+        self.stack[-arg].realize().call_method(self.tx, "update", [other], {})
 
     def DICT_UPDATE(self, arg: int) -> None:
         other = self.pop()
-        self.stack[-arg].call_method(self.tx, "update", [other], {})
+        self.stack[-arg].realize().call_method(self.tx, "update", [other], {})
 
     def DICT_MERGE(self, arg: int) -> None:
         other = self.pop()
-        target: Any = self.stack[-arg]
+        target: Any = self.stack[-arg].realize()
         for key, value in pairs_of(self.tx, other):
             if target.contains(self.tx, key):
                 raise self.tx.observed(TypeError(f"got multiple values for keyword argument {key.realize().const()!r}"))
@@ -284,7 +285,7 @@ class DataOps(FrameState):
 
     def SET_ADD(self, arg: int) -> None:
         item = self.stack.pop()
-        self.stack[-arg].call_method(self.tx, "add", [item], {})
+        self.stack[-arg].realize().call_method(self.tx, "add", [item], {})
 
     def MAP_ADD(self, arg: int) -> None:
         value, key = self.stack.pop(), self.stack.pop()

@@ -23,7 +23,7 @@ from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.objects import ObjectValue
-from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import set_mode, special
 from prims.spec import TensorSpec
 
@@ -232,7 +232,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
         frozenset(at for v in _tensors(context, "to_save") if (at := backward.find(v)) is not None),
         backward.differentiable,
     )
-    given = [v if isinstance(v, TensorValue) else ConstantValue(None) for v in inputs]
+    given = [v if isinstance(v, (TensorValue, SymValue)) else ConstantValue(None) for v in inputs]
     attached = tx.graph_call(attach, [*given, *outs, *backward.others], {}).unpack(tx)
     if not is_tuple:
         return attached[0]

@@ -41,6 +41,9 @@ histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_
 _histogramdd_from_bin_tensors hash_tensor gcd lcm _chunk_cat mvlgamma
 linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor
 logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor
+hann_window hann_window.periodic hamming_window hamming_window.periodic hamming_window.periodic_alpha
+hamming_window.periodic_alpha_beta blackman_window blackman_window.periodic bartlett_window bartlett_window.periodic
+kaiser_window kaiser_window.periodic kaiser_window.beta
 """
 # Series and continued fractions whose length depends on the element.
 _SPECIAL = """
@@ -94,13 +97,16 @@ KERNELS = _names(_LINALG + _WHOLE + _SPECIAL + _POLYNOMIALS).union(
     for scalar in (("self_scalar", "other_scalar") if name == "special_zeta" else ("x_scalar", "n_scalar"))
 )  # fmt: skip
 
+_OWN = KERNELS | {"complex"}
+
 
 def claims(device_type: str) -> frozenset[str]:
     """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
 
-    Everything else is to be decomposed into primitives, for which kernels are generated. Under
+    Everything else is to be decomposed into primitives, for which kernels are generated. ``"complex"`` stands for all
+    calls on complex numbers that do not dissolve into real ones. Under
     ``torch.use_deterministic_algorithms`` the GPU's own kernels add up what is scattered.
     """
     if device_type == "cuda" and torch.are_deterministic_algorithms_enabled():
-        return KERNELS | _names(_COMMON + _RANDOM + _CUDA + _IN_ORDER)
-    return KERNELS | _names(_COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU))
+        return _OWN | _names(_COMMON + _RANDOM + _CUDA + _IN_ORDER)
+    return _OWN | _names(_COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU))

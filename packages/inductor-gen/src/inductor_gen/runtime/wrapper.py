@@ -377,7 +377,11 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The tensor with the strides that were planned, copied unless they differ in dimensions of size 1 only."""
     if all(a == b or n <= 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel():
         return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    once = x
+    for dim, step in enumerate(strides):
+        if step == 0:  # all along it is one element
+            once = once.narrow(dim, 0, 1)
+    return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
 
 
 def _float_bits(value: float) -> int:

@@ -18,6 +18,7 @@ from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
+from prims.lower.pairs import joined, paired
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
@@ -25,6 +26,9 @@ from prims.ops import PrimOp
 
 CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
 """Ops by which a program asks for a rounding."""
+
+COMPLEX = "complex"
+"""A backend claims this where it calls every overload on complex numbers, which no primitive knows, as it is."""
 
 
 def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
@@ -48,6 +52,11 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if isinstance(target, PrimOp):
             return getattr(p, target.name)(*args, **kwargs)
         name = str(target)
+        if _is_complex(node):
+            pair = paired(p, name, node, args, kwargs)
+            if pair is not None:
+                return pair
+            args, kwargs = joined(args), joined(kwargs)
         if name in context.claims:
             simpler = COMPOSITES.get(name)
             if simpler is not None and fuel.spend(name):
@@ -58,10 +67,12 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         fn = get(target)
         if fn is None and target.namespace != "aten":
             return custom_call(p, node, args, kwargs)
+        if _is_complex(node):
+            if COMPLEX in context.claims:
+                return opaque_call(p, node, args, kwargs)
+            return extern(node, args, kwargs, "complex numbers")
         if fn is None:
             return extern(node, args, kwargs, "no decomposition")
-        if _is_complex(node):
-            return extern(node, args, kwargs, "complex numbers")
         try:
             if name in CONVERSIONS:
                 return _asked_for(p, fn, args, kwargs)

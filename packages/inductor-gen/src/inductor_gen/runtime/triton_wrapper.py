@@ -45,6 +45,7 @@ class TritonWrapper(Wrapper):
         self.space["relaunch"] = _relaunch
         self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = False
+        self.chosen: dict[Node, Product] = {}
         self.asks = False
         self.visible: set[Node] | None = None
         self.runs: dict[int, list[KernelCall]] | None = None
@@ -102,8 +103,17 @@ class TritonWrapper(Wrapper):
         else:
             self._launch_cuda(triton)
 
+    def _plan(self) -> None:
+        super()._plan()
+        products = plain() if self.device.type == "cuda" else False
+        for call in self.unit.calls if products else ():
+            if not isinstance(call, KernelCall) and call.node.op == "aten.mm.default":
+                product = self._product(call.node)
+                if product is not None:
+                    self.chosen[call.node] = product
+
     def _extern(self, node: Node) -> None:
-        product = self._product(node) if node.op == "aten.mm.default" else None
+        product = self.chosen.get(node)
         if product is None:
             super()._extern(node)
             return
@@ -116,24 +126,26 @@ class TritonWrapper(Wrapper):
         self.lines.append(f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, {place})")
         self.space.setdefault("torch", torch)
         self._take_stream()
+        if not self.asks:
+            self.asks = True
+            self.space["unusual"] = unusual
+            self.lines.append("other = unusual()")
+            # Products follow one another on the stream: they share their workspace.
+            most = max(p.workspace for p in self.chosen.values())
+            if most:
+                self.lines.append(f"space = empty_strided(({most},), (1,), dtype=torch.uint8, device={device})")
         function = f"product{len(self.space)}"
         self.space[function] = self.launcher(product)
-        more = ""
-        if product.workspace:
-            more = ", space"
-            place = f"({product.workspace},), (1,), dtype=torch.uint8, device={device}"
-            self.lines.append(f"space = empty_strided({place})")
+        space = ", space" if product.workspace else ""
         self.lines.append(
-            f"if other or {function}({name}, {self.name(left.base)}, {self.name(right.base)}, stream{more}): "
+            f"if other or {function}({name}, {self.name(left.base)}, {self.name(right.base)}, stream{space}): "
             f"torch.mm({self.view(left)}, {self.view(right)}, out={name})"
         )
-        if product.workspace:
-            self.lines.append("space = None")
 
     def _product(self, node: Node) -> Product | None:
         """The library's call for a matrix product whose sizes are known, None where it is not a plain one."""
         args, kwargs = self.prepared.externs[node]
-        if self.device.type != "cuda" or kwargs or node in self.unit.functions or misaligned(node):
+        if kwargs or node in self.unit.functions or misaligned(node):
             return None
         if self.unit.options.numerics != "fast" or not all(isinstance(a, ViewRef) for a in args):
             return None
@@ -146,17 +158,10 @@ class TritonWrapper(Wrapper):
         same = left.base.dtype == right.base.dtype == node.dtype
         if not same or strides[:2] != [n, 1]:
             return None
-        if not plain():
-            return None
         size = node.dtype.itemsize  # type: ignore[union-attr]
-        product = products_on(self.device).product(
+        return products_on(self.device).product(
             node.dtype, (m, n, k), (strides[2], strides[3]), (strides[4], strides[5]), (size * first, size * second)
         )
-        if product is not None and not self.asks:
-            self.asks = True
-            self.space["unusual"] = unusual
-            self.lines.append("other = unusual()")
-        return product
 
     def _take_stream(self) -> None:
         if not self.stream:

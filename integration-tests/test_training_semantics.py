@@ -922,7 +922,6 @@ NOT_WHOLE = {
     "grad_inside": "torch.autograd",
     "requires_grad_inside": "requires_grad_()",
     "embedding_sparse": "sparse",
-    "embedding_padding": "embedding_renorm",
     "ctc": "ctc_loss",
 }
 

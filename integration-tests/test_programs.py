@@ -254,3 +254,17 @@ def test_cross_entropy_kernels():
     assert_matches(compiled, lambda x: torch.nn.functional.cross_entropy(x, target), torch.randn(32, 50))
     assert kernel_count(compiled.report()) <= 2
     assert_all_generated(compiled.report())
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_nothing_detected(rows):
+    """Empty selections: a kernel over no elements notes no index out of range, and joins nothing."""
+
+    def function(boxes, more, scores):
+        keep = torch.empty((0,), dtype=torch.int64)
+        joined = torch.cat([boxes[keep], more]) * 2
+        return boxes[keep], boxes[keep].sum(0), joined, scores[keep].amax(1) + 1, joined.sum(0)
+
+    compiled = compile_api.compile(function, fullgraph=True)
+    assert_matches(compiled, function, torch.randn(rows, 4), torch.randn(0, 4), torch.randn(rows, 2), exact=True)
+    assert_all_generated(compiled.report())

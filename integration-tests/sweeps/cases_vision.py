@@ -27,6 +27,15 @@ NAMED = (
 )  # fmt: skip
 
 
+#: Models with more parameters are not trained here: float64, noise and three steps take minutes.
+MOST_TRAINED = 15_000_000
+
+
+def vision_case(model: Any, inputs: Callable[[int], Any], **more: Any) -> Case:
+    count = sum(p.numel() for p in model.parameters())
+    return Case(model, inputs, train=count < MOST_TRAINED, **more)
+
+
 def timm_case(name: str) -> Case:
     import timm
 
@@ -35,19 +44,19 @@ def timm_case(name: str) -> Case:
     fixed = model.default_cfg.get("fixed_input_size")
     if not fixed:
         side = min(side, max(model.default_cfg.get("min_input_size", (0, 64, 64))[1], 64))
-    return Case(model, lambda size: (torch.randn(2 + size, channels, side + (32 * size if not fixed else 0), side),))
+    return vision_case(model, lambda size: (torch.randn(2 + size, channels, side + (32 * size if not fixed else 0), side),))
 
 
 def module_case(make: Any) -> Case:
     _, model, (example,) = make()
-    return Case(model, lambda size: (torch.randn(2 + size, *example.shape[1:]),))
+    return vision_case(model, lambda size: (torch.randn(2 + size, *example.shape[1:]),))
 
 
 def segmentation(name: str) -> Case:
     from torchvision import models
 
     model = models.get_model(name, weights=None, weights_backbone=None, num_classes=4)
-    return Case(model, lambda size: (torch.randn(2 + size, 3, 64, 64 + 32 * size),))
+    return vision_case(model, lambda size: (torch.randn(2 + size, 3, 64, 64 + 32 * size),))
 
 
 class Detector(torch.nn.Module):
@@ -75,7 +84,8 @@ def detection(name: str) -> Case:
             torch.rand(2, 3, 96, 96 + 32 * size), torch.cat([corner, corner + 20], -1), torch.randint(1, 4, (2, 3)),
         )  # fmt: skip
 
-    return Case(model, inputs, loss=lambda losses: sum(losses.values()))
+    options = {"options": {"fallback_random": True}}  # boxes are drawn for the losses
+    return vision_case(model, inputs, loss=lambda losses: sum(losses.values()), options=options)
 
 
 def video(name: str) -> Case:
@@ -83,14 +93,14 @@ def video(name: str) -> Case:
 
     model = models.get_model(name, weights=None, num_classes=5)
     side = 56 if name.startswith(("r3d", "mc3", "r2plus1d", "s3d")) else 224 if name.startswith("mvit") else 64
-    return Case(model, lambda size: (torch.randn(1 + size, 3, 16 if not name.startswith("swin") else 4, side, side),))
+    return vision_case(model, lambda size: (torch.randn(1 + size, 3, 16 if not name.startswith("swin") else 4, side, side),))
 
 
 def raft() -> Case:
     from torchvision.models.optical_flow import raft_small
 
     model = raft_small(weights=None)
-    return Case(model, lambda size: (torch.rand(1 + size, 3, 128, 128), torch.rand(1 + size, 3, 128, 128)))
+    return vision_case(model, lambda size: (torch.rand(1 + size, 3, 128, 128), torch.rand(1 + size, 3, 128, 128)))
 
 
 def cases() -> dict[str, Callable[[], Case]]:

@@ -198,7 +198,8 @@ class _Kernel:
         head = [*self.names.declarations(), *before]
         text = '__attribute__((optimize("no-tree-vectorize")))\n' if self.scalar else ""
         text += "int KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
-        text += f"\n    return {'bad_' if self.checks else '0'};\n}}\n"
+        verdict = "0" if not self.checks else f"{self._work()} > 0 ? bad_ : 0" if self.reduces else "bad_"
+        text += f"\n    return {verdict};\n}}\n"
         name, comment, ops = describe(self.nest, text)
         return KernelSource(
             name=name, text=text, comment=comment, buffers=tuple(self.names.buffers), outputs=self.names.outputs,
@@ -206,13 +207,17 @@ class _Kernel:
         )  # fmt: skip
 
     def _before(self) -> list[str]:
-        """The statements before the loops: no index is right, and nothing can be read, where a dimension is empty."""
+        """The statements before the loops: no index is right, and nothing can be read, where a dimension is empty.
+
+        Checks may stand outside of loops that do not run; they mean nothing where none of the work is to be done.
+        """
         if not self.checks:
             return []
         extents = dict.fromkeys(v.attr for v in self.checks if v.op == "bounded")
         empty = [f"{self.names.size(e)} == 0" for e in extents if e.kind != "const" or not e.args[0]]
         some = f"if (({' || '.join(empty)}) && {self._work()} > 0) return {BAD_INDEX};"
-        return ["int bad_ = 0;", some] if empty else ["int bad_ = 0;"]
+        none = [] if self.reduces else [f"if ({self._work()} == 0) return 0;"]
+        return ["int bad_ = 0;", *none, *([some] if empty else [])]
 
     def _overwrites(self) -> tuple[tuple[Node, Node], ...]:
         """Inputs whose storage an output may take over. The pointers are ``restrict``, which is harmless here: a

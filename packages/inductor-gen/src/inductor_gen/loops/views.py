@@ -87,7 +87,7 @@ def _pull_concat(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
                 break
             out.append(Branch(x, moved, (ex.sub(ex.sub(stop, ONE), index[dim]),)))
         start = stop
-    return out
+    return out or [Branch(parts[0], index)]  # all are empty: nothing is read
 
 
 def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:

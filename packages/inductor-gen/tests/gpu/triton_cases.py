@@ -66,6 +66,37 @@ def test_one_plus_erf_and_tanh_of_halves(op, scale, dtype):
     assert off.max() < (1.01 if dtype == torch.bfloat16 else 1.2), off.max()
 
 
+@pytest.mark.parametrize("name", ["silu", "sigmoid"])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_silu_and_sigmoid_of_halves_divide_roughly(name, dtype):
+    x = torch.cat([torch.linspace(-20, 20, 4001), torch.tensor([0.0, -0.0, 80.0, 200.0, -80.0, torch.inf, torch.nan])]).to(dtype)
+
+    def fn(p, a):
+        wide = p.convert(a, torch.float32)
+        y = p.sigmoid(wide) if name == "sigmoid" else p.div(wide, p.add(p.exp(p.neg(wide)), 1.0))
+        return p.convert(y, dtype), p.convert(p.mul(y, wide), dtype)
+
+    env = build(fn, [x.to(DEVICE)], claims=inductor_gen.claims(DEVICE))
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    source = compiled.kernels[0].source
+    assert f"qt_{name}(v" in source and "div_rn" not in source and "= tl.exp(" not in source
+    got = [y.cpu().double() for y in compiled(x.to(DEVICE))]
+    exact = torch.sigmoid(x.double()) * (x.double() if name == "silu" else 1)
+    for y, wanted in zip(got, (exact, exact * x.double()), strict=True):
+        assert torch.equal(y.isnan(), x.isnan())
+        unit = (wanted.abs() * torch.finfo(dtype).eps).clamp_min(2.0**-24)
+        off = ((y - wanted).abs() / unit).nan_to_num(0)
+        assert off.max() < 1.01, off.max()
+
+
+@pytest.mark.parametrize("jump", [lambda p, y: p.floor(p.mul(y, 8.0)), lambda p, y: p.where(p.gt(y, 0.5), y, 0.0),
+                                  lambda p, y: p.div(1.0, p.sub(y, 0.5)), lambda p, y: p.sqrt(p.sub(y, 0.5))])  # fmt: skip
+def test_what_jumps_after_a_sigmoid_gets_an_exact_one(jump):
+    x = torch.randn(300).bfloat16()
+    c = check(lambda p, a: p.convert(jump(p, p.sigmoid(p.convert(a, torch.float32))), torch.bfloat16), [x])
+    assert "qt_sigmoid" not in c.kernels[0].source
+
+
 def test_erf_that_others_read_is_the_librarys():
     x = torch.randn(500).to(torch.bfloat16)
 

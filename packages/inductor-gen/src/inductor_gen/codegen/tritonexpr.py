@@ -39,6 +39,13 @@ _HELPERS = {
         "def qt_one_plus_tanh(x):\n"
         "    return libdevice.fast_dividef(2.0, 1.0 + tl.exp2(-2.8853900817779268 * x))"
     ),
+    # x / (1 + exp(-x)) and 1 / (1 + exp(-x)); what is below 2**-119 may come out as 0
+    "qt_silu": (
+        "def qt_silu(x):\n    return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.4426950408889634 * x))"
+    ),
+    "qt_sigmoid": (
+        "def qt_sigmoid(x):\n    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(-1.4426950408889634 * x))"
+    ),
     "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
     "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
     "qt_mul": "def qt_mul(a, b):\n    return a * b",
@@ -115,7 +122,8 @@ class TritonNames(Names):
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
         self.from_one = _from_one(body)
-        self.passed = {v.id for v in self.from_one.values()}
+        self.logistic = _logistic(body)
+        self.passed = {v.id for v in self.from_one.values()} | _divisors(body, self.logistic)
         self.wide = False
 
     def rename(self, variable: Expr, name: str) -> str:
@@ -187,6 +195,8 @@ class TritonNames(Names):
         if v.id in self.from_one:
             inner = self.from_one[v.id]
             return f"qt_one_plus_{inner.op}({self.val(inner.args[0])})"
+        if v.id in self.logistic:
+            return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
         return templates.triton_expr(TABLE[v.op], args, operand)
 
@@ -230,6 +240,68 @@ def _from_one(body: Body) -> dict[int, Val]:
         else:
             inner -= {a.id for a in v.args}
     return {k: v for k, v in found.items() if v.id in inner}
+
+
+#: Operators through which a small error of an operand stays a small one (of a quotient's divisor it may not).
+_SMOOTH = frozenset(
+    "abs add const convert div erf exp index load maximum minimum mul neg reduce scan sigmoid size square sub tanh "
+    "where".split()
+)
+
+
+def _logistic(body: Body) -> dict[int, Val]:
+    """The values ``sigmoid(x)`` and ``x / (1 + exp(-x))`` that may be off in float32's last places, each with its x.
+
+    They may where all results are 16-bit and nothing that jumps (a comparison, a rounding to integers, a position, a
+    root's or a quotient's domain) depends on them. A correctly rounded quotient takes thirty instructions and branches.
+    """
+    found = {v.id: x for v in body.vals if v.dtype != torch.float64 and (x := _logistic_of(v)) is not None}
+    if not found or not all(s.value.dtype in _HALF for s in body.stores):
+        return {}
+    exact: set[int] = set()
+    for v in reversed(body.vals):
+        jumps = v.op not in _SMOOTH or (v.op == "reduce" and v.attr.startswith("arg"))
+        jumps = jumps or (v.op == "convert" and not v.dtype.is_floating_point)
+        if jumps or v.id in exact:
+            exact.update(a.id for a in body.inputs_of(v))
+        elif v.op == "div":
+            exact.add(v.args[1].id)
+    return {k: x for k, x in found.items() if k not in exact}
+
+
+def _logistic_of(v: Val) -> Val | None:
+    if v.op == "sigmoid":
+        return v.args[0]
+    return _silu(v)
+
+
+def _silu(v: Val) -> Val | None:
+    """x where the value is ``x / (exp(-x) + 1)``."""
+    if v.op != "div" or v.args[1].op != "add":
+        return None
+    terms = v.args[1].args
+    one = [a for a in terms if a.op == "const" and a.attr == 1]
+    power = [a for a in terms if a.op == "exp" and a.args[0].op == "neg"]
+    return v.args[0] if one and power and power[0].args[0].args[0] is v.args[0] else None
+
+
+def _divisors(body: Body, logistic: dict[int, Val]) -> set[int]:
+    """What would be computed for the divisors of these quotients alone."""
+    readers: dict[int, int] = {}
+    for v in body.vals:
+        for a in body.inputs_of(v):
+            readers[a.id] = readers.get(a.id, 0) + 1
+    for s in body.stores:
+        readers[s.value.id] = readers.get(s.value.id, 0) + 1
+    found: set[int] = set()
+    for v in body.vals:
+        if v.id in logistic and v.op == "div":
+            power = next(a for a in v.args[1].args if a.op == "exp")
+            for x in (v.args[1], power, power.args[0]):
+                if readers[x.id] > 1:
+                    break
+                found.add(x.id)
+    return found
 
 
 def store_mode(s: Store) -> str:

@@ -13,6 +13,7 @@ from test_gen_fusion import gelu, keep, layer_norm, softmax
 import inductor_gen
 from inductor_gen.schedule import products
 from inductor_gen.schedule.prepare import prepare
+from prims.lower.custom import STRIDES
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +156,24 @@ def test_heads_that_queries_share_are_given_once(summed: bool) -> None:
     ((args, _),) = prepared.externs.values()
     assert [ref.shape[1].value for ref in args[:3]] == ([6, 6, 6] if summed else [6, 3, 3])
     assert sum(node.op == "copy" for node in prepared.graph.nodes) == (2 if summed else 0)
+
+
+def test_the_gradient_for_cudnns_attention_lies_as_in_eager() -> None:
+    """One without rows lies as the result, as PyTorch lays it out itself; the others lie as they come."""
+
+    def fn(p: Any, grad: Any, q: Any, out: Any) -> Any:
+        op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+        return p.aten(op, p.mul(grad, 2.0), q, q, q, out, None, None, None, None, None, None, 5, 5, 0.0, False)[0]
+
+    plain, tokens, spread = (120, 40, 8, 1), (120, 8, 24, 1), (0, 0, 0, 0)
+    inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 5, 3, 8).transpose(1, 2), torch.randn(2, 5, 3, 8).transpose(1, 2)]
+    for known, wanted in ((tokens, tokens), (plain, plain), (spread, tokens)):
+        env = build(fn, inputs, claims=inductor_gen.claims("cuda"))
+        (node,) = (n for n in env.graph.nodes if "cudnn" in str(n.target))
+        node.meta[STRIDES] = (known, *([tokens] * 4))
+        ((args, _),) = prepare(env).externs.values()
+        assert tuple(s.value for s in args[0].strides) == wanted
+        assert all(ref.base.kind == "input" for ref in args[1:5])
 
 
 SHAPES = [(3, 5), (2, 2), (700, 33), (2, 5000), (64, 64)]

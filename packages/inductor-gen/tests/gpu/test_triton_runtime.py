@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import types
 
 import pytest
@@ -173,16 +174,44 @@ def test_heads_are_repeated_where_cudnn_refuses_to_share_them(monkeypatch):
     assert asked == [3, 6, 6]
 
 
-def test_cudnns_backward_is_given_rows(monkeypatch):
-    """It refuses operands whose last dimension has another stride than 1."""
+def given_to_cudnn(monkeypatch):
+    """The operands of each call of cuDNN's backward, which computes nothing here."""
     given = []
     op = types.SimpleNamespace(default=lambda *args, **kw: given.append(args))
     aten = types.SimpleNamespace(_scaled_dot_product_cudnn_attention_backward=op)
-    monkeypatch.setattr(cuda, "torch", types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten)))
+    stand_in = types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten), empty_strided=torch.empty_strided)
+    monkeypatch.setattr(cuda, "torch", stand_in)
+    monkeypatch.setattr(cuda, "_PLANS", threading.local())
+    return given
+
+
+def test_cudnns_backward_is_given_rows(monkeypatch):
+    """It refuses operands whose last dimension has another stride than 1."""
+    given = given_to_cudnn(monkeypatch)
     turned = [torch.randn(2, 3, 8, 5).mT for _ in range(5)]
     cuda.cudnn_attention_backward(*turned, None, None, None, None, None, None, 5, 5, 0.0, False)
     for got, want in zip(given[0], turned, strict=False):
         assert got.stride(-1) == 1 and torch.equal(got, want)
+
+
+def test_cudnns_backward_is_given_one_layout_of_results_and_gradients(monkeypatch):
+    """PyTorch's plans are kept by queries, keys, values and bias alone, and hold for the layouts that they were made for."""
+    given = given_to_cudnn(monkeypatch)
+    plain, turned = torch.randn(2, 3, 5, 8), torch.randn(2, 5, 3, 8).transpose(1, 2)
+    rest = (None, None, None, None, None, None, 5, 5, 0.0)
+    for grad, query, out, causal in (
+        (turned, plain, plain, False), (plain, plain, turned, False), (plain, turned, turned, False),
+        (turned, plain, turned, True), (plain[..., :1].expand(2, 3, 5, 8), plain, plain, False),
+    ):  # fmt: skip
+        cuda.cudnn_attention_backward(grad, query, plain, plain, out, *rest, causal)
+        assert torch.equal(given[-1][0], grad) and torch.equal(given[-1][4], out)
+    layouts = [(args[0].stride(), args[4].stride()) for args in given]
+    first, other = (turned.stride(), plain.stride()), (plain.stride(), turned.stride())
+    assert layouts == [first, first, other, (turned.stride(),) * 2, first]
+    thread = threading.Thread(target=cuda.cudnn_attention_backward, args=(plain, plain, plain, plain, plain, *rest, False))
+    thread.start()
+    thread.join()
+    assert given[-1][0].stride() == plain.stride()  # plans are kept by thread
 
 
 @needs_triton

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["FUSED_ATTENTION", "KERNELS", "claims"]
+__all__ = ["CUDNN_BACKWARD", "FUSED_ATTENTION", "KERNELS", "claims"]
 
 _COMMON = """
 mm addmm bmm baddbmm convolution convolution_backward
@@ -76,6 +76,9 @@ _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
 _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
 _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
 """
+
+#: Its plans hold for one layout of the result's gradient: eager's.
+CUDNN_BACKWARD = "aten._scaled_dot_product_cudnn_attention_backward.default"
 
 #: The GPU's fused attention kernels, forward and backward.
 FUSED_ATTENTION = frozenset(f"aten.{name}.default" for name in _CUDA.split())

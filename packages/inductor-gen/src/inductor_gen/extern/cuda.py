@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,23 @@ def cudnn_attention(query: Any, key: Any, value: Any, *rest: Any, **kw: Any) -> 
     return op(query, key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), *rest, **kw)
 
 
+_PLANS = threading.local()
+
+
+def _planned() -> dict[Any, tuple[Any, Any]]:
+    """Per kind of operands the strides of the result and its gradient for which this thread's plans are made."""
+    found: dict[Any, tuple[Any, Any]] | None = getattr(_PLANS, "strides", None)
+    if found is None:
+        found = _PLANS.strides = {}
+    return found
+
+
+def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
 def cudnn_attention_backward(
     grad: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, bias: Any,
     cum_q: Any, cum_k: Any, max_q: Any, max_k: Any, dropout: float, causal: bool, *, scale: float | None = None,
@@ -121,10 +139,21 @@ def cudnn_attention_backward(
 
     cuDNN crashes when it is asked again for a plan that it has failed to make, so that it is asked once.
 
+    PyTorch keeps a plan for each kind of queries, keys, values and bias, whatever the strides of the forward's result
+    and its gradient were when it was made (``MHACacheKeyWrapper`` in its ``MHA.cpp``): with other ones it computes
+    wrong gradients. They are laid out as in the first call of their kind on the thread, as plans are kept by thread.
+
     Raises:
         Refused: cuDNN refuses, and the dropout of its forward cannot be repeated by another kernel.
     """
-    grad, query, key, value, out = (t if t.stride(-1) == 1 else t.contiguous() for t in (grad, query, key, value, out))
+    query, key, value, out = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value, out))
+    grad = grad if grad.stride(-1) == 1 else _laid_out(grad, out.stride())
+    plan = (
+        query.device, query.dtype, dropout, causal,
+        *(None if t is None else (t.shape, t.stride()) for t in (query, key, value, bias)),
+    )  # fmt: skip
+    result, gradient = _planned().setdefault(plan, (out.stride(), grad.stride()))
+    out, grad = _laid_out(out, result), _laid_out(grad, gradient)
     kind = (causal, scale, *((t.shape, t.stride(), t.dtype) for t in (grad, query, key, value, out)))
     op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     if kind not in _REFUSED:

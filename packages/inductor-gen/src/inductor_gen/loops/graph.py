@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.extern.claims import KERNELS, claims
+from inductor_gen.extern.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope
@@ -32,7 +32,7 @@ _KIND_OF_ROW = {
     "scan": "scan",
     "dot": "extern",
 }
-_ANY_STRIDES = (claims("cpu") | claims("cuda")) - KERNELS
+_ANY_STRIDES = (claims("cpu") | claims("cuda")) - KERNELS - {CUDNN_BACKWARD}
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.extern.claims import FUSED_ATTENTION
+from inductor_gen.extern.claims import CUDNN_BACKWARD, FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.loops.body import Layout
@@ -204,8 +204,11 @@ class _Preparer:
 
         def place(x: Any) -> Any:
             if isinstance(x, Node):
+                known = next(strides, None)
+                if node.op == CUDNN_BACKWARD and known is not None:
+                    return self._operand(node, x) if x is not node.args[0] else self._gradient(node)
                 exact = node.strides is not None or is_custom(node)
-                return self._exact(x, next(strides, None)) if exact else self._operand(node, x)
+                return self._exact(x, known) if exact else self._operand(node, x)
             if isinstance(x, (tuple, list)):
                 return [place(v) for v in x]
             return x
@@ -222,6 +225,12 @@ class _Preparer:
         node.spec = self._infer(node, args, kwargs)
         if isinstance(node.spec, TensorSpec):
             self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+
+    def _gradient(self, node: Node) -> ViewRef:
+        """The gradient for cuDNN's attention as eager lays it out: one without rows as the attention's result."""
+        assert node.strides is not None
+        grad, out = node.strides[0], node.strides[4]
+        return self._exact(node.args[0], grad if grad[-1] == 1 else out)
 
     def _bias_apart(self, node: Node) -> None:
         """A convolution without its bias; the node becomes the addition, which fuses with what follows."""

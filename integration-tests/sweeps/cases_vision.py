@@ -44,7 +44,9 @@ def timm_case(name: str) -> Case:
     fixed = model.default_cfg.get("fixed_input_size")
     if not fixed:
         side = min(side, max(model.default_cfg.get("min_input_size", (0, 64, 64))[1], 64))
-    return vision_case(model, lambda size: (torch.randn(2 + size, channels, side + (32 * size if not fixed else 0), side),))
+    return vision_case(
+        model, lambda size: (torch.randn(2 + size, channels, side + (32 * size if not fixed else 0), side),)
+    )
 
 
 def module_case(make: Any) -> Case:
@@ -57,6 +59,35 @@ def segmentation(name: str) -> Case:
 
     model = models.get_model(name, weights=None, weights_backbone=None, num_classes=4)
     return vision_case(model, lambda size: (torch.randn(2 + size, 3, 64, 64 + 32 * size),))
+
+
+def nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Greedy suppression, where torchvision's own kernel does not load."""
+    keep: list[int] = []
+    for i in scores.argsort(descending=True).tolist():
+        if all(float(box_iou(boxes[i : i + 1], boxes[k : k + 1])) <= threshold for k in keep):
+            keep.append(i)
+    return torch.tensor(keep, dtype=torch.int64)
+
+
+def box_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    from torchvision.ops import box_iou
+
+    return box_iou(a, b)
+
+
+def provide_nms() -> None:
+    """Give ``torchvision::nms`` a kernel where it has none."""
+    from torchvision.ops import boxes
+
+    if torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CPU"):
+        return
+    boxes._assert_has_ops = lambda: None
+    _LIBRARY.append(torch.library.Library("torchvision", "IMPL"))
+    _LIBRARY[-1].impl("nms", nms, "CPU")
+
+
+_LIBRARY: list[torch.library.Library] = []
 
 
 class Detector(torch.nn.Module):
@@ -74,6 +105,7 @@ class Detector(torch.nn.Module):
 def detection(name: str) -> Case:
     from torchvision import models
 
+    provide_nms()
     model = Detector(models.get_model(name, weights=None, weights_backbone=None, num_classes=4))
     if hasattr(model.model, "transform"):
         model.model.transform.min_size, model.model.transform.max_size = (96,), 128
@@ -93,7 +125,9 @@ def video(name: str) -> Case:
 
     model = models.get_model(name, weights=None, num_classes=5)
     side = 56 if name.startswith(("r3d", "mc3", "r2plus1d", "s3d")) else 224 if name.startswith("mvit") else 64
-    return vision_case(model, lambda size: (torch.randn(1 + size, 3, 16 if not name.startswith("swin") else 4, side, side),))
+    return vision_case(
+        model, lambda size: (torch.randn(1 + size, 3, 16 if not name.startswith("swin") else 4, side, side),)
+    )
 
 
 def raft() -> Case:

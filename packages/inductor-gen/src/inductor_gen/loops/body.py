@@ -332,7 +332,8 @@ class _Tracer:
         args = tuple(
             self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args
         )
-        if node.op in _DIVISIONS and not node.dtype.is_floating_point and 0 in range(*_span(args[1], self.body.space)):
+        whole = node.op in _DIVISIONS and node.dtype is not None and not node.dtype.is_floating_point
+        if whole and 0 in range(*_span(args[1], self.body.space)):
             args = (args[0], self._checked("nonzero", args[1], None, where))
         return self.val(node.op, args, node.dtype)
 
@@ -454,8 +455,8 @@ def trace_scatter(fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping
         rank = len(indices[0].shape)
         parts: list[Expr | None] = [None] * len(x.shape)
         for source, d in zip(indices, dims, strict=True):
-            i = tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d])
-            parts[d] = tracer.atom(tracer.bounded(i, x.shape[d]))
+            position = tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d])
+            parts[d] = tracer.atom(tracer.bounded(position, x.shape[d]))
         rest = iter(index[rank:])
         at = tuple(next(rest) if i is None else i for i in parts)
         value = tracer.value(values, index)

@@ -133,8 +133,8 @@ def build_graph(env: Envelope) -> Graph:
     for node in env.graph.nodes:
         if node.op == "placeholder":
             desc = env.inputs[len(graph.inputs)]
-            is_tensor = hasattr(desc.spec, "shape")
-            spec = _settled(desc.spec, env) if is_tensor else desc.spec
+            spec = _settled(desc.spec, env) if isinstance(desc.spec, TensorSpec) else desc.spec
+            is_tensor = isinstance(spec, TensorSpec)
             made = graph.add("input" if is_tensor else "size", desc.name, (), spec)
             graph.inputs.append(made)
             value[node] = made if is_tensor else spec

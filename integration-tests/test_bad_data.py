@@ -95,3 +95,19 @@ def test_nothing_is_refused_that_is_never_read(program: Callable[..., Any]) -> N
     compiled = compile_api.compile(program)
     torch.testing.assert_close(compiled(X, i), program(X, i), equal_nan=True)
     assert not compiled.report().fallbacks
+
+
+def test_an_index_needed_on_both_sides_of_a_reduction() -> None:
+    """Columns in lanes, a reduction of few rows in between: what was picked is picked again, and checked again."""
+
+    def program(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        picked = x.gather(1, i)[:, 0]
+        return picked, (picked - torch.where(i[:, 0] > 0, 0.0, y.amax(1)) * 0.5).abs()
+
+    x, y, i = torch.randn(8, 2), torch.randn(8, 2), torch.randint(0, 2, (8, 1))
+    compiled = compile_api.compile(program)
+    for got, expected in zip(compiled(x, i, y), program(x, i, y), strict=True):
+        torch.testing.assert_close(got, expected)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(x, i + 2, y)
+    assert not compiled.report().fallbacks

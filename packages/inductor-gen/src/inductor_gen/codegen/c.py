@@ -543,7 +543,7 @@ class _Kernel:
         def visit(a: Val) -> None:
             if a.id in have or a.id in needed or self.is_inner(a) or self.lane not in a.deps:
                 return
-            if a.op == "load":
+            if not self._kept(a):
                 for b in self.body.inputs_of(a):
                     visit(b)
             needed[a.id] = a
@@ -562,10 +562,14 @@ class _Kernel:
         for i in sorted(needed):
             a = needed[i]
             name = self.names.val(a)
-            if a.op == "load":
-                self.emit(a)
-            else:
+            if self._kept(a):
                 self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
+            else:
+                self.emit(a)
+
+    def _kept(self, a: Val) -> bool:
+        """Is an outer value in an array over the tile? Elements of buffers, and what leads to them, are read again."""
+        return a.op == "reduce" or a.id in self.arrays
 
     def _lane_loop(self) -> None:
         self.w.line(self.simd())

@@ -151,18 +151,18 @@ def test_equal_pieces_of_a_concatenation_are_one_launch():
 
 
 def test_halves_of_a_rotary_embedding_and_its_neighbours_are_one_launch():
-    q, k, angle = torch.randn(2, 3, 40, 16), torch.randn(2, 1, 40, 16), torch.randn(40, 16)
+    q, k, cosine, sine = (torch.randn(s) for s in ((2, 3, 40, 16), (2, 1, 40, 16), (40, 16), (40, 16)))
 
     def turned(p, x, cosine, sine):
         halves = [p.slice(x, (0, 0, 0, a), (*x.shape[:3], a + 8), (1, 1, 1, 1)) for a in (0, 8)]
         other = p.concat((p.neg(halves[1]), halves[0]), 3)
         return p.add(p.mul(x, cosine(x.shape)), p.mul(other, sine(x.shape)))
 
-    def fn(p, a, b, t):
-        spread = [lambda shape, v=v: p.broadcast(v, shape, (2, 3)) for v in (p.cos(t), p.sin(t))]
+    def fn(p, a, b, *parts):
+        spread = [lambda shape, v=v: p.broadcast(v, shape, (2, 3)) for v in parts]
         return turned(p, a, *spread), turned(p, b, *spread)
 
-    c = check(fn, [q, k, angle])
+    c = check(fn, [q, k, cosine, sine])
     source = c.kernels[0].source
     assert len(c.kernels) == 1 and source.count("_part(") == 8 and source.count("if program <") == 3
 

@@ -20,9 +20,12 @@ from prims.spec.expr import Expr
 
 __all__ = ["MOST", "branched", "may_branch"]
 
-#: Functions of one kernel, and lines of them all: compilers are superlinear in a function's length.
+#: Functions of one kernel, and lines of them all: kernels of their own compile side by side, one's functions do not.
 MOST = 8
-LINES = 400
+LINES = 200
+
+#: Lines that a function of libdevice counts as: a cosine with its exact reduction of large angles is long.
+LIBRARY = 40
 
 
 def may_branch(source: KernelSource) -> bool:
@@ -43,7 +46,7 @@ def branched(sources: Sequence[KernelSource]) -> list[KernelSource]:
             done.append([source])
             continue
         assert isinstance(source, TritonSource)
-        lines = source.text.count("\n")
+        lines = source.text.count("\n") + LIBRARY * source.text.count("libdevice.")
         group, total = latest.get(source.warps, ([], 0))
         if not group or len(group) == MOST or total + lines > LINES:
             group, total = [], 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from inductor_gen.runtime import launch as launching
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Program, as_launcher
 from prims.options import Options
@@ -66,6 +67,13 @@ def test_places_within_a_tensor(launch: Launcher) -> None:
     run = launch(Program(1, [(0, 12), (0, 0)], [3, bits(10.0)], [(function, 0, 0, (0, 1), 0, 0)]))
     assert run(block) == 0
     assert block.tolist() == [0, 1, 2, 10, 11, 12]
+
+
+def test_tensors_are_known_whatever_the_default_device(monkeypatch: Any) -> None:
+    monkeypatch.setattr(launching, "_KNOWN", [])
+    with torch.device("meta"):
+        places = launching._tensor_places()
+    assert all(places) and launching._KNOWN == [places]
 
 
 def test_what_is_no_tensor_is_refused(launch: Launcher) -> None:

@@ -244,15 +244,21 @@ def _packed(words: Sequence[int]) -> bytes:
     return struct.pack(f"{len(words)}q", *words)
 
 
+#: What was found out: once, for a mode that makes other tensors may be active at another time.
+_KNOWN: list[tuple[int, int, int]] = []
+
+
 def _tensor_places() -> tuple[int, int, int]:
     """PyTorch's C function for the memory of an ``at::Tensor``, where the type stands in a tensor's Python object, and
     where the ``at::Tensor``; zeros where that cannot be found out. ``_cdata`` is what the ``at::Tensor`` holds."""
+    if _KNOWN:
+        return _KNOWN[0]
     try:
         read = ctypes.CDLL(torch._C.__file__).aoti_torch_get_data_ptr
     except (OSError, AttributeError):
         return 0, 0, 0
     places = set()
-    for tensor in (torch.empty(3)[1:], torch.nn.Parameter(torch.empty(2))):
+    for tensor in (torch.empty(3, device="cpu")[1:], torch.nn.Parameter(torch.empty(2, device="cpu"))):
         words = list((ctypes.c_uint64 * (torch.Tensor.__basicsize__ // 8)).from_address(id(tensor)))
         if words.count(id(type(tensor))) != 1 or words.count(tensor._cdata) != 1:
             return 0, 0, 0
@@ -263,4 +269,5 @@ def _tensor_places() -> tuple[int, int, int]:
         places.add((type_at, tensor_at))
     if len(places) != 1:
         return 0, 0, 0
-    return ctypes.cast(read, ctypes.c_void_p).value or 0, *places.pop()
+    _KNOWN.append((ctypes.cast(read, ctypes.c_void_p).value or 0, *places.pop()))
+    return _KNOWN[0]

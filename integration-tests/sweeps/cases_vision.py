@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,12 +78,14 @@ def box_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def provide_nms() -> None:
-    """Give ``torchvision::nms`` a kernel where it has none."""
+    """Give ``torchvision::nms`` a kernel where it has none; and ``roi_align`` as Python, not through torch.compile."""
     from torchvision.ops import boxes
 
     if torch._C._dispatch_has_kernel_for_dispatch_key("torchvision::nms", "CPU"):
         return
     boxes._assert_has_ops = lambda: None
+    pooling = sys.modules["torchvision.ops.roi_align"]
+    pooling._roi_align = getattr(pooling._roi_align, "__wrapped__", pooling._roi_align)
     _LIBRARY.append(torch.library.Library("torchvision", "IMPL"))
     _LIBRARY[-1].impl("nms", nms, "CPU")
 

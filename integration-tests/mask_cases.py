@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-__all__ = ["BATCH", "CONTENTS", "LENGTH", "MASKS", "Attention", "contents"]
+__all__ = ["BATCH", "CONTENTS", "LENGTH", "MASKS", "Attention", "batch", "contents", "worst_of_threads"]
 
 BATCH, LENGTH, HEADS, HEAD = 3, 24, 2, 16
 
@@ -103,3 +106,26 @@ def contents(given: torch.Tensor) -> Iterator[str]:
 def batch(dtype: torch.dtype, given: torch.dtype, device: Any, length: int = LENGTH) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(BATCH, length, HEADS * HEAD, dtype=dtype, device=device)
     return x, torch.ones(BATCH, length, dtype=given, device=device)
+
+
+def worst_of_threads(compiled: nn.Module, model: nn.Module, device: torch.device, calls: int) -> float:
+    """The largest error in three threads, on a GPU each on a stream of its own, whose batches are padded now and then."""
+    worst: list[float] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else contextlib.nullcontext()
+        with torch.no_grad(), stream:
+            for _ in range(calls):
+                x, padding = batch(torch.float32, torch.int64, device)
+                if torch.rand((), generator=generator) < 0.4:
+                    padding[0, :3] = 0
+                worst.append(float((compiled(x, padding) - model(x, padding)).abs().max()))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(worst) == 3 * calls, "a thread failed"
+    return float("nan") if any(math.isnan(error) for error in worst) else max(worst)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import threading
 from typing import Any
 
 import pytest
 import torch
 from judge import assert_as_good
-from mask_cases import MASKS, Attention, batch, contents
+from mask_cases import MASKS, Attention, batch, contents, worst_of_threads
 from on_gpu import DEVICE
 
 import compile_api
@@ -125,25 +124,8 @@ def test_a_guess_waits_once_and_when_everything_is_launched(calls: Any, monkeypa
 def test_threads_on_streams_of_their_own() -> None:
     model = Attention("causal").to(DEVICE)
     compiled = compile_api.compile(copy.deepcopy(model), fullgraph=True)
-    wrong: list[Any] = []
-
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(30):
-                x, padding = batch(torch.float32, torch.int64, DEVICE)
-                if torch.rand((), generator=generator) < 0.4:
-                    padding[0, :3] = 0
-                error = (compiled(x, padding) - model(x, padding)).abs().max()
-                if not error < 1e-3:
-                    wrong.append((seed, error))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and not compiled.report().fallbacks
+    assert worst_of_threads(compiled, model, DEVICE, 30) < 1e-3
+    assert not compiled.report().fallbacks
 
 
 @pytest.mark.parametrize("train", [False, True])

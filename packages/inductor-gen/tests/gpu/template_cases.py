@@ -321,7 +321,7 @@ def programs():
         "transposed": (lambda p, a, b: p.add(p.permute(a, (1, 0)), b), [x, y.t().contiguous()]),
         "rows": (lambda p, a: p.sub(a, p.broadcast(p.amax(a, (1,)), (70, 300), (0,))), [x]),
         "columns": (lambda p, a: p.sum(a, (0,)), [x]),
-        "split": (lambda p, a: p.sum(a, (0,)), [torch.randn(9000)]),
+        "split": (lambda p, a: (p.sum(a, (0,)), p.argmax(a, 0)), [torch.randn(9000)]),
         "long scan": (lambda p, a: p.cumsum(a, 1), [torch.randn(5, 9000)]),
         "scan": (lambda p, a: p.cumsum(a, 1), [x]),
     }

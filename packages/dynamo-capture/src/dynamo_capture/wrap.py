@@ -238,7 +238,7 @@ def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _set(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.set_equals(source, type(obj)(obj))
-    return SetValue([tx.from_python(item) for item in obj], type(obj), source)
+    return SetValue.of(tx, [tx.from_python(item) for item in obj], type(obj), source)
 
 
 def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -324,7 +324,7 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
         return ConstantValue(obj, source)
     elif isinstance(obj, (set, frozenset)):
         tx.guards.set_equals(source, set(obj))
-        payload = SetValue([tx.from_python(item) for item in obj], cls, source)
+        payload = SetValue.of(tx, [tx.from_python(item) for item in obj], cls, source)
     return ObjectValue(cls, obj, source, payload)
 
 

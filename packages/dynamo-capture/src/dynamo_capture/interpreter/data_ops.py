@@ -230,15 +230,15 @@ class DataOps(FrameState):
         self.stack.append(ListValue(self.popn(arg)))
 
     def BUILD_SET(self, arg: int) -> None:
-        self.stack.append(SetValue(self.popn(arg)))
+        self.stack.append(SetValue.of(self.tx, self.popn(arg)))
 
     def BUILD_MAP(self, arg: int) -> None:
         flat = self.popn(2 * arg)
-        self.stack.append(DictValue.of(zip(flat[::2], flat[1::2], strict=True)))
+        self.stack.append(DictValue.of(self.tx, zip(flat[::2], flat[1::2], strict=True)))
 
     def BUILD_CONST_KEY_MAP(self, arg: int) -> None:
         keys = self.pop().unpack(self.tx)
-        self.stack.append(DictValue.of(zip(keys, self.popn(arg), strict=True)))
+        self.stack.append(DictValue.of(self.tx, zip(keys, self.popn(arg), strict=True)))
 
     def BUILD_STRING(self, arg: int) -> None:
         parts = [part.realize() for part in self.popn(arg)]

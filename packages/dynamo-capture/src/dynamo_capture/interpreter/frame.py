@@ -100,7 +100,7 @@ def constant_value(constant: Any) -> Value:
     if isinstance(constant, tuple):
         return TupleValue([constant_value(c) for c in constant])
     if isinstance(constant, frozenset):
-        return SetValue([constant_value(c) for c in constant], frozenset)
+        return SetValue({c: constant_value(c) for c in constant}, frozenset)
     if isinstance(constant, type):
         return ClassValue(constant)
     if constant is super_here:

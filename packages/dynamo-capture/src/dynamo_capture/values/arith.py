@@ -224,7 +224,7 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
             return result
     if fn in (operator.eq, operator.ne):
-        same = a is b or same_object(a, b)
+        same = a is b or same_object(tx, a, b)
         if not same and a.is_const and b.is_const:
             same = bool(a.const() == b.const())
         return ConstantValue(same is (fn is operator.eq))

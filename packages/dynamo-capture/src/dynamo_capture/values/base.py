@@ -61,8 +61,8 @@ class Value:
         """The real object behind the value, when it existed before the frame (or is a constant)."""
         return self.const()
 
-    def key(self) -> Any:
-        """A hashable object that stands for the value as a dict key or set element."""
+    def key(self, tx: Capture) -> Any:
+        """A hashable object that stands for the value as a dict key or set element (guarded to be what it is)."""
         return IdentityKey(self)
 
     def getattr(self, tx: Capture, name: str) -> Value:
@@ -199,8 +199,8 @@ class LazyValue(Value):
     def const(self) -> Any:
         return self.realize().const()
 
-    def key(self) -> Any:
-        return self.realize().key()
+    def key(self, tx: Capture) -> Any:
+        return self.realize().key(tx)
 
     def truth(self, tx: Capture) -> bool:
         return self.realize().truth(tx)

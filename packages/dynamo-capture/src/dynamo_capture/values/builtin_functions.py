@@ -149,7 +149,7 @@ def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs
 
     if fn.__name__ == "fromkeys" and issubclass(owner, dict):
         value = args[1] if len(args) > 1 else _NONE
-        return DictValue.of(((key, value) for key in args[0].realize().unpack(tx)), owner)
+        return DictValue.of(tx, ((key, value) for key in args[0].realize().unpack(tx)), owner)
     return fold(tx, fn, args, kwargs)
 
 
@@ -196,12 +196,12 @@ def _delattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _isinstance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     classes = class_argument(tx, args[1].realize())
     try:
-        return _is_instance(args[0].realize(), classes)
+        return _is_instance(tx, args[0].realize(), classes)
     except TypeError as error:  # no class, or one that refuses the question
         raise tx.observed(error) from None
 
 
-def _is_instance(value: Value, classes: Any) -> Value:
+def _is_instance(tx: Capture, value: Value, classes: Any) -> Value:
     if isinstance(value, TensorValue):
         probe = value.real_tensor if value.real_tensor is not None else value.example
         return ConstantValue(isinstance(probe, classes))

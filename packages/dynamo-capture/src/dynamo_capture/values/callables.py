@@ -42,7 +42,7 @@ class _FixedValue(Value):
     def real(self) -> Any:
         return self.obj
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return self.obj
 
     def truth(self, tx: Capture) -> bool:

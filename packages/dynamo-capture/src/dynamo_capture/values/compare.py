@@ -29,13 +29,13 @@ def identical(tx: Capture, a: Value, b: Value) -> bool:
     if isinstance(a, TensorValue) or isinstance(b, TensorValue):
         same = isinstance(a, TensorValue) and isinstance(b, TensorValue) and a.example is b.example
     else:
-        same = same_object(a, b)
+        same = same_object(tx, a, b)
     if not same and a.mutable and b.mutable and a.source is not None and b.source is not None:
         tx.guards.distinct([a.source, b.source])
     return same
 
 
-def same_object(a: Value, b: Value) -> bool:
+def same_object(tx: Capture, a: Value, b: Value) -> bool:
     """Whether both stand for one existing object."""
     x, y = _existing(a), _existing(b)
     return x is not _NONE and x is y

@@ -55,7 +55,7 @@ class ConstantValue(Value):
     def real(self) -> Any:
         return self.value
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return self.value
 
     def truth(self, tx: Capture) -> bool:

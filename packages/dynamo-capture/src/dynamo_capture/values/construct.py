@@ -225,12 +225,12 @@ def _size(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @constructor(set)
 def _set(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return SetValue(args[0].realize().unpack(tx) if args else [])
+    return SetValue.of(tx, args[0].realize().unpack(tx) if args else [])
 
 
 @constructor(frozenset)
 def _frozenset(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return SetValue(args[0].realize().unpack(tx) if args else [], frozenset)
+    return SetValue.of(tx, args[0].realize().unpack(tx) if args else [], frozenset)
 
 
 @constructor(dict)

@@ -148,7 +148,7 @@ class ListValue(SequenceValue):
     def is_const(self) -> bool:
         return False
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         raise GraphBreak("QB19", f"unhashable type {self.cls.__name__!r}")
 
     def slice_of(self, items: list[Value]) -> Value:
@@ -278,8 +278,8 @@ class TupleValue(SequenceValue):
         """A real tuple of the value's class."""
         return self.cls(*items) if is_namedtuple(self.cls) else self.cls(items)
 
-    def key(self) -> Any:
-        return tuple(item.realize().key() for item in self.items)
+    def key(self, tx: Capture) -> Any:
+        return tuple(item.realize().key(tx) for item in self.items)
 
     def slice_of(self, items: list[Value]) -> Value:
         return TupleValue(items, torch.Size if self.cls is torch.Size else tuple)
@@ -315,7 +315,7 @@ class TupleValue(SequenceValue):
             if name == "_asdict" and not args:
                 from dynamo_capture.values.dicts import DictValue
 
-                return DictValue.of(zip(map(ConstantValue, named_fields(self.cls)), self.items, strict=True))
+                return DictValue.named(dict(zip(named_fields(self.cls), self.items, strict=True)))
             from dynamo_capture.values.objects import class_attribute
 
             found = class_attribute(tx, self, self.cls, name)
@@ -366,10 +366,18 @@ class SetValue(Value):
 
     mutable = True
 
-    def __init__(self, items: Iterable[Value] = (), cls: type = set, source: Any = None) -> None:
+    def __init__(self, items: dict[Any, Value], cls: type = set, source: Any = None) -> None:
         self.source = source
-        self.items: dict[Any, Value] = {item.realize().key(): item for item in items}
+        self.items = items
         self.cls = cls
+
+    @classmethod
+    def of(cls, tx: Capture, items: Iterable[Value], kind: type = set, source: Any = None) -> SetValue:
+        """A set with these elements."""
+        found: dict[Any, Value] = {}
+        for item in items:
+            found.setdefault(item.realize().key(tx), item)
+        return cls(found, kind, source)
 
     @property
     def pytype(self) -> type:
@@ -382,7 +390,7 @@ class SetValue(Value):
     def const(self) -> Any:
         return self.cls(item.realize().const() for item in self.items.values())
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return frozenset(self.items)
 
     def truth(self, tx: Capture) -> bool:
@@ -395,7 +403,7 @@ class SetValue(Value):
         return iter(self.items.values())
 
     def contains(self, tx: Capture, item: Value) -> bool:
-        return item.realize().key() in self.items
+        return item.realize().key(tx) in self.items
 
     def length(self, tx: Capture) -> Value:
         return ConstantValue(len(self.items))
@@ -414,14 +422,14 @@ class SetValue(Value):
         match name:
             case "add":
                 tx.side.mutate(self)
-                items.setdefault(values[0].key(), values[0])
+                items.setdefault(values[0].key(tx), values[0])
             case "discard" | "remove":
-                if values[0].key() not in items:
+                if values[0].key(tx) not in items:
                     if name == "remove":
                         raise tx.observed(KeyError("element not in set"))
                     return none
                 tx.side.mutate(self)
-                del items[values[0].key()]
+                del items[values[0].key(tx)]
             case "clear":
                 tx.side.mutate(self)
                 items.clear()
@@ -430,13 +438,13 @@ class SetValue(Value):
                 tx.side.mutate(self)
                 self.items = new
             case "union" | "intersection" | "difference" | "symmetric_difference" | "copy":
-                return SetValue(self._algebra(tx, name, values).values(), self.cls)
+                return SetValue(self._algebra(tx, name, values), self.cls)
             case "issubset":
-                return ConstantValue(items.keys() <= SetValue(values[0].unpack(tx)).items.keys())
+                return ConstantValue(items.keys() <= SetValue.of(tx, values[0].unpack(tx)).items.keys())
             case "issuperset":
-                return ConstantValue(items.keys() >= SetValue(values[0].unpack(tx)).items.keys())
+                return ConstantValue(items.keys() >= SetValue.of(tx, values[0].unpack(tx)).items.keys())
             case "isdisjoint":
-                return ConstantValue(items.keys().isdisjoint(SetValue(values[0].unpack(tx)).items))
+                return ConstantValue(items.keys().isdisjoint(SetValue.of(tx, values[0].unpack(tx)).items))
             case "__contains__":
                 return ConstantValue(self.contains(tx, values[0]))
             case "__len__":
@@ -450,7 +458,7 @@ class SetValue(Value):
     def _algebra(self, tx: Capture, name: str, others: list[Value]) -> dict[Any, Value]:
         result = dict(self.items)
         for other in others:
-            rhs = SetValue(other.unpack(tx)).items
+            rhs = SetValue.of(tx, other.unpack(tx)).items
             match name:
                 case "union":
                     for key, value in rhs.items():

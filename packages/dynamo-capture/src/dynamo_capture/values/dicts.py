@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
@@ -42,11 +42,20 @@ class DictValue(Value):
         self.default_factory: Value | None = default_factory
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Value, Value]], kind: type = dict) -> DictValue:
+    def of(cls, tx: Capture, pairs: Iterable[tuple[Value, Value]], kind: type = dict) -> DictValue:
         """A new dict."""
         result = cls(kind)
         for key, value in pairs:
-            result.entries[key.realize().key()] = (key, value)
+            stand_in = key.realize().key(tx)
+            known = result.entries.get(stand_in)
+            result.entries[stand_in] = (known[0] if known else key, value)
+        return result
+
+    @classmethod
+    def named(cls, values: Mapping[str, Value]) -> DictValue:
+        """A new dict whose keys are these names."""
+        result = cls()
+        result.entries = {name: (ConstantValue(name), value) for name, value in values.items()}
         return result
 
     @property
@@ -61,7 +70,7 @@ class DictValue(Value):
     def real(self) -> Any:
         return self.obj if self.obj is not None else self.const()
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         raise GraphBreak("QB19", "unhashable type: 'dict'")
 
     def _take_entry(self, tx: Capture, key: Any, index: int) -> tuple[Value, Value]:
@@ -84,7 +93,7 @@ class DictValue(Value):
 
     def find(self, tx: Capture, key: Value) -> Value | None:
         """The value under ``key``, or None."""
-        stand_in = key.realize().key()
+        stand_in = key.realize().key(tx)
         entry = self.entries.get(stand_in)
         if entry is not None:
             return entry[1]
@@ -136,7 +145,7 @@ class DictValue(Value):
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         key = key.realize()
-        stand_in = key.key()
+        stand_in = key.key(tx)
         entries = self.whole(tx)
         tx.side.mutate(self)
         old = entries.get(stand_in)
@@ -149,7 +158,7 @@ class DictValue(Value):
 
     def _pop(self, tx: Capture, key: Value) -> Value | None:
         entries = self.whole(tx)
-        stand_in = key.realize().key()
+        stand_in = key.realize().key(tx)
         if stand_in not in entries:
             return None
         tx.side.mutate(self)
@@ -235,7 +244,7 @@ class DictValue(Value):
 
     def _move_to_end(self, tx: Capture, key: Value, last: Value | None) -> None:
         entries = self.whole(tx)
-        stand_in = key.realize().key()
+        stand_in = key.realize().key(tx)
         tx.side.mutate(self)
         entry = entries.pop(stand_in)
         entries[stand_in] = entry
@@ -337,7 +346,7 @@ class DictView(Value):
             return ConstantValue(self.contains(tx, args[0]))
         if self.kind == "values":
             raise GraphBreak("QB07", f"dict_values.{name}")
-        return SetValue(self.iterate(tx)).call_method(tx, name, args, kwargs)
+        return SetValue.of(tx, self.iterate(tx)).call_method(tx, name, args, kwargs)
 
     def children(self) -> Iterator[Value]:
         yield self.owner

@@ -123,8 +123,8 @@ class FunctionValue(Value):
             raise GraphBreak("QB06", f"the function {self.qualname!r} defined in the region as a real object")
         return self.fn
 
-    def key(self) -> Any:
-        return self.fn if self.fn is not None else super().key()
+    def key(self, tx: Capture) -> Any:
+        return self.fn if self.fn is not None else super().key(tx)
 
     def truth(self, tx: Capture) -> bool:
         return True
@@ -199,8 +199,7 @@ class FunctionValue(Value):
         if name == "__kwdefaults__":
             from dynamo_capture.values.dicts import DictValue
 
-            pairs = ((ConstantValue(k), v) for k, v in (self.kwdefaults or {}).items())
-            return DictValue.of(pairs) if self.kwdefaults else ConstantValue(None)
+            return DictValue.named(self.kwdefaults) if self.kwdefaults else ConstantValue(None)
         if name not in ("__module__", "__doc__", "__dict__") and hasattr(types.FunctionType, name):
             raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
         if name == "__module__":
@@ -211,7 +210,7 @@ class FunctionValue(Value):
         if name == "__dict__":
             from dynamo_capture.values.dicts import DictValue
 
-            return DictValue.of((ConstantValue(k), v) for k, v in self._attrs.items() if not k.startswith("__"))
+            return DictValue.named({k: v for k, v in self._attrs.items() if not k.startswith("__")})
         raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
@@ -237,12 +236,12 @@ class FunctionValue(Value):
         if self.kwdefaults:
             from dynamo_capture.values.dicts import DictValue
 
-            kwdefaults = DictValue.of((ConstantValue(k), v) for k, v in self.kwdefaults.items())
+            kwdefaults = DictValue.named(self.kwdefaults)
         attrs: Value = ConstantValue(None)
         if self._attrs:
             from dynamo_capture.values.dicts import DictValue
 
-            attrs = DictValue.of((ConstantValue(k), v) for k, v in self._attrs.items())
+            attrs = DictValue.named(self._attrs)
         cg.call_const(
             _make_function,
             [
@@ -297,8 +296,8 @@ class MethodValue(Value):
     def real(self) -> Any:
         return types.MethodType(self.func.real(), self.owner.realize().real())
 
-    def key(self) -> Any:
-        return (self.owner.realize().key(), self.func.key())
+    def key(self, tx: Capture) -> Any:
+        return (self.owner.realize().key(tx), self.func.key(tx))
 
     def truth(self, tx: Capture) -> bool:
         return True
@@ -359,7 +358,7 @@ class PartialValue(Value):
         if name == "keywords":
             from dynamo_capture.values.dicts import DictValue
 
-            return DictValue.of((ConstantValue(k), v) for k, v in self.keywords.items())
+            return DictValue.named(self.keywords)
         if name == "__class__":
             return tx.from_python(functools.partial)
         if name == "__call__":
@@ -461,7 +460,7 @@ def bind_arguments(
     if has_star2:
         from dynamo_capture.values.dicts import DictValue
 
-        bound[names[position]] = DictValue.of((ConstantValue(k), v) for k, v in extra.items())
+        bound[names[position]] = DictValue.named(extra)
     return bound
 
 

@@ -69,11 +69,11 @@ class ObjectValue(Value):
             raise GraphBreak("QB06", f"an object of type {self.cls.__name__} made in the region, as a real object")
         return self.obj
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         found, owner = lookup(self.cls, "__hash__")
         if owner is not object and self.obj is None and isinstance(found, types.FunctionType):
             raise GraphBreak("QB06", f"hash of a {self.cls.__name__} made in the region")
-        return self.obj if self.obj is not None else super().key()
+        return self.obj if self.obj is not None else super().key(tx)
 
     # --- attributes ---------------------------------------------------------------------------------------------
 

@@ -251,7 +251,7 @@ class SymValue(Value):
         """Specialise: the value is guarded to be what it is in this call."""
         return self.pytype(self.example)
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return self.const()
 
     def truth(self, tx: Capture) -> bool:

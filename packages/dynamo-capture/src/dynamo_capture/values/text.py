@@ -74,7 +74,7 @@ class TextValue(Value):
     def length(self, tx: Capture) -> Value:
         return ConstantValue(len(self.const()))
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return self.const()
 
     def children(self) -> Iterator[Value]:

@@ -48,7 +48,7 @@ class TritonKernelValue(Value):
     def real(self) -> Any:
         return self.kernel
 
-    def key(self) -> Any:
+    def key(self, tx: Capture) -> Any:
         return self.kernel
 
     def truth(self, tx: Capture) -> bool:
@@ -185,16 +185,12 @@ def _grid(tx: Capture, kernel: Any, grid: Value, named: dict[str, Value]) -> lis
                 named[parameter.name] = tx.from_python(parameter.default)
         for outer in kernel_chain(kernel):
             for name, heuristic in getattr(outer, "values", {}).items():
-                named[name] = tx.from_python(heuristic).realize().call(tx, [_dict(named)], {})
-        grid = grid.call(tx, [_dict(named)], {}).realize()
+                named[name] = tx.from_python(heuristic).realize().call(tx, [DictValue.named(named)], {})
+        grid = grid.call(tx, [DictValue.named(named)], {}).realize()
     sizes = [size.realize() for size in grid.unpack(tx)]
     if not 1 <= len(sizes) <= 3:
         raise GraphBreak("QB19", f"a grid of {len(sizes)} dimensions")
     return [*sizes, *[ConstantValue(1)] * (3 - len(sizes))]
-
-
-def _dict(named: dict[str, Value]) -> DictValue:
-    return DictValue.of((ConstantValue(k), v) for k, v in named.items())
 
 
 @special(torch._library.triton.wrap_triton)

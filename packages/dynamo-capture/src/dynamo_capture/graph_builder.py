@@ -24,6 +24,7 @@ from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, 
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
+from prims.ir.printable import printable_call
 from prims.spec import SymbolicCalls, SymFloat, abstract
 from prims.spec.expr import bits_of_float, float_of_bits, from_bits
 
@@ -68,6 +69,8 @@ class GraphBuilder:
         self.inputs: list[GraphInput] = []
         #: Also those that turned out unused, whose guards stand all the same.
         self.all_inputs: list[GraphInput] = []
+        #: A call took the place of a tensor in its memory as a number.
+        self.reads_offsets = False
         self.op_count = 0
         self._by_example: dict[int, TensorValue] = {}
         self._last_placeholder: torch.fx.Node | None = None
@@ -151,6 +154,7 @@ class GraphBuilder:
         examples = [ex for _, ex in lowered]
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
         check_custom(fn)
+        self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
         before = _versions(examples, kw_examples)
         try:
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
@@ -196,7 +200,7 @@ class GraphBuilder:
 
     def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
         op = "call_method" if method else "call_function"
-        node = self.graph.create_node(op, fn, tuple(args), kwargs)
+        node = self.graph.create_node(op, *printable_call(fn, tuple(args), kwargs))
         node.meta["source"] = self.tx.location()
         self.op_count += 1
         self.tx.side.epoch += 1
@@ -339,6 +343,10 @@ def _first_line(error: BaseException) -> str:
 
 
 _DETACHES = ("detach_", torch.detach_)
+_READS_OFFSET = frozenset(
+    f"{name}{overload}" for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter",
+                                     "storage_offset", "sym_storage_offset") for overload in ("", ".default")
+)  # fmt: skip
 _STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))
 #: Functions that give the argument itself when there is nothing to do, and never write.
 _MAY_RETURN_ARGUMENT = frozenset(

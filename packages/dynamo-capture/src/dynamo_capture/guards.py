@@ -132,6 +132,14 @@ class GuardSet:
                 reason=self._reason(),
             )
 
+    def offset(self, source: Source, example: Any) -> None:
+        """A tensor that begins as far from the start of its memory as the example."""
+        if (node := self._new("offset", source, example.storage_offset())) is not None:
+            self.tree.check_tensor(
+                node, example, sizes=[None] * example.dim(), strides=None, storage_offset=True, min_size=0,
+                reason=self._reason(),
+            )  # fmt: skip
+
     def same(self, a: Source, b: Source) -> None:
         """``a is b``."""
         other = b.node(self.tree)

@@ -228,8 +228,16 @@ def _final_guards(tx: Capture) -> None:
     # A graph would drop the tangents of dual numbers.
     tx.guards.equals(Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level"), -1)
     add_size_guards(tx)
+    _guard_offsets(tx)
     _guard_aliasing(tx)
     _guard_distinct_objects(tx)
+
+
+def _guard_offsets(tx: Capture) -> None:
+    if tx.graph.reads_offsets:
+        for inp in tx.graph.all_inputs or tx.graph.inputs:
+            if isinstance(inp.value, TensorValue):
+                tx.guards.offset(inp.source, inp.real)
 
 
 def _guard_aliasing(tx: Capture) -> None:

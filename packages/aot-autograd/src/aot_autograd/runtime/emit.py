@@ -173,8 +173,9 @@ def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str
 def _step_text(source: Source, text: str, step: ViewStep) -> str:
     func = step.func
     if func is aten.as_strided.default:
-        # The recorded offset is relative to the base.
-        size, stride, relative = step.args
+        # The base has at run time an offset of its own.
+        size, stride, offset = step.args
+        relative = offset - step.source.storage_offset
         source.globals["as_strided_from"] = as_strided_from
         return f"as_strided_from({text}, {source.argument(size)}, {source.argument(stride)}, {source.size(relative)})"
     if func is aten.conj_physical.default:

@@ -18,6 +18,7 @@ from prims.spec import abstract_from_spec, to_torch
 
 if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
+    from prims.spec import TensorSpec
 
 __all__ = ["HANDLERS", "handles"]
 
@@ -163,12 +164,27 @@ def _as_strided(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if offset is None:
         offset = state.spec.storage_offset
     base = storage.base
+    other_values = any(step.func in (aten.conj_physical.default, aten.neg.default) for step in state.chain)
+    if other_values or state.spec.dtype != storage.spec.dtype:
+        raise Unsupported("as_strided of a view with elements of another kind", where=tracer._current_source())
     if base is None or not is_dense(storage.spec):
         raise Unsupported("as_strided on memory of which only a part is known", where=tracer._current_source())
-    relative = offset - storage.spec.storage_offset
-    if tuple(size) == tuple(storage.spec.shape) and tuple(stride) == tuple(storage.spec.strides) and relative == 0:
-        return tracer.view_step(base, ViewStep(aten.alias.default, (), {}, storage.spec, storage.spec))
-    return tracer.view(aten.as_strided.default, (base, list(size), list(stride), relative), {})
+    whole = storage.spec
+    if tuple(size) == tuple(whole.shape) and tuple(stride) == tuple(whole.strides) and offset == whole.storage_offset:
+        return tracer.view_step(base, ViewStep(aten.alias.default, (), {}, whole, whole))
+    if not _within(whole, size, stride, offset):
+        raise Unsupported("as_strided reaches memory beside its tensor", where=tracer._current_source())
+    return tracer.view(aten.as_strided.default, (base, list(size), list(stride), offset), {})
+
+
+def _within(whole: TensorSpec, size: Any, stride: Any, offset: Any) -> bool:
+    """Whether a strided view stays in the memory of a dense tensor."""
+    if any(n == 0 for n in size):
+        return True
+    first, last = offset - whole.storage_offset, offset - whole.storage_offset
+    for n, step in zip(size, stride, strict=True):
+        last = last + (n - 1) * step
+    return bool(first >= 0 and last < whole.numel())
 
 
 # -- writes ------------------------------------------------------------------------------------------------------

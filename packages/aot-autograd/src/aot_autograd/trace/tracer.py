@@ -243,7 +243,7 @@ class Tracer(TorchDispatchMode):
             node = storage.node
             for step in state.chain:
                 if step.changes_value:
-                    node, _ = self.emit(step.func, (node, *step.args), step.kwargs)
+                    node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
             state.node = node
             state.generation = storage.generation
         return state.node
@@ -384,7 +384,7 @@ class Tracer(TorchDispatchMode):
         state = state_of(source)
         node = self.read(source)
         if step.changes_value:
-            node, _ = self.emit(step.func, (node, *step.args), step.kwargs)
+            node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
         result = abstract_from_spec(step.result)
         storage = state.storage
         result._aot_state = TensorState(  # type: ignore[attr-defined]
@@ -517,7 +517,7 @@ class Tracer(TorchDispatchMode):
         steps = [step for step in state.chain if step.changes_value]
         sources = [storage.node]
         for step in steps[:-1]:
-            before, _ = self.emit(step.func, (sources[-1], *step.args), step.kwargs)
+            before, _ = self.emit(step.func, (sources[-1], *step.args_on(sources[-1])), step.kwargs)
             sources.append(before)
         for step, before in zip(reversed(steps), reversed(sources), strict=True) if steps else ():
             value, value_spec = undo(step, before, value, value_spec, self.emit)

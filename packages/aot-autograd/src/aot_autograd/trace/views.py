@@ -84,6 +84,16 @@ class ViewStep:
         """Whether the step needs a node in a functional graph."""
         return self.func not in _IDENTITY_VIEWS
 
+    def args_on(self, value: torch.fx.Node) -> tuple[Any, ...]:
+        """The step's arguments for a graph value that stands for the source.
+
+        ``as_strided`` counts from the beginning of the memory, of which a value may take another part than the source.
+        """
+        if self.func is not aten.as_strided.default:
+            return self.args
+        size, stride, offset = self.args
+        return size, stride, offset - self.source.storage_offset + value.meta["spec"].storage_offset
+
 
 class TensorState:
     """What the tracer knows about one traced tensor: its storage, its views, and its value at some generation."""
@@ -152,7 +162,7 @@ def _permuted(step: ViewStep, base: Any, value: Any, spec: TensorSpec, emit: Emi
 
 def _scatter(twin: OpOverload) -> Any:
     def rule(step: ViewStep, base: Any, value: Any, spec: TensorSpec, emit: Emit) -> Any:
-        return emit(twin, (base, value, *step.args), dict(step.kwargs))
+        return emit(twin, (base, value, *step.args_on(base)), dict(step.kwargs))
 
     return rule
 

@@ -134,6 +134,8 @@ class TensorValue(Value):
             return tx.graph_call(operator.getitem if name == "__getitem__" else operator.setitem, [self, *args], {})
         if name == "__iter__":
             return self.get_iter(tx)
+        if name == "new" and len(args) == 1 and args[0].realize().pytype is torch.Size:
+            name = "new_empty"  # a size as a size: in the graph it is a plain tuple, which would be data
         if name == "as_subclass":
             raise GraphBreak("QB17", "Tensor.as_subclass")
         return tx.graph_call(name, [self, *args], kwargs, method=True)

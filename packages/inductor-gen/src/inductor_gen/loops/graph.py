@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from prims.ir import Envelope
 from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
-from prims.spec import TensorSpec
+from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = ["Graph", "Node", "build_graph", "draws_random"]
@@ -120,6 +121,7 @@ def build_graph(env: Envelope) -> Graph:
     live = _live(env)
     graph = Graph()
     value: dict[Any, Any] = {}
+    settle = _settler(env)
 
     def look(x: Any) -> Any:
         if isinstance(x, torch.fx.Node):
@@ -128,13 +130,13 @@ def build_graph(env: Envelope) -> Graph:
             return type(x)(look(v) for v in x) if type(x) in (tuple, list) else tuple(look(v) for v in x)
         if isinstance(x, dict):
             return {k: look(v) for k, v in x.items()}
-        return x
+        return settle(x)
 
     for node in env.graph.nodes:
         if node.op == "placeholder":
             desc = env.inputs[len(graph.inputs)]
-            spec = _settled(desc.spec, env) if isinstance(desc.spec, TensorSpec) else desc.spec
-            is_tensor = isinstance(spec, TensorSpec)
+            is_tensor = isinstance(desc.spec, TensorSpec)
+            spec = settle(desc.spec) if is_tensor else desc.spec
             made = graph.add("input" if is_tensor else "size", desc.name, (), spec)
             graph.inputs.append(made)
             value[node] = made if is_tensor else spec
@@ -149,26 +151,34 @@ def build_graph(env: Envelope) -> Graph:
     return graph
 
 
-def _settled(spec: TensorSpec, env: Envelope) -> TensorSpec:
-    """An input's metadata in the symbols of the rest: each input came with its own, which guards made equal since.
+def _settler(env: Envelope) -> Callable[[Any], Any]:
+    """Puts sizes, alone and in metadata, in the terms that guards have left.
 
-    A symbol that no input of this graph binds (a backward graph has few of them) replaces none.
+    A size may have been written down before a guard made it equal to another, or to 1: ``min(s0, s1 - 1)`` that was
+    broadcast. A symbol that no input of this graph binds (a backward graph has few of them) replaces none.
     """
     context, bound = env.symbols.context, env.symbols.names()
     if context is None or not context.replacements:
-        return spec
+        return lambda value: value
 
-    def settle(value: Any) -> Any:
+    def number(value: Any) -> Any:
         made = context.make(size(value))
         return made if symbols_in(made) <= bound else value
 
-    shape, strides = ([settle(v) for v in values] for values in (spec.shape, spec.strides))
-    return spec.replace(shape=shape, strides=strides, storage_offset=settle(spec.storage_offset))
+    def settle(value: Any) -> Any:
+        if isinstance(value, TensorSpec):
+            shape, strides = (list(map(number, values)) for values in (value.shape, value.strides))
+            return value.replace(shape=shape, strides=strides, storage_offset=number(value.storage_offset))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(settle, value))
+        return number(value) if isinstance(value, Sym) else value
+
+    return settle
 
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
     target = node.target
-    spec = node.meta.get("spec")
+    spec = look(node.meta.get("spec"))
     source = node.meta.get("source")
     if isinstance(target, PrimOp):
         args = target.bind(*look(node.args), **look(dict(node.kwargs)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from prims.ir.printable import make_printable
 from prims.ir.symbols import expr_of, symbols_in
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def make_module(env: Envelope) -> torch.fx.GraphModule:
     root = dict(env.constants)
     if not len(env.symbols) or env.dialect == "torch":
         graph, _ = env.copy_graph()
+        make_printable(graph)
         return torch.fx.GraphModule(root, graph)
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -89,6 +91,7 @@ def make_module(env: Envelope) -> torch.fx.GraphModule:
         )
         new.meta = dict(node.meta)
         mapping[node] = new
+    make_printable(graph)
     return torch.fx.GraphModule(root, graph)
 
 

@@ -14,13 +14,14 @@ In order:
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 
 from prims.errors import DataDependentError, Unsupported
-from prims.spec.infer import Rule, has_rule, resolve, unsupported
+from prims.spec.infer import Rule, resolve, unsupported
 from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
@@ -93,13 +94,16 @@ def _mutation_rule(func: OpOverload) -> Rule | None:
         return None
     count = len(func._schema.returns)
     functional = _functional_of(func)
-    names = [name for _, name in written]
+    outs = [a.name for a in func._schema.arguments if a.is_out]
+    first = len(written) - len(outs) if outs else 0  # statistics that a normalisation updates come before
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
         if functional is not None:
-            targets = _new_metadata(functional, targets, args, {k: v for k, v in kwargs.items() if k not in names})
-        return None if count == 0 else targets[0] if count == 1 else tuple(targets[:count])
+            taken = {k: v for k, v in kwargs.items() if k not in outs}
+            targets[first:] = _new_metadata(functional, targets[first:], args, taken)
+        returned = targets[first : first + count]
+        return None if count == 0 else returned[0] if count == 1 else tuple(returned)
 
     return rule
 
@@ -113,30 +117,50 @@ def _functional_of(func: OpOverload) -> OpOverload | None:
         base = packet.__name__.removesuffix("_")
         name = "int" if base == "transpose" else name
         return getattr(getattr(torch.ops.aten, base, None), name, None)
-    if not any(a.is_out for a in func._schema.arguments):
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+    if len(wanted) == len(func._schema.arguments):
         return None
-    for candidate in (name.removesuffix("_out"), "default" if name == "out" else ""):
-        if candidate and candidate != name and candidate in packet.overloads():
-            return getattr(packet, candidate)  # type: ignore[no-any-return]
+    for candidate in (getattr(packet, overload) for overload in packet.overloads()):
+        arguments = candidate._schema.arguments
+        if not any(a.is_out for a in arguments):
+            taken = [(a.name, str(a.type)) for a in arguments]
+            if wanted in (taken, [a for a in taken if a[0] not in _FACTORY_ARGUMENTS]):
+                return candidate  # type: ignore[no-any-return]
     return None
+
+
+#: What a factory function asks for and its ``out=`` answers.
+_FACTORY_ARGUMENTS = frozenset(("dtype", "layout", "device", "pin_memory"))
+#: Functional overloads whose metadata is being found: their kernels may call the ``out=`` overload in question.
+_ASKED = threading.local()
 
 
 def _new_metadata(
     functional: OpOverload, targets: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """The written arguments' metadata after the call: an output of another shape is resized."""
-    if not has_rule(functional):
+    asked: set[OpOverload] = _ASKED.__dict__.setdefault("overloads", set())
+    if functional in asked:
         return targets
-    out = resolve(functional)(*args, **kwargs)
+    asked.add(functional)
+    try:
+        out = resolve(functional)(*args, **kwargs)
+    finally:
+        asked.discard(functional)
     results = list(out) if isinstance(out, tuple) else [out]
+    factory = any(a.name == "pin_memory" for a in functional._schema.arguments)
     for i, (target, new) in enumerate(zip(targets, results, strict=False)):
+        if isinstance(target, list) and [t.shape for t in target] != [spec.shape for spec in new]:
+            raise Unsupported(f"an out= of other sizes, a list, of {functional}")
         if not isinstance(new, TensorSpec) or not isinstance(target, TensorSpec):
             continue
-        if not _takes(functional, new.dtype, target.dtype):
+        if not factory and not _takes(functional, new.dtype, target.dtype):
             raise RuntimeError(f"result type {new.dtype} can't be cast to the desired output type {target.dtype}")
         if _is_view(functional):
             targets[i] = new
         elif target.shape != new.shape:
+            if not (_is_structured(functional) or new.is_contiguous()):
+                raise Unsupported(f"an out= of another size, which {functional} lays out in its own way")
             targets[i] = TensorSpec(new.shape, target.dtype, target.device, new.strides, target.storage_offset)
     return targets
 
@@ -148,6 +172,11 @@ _EXACT = frozenset(("gather", "index_select", "complex", "polar", "take", "aminm
 def _takes(func: OpOverload, made: torch.dtype, wanted: torch.dtype) -> bool:
     """May an ``out=`` of this dtype be given?"""
     return made is wanted or (torch.can_cast(made, wanted) and func._overloadpacket.__name__ not in _EXACT)
+
+
+def _is_structured(func: OpOverload) -> bool:
+    """Does one C++ function say what the functional overload and the ``out=`` one make, strides included?"""
+    return _has(func, "CompositeExplicitAutogradNonFunctional")
 
 
 def _is_view(func: OpOverload) -> bool:

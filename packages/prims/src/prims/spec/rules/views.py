@@ -425,6 +425,12 @@ def resize_(x: TensorSpec, size: Sequence[Size], *, memory_format: Any = None) -
     return TensorSpec(size, x.dtype, x.device, strides, x.storage_offset)
 
 
+@meta_rule("aten.resize_as_.default")
+def resize_as_(x: TensorSpec, template: TensorSpec, *, memory_format: Any = None) -> TensorSpec:
+    if memory_format is torch.preserve_format:
+        return resize_(x, template.shape).replace(shape=template.shape, strides=template.strides)
+    return resize_(x, template.shape, memory_format=memory_format)
+
 @meta_rule("aten.set_.source_Tensor")
 def set_(x: TensorSpec, source: TensorSpec) -> TensorSpec:
     return source

@@ -442,3 +442,75 @@ def test_first_calls_from_many_threads_at_once():
     report = compiled.report()
     assert not report.fallbacks and not report.breaks
     assert len([g for g in report.graphs if g.dialect == "torch"]) == 1
+
+
+class TestAsFunctions:
+    """What is asked of functions: signatures, code, names; ``explain`` of what is compiled already."""
+
+    @staticmethod
+    def function(x, y=2, *rest, key: int = 3, **more) -> torch.Tensor:
+        """Documented."""
+        return x * y + key
+
+    class Model(torch.nn.Module):
+        def forward(self, x, scale=2.0):
+            return x * scale
+
+    def kinds(self):
+        import functools
+
+        compiled = functools.partial(compile_api.compile, backend="eager")
+        model = self.Model()
+        yield self.function, compiled(self.function)
+        yield model.forward, compiled(model.forward)
+        yield model.forward, compiled(model).forward
+        yield Callable().__call__, compiled(Callable().__call__)
+
+    def test_inspect(self):
+        import inspect
+
+        for original, compiled in self.kinds():
+            assert inspect.getfullargspec(compiled) == inspect.getfullargspec(original)
+            assert inspect.signature(compiled) == inspect.signature(original)
+            assert inspect.getsource(compiled) == inspect.getsource(original)
+            for name in ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__", "__name__",
+                         "__qualname__", "__doc__", "__module__", "__annotations__"):  # fmt: skip
+                assert getattr(compiled, name) == getattr(original, name), name
+            assert hasattr(compiled, "__self__") is hasattr(original, "__self__")
+
+    def test_explain_of_compiled_modules(self):
+        model, x = self.Model(), torch.ones(2)
+        nested = torch.nn.Sequential(self.Model(), compile_api.compile(self.Model(), backend="eager"))
+        for plain in (model, nested):
+            compiled = compile_api.compile(plain, backend="eager")
+            for _ in range(2):
+                explained = compile_api.explain(compiled)(x)
+                assert explained.graph_count == 1 == compile_api.explain(plain)(x).graph_count
+                torch.testing.assert_close(explained.result, compiled(x))
+
+    def test_wrappers_are_not_taken_for_what_they_wrap(self):
+        import functools
+
+        inner = compile_api.compile(lambda x: x + 1, backend="eager")
+
+        @functools.wraps(inner)
+        def outer(x):
+            return inner(x) * 10
+
+        assert compile_api.compile(outer, backend="eager")(torch.ones(2)).tolist() == [20, 20]
+
+    def test_callable_objects_are_not_asked_for_names(self):
+        asked = []
+
+        class Base:
+            def __call__(self, x):
+                return x * 2
+
+        class Greedy(Base):
+            def __getattr__(self, name):
+                asked.append(name)
+                return "anything"
+
+        compiled = compile_api.compile(Greedy(), backend="eager")
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+        assert len(compiled.report().graphs) == 1 and asked == []

@@ -272,3 +272,52 @@ def test_a_class_is_compiled_as_what_makes_its_instances():
     assert model(torch.zeros(1, 3)).shape == (1, 2) and sorted(model.state_dict()) == [
         "linear.bias", "linear.weight", "offset",
     ]  # fmt: skip
+
+
+class TestAnotherClass:
+    """A class assigned to a compiled module (or to its original) is the class of both."""
+
+    @pytest.mark.parametrize("after_a_call", [False, True])
+    @pytest.mark.parametrize("on_the_original", [False, True])
+    def test_parametrizations(self, after_a_call, on_the_original):
+        x = torch.randn(2, 4)
+        layer = nn.Linear(4, 4)
+        reference = copy.deepcopy(layer)
+        compiled = compile_api.compile(layer, backend="eager")
+        if after_a_call:
+            compiled(x)
+        nn.utils.parametrizations.weight_norm(reference)
+        nn.utils.parametrizations.weight_norm(layer if on_the_original else compiled)
+        for module in (compiled, layer):
+            torch.testing.assert_close(module(x), reference(x))
+            torch.testing.assert_close(module.weight, reference.weight)
+            assert nn.utils.parametrize.is_parametrized(module, "weight")
+        assert isinstance(compiled, CompiledModule) and not isinstance(layer, CompiledModule)
+        nn.utils.parametrize.remove_parametrizations(compiled, "weight")
+        torch.testing.assert_close(compiled(x), reference(x))
+        assert type(layer) is nn.Linear and "weight" in dict(layer.named_parameters())
+
+    def test_assigned_classes(self):
+        class Base(nn.Module):
+            def forward(self, x):
+                return x + 1
+
+        class Other(Base):
+            def forward(self, x):
+                return x + 2
+
+        module = Base()
+        compiled = compile_api.compile(module, backend="eager")
+        x = torch.zeros(2)
+        assert compiled(x).tolist() == [1, 1]
+        assert compiled.__class__ is Base and isinstance(compiled, CompiledModule)
+        compiled.__class__ = Other
+        assert compiled(x).tolist() == [2, 2] == module(x).tolist() and type(module) is Other
+        assert isinstance(compiled, Other) and isinstance(compiled, CompiledModule)
+
+    def test_lazy_modules(self):
+        module = nn.LazyLinear(3)
+        compiled = compile_api.compile(module, backend="eager")
+        assert compiled(torch.ones(2, 5)).shape == (2, 3)
+        assert type(module) is nn.Linear and compiled.__class__ is nn.Linear
+        assert compiled(torch.ones(4, 5)).shape == (4, 3)

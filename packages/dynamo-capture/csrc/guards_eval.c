@@ -246,6 +246,19 @@ dict_has_keys(PyObject *dict, PyObject *keys)
     return true;
 }
 
+/* What is really in a container, whatever a subclass's __len__ says. */
+static Py_ssize_t
+real_length(PyObject *value)
+{
+    if (PyDict_Check(value)) {
+        return PyDict_GET_SIZE(value);
+    }
+    if (PyTuple_Check(value) || PyList_Check(value)) {
+        return Py_SIZE(value);
+    }
+    return PyAnySet_Check(value) ? PySet_GET_SIZE(value) : PyObject_Size(value);
+}
+
 /* 1, 0, or -1 with an exception */
 static int
 contains(PyObject *container, PyObject *key)
@@ -296,7 +309,7 @@ check_value(const Check *check, PyObject *value)
     case CHECK_EQUALS:
         return guard_const_equal(value, check->object);
     case CHECK_LEN: {
-        Py_ssize_t n = PyDict_CheckExact(value) ? PyDict_GET_SIZE(value) : PyObject_Size(value);
+        Py_ssize_t n = real_length(value);
         return n < 0 ? -1 : n == check->number;
     }
     case CHECK_DICT_KEYS:

@@ -277,6 +277,37 @@ guard_check_text(GuardTree *tree, int id)
     return text;
 }
 
+/* Whether repr(value) runs no code of the program's. */
+static bool
+shows_itself(PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (PyType_Check(value)) {
+        return type == &PyType_Type;
+    }
+    if (PyFunction_Check(value) || PyModule_CheckExact(value)) {
+        return true;
+    }
+    if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+        bool plain = depth < 3;
+        for (Py_ssize_t i = 0; plain && i < PySequence_Fast_GET_SIZE(value); i++) {
+            plain = shows_itself(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+        }
+        return plain;
+    }
+    if (PyDict_CheckExact(value)) {
+        PyObject *key, *item;
+        Py_ssize_t position = 0;
+        bool plain = depth < 3;
+        while (plain && PyDict_Next(value, &position, &key, &item)) {
+            plain = shows_itself(key, depth + 1) && shows_itself(item, depth + 1);
+        }
+        return plain;
+    }
+    /* A C type whose instances refer to no others. */
+    return !(type->tp_flags & (Py_TPFLAGS_HEAPTYPE | Py_TPFLAGS_HAVE_GC));
+}
+
 static PyObject *
 found_text(const Check *check, PyObject *value)
 {
@@ -288,7 +319,7 @@ found_text(const Check *check, PyObject *value)
     }
     PyObject *text = tensor_describe(value);
     if (text == NULL) {
-        text = PyObject_Repr(value);
+        text = shows_itself(value, 0) ? PyObject_Repr(value) : PyUnicode_FromFormat("a %s", Py_TYPE(value)->tp_name);
         PyErr_Clear();
     }
     if (text != NULL && PyUnicode_GET_LENGTH(text) > 200) {

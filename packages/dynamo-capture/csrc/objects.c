@@ -295,7 +295,24 @@ static PyMemberDef activate_members[] = {
     {NULL},
 };
 
+/* What makes it a function for `inspect`, for `torch.export` and for whoever asks whether a method is overridden:
+ * the attributes of functions (and of bound methods) that a `__dict__` does not hold. */
+static PyObject *
+activate_of_function(Activate *self, void *name)
+{
+    return PyObject_GetAttrString(self->fn, (const char *)name);
+}
+
+#define OF_FUNCTION(name) {name, (getter)activate_of_function, NULL, NULL, name}
+
 static PyGetSetDef activate_getset[] = {
+    OF_FUNCTION("__code__"),
+    OF_FUNCTION("__defaults__"),
+    OF_FUNCTION("__kwdefaults__"),
+    OF_FUNCTION("__globals__"),
+    OF_FUNCTION("__closure__"),
+    OF_FUNCTION("__self__"),
+    OF_FUNCTION("__func__"),
     {"context", (getter)activate_get_context, NULL, NULL, NULL},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL},

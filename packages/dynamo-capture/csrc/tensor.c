@@ -522,7 +522,7 @@ tensor_meta_text(const TensorMeta *meta)
 PyObject *
 tensor_describe(PyObject *value)
 {
-    if (torch.tensor_type == NULL || PyObject_IsInstance(value, torch.tensor_type) != 1) {
+    if (torch.tensor_type == NULL || !PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)torch.tensor_type)) {
         PyErr_Clear();
         return NULL;
     }

@@ -13,13 +13,24 @@ from prims.report import Report
 
 __all__ = ["compile_function", "original_of"]
 
+#: The types of the compiled functions that were made.
+_types: set[type] = set()
+
 
 def original_of(fn: Any) -> Any:
     """The function behind one that ``compile()`` made, or the method behind its method; every other object itself."""
     if isinstance(fn, types.MethodType):
         function = original_of(fn.__func__)
         return fn if function is fn.__func__ else types.MethodType(function, fn.__self__)
-    return fn.__wrapped__ if hasattr(fn, "_quintet_settings") else fn
+    return fn.__wrapped__ if _settings_of(fn) is not None else fn
+
+
+def _settings_of(fn: Any) -> dict[str, Any] | None:
+    """The arguments of ``compile()`` of a function that it made; None for all other objects, which are not asked.
+
+    ``functools.wraps`` copies attributes to functions that are not compiled ones, so that a name is no proof.
+    """
+    return vars(fn).get("_quintet_settings") if any(type(fn) is cls for cls in _types) else None
 
 
 def compile_function(
@@ -40,6 +51,7 @@ def compile_function(
     compiled.__wrapped__ = fn
     compiled._quintet_settings = settings
     compiled.report = lambda: report
+    _types.add(type(compiled))
     copyreg.pickle(type(compiled), _reduce)  # type: ignore[arg-type]
     return compiled
 
@@ -62,7 +74,7 @@ def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, or a Python function that calls it, so that there is bytecode to capture."""
     if isinstance(fn, (types.FunctionType, types.MethodType)):
         return fn
-    call = None if isinstance(fn, type) else vars(type(fn)).get("__call__")
+    call = None if isinstance(fn, type) else _class_lookup(type(fn), "__call__")
     if isinstance(call, types.FunctionType):
         return types.MethodType(call, fn)
 
@@ -71,15 +83,24 @@ def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     if isinstance(fn, type):
         return functools.update_wrapper(call_it, fn, updated=())  # a class's attributes are not a function's
+    getters = (_class_lookup(type(fn), "__getattr__"), _class_lookup(type(fn), "__getattribute__"))
+    if any(isinstance(getter, types.FunctionType) for getter in getters):
+        return call_it  # an object that answers any question would give a name that is none
     try:
         return functools.update_wrapper(call_it, fn)
     except (AttributeError, TypeError):
         return call_it
 
 
+def _class_lookup(cls: type, name: str) -> Any:
+    """The raw attribute that a class or a base defines, or None."""
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
 def _reduce(compiled: Any) -> Any:
     """As a function, by its name where that leads to it; else as the original and the settings to compile it anew."""
-    if not hasattr(compiled, "_quintet_settings"):
+    settings = _settings_of(compiled)
+    if settings is None:
         raise TypeError(f"cannot pickle {compiled!r}")
     module, name = compiled.__module__, compiled.__qualname__
     try:
@@ -90,7 +111,7 @@ def _reduce(compiled: Any) -> Any:
         found = None
     if found is compiled:
         return name
-    return _rebuild, (compiled.__wrapped__, compiled._quintet_settings)
+    return _rebuild, (compiled.__wrapped__, settings)
 
 
 def _rebuild(fn: Callable[..., Any], settings: dict[str, Any]) -> Any:

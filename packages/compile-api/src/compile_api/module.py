@@ -38,6 +38,8 @@ class _State:
         report: Report,
     ) -> None:
         self.original = original
+        #: The class of the original from which the compiled object's class was derived.
+        self.base: type = type(original)
         self.optimize = optimize
         self.recompile = recompile
         self.settings = settings
@@ -81,6 +83,24 @@ class CompiledModule:
 
     _quintet_state: _State
     forward = _Forward()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        """The original's class, from which a class to be assigned here is derived."""
+        return type(self._quintet_state.original)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        state = self._quintet_state
+        state.original.__class__ = value
+        _follow(self, state)
+
+    def __getattr__(self, name: str) -> Any:
+        state = type(self)._quintet_state
+        if type(state.original) is not state.base:  # it has been given another class meanwhile
+            _follow(self, state)
+            return getattr(self, name)
+        return super().__getattr__(name)  # type: ignore[misc]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Another instance, such as ``compiled[:2]`` of an ``nn.Sequential`` makes, is a module of its own: plain."""
@@ -146,8 +166,10 @@ def _class_for(base: Any, state: _State) -> Any:
         "__doc__": base.__doc__,
         "_quintet_state": state,
     }
-    after = getattr(base, "cls_to_become", None)
-    if isinstance(after, type):
-        # A lazy module takes another class once it has seen an input; that one is to be a compiled one too.
-        namespace["cls_to_become"] = _class_for(after, state)
     return type(base)(base.__name__, (CompiledModule, base), namespace)
+
+
+def _follow(compiled: Any, state: _State) -> None:
+    """Give the compiled object a class made of the one that the original has now."""
+    state.base = type(state.original)
+    object.__dict__["__class__"].__set__(compiled, _class_for(state.base, state))

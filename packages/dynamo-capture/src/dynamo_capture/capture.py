@@ -146,13 +146,8 @@ class Capture:
             return found
         from dynamo_capture.values.torch_calls import INLINED_WITH_SYMBOLS, is_operator_function
 
-        original = getattr(fn, "__quintet_original__", None)
         value: FunctionValue | BuiltinValue
-        if original is not None:
-            if source is not None:
-                self.guards.is_object(source, fn)
-            value = self.from_python(original).realize()  # type: ignore[assignment]
-        elif is_operator_function(fn) and not (self.symbols.symbols and fn in INLINED_WITH_SYMBOLS):
+        if is_operator_function(fn) and not (self.symbols.symbols and fn in INLINED_WITH_SYMBOLS):
             if source is not None:
                 self.guards.is_object(source, fn)
             value = BuiltinValue(fn, source)

@@ -21,6 +21,7 @@ from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
 from dynamo_capture.values.torch_calls import ALLOWED
+from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.errors import QuintetError, Unsupported, UserError
 from prims.ir import Envelope
 from prims.options import Options
@@ -29,6 +30,9 @@ from prims.report import Report
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_NAMED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
+          types.WrapperDescriptorType, types.MethodWrapperType, functools.partial,
+          functools._lru_cache_wrapper)  # fmt: skip
 
 
 _optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -247,34 +251,41 @@ def optimize(
     optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
     target = _unwrapped(fn)
     code = _code_of(target)
-    if code is not None and _native.marked(code) != _native.TRACE and not hasattr(target, "__quintet_disabled__"):
+    if code is not None and _native.marked(code) != _native.TRACE and not is_disabled(target):
         optimizer.root_code = code
         if not code.co_flags & 0x2A0:
             _native.mark(code, _native.TRACE)
     active = _native.activate(target, optimizer.context)
     wrapper: Any = active
-    if isinstance(fn, torch.nn.Module):
-        active.__dict__["_module"] = fn
-    else:
-        functools.update_wrapper(wrapper, target)
-    wrapper.__quintet_original__ = target
+    if not isinstance(target, torch.nn.Module):
+        _named_like(wrapper, target)
     wrapper.__quintet_optimizer__ = optimizer
     return wrapper  # type: ignore[no-any-return]
 
 
 def _unwrapped(fn: Any) -> Any:
-    if isinstance(fn, types.MethodType):
+    """The program's own callable behind a compiled one; every other object itself."""
+    if type(fn) is types.MethodType:
         function = _unwrapped(fn.__func__)
         return fn if function is fn.__func__ else types.MethodType(function, fn.__self__)
-    original = getattr(fn, "__quintet_original__", None)
-    return fn if original is None or isinstance(fn, torch.nn.Module) else original
+    original = module_behind(fn) if isinstance(fn, torch.nn.Module) else compiled_from(fn)
+    return fn if original is None else original
 
 
 def _code_of(fn: Any) -> types.CodeType | None:
     if isinstance(fn, torch.nn.Module):
         fn = fn.forward
-    fn = getattr(fn, "__func__", fn)
-    return getattr(fn, "__code__", None)
+    while type(fn) is types.MethodType or is_wrapper(fn):
+        fn = fn.__func__ if type(fn) is types.MethodType else fn.fn
+    return fn.__code__ if type(fn) is types.FunctionType else None
+
+
+def _named_like(wrapper: Any, fn: Any) -> None:
+    """Give a wrapper a function's name, text and attributes; other objects are not asked for such things."""
+    if type(fn) in _NAMED or isinstance(fn, type) or is_wrapper(fn):
+        functools.update_wrapper(wrapper, fn, updated=() if isinstance(fn, type) else ("__dict__",))
+    else:
+        wrapper.__wrapped__ = fn
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:
@@ -290,19 +301,17 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
     fn = _unwrapped(fn)
     if recursive:
         wrapper: Any = _native.activate(fn, None)
-        if hasattr(fn, "__name__"):
-            functools.update_wrapper(wrapper, fn)
-        wrapper.__quintet_disabled__ = True
+        _named_like(wrapper, fn)
         return wrapper
 
-    @functools.wraps(fn)
     def not_captured(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
+    _named_like(not_captured, fn)
     for code in (_code_of(fn), _code_of(not_captured)):
         if code is not None:
             _native.mark(code, _native.SKIP)
-    not_captured.__quintet_disabled__ = True  # type: ignore[attr-defined]
+    register_disabled(not_captured)
     return not_captured
 
 

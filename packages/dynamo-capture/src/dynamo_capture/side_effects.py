@@ -14,11 +14,13 @@ from torch import nn
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SetValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import CellValue
-from dynamo_capture.values.objects import DELETED, ObjectValue
+from dynamo_capture.values.objects import DELETED, ObjectValue, is_data_descriptor, is_slot
+from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
@@ -34,6 +36,8 @@ class SideEffects:
         self.epoch = 0
         self._mutated: dict[int, Value] = {}
         self._attributes: dict[tuple[int, str], tuple[ObjectValue, str]] = {}
+        #: Attributes that were deleted and set again.
+        self._again: set[tuple[int, str]] = set()
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Value]] = {}
 
     def mutate(self, value: Value) -> None:
@@ -42,11 +46,24 @@ class SideEffects:
         if value.source is not None:
             self._mutated.setdefault(id(value), value)
 
-    def write_attribute(self, owner: ObjectValue, name: str) -> None:
-        """An attribute is about to be written or deleted."""
+    def write_attribute(self, owner: ObjectValue, name: str, *, again: bool = False) -> None:
+        """An attribute is about to be written or deleted (``again``: written after it was deleted)."""
         self.epoch += 1
         if owner.obj is not None:
-            self._attributes[(id(owner), name)] = (owner, name)
+            key = (id(owner), name)
+            if again:
+                self._again.add(key)
+                self._attributes.pop(key, None)  # a name that comes back is the last one of the ``__dict__``
+            self._attributes[key] = (owner, name)
+
+    def came_back(self, owner: ObjectValue, name: str) -> bool:
+        """Whether the attribute was deleted and set again."""
+        return (id(owner), name) in self._again
+
+    def forget_attribute(self, owner: ObjectValue, name: str) -> None:
+        """An attribute that the region has set is deleted, and the object had none before."""
+        self.epoch += 1
+        self._attributes.pop((id(owner), name), None)
 
     def store_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
         """``global name; name = value`` (None deletes)."""
@@ -89,7 +106,9 @@ class SideEffects:
             _fill(cg, value)
         for value in self._mutated.values():
             _replay(cg, value)
-        for owner, name in self._attributes.values():
+        for key, (owner, name) in self._attributes.items():
+            if key in self._again and owner.attrs[name] is not DELETED:
+                _store_attribute(cg, owner, name, DELETED)
             _store_attribute(cg, owner, name, owner.attrs[name])
         for globals_, name, value in self._globals.values():
             if value is DELETED:
@@ -192,15 +211,29 @@ def _fill_ordered(target: Any, items: dict[Any, Any]) -> None:
 
 
 def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -> None:
-    if value is DELETED:
-        cg.call_const(delattr, [owner, ConstantValue(name)])
-    elif isinstance(owner.obj, nn.Module):
-        cg.call_const(nn.Module.__setattr__, [owner, ConstantValue(name), value])
-    elif isinstance(getattr(owner.cls, "__setattr__", None), types.FunctionType):
-        cg.call_const(object.__setattr__, [owner, ConstantValue(name), value])
+    """Write to (or delete from) the object itself: what its class makes of it has been done in the capture."""
+    key = ConstantValue(name)
+    found, _ = lookup(owner.cls, name)
+    if found is not None and not is_slot(found) and is_data_descriptor(found):
+        cg.call_const(_write_own_dict, [owner, key] if value is DELETED else [owner, key, value])
+    elif value is DELETED:
+        cg.call_const(object.__delattr__, [owner, key])
+    elif owner.obj is not None and issubclass(owner.cls, nn.Module):
+        cg.call_const(nn.Module.__setattr__, [owner, key, value])
+    elif isinstance(lookup(owner.cls, "__setattr__")[0], types.FunctionType):
+        cg.call_const(object.__setattr__, [owner, key, value])
     else:
         cg.load(value)
         cg.load(owner)
         cg.store_attr(name)
         return
     cg.pop()
+
+
+def _write_own_dict(obj: Any, name: str, *value: Any) -> None:
+    """Runs in the emitted code: ``obj.__dict__[name] = value`` (or ``del``), behind a data descriptor of that name."""
+    own: Any = own_dict(obj)
+    if value:
+        own[name] = value[0]
+    else:
+        del own[name]

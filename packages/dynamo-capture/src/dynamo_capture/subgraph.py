@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.values.base import LazyValue, Value
@@ -121,9 +122,15 @@ class InnerEffects(SideEffects):
         self.touched.append(value)
         super().mutate(value)
 
-    def write_attribute(self, owner: ObjectValue, name: str) -> None:
+    def write_attribute(self, owner: ObjectValue, name: str, *, again: bool = False) -> None:
         self.touched.append(owner)
-        super().write_attribute(owner, name)
+        super().write_attribute(owner, name, again=again)
+
+    def forget_attribute(self, owner: ObjectValue, name: str) -> None:
+        if (id(owner), name) not in self._attributes and owner.obj is not None:
+            raise GraphBreak("QB06", f"deleting attribute {name!r} that was set outside")
+        self.touched.append(owner)
+        super().forget_attribute(owner, name)
 
     def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
         found = super().global_value(globals_, name)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
@@ -27,6 +26,7 @@ from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
+from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind
 from prims.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -90,28 +90,15 @@ def _constant(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 
 def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
-    if isinstance(obj, torch.Tensor):
-        return _tensor
-    if isinstance(obj, nn.Module):
-        return _module
-    if isinstance(obj, type):
-        return _class
-    if isinstance(obj, enum.Enum):
-        return _enum
-    if isinstance(obj, _C_FUNCTIONS):
-        return _c_function
-    if isinstance(obj, types.ModuleType):
-        return _py_module
-    if isinstance(obj, tuple):
-        return _tuple
-    if isinstance(obj, BaseException):
-        return _exception
-    if isinstance(obj, _native.activate) and hasattr(obj, "__quintet_disabled__"):
+    # By the real type: ``isinstance`` asks the object for its ``__class__`` too, which the program may compute.
+    for base, handler in _BASES:
+        if issubclass(cls, base):
+            return handler
+    if is_disabled(obj):
         return _disabled
-    original = getattr(obj, "__quintet_original__", None)
-    if original is not None and not isinstance(obj, type):
+    if compiled_from(obj) is not None:
         return _compiled
-    if isinstance(obj, functools._lru_cache_wrapper):
+    if cls is functools._lru_cache_wrapper:
         return _lru_cached
     if is_triton_kernel(obj):
         return _triton_kernel
@@ -144,11 +131,11 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 
 def _module(tx: Capture, obj: Any, source: Source | None) -> Value:
-    state = getattr(type(obj), "_quintet_state", None)
-    if state is not None:
+    original = module_behind(obj)
+    if original is not None:
         source = source or Source("constant", None, (obj,))
         _guard_type(tx, source, type(obj))
-        return wrap(tx, state.original, Source("constant", None, (state.original,)))
+        return wrap(tx, original, Source("constant", None, (original,)))
     _guard_type(tx, source, type(obj))
     return ModuleValue(type(obj), obj, source or Source("constant", None, (obj,)))
 
@@ -268,7 +255,7 @@ def _compiled(tx: Capture, obj: Any, source: Source | None) -> Value:
     """A function that was compiled on its own: the original is captured."""
     if source is not None:
         tx.guards.is_object(source, obj)
-    return wrap(tx, obj.__quintet_original__, None)
+    return wrap(tx, compiled_from(obj), None)
 
 
 def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -314,15 +301,15 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
         raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
     tx.guards.type_is(source, cls)
     payload: Value | None = None
-    if isinstance(obj, dict):
+    if issubclass(cls, dict):
         payload = DictValue(cls, source, obj)
-    elif isinstance(obj, (list, collections.deque)):
+    elif issubclass(cls, (list, collections.deque)):
         tx.guards.length(source, len(obj))
         payload = ListValue(wrap_items(tx, obj, source), cls, source)
-    elif isinstance(obj, (int, float, str, bytes)):
+    elif issubclass(cls, (int, float, str, bytes)):
         tx.guards.equals(source, obj)
         return ConstantValue(obj, source)
-    elif isinstance(obj, (set, frozenset)):
+    elif issubclass(cls, (set, frozenset)):
         tx.guards.set_equals(source, set(obj))
         payload = SetValue.of(tx, [tx.from_python(item) for item in obj], cls, source)
     return ObjectValue(cls, obj, source, payload)
@@ -349,3 +336,15 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     functools.partial: _partial,
     weakref.ref: _weak_reference,
 }
+
+#: For types that have no handler of their own; the first base that fits.
+_BASES: tuple[tuple[Any, Callable[[Any, Any, Any], Value]], ...] = (
+    (torch.Tensor, _tensor),
+    (nn.Module, _module),
+    (type, _class),
+    (enum.Enum, _enum),
+    (_C_FUNCTIONS, _c_function),
+    (types.ModuleType, _py_module),
+    (tuple, _tuple),
+    (BaseException, _exception),
+)

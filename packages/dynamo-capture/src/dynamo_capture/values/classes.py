@@ -71,6 +71,7 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     """
     from dynamo_capture.values.callables import ClassValue, CMethodValue
     from dynamo_capture.values.functions import FunctionValue, MethodValue
+    from dynamo_capture.values.objects import ObjectValue
 
     kind = type(found)
     guard_found(tx, cls, name, found, owner)
@@ -88,7 +89,9 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         raise GraphBreak("QB06", f"class method {name!r} of {cls.__name__}")
     if kind is functools.cached_property:
         result = FunctionValue(found.func).call(tx, [value], {})
-        value.setattr(tx, found.attrname or name, result)
+        if not isinstance(value, ObjectValue):
+            raise GraphBreak("QB06", f"cached property {name!r} of {cls.__name__}")
+        value.write(tx, found.attrname or name, result)
         return result
     if kind is functools._lru_cache_wrapper:
         return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())

@@ -14,7 +14,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import bind_attribute, lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue
-from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.objects import ObjectValue, is_data_descriptor
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -27,6 +27,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
                  "_global_backward_pre_hooks")  # fmt: skip
 _MODULE_GETATTR = nn.Module.__dict__["__getattr__"]
 _MODULE_SETATTR = nn.Module.__dict__["__setattr__"]
+_MODULE_DELATTR = nn.Module.__delattr__
 _MODULE_CALL = nn.Module.__dict__["__call__"]
 _LISTS = (nn.ModuleList, nn.ParameterList)
 
@@ -73,11 +74,22 @@ class ModuleValue(ObjectValue):
             raise GraphBreak("QB06", f"replacing parameter or submodule {name!r}")
         if isinstance(value.pytype, type) and issubclass(value.pytype, nn.Parameter):
             raise GraphBreak("QB06", f"registering parameter {name!r}")
-        if isinstance(lookup(self.cls, name)[0], property):
+        if is_data_descriptor(lookup(self.cls, name)[0]):
             self.store(tx, name, value)
             return
-        tx.side.write_attribute(self, name)
-        self.attrs[name] = value
+        self.write(tx, name, value)
+
+    def delattr(self, tx: Capture, name: str) -> None:
+        if lookup(self.cls, "__delattr__")[0] is not _MODULE_DELATTR:
+            super().delattr(tx, name)
+            return
+        self.module_delattr(tx, name)
+
+    def module_delattr(self, tx: Capture, name: str) -> None:
+        """``nn.Module.__delattr__``."""
+        if any(name in self.obj.__dict__.get(table, ()) for table in _TABLES):
+            raise GraphBreak("QB06", f"deleting parameter, buffer or submodule {name!r}")
+        self.remove(tx, name)
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         found, owner = lookup(self.cls, "__call__")

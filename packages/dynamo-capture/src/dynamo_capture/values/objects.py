@@ -14,12 +14,15 @@ from dynamo_capture.values.classes import bind_attribute, class_source, guard_fo
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "class_attribute"]
+__all__ = [
+    "DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "class_attribute", "is_data_descriptor", "is_slot",
+]  # fmt: skip
 
 
 class _Deleted(Value):
@@ -30,6 +33,26 @@ class _Deleted(Value):
 DELETED = _Deleted()
 
 _DATA_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_HEAP_TYPE = 1 << 9
+
+
+def is_data_descriptor(found: Any) -> bool:
+    """Whether a class attribute wins over the instance's own."""
+    kind = type(found)
+    return lookup(kind, "__set__")[1] is not None or lookup(kind, "__delete__")[1] is not None
+
+
+def is_slot(found: Any) -> bool:
+    """Whether a class attribute is a member that ``__slots__`` of a Python class made."""
+    return type(found) is types.MemberDescriptorType and bool(found.__objclass__.__flags__ & _HEAP_TYPE)
+
+
+def _filled(descriptor: Any, obj: Any) -> bool:
+    try:
+        descriptor.__get__(obj)
+    except AttributeError:
+        return False
+    return True
 
 
 def class_attribute(tx: Capture, value: Value, cls: type, name: str) -> Value | None:
@@ -81,70 +104,108 @@ class ObjectValue(Value):
         getter, owner = lookup(self.cls, "__getattribute__")
         if isinstance(getter, types.FunctionType):
             method = bind_attribute(tx, self, self.cls, "__getattribute__", getter, owner)  # type: ignore[arg-type]
-            return method.call(tx, [ConstantValue(name)], {})
+            try:
+                return method.call(tx, [ConstantValue(name)], {}).realize()
+            except ObservedError as error:
+                if not self._answers_for(error):
+                    raise
+                return self._call_getattr(tx, name)
+        if not isinstance(getter, types.WrapperDescriptorType):
+            raise GraphBreak("QB06", f"__getattribute__ of {self.cls.__name__}")
         return self.plain_getattr(tx, name)
 
-    def plain_getattr(self, tx: Capture, name: str) -> Value:
-        """``object.__getattribute__``, with ``__getattr__`` behind it."""
-        found = self._written(tx, name)
-        if found is not None:
-            return found
+    def plain_getattr(self, tx: Capture, name: str, *, hook: bool = True) -> Value:
+        """``object.__getattribute__``, with ``__getattr__`` behind it unless ``hook`` is False."""
         cls = self.cls
-        if name == "__class__":
+        found, owner = lookup(cls, name)
+        if owner is object and name == "__class__":
             return tx.from_python(cls)
-        if name == "__dict__":
+        if name == "__dict__" and (owner is None or isinstance(found, types.GetSetDescriptorType)):
             return InstanceDictValue(tx, self)
-        found_on_class, owner = lookup(cls, name)
-        if owner is not None and isinstance(found_on_class, _DATA_DESCRIPTORS):
-            return self._slot(tx, name)
-        if owner is None or not lookup(type(found_on_class), "__set__")[1]:
-            value = self.instance_attribute(tx, name)
+        if owner is None or not is_data_descriptor(found):
+            value = self._own_attribute(tx, name)
             if value is not None:
                 return value
-        if owner is not None:
-            if self.source is not None and type(found_on_class) is not property:
-                tx.guards.no_instance_attr(self.source, name)
-            return bind_attribute(tx, self, cls, name, found_on_class, owner)
-        return self.missing_attribute(tx, name)
-
-    def _written(self, tx: Capture, name: str) -> Value | None:
-        value = self.attrs.get(name)
-        if value is DELETED:
-            raise self._no_attribute(tx, name)
-        return value
-
-    def _slot(self, tx: Capture, name: str) -> Value:
-        if self.obj is None:
-            raise self._no_attribute(tx, name)
+        if owner is None:
+            return self.missing_attribute(tx, name) if hook else self._no_attribute_at_all(tx, name)
         try:
-            value = getattr(self.obj, name)
-        except AttributeError as error:
-            if self.source is not None:
-                tx.guards.has_attr(self.source, name, False)
-            raise tx.observed(error) from None
-        return tx.lazy(value, self.source and self.source.attr(name))
+            if isinstance(found, _DATA_DESCRIPTORS):
+                return self._slot(tx, name, found)
+            if self.source is not None and type(found) is not property and name not in self.attrs:
+                tx.guards.no_instance_attr(self.source, name)
+            return bind_attribute(tx, self, cls, name, found, owner)
+        except ObservedError as error:
+            if not hook or not self._answers_for(error):
+                raise
+            return self._call_getattr(tx, name)
+
+    def _own_attribute(self, tx: Capture, name: str) -> Value | None:
+        """An attribute of the instance itself, as the region has left it."""
+        value = self.attrs.get(name)
+        if value is None:
+            return self.instance_attribute(tx, name)
+        return None if value is DELETED else value
+
+    def _slot(self, tx: Capture, name: str, descriptor: Any) -> Value:
+        """The content of a ``__slots__`` member, or what a C type computes."""
+        value = self.attrs.get(name)
+        if value is not None and value is not DELETED:
+            return value
+        if self.obj is None or value is DELETED:
+            if not is_slot(descriptor):
+                raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__} made in the region")
+            raise self._no_attribute(tx, name)
+        if not self._slot_is_filled(tx, name, descriptor):
+            raise self._no_attribute(tx, name)
+        source = self.source
+        if source is not None:
+            getter, _ = lookup(self.cls, "__getattribute__")
+            overridden = isinstance(getter, types.FunctionType) or lookup(self.cls, "__getattr__")[1] is not None
+            source = Source("call", source, descriptor.__get__) if overridden else source.attr(name)
+        return tx.lazy(descriptor.__get__(self.obj, self.cls), source)
+
+    def _slot_is_filled(self, tx: Capture, name: str, descriptor: Any) -> bool:
+        """Whether the real object has a value in the slot (guarded when it has none)."""
+        if _filled(descriptor, self.obj):
+            return True
+        if self.source is not None:
+            text = f"slot {name!r} of {self.source} is empty"
+            tx.guards.predicate(self.source, lambda obj: not _filled(descriptor, obj), text)
+        return False
 
     def instance_attribute(self, tx: Capture, name: str) -> Value | None:
         """An attribute in the real object's ``__dict__``."""
-        own = getattr(self.obj, "__dict__", None)
+        own = None if self.obj is None else own_dict(self.obj)
         if own is not None and name in own:
             return tx.lazy(own[name], self.source and Source("dict_attr", self.source, name))
         return None
 
     def missing_attribute(self, tx: Capture, name: str) -> Value:
         """``__getattr__``, or an AttributeError."""
+        if lookup(self.cls, "__getattr__")[1] is None:
+            return self._no_attribute_at_all(tx, name)
+        self._guard_missing(tx, name)
+        return self._call_getattr(tx, name)
+
+    def _answers_for(self, error: ObservedError) -> bool:
+        """Whether ``__getattr__`` is asked after an exception."""
+        return issubclass(error.value.pytype, AttributeError) and lookup(self.cls, "__getattr__")[1] is not None
+
+    def _call_getattr(self, tx: Capture, name: str) -> Value:
         getter, owner = lookup(self.cls, "__getattr__")
-        if isinstance(getter, types.FunctionType):
-            self._guard_missing(tx, name)
-            method = bind_attribute(tx, self, self.cls, "__getattr__", getter, owner)  # type: ignore[arg-type]
-            return method.call(tx, [ConstantValue(name)], {}).realize()
+        if not isinstance(getter, types.FunctionType):
+            raise GraphBreak("QB06", f"__getattr__ of {self.cls.__name__}")
+        method = bind_attribute(tx, self, self.cls, "__getattr__", getter, owner)  # type: ignore[arg-type]
+        return method.call(tx, [ConstantValue(name)], {}).realize()
+
+    def _no_attribute_at_all(self, tx: Capture, name: str) -> Value:
         guard_lookup(tx, self.cls, "__getattr__")
         self._guard_missing(tx, name)
         raise self._no_attribute(tx, name)
 
     def _guard_missing(self, tx: Capture, name: str) -> None:
         guard_lookup(tx, self.cls, name)
-        if self.source is not None:
+        if self.source is not None and name not in self.attrs:
             tx.guards.no_instance_attr(self.source, name)
 
     def _no_attribute(self, tx: Capture, name: str) -> ObservedError:
@@ -157,39 +218,114 @@ class ObjectValue(Value):
                 tx, [ConstantValue(name), value], {}
             )
             return
+        if not isinstance(setter, types.WrapperDescriptorType):
+            raise GraphBreak("QB06", f"__setattr__ of {self.cls.__name__}")
         self.store(tx, name, value)
 
     def store(self, tx: Capture, name: str, value: Value) -> None:
         """``object.__setattr__(self, name, value)``."""
-        found, _owner = lookup(self.cls, name)
+        found, owner = lookup(self.cls, name)
         if isinstance(found, property):
-            guard_found(tx, self.cls, name, found, _owner)  # type: ignore[arg-type]
+            guard_found(tx, self.cls, name, found, owner)  # type: ignore[arg-type]
             if not isinstance(found.fset, types.FunctionType):
+                if found.fset is not None:
+                    raise GraphBreak("QB06", f"setting property {name!r} of {self.cls.__name__}")
                 raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
             tx.function(found.fset, None).call(tx, [self, value], {})
             return
-        if found is not None and lookup(type(found), "__set__")[1] and not isinstance(found, _DATA_DESCRIPTORS):
-            set_method, _ = lookup(type(found), "__set__")
-            if not isinstance(set_method, types.FunctionType):
-                raise GraphBreak("QB06", f"setting attribute {name!r} of {self.cls.__name__} through a descriptor")
-            descriptor = tx.from_python(found, class_source(_owner, name))  # type: ignore[arg-type]
-            tx.function(set_method, None).call(tx, [descriptor, self, value], {})
+        if self._through_descriptor(tx, "__set__", name, [value]):
             return
-        if name == "__class__":
-            raise GraphBreak("QB06", "assignment to __class__")
-        tx.side.write_attribute(self, name)
+        if name in ("__class__", "__dict__", "__weakref__"):
+            raise GraphBreak("QB06", f"assignment to {name}")
+        if not is_slot(found) and not self.cls.__dictoffset__:
+            text = f"object attribute {name!r} is read-only" if owner else f"object has no attribute {name!r}"
+            raise tx.observed(AttributeError(f"{self.cls.__name__!r} {text}"))
+        self.write(tx, name, value)
+
+    def write(self, tx: Capture, name: str, value: Value) -> None:
+        """Store into the instance's ``__dict__`` or slot."""
+        again = self.attrs.get(name) is DELETED
+        tx.side.write_attribute(self, name, again=again)
+        if again:
+            del self.attrs[name]  # a name that comes back is the last one
         self.attrs[name] = value
 
     def delattr(self, tx: Capture, name: str) -> None:
-        if isinstance(lookup(self.cls, "__delattr__")[0], types.FunctionType):
-            raise GraphBreak("QB06", f"{self.cls.__name__} defines __delattr__")
-        if name not in self.attrs and (self.obj is None or name not in getattr(self.obj, "__dict__", {})):
+        deleter, owner = lookup(self.cls, "__delattr__")
+        if isinstance(deleter, types.FunctionType):
+            bind_attribute(tx, self, self.cls, "__delattr__", deleter, owner).call(  # type: ignore[arg-type]
+                tx, [ConstantValue(name)], {}
+            )
+            return
+        if not isinstance(deleter, types.WrapperDescriptorType):
+            raise GraphBreak("QB06", f"__delattr__ of {self.cls.__name__}")
+        self.remove(tx, name)
+
+    def remove(self, tx: Capture, name: str) -> None:
+        """``object.__delattr__(self, name)``."""
+        found, owner = lookup(self.cls, name)
+        if isinstance(found, property):
+            guard_found(tx, self.cls, name, found, owner)  # type: ignore[arg-type]
+            if not isinstance(found.fdel, types.FunctionType):
+                if found.fdel is not None:
+                    raise GraphBreak("QB06", f"deleting property {name!r} of {self.cls.__name__}")
+                raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no deleter"))
+            tx.function(found.fdel, None).call(tx, [self], {})
+            return
+        if self._through_descriptor(tx, "__delete__", name, []):
+            return
+        if name in ("__class__", "__dict__", "__weakref__"):
+            raise GraphBreak("QB06", f"deletion of {name}")
+        self.drop(tx, name)
+
+    def drop(self, tx: Capture, name: str) -> None:
+        """Delete from the instance's ``__dict__`` or slot."""
+        written = self.attrs.get(name)
+        existed = self._existed(tx, name)
+        if written is DELETED or (written is None and not existed):
             raise self._no_attribute(tx, name)
-        tx.side.write_attribute(self, name)
-        if self.obj is None:
-            del self.attrs[name]
-        else:
+        if existed:
+            tx.side.write_attribute(self, name)
             self.attrs[name] = DELETED
+        else:
+            tx.side.forget_attribute(self, name)
+            del self.attrs[name]
+
+    def _existed(self, tx: Capture, name: str) -> bool:
+        """Whether the real object has the attribute itself before the region runs (guarded)."""
+        if self.obj is None:
+            return False
+        found, _ = lookup(self.cls, name)
+        if is_slot(found):
+            filled = self._slot_is_filled(tx, name, found)
+            if filled and self.source is not None:
+                text = f"slot {name!r} of {self.source} is filled"
+                tx.guards.predicate(self.source, lambda obj: _filled(found, obj), text)
+            return filled
+        own = own_dict(self.obj)
+        existed = own is not None and name in own
+        if self.source is not None:
+            if existed:
+                tx.guards.contains(Source("instance_dict", self.source), name, True)
+            else:
+                tx.guards.no_instance_attr(self.source, name)
+        return existed
+
+    def _through_descriptor(self, tx: Capture, method: str, name: str, args: list[Value]) -> bool:
+        """Call a descriptor's ``__set__`` or ``__delete__``; False where the instance itself is written."""
+        found, owner = lookup(self.cls, name)
+        if owner is None or not is_data_descriptor(found) or is_slot(found):
+            return False
+        if isinstance(found, types.GetSetDescriptorType) and name in ("__dict__", "__weakref__", "__class__"):
+            return False
+        function, _ = lookup(type(found), method)
+        if function is None:
+            raise tx.observed(AttributeError(method))
+        if not isinstance(function, types.FunctionType):
+            raise GraphBreak("QB06", f"attribute {name!r} of {self.cls.__name__} through a descriptor")
+        descriptor = tx.from_python(found, class_source(owner, name))
+        tx.function(function, None).call(tx, [descriptor, self, *args], {})
+        return True
 
     # --- protocols ----------------------------------------------------------------------------------------------
 
@@ -293,10 +429,10 @@ class ObjectValue(Value):
                 self.store(tx, key.realize().const(), value)
                 return ConstantValue(None)
             case "__delattr__", [key]:
-                self.delattr(tx, key.realize().const())
+                self.remove(tx, key.realize().const())
                 return ConstantValue(None)
             case "__getattribute__", [key]:
-                return self.plain_getattr(tx, key.realize().const())
+                return self.plain_getattr(tx, key.realize().const(), hook=False)
             case ("__init__" | "__init_subclass__"), _:
                 return ConstantValue(None)
             case ("__eq__" | "__ne__"), [other]:
@@ -348,36 +484,52 @@ class InstanceDictValue(DictValue):
     __slots__ = ("owner",)
 
     def __init__(self, tx: Capture, owner: ObjectValue) -> None:
-        real = getattr(owner.obj, "__dict__", None)
-        if owner.obj is not None and real is None:
+        real = None if owner.obj is None else own_dict(owner.obj)
+        if not owner.cls.__dictoffset__:
             raise tx.observed(AttributeError(f"{owner.cls.__name__!r} object has no attribute '__dict__'"))
         source = owner.source and Source("instance_dict", owner.source)
         super().__init__(dict, source, real)
         self.owner = owner
-        if owner.attrs:
-            entries = self.whole(tx)
-            for name, value in owner.attrs.items():
-                if value is DELETED:
-                    entries.pop(name, None)
-                else:
-                    entries[name] = (ConstantValue(name), value)
+
+    def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
+        entries = super().whole(tx)
+        for name, value in self._written():
+            if value is DELETED or tx.side.came_back(self.owner, name):
+                entries.pop(name, None)
+            if value is not DELETED:
+                entries[name] = (ConstantValue(name), value)
+        return entries
+
+    def _written(self) -> list[tuple[str, Value]]:
+        """What the region has written to the ``__dict__`` (not to slots)."""
+        return [item for item in self.owner.attrs.items() if not is_slot(lookup(self.owner.cls, item[0])[0])]
 
     def find(self, tx: Capture, key: Value) -> Value | None:
         name = key.realize().const()
-        if name in self.owner.attrs:
-            value = self.owner.attrs[name]
-            return None if value is DELETED else value
+        for written, value in self._written():
+            if written == name:
+                return None if value is DELETED else value
         return super().find(tx, key)
+
+    def _count(self, tx: Capture) -> int:
+        return len(self.whole(tx)) if self.owner.attrs else super()._count(tx)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name in ("clear", "popitem", "__ior__"):
+            raise GraphBreak("QB06", f"{name}() of an object's __dict__")
+        return super().call_method(tx, name, args, kwargs)
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         name = key.realize().const()
-        tx.side.write_attribute(self.owner, name)
-        self.owner.attrs[name] = value
-        self.whole(tx)[name] = (key, value)
+        if type(name) is not str or is_slot(lookup(self.owner.cls, name)[0]):
+            raise GraphBreak("QB06", f"the entry {name!r} of an object's __dict__")
+        self.owner.write(tx, name, value)
 
     def delitem(self, tx: Capture, key: Value) -> None:
-        self.owner.delattr(tx, key.realize().const())
-        self.whole(tx).pop(key.realize().const(), None)
+        name = key.realize().const()
+        if self.find(tx, key) is None:
+            raise tx.observed(KeyError(name))
+        self.owner.drop(tx, name)
 
     def _pop(self, tx: Capture, key: Value) -> Value | None:
         found = self.find(tx, key)

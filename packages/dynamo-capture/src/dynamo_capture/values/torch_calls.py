@@ -19,6 +19,7 @@ from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.wrappers import is_disabled
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -187,7 +188,7 @@ def special_function(fn: Any) -> Handler | None:
     found = _SPECIAL.get(fn)
     if found is not None:
         return found
-    if hasattr(fn, "__quintet_disabled__"):
+    if is_disabled(fn):
         return disabled_call
     module = fn.__module__
     if (module, fn.__name__) in _SPECIAL_BY_NAME:

@@ -122,6 +122,17 @@ def test_graphs_with_names_that_are_keywords_can_be_written_down(name, backend):
     assert not compiled.report().fallbacks and not compiled.report().breaks
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("number", [complex(1, float("-inf")), complex(float("nan"), 2), complex(0, float("nan"))], ids=str)
+def test_graphs_with_complex_numbers_that_are_not_finite(number, backend):
+    def program(x):
+        return torch.view_as_real(torch.full((2,), number)) + x
+
+    compiled = compile_api.compile(program, backend=backend)
+    torch.testing.assert_close(compiled(torch.ones(2)), program(torch.ones(2)), equal_nan=True, rtol=0, atol=0)
+    assert not compiled.report().breaks
+
+
 def test_every_operator_can_be_written_down():
     from prims.ir.printable import make_printable
 

@@ -1,13 +1,15 @@
 """Gradients that are to be differentiated themselves (``create_graph=True``).
 
 A compiled backward pass has no derivative. Where one is asked for, the region runs once more, eagerly and under
-autograd, on the inputs of its call, and its gradients are taken of that run. This is right only where a second run
-does what the first did; where it may not (random numbers, written inputs, inputs that have changed or are gone) the
-compiled gradients are given, with a node that explains itself when it is differentiated.
+autograd, on the inputs of its call, and its gradients are taken of that run. Random numbers are drawn again from the
+call's seed, and statistics that a normalisation updates are written to copies. This is right only where a second run
+does what the first did; where it may not (results that depend on an input that the region writes, inputs that have
+changed or are gone) the compiled gradients are given, with a node that explains itself when it is differentiated.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +19,7 @@ from torch.utils.weak import TensorWeakRef
 
 from aot_autograd.partition.split import Partition, is_random
 from aot_autograd.runtime.lazy import LazyBackward
+from aot_autograd.runtime.redraw import Redraw
 from aot_autograd.trace.outcome import Joint, flatten
 
 __all__ = ["RunAgain"]
@@ -49,42 +52,49 @@ class RunAgain:
             for i in self._tensors
             if inputs[i].kind == "input" and not (inputs[i].requires_grad and program.grad_fns.get(i) is None)
         )
+        # What the program computes nothing from that counts is not saved for the backward pass, or by whoever made it.
+        unused = frozenset(i for i, node in enumerate(joint.envelope.placeholders()) if not node.users)
+        self._weak -= unused
+        self._seeds = {desc.spec.device: i for i, desc in enumerate(inputs) if desc.kind == "rng_seed"}  # type: ignore[union-attr]
+        self._written = frozenset(index for index, _, _ in joint.outcome.mutations)
         self._leaves = self._leaves_of_tangents()
         self._obstacle = self._find_obstacle()
 
-    def _leaves_of_tangents(self) -> list[int | None]:
-        """For each tangent the leaf of the program's result that it belongs to."""
-        leaves = self._joint.outcome.leaves
-        return [
-            next(
-                (at for at, leaf in enumerate(leaves) if leaf.kind == "output" and leaf.index == i and not leaf.steps),
-                None,
-            )
-            for i in self._joint.tangents
-        ]
+    def _leaves_of_tangents(self) -> list[tuple[int, bool] | None]:
+        """For each tangent the leaf of the program's result that it belongs to; and whether to that view's base."""
+        found: dict[int, tuple[int, bool]] = {}
+        for at, leaf in enumerate(self._joint.outcome.leaves):
+            if leaf.kind == "output" and (leaf.index not in found or not leaf.steps):
+                found[leaf.index] = (at, bool(leaf.steps))
+        return [found.get(i) for i in self._joint.tangents]
 
     def _find_obstacle(self) -> str | None:
-        nodes = self._joint.envelope.graph.nodes
-        if any(desc.kind == "rng_seed" for desc in self._joint.envelope.inputs) or any(map(is_random, nodes)):
-            return "it draws random numbers"
-        if self._joint.outcome.mutations:
+        joint = self._joint
+        tracer = joint.outcome.program.tracer
+        if any(map(is_random, joint.envelope.graph.nodes)):
+            return "it draws random numbers from a generator's state"
+        if self._seeds and tracer.draws_again:
+            return "it draws random numbers inside a checkpoint"
+        if any(through or i >= self._arguments for i, _, through in joint.outcome.mutations):
             return "it writes to its inputs"
+        if not only_statistics(joint, self._written):
+            return "its results depend on inputs that it writes"
         if None in self._leaves:
             return "its results are views of one another"
         return None
 
-    def keep(self, args: Sequence[Any]) -> Any:
-        """What a call has to keep of its inputs."""
+    def keep(self, args: Sequence[Any], gate: torch.Tensor) -> Any:
+        """What a call has to keep: its inputs, their versions, and ``gate``, through which they got their history."""
         if self._obstacle is not None:
-            return None
+            return None, None, gate
         weak = self._weak
         try:
             versions = [args[i]._version for i in self._tensors]
         except RuntimeError:  # inference tensors have none
             versions = None
         if not weak:
-            return args, versions
-        return tuple(TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)), versions
+            return args, versions, gate
+        return tuple(TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)), versions, gate
 
     def gradients(self, kept: Any, tangents: Sequence[torch.Tensor | None], box: list[Any]) -> Sequence[Any]:
         """The gradients with a history, in the order of the backward graph's outputs.
@@ -96,7 +106,7 @@ class RunAgain:
         """
         args, obstacle = self._inputs(kept)
         if obstacle is not None:
-            return _refusing(self._backward(box), obstacle)
+            return _refusing(self._backward(box), obstacle, kept[2], tangents)
         for i in self._wanted:
             # One tensor may be two arguments, each of which has its own gradient.
             if i < self._arguments:
@@ -107,41 +117,94 @@ class RunAgain:
             for device, enabled, dtype in self._autocast:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled))
+            if self._seeds:
+                stack.enter_context(Redraw({device: args[i] for device, i in self._seeds.items()}))
             results: list[Any] = []
             flatten(self._eager(*args[: self._arguments]), results)
         present = [i for i, tangent in enumerate(tangents) if tangent is not None]
+        made = [self._result(results, i) for i in present]
+        if any(result is None for result in made):
+            return _refusing(self._backward(box), "its results are views of one another", kept[2], tangents)
         return torch.autograd.grad(
-            [results[self._leaves[i]] for i in present],  # type: ignore[index]
+            made,
             [args[i] for i in self._wanted],
             [tangents[i] for i in present],
             create_graph=True,
             allow_unused=True,
         )
 
+    def _result(self, results: list[Any], tangent: int) -> torch.Tensor | None:
+        """The second run's result that a tangent belongs to."""
+        at, is_view = self._leaves[tangent]  # type: ignore[misc]
+        return results[at]._base if is_view else results[at]  # type: ignore[no-any-return]
+
     def _inputs(self, kept: Any) -> tuple[list[Any], str | None]:
         """The inputs of the call, or what forbids to run it again."""
-        if kept is None:
+        held, versions, _ = kept
+        if held is None:
             return [], self._obstacle
-        held, versions = kept
         args = [value() if type(value) is TensorWeakRef else value for value in held]
-        if any(args[i] is None for i in self._weak):
-            return [], "an input of it is no longer there"
+        if any(arg is None and type(value) is TensorWeakRef for arg, value in zip(args, held, strict=True)):
+            self._weak = frozenset()
+            return [], "an input of it is no longer there (calls from now on will keep theirs)"
         if versions is None:
             return [], "an input of it is an inference tensor"
         lifted = self._joint.outcome.program.lifted
         replaced = any(store[name] is not args[i] for i, (store, name) in lifted.items())
-        if replaced or any(args[i]._version != version for i, version in zip(self._tensors, versions, strict=True)):
+        if replaced or any(
+            args[i]._version != version
+            for i, version in zip(self._tensors, versions, strict=True)
+            if i not in self._written
+        ):
             return [], "an input of it was modified since"
+        for i in self._written:
+            args[i] = args[i].clone()
         return args, None
+
+
+_aten = torch.ops.aten
+#: Of a normalisation in training: places of the old statistics among its arguments, which it reads for the new ones
+#: alone, of these in its result, and of the argument that says that it is in training.
+_STATISTICS = {
+    _aten._native_batch_norm_legit_functional.default: ((3, 4), (3, 4), 5),
+    _aten._batch_norm_with_update_functional.default: ((3, 4), (4, 5), None),
+    _aten.native_batch_norm_backward.default: ((3, 4), (), 7),
+    _aten.batch_norm_backward.default: ((3, 4), (), 7),
+}
+
+
+def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
+    """Whether nothing but the new values of the ``written`` inputs depends on their old ones.
+
+    The statistics that a batch norm updates in training are such inputs, and so are counters.
+    """
+    envelope = joint.envelope
+    old = {node for i, node in enumerate(envelope.placeholders()) if i in written}
+    partly: dict[torch.fx.Node, tuple[int, ...]] = {}
+    for node in envelope.graph.nodes:
+        if node.op != "call_function" or not old.intersection(node.all_input_nodes):
+            continue
+        if node.target is operator.getitem and node.args[0] in partly:
+            if node.args[1] in partly[node.args[0]]:
+                old.add(node)
+            continue
+        places, results, training = _STATISTICS.get(node.target, ((), (), None))
+        trains = training is None or node.args[training] is True
+        others = [a for i, a in enumerate(node.args) if i not in places and isinstance(a, torch.fx.Node)]
+        if places and trains and not old.intersection(others):
+            partly[node] = results
+        old.add(node)
+    news = {output for _, output, _ in joint.outcome.mutations}
+    return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
 class _NoSecondDerivative(torch.autograd.Function):
     """Passes gradients on, and explains itself when they are to be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, reason: str, anchor: torch.Tensor, *values: torch.Tensor) -> Any:
+    def forward(ctx: Any, reason: str, count: int, *tensors: torch.Tensor) -> Any:
         ctx.reason = reason
-        return tuple(value.view_as(value) for value in values)
+        return tuple(value.view_as(value) for value in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -152,11 +215,16 @@ class _NoSecondDerivative(torch.autograd.Function):
         )
 
 
-def _refusing(results: Sequence[Any], reason: str) -> Sequence[Any]:
-    """The gradients, such that their own gradients raise an error; without a node they would silently be zero."""
+def _refusing(
+    results: Sequence[Any], reason: str, gate: torch.Tensor, tangents: Sequence[torch.Tensor | None]
+) -> Sequence[Any]:
+    """The gradients, such that their own gradients raise an error; without a node they would silently be zero.
+
+    They are functions of the inputs, which stand behind ``gate``, and of the tangents.
+    """
     places = [i for i, result in enumerate(results) if result is not None]
-    anchor = torch.zeros((), requires_grad=True)
-    wrapped = _NoSecondDerivative.apply(reason, anchor, *(results[i] for i in places))
+    behind = [gate, *(t for t in tangents if t is not None)]
+    wrapped = _NoSecondDerivative.apply(reason, len(places), *(results[i] for i in places), *behind)
     out = list(results)
     for place, value in zip(places, wrapped, strict=True):
         out[place] = value

@@ -118,7 +118,7 @@ def _forward_source(
     inputs = outcome.program.tracer.inputs
     source = Source()
     source.globals.update(compiled=compiled, keep=again.keep)
-    source.line("ctx.kept = keep(args)")
+    source.line("ctx.kept = keep(args, gate)")
     names: set[str] = set()
     for symbol in partition.sizes:
         names |= symbols_in(symbol)

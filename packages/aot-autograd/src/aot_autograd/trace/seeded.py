@@ -18,14 +18,16 @@ from prims.ops.rng import counters
 from prims.spec import TensorSpec, infer
 
 if TYPE_CHECKING:
+    from aot_autograd.runtime.redraw import Redraw
     from aot_autograd.trace.tracer import Tracer
 
 __all__ = ["HANDLERS"]
 
 aten = torch.ops.aten
 
-#: ``rule(tracer, draw, spec, arguments by name) -> (node, spec)``; ``draw("random_uniform", dtype)`` gives numbers.
-Rule = Callable[..., tuple[torch.fx.Node, Any]]
+#: ``rule(tracer, draw, spec, arguments by name) -> (value, spec)``; ``draw("random_uniform")`` gives such a pair.
+#: The tracer's values are graph nodes; those of ``Redraw``, which draws a call's numbers again, are tensors.
+Rule = Callable[..., tuple[Any, Any]]
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
 
@@ -41,18 +43,18 @@ def _handles(*overloads: str) -> Callable[[Rule], Rule]:
 
 
 def _handler(rule: Rule) -> Callable[..., Any]:
-    def handle(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    def handle(tracer: Tracer | Redraw, func: Any, args: Any, kwargs: Any) -> Any:
         if not tracer.seeded:
             return NotImplemented
         info = op_info(func)
         given = {name: bind(info, args, kwargs, name, i) for i, name in enumerate(info.names)}
         given = {name: _default(func, i) if v is None else v for i, (name, v) in enumerate(given.items())}
         target = args[0] if info.written else None
-        spec = target._aot_state.spec if target is not None else infer(func, args, kwargs)
+        spec = tracer.spec(target) if target is not None else infer(func, args, kwargs)
         if given.get("generator") is not None or not spec.dtype.is_floating_point:
             return NotImplemented
 
-        def draw(kind: str) -> torch.fx.Node:
+        def draw(kind: str) -> tuple[Any, TensorSpec]:
             return _draw(tracer, kind, spec, func, args, kwargs)
 
         node, made = rule(tracer, draw, spec, given)
@@ -71,35 +73,36 @@ def _default(func: Any, position: int) -> Any:
     return argument.default_value if argument.has_default_value() else None
 
 
-def _draw(tracer: Tracer, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+def _draw(
+    tracer: Tracer | Redraw, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any
+) -> tuple[Any, TensorSpec]:
     """Numbers in float32 (float64 for doubles) of the result's shape."""
     dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
     offset = tracer.counter_of(func, args, kwargs, counters(spec.numel(), dtype))
-    node, _ = tracer.emit(
+    return tracer.emit(
         getattr(torch.ops.quintet, kind).default,
         (list(spec.shape), tracer.read(tracer.seed(spec.device)), offset),
         {"dtype": dtype, "device": spec.device},
     )
-    return node
 
 
 @_handles("bernoulli_.float", "bernoulli.p")
-def _bernoulli(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    return tracer.emit(aten.lt.Scalar, (draw("random_uniform"), given["p"]), {})
+def _bernoulli(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+    return tracer.emit(aten.lt.Scalar, (draw("random_uniform")[0], given["p"]), {})
 
 
 @_handles("bernoulli.default")
-def _bernoulli_of(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    return tracer.emit(aten.lt.Tensor, (draw("random_uniform"), tracer.read(given["self"])), {})
+def _bernoulli_of(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+    return tracer.emit(aten.lt.Tensor, (draw("random_uniform")[0], tracer.read(given["self"])), {})
 
 
-def _native_dropout(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _native_dropout(tracer: Tracer | Redraw, func: Any, args: Any, kwargs: Any) -> Any:
     """``(input * mask / (1 - p), mask)``: what dropout is on a GPU."""
     value, p, train = args
     if not tracer.seeded or train is False or not 0 < p < 1:
         return NotImplemented
-    spec = value._aot_state.spec
-    drawn = _draw(tracer, "random_uniform", spec, func, args, kwargs)
+    spec = tracer.spec(value)
+    drawn, _ = _draw(tracer, "random_uniform", spec, func, args, kwargs)
     node, made = tracer.emit(aten.ge.Scalar, (drawn, p), {})
     mask = tracer.wrap(node, made, infer(func, args, kwargs)[1])
     kept = tracer.pure(aten.mul.Tensor, (value, mask), {})
@@ -110,25 +113,23 @@ HANDLERS[aten.native_dropout.default] = _native_dropout
 
 
 @_handles("rand.default", "rand_like.default")
-def _rand(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    node = draw("random_uniform")
-    return node, node.meta["spec"]
+def _rand(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+    return draw("random_uniform")
 
 
 @_handles("randn.default", "randn_like.default")
-def _randn(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    node = draw("random_normal")
-    return node, node.meta["spec"]
+def _randn(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+    return draw("random_normal")
 
 
 @_handles("uniform_.default", "uniform.default")
-def _uniform(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _uniform(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     low, high = given["from"], given["to"]
-    node, _ = tracer.emit(aten.mul.Scalar, (draw("random_uniform"), high - low), {})
+    node, _ = tracer.emit(aten.mul.Scalar, (draw("random_uniform")[0], high - low), {})
     return tracer.emit(aten.add.Scalar, (node, low), {})
 
 
 @_handles("normal_.default", "normal_functional.default")
-def _normal(tracer: Tracer, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    node, _ = tracer.emit(aten.mul.Scalar, (draw("random_normal"), given["std"]), {})
+def _normal(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+    node, _ = tracer.emit(aten.mul.Scalar, (draw("random_normal")[0], given["std"]), {})
     return tracer.emit(aten.add.Scalar, (node, given["mean"]), {})

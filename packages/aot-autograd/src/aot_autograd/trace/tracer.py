@@ -55,6 +55,7 @@ class Tracer(TorchDispatchMode):
         called_by: inside a custom function's backward, the tangents that it is called for (where that matters).
         factorisations: results of calls that end with error codes, by the identity of the codes.
         seeded: random operators become functions of a seed.
+        draws_again: the backward pass repeats draws of the forward (of a checkpoint).
         source: the user's source location of what is being run.
     """
 
@@ -78,6 +79,7 @@ class Tracer(TorchDispatchMode):
         self._sequence_sources: list[SourceLoc | None] = []
         self._seeds: dict[torch.device, torch.Tensor] = {}
         self._draws: list[Draw] = []
+        self.draws_again = False
         self._counter: Any = 0
         self.factorisations: dict[int, Any] = {}
         self.called_by: frozenset[int] | None = None
@@ -235,6 +237,10 @@ class Tracer(TorchDispatchMode):
             return value
         return to_torch(value)
 
+    def spec(self, tensor: torch.Tensor) -> TensorSpec:
+        """A traced tensor's metadata."""
+        return state_of(tensor).spec
+
     def read(self, tensor: torch.Tensor) -> torch.fx.Node:
         """The graph value that a traced tensor has now."""
         state = state_of(tensor)
@@ -318,6 +324,7 @@ class Tracer(TorchDispatchMode):
     def _drawn_before(self, func: OpOverload, nodes: Any, kwargs: Any) -> Any:
         """What the forward's draw gave that a checkpointed region makes a second time."""
         found = first_draw(self.graph, self._draws, func, nodes, kwargs) if runs_a_checkpoint_again() else None
+        self.draws_again = True
         if found is None:
             raise Unsupported(f"{func} draws random numbers during the backward pass", where=self._current_source())
         return found.result

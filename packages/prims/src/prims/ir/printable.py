@@ -1,17 +1,23 @@
 """Calls that ``fx`` can write down: an operator or an argument named like a Python keyword would be a SyntaxError.
 
-``aten.random.from`` is such an operator, ``from`` of ``Tensor.uniform_`` such an argument.
+``aten.random.from`` is such an operator, ``from`` of ``Tensor.uniform_`` such an argument. And complex numbers that are
+not finite are written with ``infj`` and ``nanj``, which Python does not know by themselves.
 """
 
 from __future__ import annotations
 
+import cmath
 import keyword
 from typing import Any
 
 import torch
 import torch.fx
+import torch.fx.graph
 
 __all__ = ["make_printable", "printable_call"]
+
+for _name in ("infj", "nanj"):  # as fx itself does for inf and nan
+    torch.fx.graph._register_custom_builtin(_name, f"from cmath import {_name}", getattr(cmath, _name))
 
 
 def printable_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -1,0 +1,105 @@
+"""Gradients of gradients through compiled programs: random numbers, statistics, graph breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import compile_api
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dropped", [0.0, 0.4])
+def test_dropout_and_batch_norm_in_training(dropped, dynamic):
+    """Against differences of the program's own gradients, for the numbers that a seed gives it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(dropped), nn.Linear(4, 2)).double()
+    compiled = compile_api.compile(model, dynamic=dynamic)
+
+    def step(x):
+        torch.manual_seed(1)
+        return compiled(x)
+
+    x = torch.randn(5, 3, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(step, x)
+    assert torch.autograd.gradgradcheck(step, x)
+    assert not compiled.report().fallbacks and not compiled.report().breaks
+
+
+def test_statistics_are_counted_once():
+    model = nn.BatchNorm1d(4)
+    twin = nn.BatchNorm1d(4)
+    compiled = compile_api.compile(model)
+    for module, function in ((model, compiled), (twin, twin)):
+        torch.manual_seed(0)
+        for _ in range(3):
+            x = torch.randn(6, 4, requires_grad=True)
+            (gradient,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+            module.last = x.grad
+    assert model.num_batches_tracked == 3
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    torch.testing.assert_close(model.last, twin.last, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.weight.grad, twin.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def masked_and_unused(x, y):
+    picked = x[y > 0]
+    picked * 2
+    return x.sin()
+
+
+def masked_and_used(x, y):
+    return x[y > 0].sin() * 2
+
+
+def masked_in_the_middle(x, y):
+    v = x.min()
+    torch.ldexp(x[y > 0], torch.tensor([0, -1, 0]))
+    return torch.addcmul(v, v, v, value=0.5)
+
+
+def parts(x, y):
+    first, second = (x * y).sin().split(2, 0)
+    return first.sum() * second.exp().sum()
+
+
+def broken_in_the_middle(x, y):
+    h = x * x
+    compile_api.graph_break()
+    return (h.exp() * y.detach()).sum()
+
+
+PROGRAMS = [masked_and_unused, masked_and_used, masked_in_the_middle, parts, broken_in_the_middle]
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_every_call_has_a_second_derivative(program, dynamic):
+    compiled = compile_api.compile(program, dynamic=dynamic)
+    for _ in range(4):
+        found = []
+        for function in (program, compiled):
+            x = torch.tensor([1.5, 2.0, 0.3, 0.4]).requires_grad_()
+            y = torch.tensor([1.0, 2.0, -1.0, 3.0]).requires_grad_()
+            (first,) = torch.autograd.grad(function(x, y).sum(), x, create_graph=True)
+            found.append((first.detach(), torch.autograd.grad(first.square().sum(), x, allow_unused=True)[0]))
+        torch.testing.assert_close(found[1], found[0])
+        assert found[1][1] is not None
+
+
+def test_what_cannot_be_had_is_said():
+    """Not None, and not zero: an error where eager has a second derivative."""
+
+    def program(x, y):
+        y.add_(1)
+        return F.softplus(x) * y
+
+    compiled = compile_api.compile(program)
+    for _ in range(2):
+        x = torch.randn(3, requires_grad=True)
+        (first,) = torch.autograd.grad(compiled(x, torch.ones(3)).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="results depend on inputs that it writes"):
+            torch.autograd.grad(first.sum(), x, allow_unused=True)

@@ -1,0 +1,257 @@
+"""The driver: worker processes, time limits, progress, floors, and the file of failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+__all__ = ["FLOORS", "Settings", "Totals", "run"]
+
+#: Least share of programs that must have run compiled code, by kind, as (captured graphs, generated kernels).
+FLOORS = {"tensor": (0.95, 0.90), "python": (0.80, 0.0), "training": (0.90, 0.80), "mutation": (0.85, 0.20)}
+#: Largest share of elements that rounding may leave undecided.
+UNDECIDED = 0.02
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run. ``minutes`` bounds the whole run, ``limit`` (seconds) one program."""
+
+    kinds: tuple[str, ...]
+    seed: int = 0
+    count: int = 1000
+    jobs: int = 1
+    minutes: float = 60.0
+    device: str = "cpu"
+    limit: float = 90.0
+    shrinking: float = 40.0
+    recycle: int = 400
+    out: str | None = None
+    quiet: bool = False
+
+
+@dataclass
+class Totals:
+    """Sums over the programs of a kind."""
+
+    programs: int = 0
+    graphs: int = 0
+    kernels: int = 0
+    breaks: int = 0
+    raised: int = 0
+    unstable: int = 0
+    elements: int = 0
+    undecided: int = 0
+    seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Count one program's record."""
+        self.programs += 1
+        if "graphs" not in record:
+            self.failures[record.get("failed", "broken")] += 1
+            return
+        for name in ("graphs", "kernels", "breaks", "raised", "unstable"):
+            setattr(self, name, getattr(self, name) + bool(record[name]))
+        self.elements += record["elements"]
+        self.undecided += record["undecided"]
+        self.seconds += record["seconds"]
+        self.lost.update(record["lost"])
+        self.fallbacks.update({text[:100] for text in record["fallbacks"]})
+        if record["difference"] is not None:
+            self.failures[record["difference"]["kind"]] += 1
+
+    def shortfalls(self, kind: str) -> list[str]:
+        """What falls below the floors that keep silent fallbacks from passing for agreement."""
+        found = []
+        if self.programs < 20:
+            return found
+        for name, floor in zip(("graphs", "kernels"), FLOORS[kind], strict=True):
+            share = getattr(self, name) / self.programs
+            if share < floor:
+                found.append(f"{kind}: {share:.1%} of programs have {name}, the floor is {floor:.0%}")
+        if self.undecided > UNDECIDED * max(self.elements, 1):
+            found.append(f"{kind}: {self.undecided} of {self.elements} elements undecided, more than {UNDECIDED:.0%}")
+        if self.unstable > 0.05 * self.programs:
+            found.append(f"{kind}: {self.unstable} of {self.programs} programs decided by rounding, more than 5%")
+        return found
+
+
+class Worker:
+    """A worker process and the program it is busy with; a process that dies or hangs is a finding."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.cache = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))
+        self.errors: TextIO = (self.cache / "stderr.txt").open("w+")
+        environment = dict(os.environ, QUINTET_CACHE_DIR=str(self.cache / "cache"), OMP_NUM_THREADS="1")
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
+        )
+        environment["PYTHONHASHSEED"] = "0"
+        command = [sys.executable, "-m", "fuzz.worker"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
+        )
+        self.settings = settings
+        self.task: tuple[str, int] | None = None
+        self.started = time.monotonic()
+        self.done = 0
+
+    def give(self, task: tuple[str, int]) -> None:
+        """Start on a program."""
+        assert self.process.stdin is not None
+        self.task, self.started = task, time.monotonic()
+        line = {"kind": task[0], "seed": task[1], "device": self.settings.device, "shrinking": self.settings.shrinking}
+        try:
+            self.process.stdin.write(json.dumps(line) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its end is met where its answers are read
+
+    def late(self) -> bool:
+        """Whether its program takes longer than any may."""
+        limit = self.settings.limit + self.settings.shrinking
+        return self.task is not None and time.monotonic() - self.started > limit
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self.errors.flush()
+        self.errors.seek(0)
+        return self.errors.read()[-3000:]
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+
+def tasks(settings: Settings) -> Iterator[tuple[str, int]]:
+    """Kinds in turn, seeds ascending."""
+    for seed in range(settings.seed, settings.seed + settings.count):
+        for kind in settings.kinds:
+            yield kind, seed
+
+
+def run(settings: Settings) -> tuple[dict[str, Totals], list[dict[str, Any]]]:
+    """Run the programs; totals by kind, and the records of those that failed."""
+    totals = {kind: Totals() for kind in settings.kinds}
+    failures: list[dict[str, Any]] = []
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        for record in _records(settings, folder):
+            totals[record["kind"]].add(record)
+            if "graphs" not in record or record["difference"] is not None:
+                failures.append(record)
+                if settings.out:
+                    with Path(settings.out).open("a") as out:
+                        out.write(json.dumps(record) + "\n")
+                if not settings.quiet:
+                    print(describe(record), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return totals, failures
+
+
+def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
+    todo = tasks(settings)
+    end = time.monotonic() + settings.minutes * 60
+    selector = selectors.DefaultSelector()
+    running: list[Worker] = []
+    counted, told, begun = 0, time.monotonic(), time.monotonic()
+
+    def start() -> None:
+        worker = Worker(folder, settings)
+        running.append(worker)
+        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+
+    def stop(worker: Worker) -> None:
+        running.remove(worker)
+        selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+        worker.close()
+
+    def next_task() -> tuple[str, int] | None:
+        return next(todo, None) if time.monotonic() < end else None
+
+    try:
+        for _ in range(settings.jobs):
+            start()
+        while running:
+            ready = [key.data for key, _ in selector.select(timeout=1.0)]
+            for worker in ready:
+                line = worker.process.stdout.readline()
+                record = json.loads(line) if line else None
+                task = worker.task
+                if record is not None and "ready" in record:
+                    if task is not None:
+                        continue
+                elif task is not None:
+                    counted += 1
+                    worker.done += 1
+                    worker.task = None
+                    yield record or _lost(task, "crash", f"exit status {worker.process.wait()}\n{worker.last_words()}")
+                if record is None or worker.done >= settings.recycle:
+                    stop(worker)
+                    upcoming = next_task() if task is not None else None
+                    if upcoming is not None:
+                        start()
+                        running[-1].give(upcoming)
+                    continue
+                upcoming = next_task()
+                if upcoming is None:
+                    stop(worker)
+                else:
+                    worker.give(upcoming)
+            for worker in [w for w in running if w.late()]:
+                task = worker.task
+                assert task is not None
+                stop(worker)
+                counted += 1
+                yield _lost(task, "hang", f"no answer within {settings.limit + settings.shrinking:.0f} s")
+                upcoming = next_task()
+                if upcoming is not None:
+                    start()
+                    running[-1].give(upcoming)
+            if not settings.quiet and time.monotonic() - told > 20:
+                told = time.monotonic()
+                print(
+                    f"[{told - begun:6.0f} s] {counted} programs, {counted / (told - begun):.1f} a second", flush=True
+                )
+    finally:
+        for worker in list(running):
+            stop(worker)
+
+
+def _lost(task: tuple[str, int], why: str, words: str) -> dict[str, Any]:
+    return {"kind": task[0], "seed": task[1], "failed": why, "broken": words}
+
+
+def describe(record: dict[str, Any]) -> str:
+    """A failure as text: what differs, and the program to run."""
+    head = f"--- {record['kind']} program {record['seed']}: "
+    if "graphs" not in record:
+        return f"{head}{record.get('failed', 'the fuzzer itself failed')}\n{record['broken']}"
+    found = record["difference"]
+    return (
+        f"{head}{found['kind']} at {found['where']}\n    eager {found['eager']}\n    ours  {found['ours']}\n"
+        f"{record.get('shrunk', record.get('source', ''))}"
+    )

@@ -1,0 +1,150 @@
+"""What a program lets others see: results, errors, arguments afterwards, as trees that can be compared.
+
+Every value becomes a small tree at the moment at which it is seen, for it may change later. Containers and objects met
+twice become a reference to their first place, so that identity is compared too. Tensors become leaves with a copy.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Leaf", "Observer"]
+
+_PLAIN = (int, bool, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice)
+
+
+@dataclass
+class Leaf:
+    """A tensor as it was when seen: ``meta`` must be eager's exactly, ``data`` is judged."""
+
+    meta: tuple[Any, ...]
+    data: torch.Tensor
+
+
+class Observer:
+    """Collects what is seen, in order: ``trees`` of ``(label, tree)``."""
+
+    def __init__(self) -> None:
+        self.trees: list[tuple[str, Any]] = []
+        self._kept: list[Any] = []
+        self._places: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+
+    def __call__(self, label: str, value: Any) -> None:
+        """See a value now."""
+        self.trees.append((label, self._tree(value, 0)))
+
+    def call(self, label: str, fn: Any, *args: Any, backward: bool = False, **kwargs: Any) -> Any:
+        """Call ``fn`` and see its result or error, its arguments afterwards, and (``backward``) their gradients."""
+        versions = [a._version for a in args if isinstance(a, torch.Tensor) and not a.is_inference()]
+        result = None
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            self(f"{label}: error", error)
+        else:
+            self(f"{label}: result", result)
+        self(f"{label}: arguments", [*args, kwargs] if kwargs else list(args))
+        after = [a._version for a in args if isinstance(a, torch.Tensor) and not a.is_inference()]
+        self(f"{label}: written", [b > a for a, b in zip(versions, after, strict=True)])
+        if backward and result is not None:
+            self.gradients(label, result, [a for a in args if isinstance(a, torch.Tensor)])
+        return result
+
+    def gradients(self, label: str, result: Any, leaves: list[torch.Tensor]) -> None:
+        """Run a backward pass in which every element of the result counts with another weight, and see the gradients."""
+        loss = weigh([result, leaves])
+        if loss is None:
+            return
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            self(f"{label}: backward's error", type(error).__name__)
+            return
+        for i, leaf in enumerate(leaves):
+            if leaf.is_leaf:
+                self(f"{label}: gradient {i}", leaf.grad)
+
+    def _tree(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._leaf(value)
+        if kind in _PLAIN:
+            return (kind.__name__, repr(value))
+        if depth > 12:
+            return ("deep", kind.__name__)
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+            return (kind.__name__, getattr(value, "__qualname__", "?"))
+        if isinstance(value, (torch.dtype, torch.device, types.ModuleType, enum.Enum)):
+            return (kind.__name__, str(value))
+        if not isinstance(value, (tuple, frozenset, str, int, float, bytes)):  # which CPython may share or copy
+            if id(value) in self._places:
+                return ("again", self._places[id(value)])
+            self._places[id(value)] = len(self._places)
+            self._kept.append(value)
+        return (kind.__name__, *self._parts(value, depth + 1))
+
+    def _parts(self, value: Any, depth: int) -> list[Any]:
+        parts: list[Any] = []
+        if isinstance(value, BaseException):
+            parts += [str(value), self._tree(list(value.args), depth), self._tree(value.__cause__, depth)]
+            parts += [self._tree(value.__context__, depth), value.__suppress_context__]
+            parts += [list(getattr(value, "__notes__", []))]
+        elif isinstance(value, (dict, types.MappingProxyType)):
+            parts += [(self._tree(k, depth), self._tree(v, depth)) for k, v in value.items()]
+            parts += (
+                [repr(getattr(value, "default_factory", None))] if isinstance(value, collections.defaultdict) else []
+            )
+        elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+            parts += [self._tree(v, depth) for v in value]
+            parts += [value.maxlen] if isinstance(value, collections.deque) else []
+        elif isinstance(value, str | int | float | bytes):
+            parts += [value.__class__.__mro__[1].__name__, str(value)]
+        if isinstance(value, torch.nn.Module):
+            parts += [(k, self._tree(v, depth)) for k, v in value.state_dict(keep_vars=True).items()]
+            parts += [value.training]
+        elif not isinstance(value, BaseException):
+            state = getattr(value, "__dict__", None) or {}
+            parts += [(k, self._tree(v, depth)) for k, v in state.items()]
+            for name in getattr(type(value), "__slots__", ()):
+                parts += [(name, self._tree(getattr(value, name, "unset"), depth))]
+        return parts
+
+    def _leaf(self, t: torch.Tensor) -> Leaf:
+        self._kept.append(t)
+        shared = -1
+        if t.numel():
+            key = t.untyped_storage()._cdata
+            shared = self._storages.setdefault(key, len(self._storages))
+        strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
+        meta = (
+            type(t).__name__, tuple(t.shape), str(t.dtype), t.device.type, ("strides", strides), ("memory", shared),
+            ("requires_grad", t.requires_grad), ("leaf", t.is_leaf), ("conj", t.is_conj(), t.is_neg()),
+        )  # fmt: skip
+        return Leaf(meta, t.detach().clone())
+
+
+def weigh(values: Any) -> torch.Tensor | None:
+    """A number in which every differentiable element counts, each with another exact weight; None without any."""
+    total: torch.Tensor | None = None
+    stack, seen = [values], set()
+    while stack:
+        value = stack.pop()
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad and not value.is_leaf and id(value) not in seen:
+                seen.add(id(value))
+                flat = (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double().reshape(-1)
+                weights = (torch.arange(flat.numel(), device=flat.device) * 5 % 13 - 4).double() / 4
+                part = (flat * weights).sum()
+                total = part if total is None else total + part
+        elif isinstance(value, (list, tuple)):
+            stack.extend(reversed(value))
+        elif isinstance(value, dict):
+            stack.extend(reversed(list(value.values())))
+    return total

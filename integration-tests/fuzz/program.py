@@ -1,0 +1,173 @@
+"""Running one program: eagerly, compiled, and (where numbers differ) under the reference; what comes of comparing."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import compile_api
+from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, verdict
+from fuzz.observe import Leaf, Observer
+from fuzz.reference import Shadow
+
+__all__ = ["Outcome", "Program", "check"]
+
+#: Fallback reasons that tell of a defect in a stage, though the program still gives eager's answer.
+INTERNAL = re.compile(
+    r"^codegen:|internal error|: (Attribute|Type|Key|Index|Assertion|Value|Name|Recursion|Verifier|Internal|Syntax)Error:"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The text of a module that defines ``program(compile, see)``."""
+
+    kind: str
+    seed: int
+    source: str
+
+
+@dataclass
+class Outcome:
+    """What a comparison found, and how much of the program was compiled."""
+
+    difference: Difference | None = None
+    graphs: int = 0
+    kernels: int = 0
+    externs: int = 0
+    breaks: int = 0
+    elements: int = 0
+    undecided: int = 0
+    unstable: bool = False
+    raised: bool = False
+    fallbacks: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def load(source: str, name: str) -> dict[str, Any]:
+    """Execute a program's module."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    module = types.ModuleType("fuzzed")
+    sys.modules["fuzzed"] = module
+    scope: dict[str, Any] = module.__dict__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(source, name, "exec"), scope)
+    return scope
+
+
+def observe(program: Program, transform: Callable[..., Any]) -> Observer:
+    """One run; an error that leaves the program is the last thing seen."""
+    see = Observer()
+    scope = load(program.source, f"<{program.kind} program {program.seed}>")
+    torch.manual_seed(5)
+    try:
+        scope["program"](transform, see)
+    except Exception as error:
+        see("program: error", error)
+    return see
+
+
+def _eagerly(fn: Any = None, **options: Any) -> Any:
+    return (lambda f: f) if fn is None else fn
+
+
+def check(program: Program, instead: Callable[[Any], Any] | None = None) -> Outcome:
+    """Compare the program's compiled run with eager's. ``instead``: what takes the compiler's place (for tests)."""
+    outcome = Outcome()
+    reports: list[Any] = []
+
+    def compiled(fn: Any = None, **options: Any) -> Any:
+        if fn is None:
+            return lambda f: compiled(f, **options)
+        if instead is not None:
+            return instead(fn)
+        result = compile_api.compile(fn, **options)
+        reports.append(result.report())
+        return result
+
+    compile_api.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager = observe(program, _eagerly)
+        ours = observe(program, compiled)
+        outcome.raised = any("error" in label for label, _ in eager.trees)
+        outcome.difference = _compare(program, eager, ours, outcome)
+    for report in {id(r): r for r in reports}.values():
+        outcome.graphs += len(report.graphs)
+        outcome.kernels += len(report.kernels)
+        outcome.externs += len(report.externs)
+        outcome.breaks += len(report.breaks)
+        outcome.fallbacks += [f"{r.stage}: {r.reason}" for r in report.fallbacks]
+    internal = [text for text in outcome.fallbacks if INTERNAL.search(text)]
+    if outcome.difference is None and internal:
+        outcome.difference = Difference("internal", "report", "no defect", internal[0][:400])
+    return outcome
+
+
+def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome) -> Difference | None:
+    pairs: list[tuple[str, Leaf, Leaf]] = []
+    found = None
+    for (label, a), (other, b) in zip(eager.trees, ours.trees, strict=False):
+        if label != other:
+            found = Difference("exception" if "error" in label + other else "order", label, label, f"{other} {b}"[:300])
+        else:
+            found = compare_trees(a, b, label, pairs)
+        if found is not None:
+            break
+    if found is None and len(eager.trees) != len(ours.trees):
+        found = Difference("length", "observations", str(len(eager.trees)), str(len(ours.trees)))
+    outcome.elements = sum(a.data.numel() for _, a, _ in pairs)
+    doubtful = any(bool(suspicious(a.data, b.data).any()) for _, a, b in pairs)
+    if not doubtful and (found is None or found.kind not in ("shape", "object", "length", "strides", "exception")):
+        return found
+    numbers = _settle(program, pairs, outcome)
+    if outcome.unstable:
+        return None
+    return numbers.difference or found
+
+
+def _settle(program: Program, pairs: list[tuple[str, Leaf, Leaf]], outcome: Outcome) -> Verdict:
+    """Ask the reference about the numbers, with few rounded runs and, before a verdict "wrong", with many."""
+    result = Verdict()
+    for samples in (3, SAMPLES):
+        shadow = Shadow(samples, seed=program.seed)
+        with shadow:
+            again = observe(program, _eagerly)
+        twins: list[Leaf] = []
+        for _, tree in again.trees:
+            _leaves(tree, twins)
+        outcome.lost = sorted(shadow.lost)
+        outcome.unstable = shadow.unstable or len(twins) < len(pairs)
+        if outcome.unstable:
+            return Verdict()
+        result = verdict(pairs, shadow, twins[: len(pairs)])
+        outcome.undecided = result.undecided
+        if result.difference is None:
+            break
+    return result
+
+
+def _leaves(tree: Any, into: list[Leaf]) -> None:
+    if isinstance(tree, Leaf):
+        into.append(tree)
+    elif isinstance(tree, tuple):
+        for part in tree:
+            _leaves(part, into)
+
+
+def clean() -> None:
+    """Forget a program's modules, graphs and source."""
+    compile_api.reset()
+    for name in [n for n in linecache.cache if n.startswith("<")]:
+        del linecache.cache[name]
+    gc.collect()

@@ -1,0 +1,252 @@
+"""The reference: eager's own run of a program, shadowed in float64, exactly and with randomly rounded operations.
+
+While a program runs eagerly under :class:`Shadow`, every storage has twins of 64-bit numbers (integers and bools keep
+their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
+write goes into the twin. Twin 0 is rounded nowhere but to float64. Each other twin is a run of Monte Carlo arithmetic
+(D. S. Parker, 1997): each result that eager had to round is moved by up to one unit in the last place of the result's
+type, and operators that accumulate (:data:`ACCUMULATING`) also have their operands moved by one unit of the type they
+accumulate in. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an
+integer or bool on which the twins do not agree is one that rounding decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+__all__ = ["ACCUMULATING", "Shadow"]
+
+#: Parts of the names of operators whose result comes from many roundings inside.
+ACCUMULATING = (
+    "sum", "mean", "prod", "var", "std", "norm", "softmax", "mm", "matmul", "bmm", "dot", "mv", "conv", "loss", "linear",
+    "attention", "cum", "scatter", "index_add", "index_put", "embedding", "pool", "interpol", "upsample", "cdist", "dist",
+    "gelu", "softplus", "sigmoid", "silu", "mish", "elu", "selu", "celu", "erf", "gamma", "tan", "sinh", "asin", "acos",
+    "log", "exp", "pow", "lerp", "addc", "logit", "lstm", "gru", "fft", "linalg", "renorm", "cross", "trace", "cov",
+    "polygamma", "hypot", "atan", "remainder", "fmod", "floor_divide", "backward", "entr", "sinc", "xlogy", "cosine",
+    "grid", "bilinear", "baddbmm", "einsum", "trapezoid", "vander", "kron", "std_mean", "var_mean", "nansum", "native",
+    "foreach", "fused", "div", "rsqrt", "foreach", "unfold", "col2im", "im2col", "roll", "sort", "bucketize", "ldexp",
+)  # fmt: skip
+_WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+_WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type of a twin's numbers."""
+    return _WIDE.get(dtype, dtype)
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The relative distance of neighbouring numbers."""
+    return torch.finfo(dtype).eps
+
+
+def _inner(dtype: torch.dtype) -> float:
+    """The unit in which operators on this type accumulate."""
+    return torch.finfo(torch.float32).eps if dtype in (torch.float16, torch.bfloat16) else torch.finfo(dtype).eps
+
+
+def _floating(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+class Shadow(TorchDispatchMode):
+    """Run eager code inside it; then ask for the twins of its tensors.
+
+    Attributes:
+        unstable: rounding decides a shape or a branch of the program, so that there is nothing to compare.
+        lost: operators that the twins could not follow; their results are taken over from eager.
+    """
+
+    def __init__(self, samples: int, seed: int = 0) -> None:
+        super().__init__()
+        self.samples = samples
+        self.unstable = False
+        self.lost: set[str] = set()
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._seed = seed
+        self._storages: dict[int, tuple[Any, list[torch.Tensor]]] = {}
+
+    def _random(self, like: torch.Tensor) -> torch.Tensor:
+        """Uniform numbers between -1 and 1."""
+        generator = self._generators.get(like.device)
+        if generator is None:
+            generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
+        return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64) * 2 - 1
+
+    def _bases(self, t: torch.Tensor) -> list[torch.Tensor]:
+        storage = t.untyped_storage()
+        entry = self._storages.get(storage._cdata)
+        count = storage.nbytes() // t.dtype.itemsize
+        if entry is not None:
+            bases = entry[1]
+            if bases[0].dtype == torch.complex128 and not t.dtype.is_complex and _floating(t.dtype):
+                bases = [torch.view_as_real(base).flatten() for base in bases]
+            if bases[0].numel() == count and bases[0].dtype == wide(t.dtype):
+                return bases
+        flat = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, 0, (count,), (1,))
+        bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.samples + 1)]
+        self._storages[storage._cdata] = (storage, bases)
+        return bases
+
+    def twins(self, t: torch.Tensor) -> list[torch.Tensor]:
+        """The exact run's tensor, then the randomly rounded ones."""
+        with torch.no_grad():
+            return [self._view(base, t) for base in self._bases(t)]
+
+    @staticmethod
+    def _view(base: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        view = torch.as_strided(base, t.size(), t.stride(), t.storage_offset())
+        view = view.conj() if t.is_conj() else view
+        return torch._neg_view(view) if t.is_neg() else view
+
+    def _disturbed(self, twin: torch.Tensor, inexact: torch.Tensor | None, step: float) -> torch.Tensor:
+        """Some correctly or wrongly rounded value near each number (``inexact``: only those)."""
+        if twin.is_complex():
+            parts = torch.view_as_real(twin.resolve_conj().resolve_neg())
+            mask = None if inexact is None else inexact.unsqueeze(-1)
+            size = twin.abs().unsqueeze(-1)
+            moved = parts + self._random(parts) * size * step
+            return torch.view_as_complex(parts.where(~mask, moved) if mask is not None else moved)
+        moved = twin + self._random(twin) * twin.abs() * step
+        return moved if inexact is None else twin.where(~inexact, moved)
+
+    def _widened(self, func: Any, args: Any, k: int, shake: bool) -> Any:
+        def change(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                twin = self._view(self._bases(value)[k], value)
+                if shake and k and _floating(value.dtype) and not self._grid(value):
+                    return self._disturbed(twin, None, _inner(value.dtype))
+                return twin
+            return wide(value) if isinstance(value, torch.dtype) else value
+
+        return tree_map(change, args)
+
+    @staticmethod
+    def _grid(value: torch.Tensor) -> bool:
+        """Whether sums of these numbers are exact in any order: small multiples of 1/4."""
+        if value.is_complex() or not value.numel():
+            return False
+        exact = (value.detach().double() * 4).abs()
+        limit = 2.0**10 if value.dtype in (torch.float16, torch.bfloat16) else 2.0**22
+        return bool((exact == exact.round()).all()) and float(exact.sum()) < limit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        writes = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+        with torch.no_grad():
+            known = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+            for t in known:
+                self._bases(t)
+            seeded = torch.Tag.nondeterministic_seeded in func.tags
+            shake = any(part in name for part in ACCUMULATING) and not any(writes)
+            given = None if seeded else [
+                (self._widened(func, args, k, shake), self._widened(func, kwargs, k, shake))
+                for k in range(self.samples + 1)
+            ]  # fmt: skip
+        result = func(*args, **kwargs)
+        with torch.no_grad():
+            self._follow(func, result, given, any(writes))
+        return result
+
+    def _follow(self, func: Any, result: Any, given: Any, writes: bool) -> None:
+        """Compute ``func`` on the twins and note what they become."""
+        outs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        fresh = [t for t in outs if t.untyped_storage()._cdata not in self._storages]
+        if not fresh and not writes and outs:
+            return
+        answers: list[Any] = []
+        if given is not None:
+            default = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float64)
+            try:
+                for a, k in given:
+                    if "half_to_float" in str(func._schema):
+                        a = [False if i == 2 else v for i, v in enumerate(a)]
+                    answers.append(func(*a, **k))
+            except Exception:
+                answers = []
+                self.lost.add(func._schema.name)
+            finally:
+                torch.set_default_dtype(default)
+        if not outs:
+            self._scalar(result, answers)
+        elif writes:
+            self._written(outs, answers, given)
+        else:
+            self._created(func, outs, answers)
+
+    def _scalar(self, result: Any, answers: list[Any]) -> None:
+        """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
+        if isinstance(result, (bool, int)) and any(a != answers[0] for a in answers):
+            self.unstable = True
+
+    def _written(self, outs: list[torch.Tensor], answers: list[Any], given: Any) -> None:
+        for t in outs:
+            bases = self._bases(t)
+            if not answers:
+                real = t.detach()
+                for base in bases:
+                    self._view(base, t).copy_(real)
+            elif _floating(t.dtype) and t.numel() and not _overlaps(t):
+                inexact = t.detach().to(bases[0].dtype) != self._view(bases[0], t)
+                for base in bases[1:]:
+                    view = self._view(base, t)
+                    view.copy_(self._disturbed(view, inexact, unit(t.dtype)))
+                self._overflow(bases, t)
+
+    def _created(self, func: Any, outs: list[torch.Tensor], answers: list[Any]) -> None:
+        columns = [[x for x in tree_flatten(a)[0] if isinstance(x, torch.Tensor)] for a in answers]
+        if any(len(column) != len(outs) for column in columns):
+            columns = []
+        for i, t in enumerate(outs):
+            storage = t.untyped_storage()
+            if storage._cdata in self._storages:
+                continue
+            real = t.detach()
+            count = storage.nbytes() // t.dtype.itemsize
+            bases = []
+            first = columns[0][i] if columns else real.to(wide(t.dtype))
+            for k in range(self.samples + 1):
+                value = columns[k][i] if columns else first
+                if value.shape != t.shape:
+                    self.unstable = True
+                    value = real.to(wide(t.dtype))
+                base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
+                if k and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
+                    inexact = real.to(wide(t.dtype)) != first if first.shape == t.shape and columns else None
+                    value = self._disturbed(value.to(wide(t.dtype)), inexact, unit(t.dtype))
+                if not _overlaps(t):
+                    torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
+                else:
+                    base = (
+                        torch.empty(0, dtype=t.dtype, device=t.device)
+                        .set_(storage, 0, (count,), (1,))
+                        .to(wide(t.dtype))
+                    )
+                bases.append(base)
+            self._storages[storage._cdata] = (storage, bases)
+            self._overflow(bases, t)
+
+    @staticmethod
+    def _overflow(bases: list[torch.Tensor], t: torch.Tensor) -> None:
+        """Numbers beyond the type's largest are infinite in it."""
+        if t.dtype in (torch.float16, torch.bfloat16, torch.float32):
+            largest = torch.finfo(t.dtype).max * (1 + unit(t.dtype) / 4)
+            for base in bases:
+                view = Shadow._view(base, t)
+                if bool((view.abs() > largest).any()) and not _overlaps(t):
+                    view.copy_(view.where(~(view.abs() > largest), view * float("inf")))
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """Whether two elements share memory, by strides alone."""
+    reach = 1
+    for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if step < reach:
+            return True
+        reach = step * (size - 1) + reach
+    return False

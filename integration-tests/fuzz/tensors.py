@@ -1,0 +1,190 @@
+"""Tensor programs: straight lines of operators on tensors of every type and layout, with gradients.
+
+Sizes are the same in every call or change with it; a statement stays in a program when eager runs it for the sizes of
+every call. Integer divisions by zero and uninitialised memory are kept out, for they have no answer to compare.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from typing import Any
+
+import torch
+
+from fuzz.inputs import LAYOUTS
+from fuzz.program import load
+from fuzz.tensor_ops import GROUPS
+
+__all__ = ["generate"]
+
+HEAD = """import torch
+import torch.nn.functional as F
+from fuzz.inputs import make, ramp
+
+"""
+TAIL = """
+def inputs(call):
+    {names} = {sizes}[call]
+    {made}
+    return [{given}]
+
+
+def program(compile, see):
+    g = compile(f, dynamic={dynamic})
+    for call in range({calls}):
+        see.call(f"call {{call}}", g, *inputs(call), backward={backward})
+"""
+_DTYPES = ["float32"] * 8 + [
+    "float64",
+    "float16",
+    "bfloat16",
+    "bfloat16",
+    "int64",
+    "int64",
+    "int32",
+    "uint8",
+    "int8",
+    "bool",
+    "bool",
+]
+_DTYPES += ["complex64", "int16"]
+_HOLE = re.compile(r"\{(\w)\}")
+_LARGEST = 20_000
+
+
+def generate(seed: int, device: str = "cpu") -> str:
+    """The program of a seed; the same statements on every device, as far as eager runs them there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _Tensors(seed, device).write()
+
+
+class _Tensors:
+    def __init__(self, seed: int, device: str) -> None:
+        self.pick = random.Random(f"tensor {seed}")
+        self.device = device
+        self.calls = self.pick.choice([2, 2, 3])
+        self.changing = self.pick.random() < 0.4
+        self.dynamic = (
+            self.pick.choice(["None", "None", "True"])
+            if self.changing
+            else self.pick.choice(["None", "None", "False", "True"])
+        )
+        small = [1, 2, 2, 3, 4, 5]
+        self.sizes: list[tuple[int, ...]] = []
+        self.wide = self.pick.random() < 0.2
+        pool = [8, 17, 33, 64, 100] if self.wide else small
+        first = tuple(self.pick.choice([*pool, *([0] if self.pick.random() < 0.1 else [])]) for _ in range(3))
+        for _ in range(self.calls):
+            self.sizes.append(first)
+            if self.changing:
+                first = tuple(self.pick.choice([*pool, n, 7]) for n in first)
+        self.wants_grad = self.pick.random() < 0.45
+
+    def write(self) -> str:
+        """The program's text."""
+        count = self.pick.choice([1, 2, 2, 3])
+        made, given = [], []
+        for i in range(count):
+            shape = [
+                self.pick.choice("nmk") if self.pick.random() < 0.85 else str(self.pick.choice([1, 2, 3]))
+                for _ in range(self.pick.choice([1, 2, 2] if self.wide else [0, 1, 1, 2, 2, 2, 3, 3, 4]))
+            ]
+            grad = self.wants_grad and self.pick.random() < 0.6
+            text = f"make(({''.join(s + ', ' for s in shape)}), {self.pick.choice(_DTYPES)!r}, {self.pick.choice(['contiguous'] * 4 + list(LAYOUTS))!r}, seed=call * 9 + {i}"
+            text += (
+                ", grad=True" * grad
+                + ", exact=True" * (self.pick.random() < 0.3)
+                + f", device={self.device!r}" * (self.device != "cpu")
+            )
+            made.append(f"x{i} = {text})")
+            given.append(f"x{i}")
+        if self.pick.random() < 0.15:
+            made.append(
+                f"x{count} = {self.pick.choice(['x0', 'x0.view_as(x0)', 'x0[...]', 'x0[:1] if x0.dim() else x0', 'x0.detach()', 'x0.flatten()'])}"
+            )
+            given.append(f"x{count}")
+        tail = TAIL.format(
+            names="n, m, k", sizes=self.sizes, made="\n    ".join(made), given=", ".join(given), calls=self.calls,
+            dynamic=self.dynamic, backward=self.wants_grad,
+        )  # fmt: skip
+        lines, results = self._statements(given, tail)
+        body = "".join(f"    {line}\n" for line in lines)
+        return f"{HEAD}\ndef f({', '.join(given)}):\n{body}    return {', '.join(results)},\n\n{tail}"
+
+    def _scopes(self, given: list[str], tail: str, lines: list[str]) -> list[dict[str, Any]]:
+        module = load(HEAD + tail, "<inputs>")
+        scopes = []
+        for call in range(self.calls):
+            scope = dict(module)
+            scope.update(zip(given, module["inputs"](call), strict=True))
+            for line in lines:
+                exec(line, scope)
+            scopes.append(scope)
+        return scopes
+
+    def _statements(self, given: list[str], tail: str) -> tuple[list[str], list[str]]:
+        lines: list[str] = []
+        names = list(given)
+        scopes = self._scopes(given, tail, lines)
+        wanted, made = self.pick.choice([2, 3, 5, 8]), 0
+        groups = [name for name, (weight, _) in GROUPS.items() for _ in range(weight)]
+        for _ in range(wanted * 10):
+            if made == wanted:
+                break
+            group = self.pick.choice(groups)
+            line = self._fill(self.pick.choice(GROUPS[group][1]), names, scopes[0])
+            target = f"t{made}" if group != "write" else None
+            if target is not None:
+                line = f"{target} = {line}"
+            if self._runs(line, target, scopes):
+                lines.append(line)
+                made += 1
+                names += [target] if target else []
+            elif target is None:
+                scopes = self._scopes(given, tail, lines)
+        results = [name for name in names if name.startswith("t")] or names[:1]
+        return lines, sorted(self.pick.sample(results, min(len(results), self.pick.choice([1, 2, 3, 4]))))
+
+    def _fill(self, template: str, names: list[str], scope: dict[str, Any]) -> str:
+        chosen: dict[str, str] = {}
+
+        def replace(found: re.Match[str]) -> str:
+            hole = found[1]
+            if hole not in chosen:
+                chosen[hole] = self._operand(hole, names, scope)
+            return chosen[hole]
+
+        return _HOLE.sub(replace, template)
+
+    def _operand(self, hole: str, names: list[str], scope: dict[str, Any]) -> str:
+        if hole == "d":
+            return self.pick.choice(["0", "0", "-1", "-1", "1"])
+        if hole == "k":
+            return self.pick.choice(["1", "2.5", "-1", "True", "0", "3", "0.1"])
+        if hole == "z":
+            return self.pick.choice(["2", "3", "-2", "1.5", "0.5", "-3"])
+        fits = {
+            "f": lambda t: t.dtype.is_floating_point, "g": lambda t: t.dtype.is_floating_point,
+            "i": lambda t: not t.dtype.is_floating_point and not t.dtype.is_complex and t.dtype != torch.bool,
+            "m": lambda t: t.dtype == torch.bool,
+        }.get(hole, lambda t: True)  # fmt: skip
+        good = [name for name in names if fits(scope[name])]
+        if good:
+            return self.pick.choice(good[-3:] + good)
+        name = self.pick.choice(names)
+        return name + {"f": ".float()", "g": ".float()", "i": ".to(torch.int64)", "m": ".gt(0)"}[hole]
+
+    def _runs(self, line: str, target: str | None, scopes: list[dict[str, Any]]) -> bool:
+        for scope in scopes:
+            try:
+                exec(line, scope)
+            except Exception:
+                return False
+            if target is not None:
+                value = scope[target]
+                if not isinstance(value, torch.Tensor) or value.numel() > _LARGEST:
+                    return False
+        return True

@@ -1,0 +1,52 @@
+"""Random programs agree with eager, and the judges that say so see damage."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz.damage import Damaged
+from fuzz.program import Program, check
+from fuzz.pythons import generate as generate_python
+from fuzz.shrink import shrink
+from fuzz.tensors import generate as generate_tensors
+
+GENERATORS = {"tensor": generate_tensors, "python": generate_python}
+#: Which damage belongs to which kind of program.
+POWER = [
+    *(("tensor", how) for how in ("zero", "scale", "swap", "strides", "element", "effect")),
+    *(("python", how) for how in ("plain", "error", "effect", "swap")),
+]
+
+
+@pytest.mark.parametrize("kind,how", POWER, ids=lambda v: v)
+def test_damage_is_seen(kind: str, how: str) -> None:
+    """Eager itself, damaged, takes the compiler's place: nearly every damage is a difference."""
+    seen = damaged = 0
+    for seed in range(150):
+        program = Program(kind, seed, GENERATORS[kind](seed))
+        hits: list[int] = []
+        outcome = check(program, instead=lambda fn: Damaged(how, fn, hits))
+        damaged += bool(hits)
+        seen += bool(hits) and outcome.difference is not None
+        if damaged == 25:
+            break
+    assert damaged >= 8
+    assert seen >= 0.95 * damaged, f"{seen} of {damaged}"
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_eager_agrees_with_itself(kind: str) -> None:
+    for seed in range(40):
+        outcome = check(Program(kind, seed, GENERATORS[kind](seed)), instead=lambda fn: fn)
+        assert outcome.difference is None, (seed, outcome.difference)
+
+
+def test_programs_depend_on_their_seed_alone() -> None:
+    for generate in GENERATORS.values():
+        assert generate(11) == generate(11) != generate(12)
+
+
+def test_shrinking_keeps_the_difference() -> None:
+    source = "def f(a):\n    b = a + 1\n    if b:\n        c = [b, 7, a]\n        d = c\n    return a\n"
+    small = shrink(source, lambda text: "7" in text and "return" in text, 5.0)
+    assert "7" in small and "return" in small
+    assert "if" not in small and "d =" not in small and "b = " not in small

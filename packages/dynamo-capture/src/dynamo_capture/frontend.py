@@ -23,7 +23,7 @@ from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # 
 from dynamo_capture.values.torch_calls import ALLOWED
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.errors import QuintetError, Unsupported, UserError
-from prims.ir import Envelope
+from prims.ir import Envelope, register_callable
 from prims.options import Options
 from prims.report import Report
 
@@ -316,9 +316,9 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
 
 
 def allow_in_graph(fn: F) -> F:
-    """Put calls of a Python function into graphs whole, instead of inlining it."""
+    """Put calls of a Python function into graphs whole, instead of inlining it. Stored graphs may name it then."""
     ALLOWED.add(fn)
-    return fn
+    return register_callable(fn)
 
 
 def reset() -> None:

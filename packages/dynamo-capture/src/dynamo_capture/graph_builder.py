@@ -25,22 +25,14 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.printable import printable_call
-from prims.spec import SymbolicCalls, SymFloat, abstract
-from prims.spec.expr import bits_of_float, float_of_bits, from_bits
+from prims.spec import SymbolicCalls, abstract
+from prims.spec.expr import bits_of_float
+from prims.spec.sym import float_from_bits
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = ["GraphBuilder", "GraphInput"]
-
-
-def float_from_bits(bits: Any) -> Any:
-    """The float with these bits, symbolic if they are: a float of the program is an integer input of its graph."""
-    if not isinstance(bits, torch.SymInt):
-        return float_of_bits(bits)
-    node = bits.node
-    return torch.SymFloat(SymFloat(from_bits(node.expr), node.ctx))
-
 
 _SYM_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PURE_TARGETS = frozenset(

@@ -17,6 +17,7 @@ __all__ = [
     "LeftWhole",
     "QuintetError",
     "Refused",
+    "StoredGraphError",
     "Unsupported",
     "UserError",
     "VerifierError",
@@ -46,6 +47,21 @@ class UserError(QuintetError, ValueError):
         self.what = what
         self.where = where
         self.todo = todo
+
+
+class StoredGraphError(UserError):
+    """A stored graph is not one that a stage wrote: it breaks a rule for files, and nothing of it was run.
+
+    Args:
+        label: the rule's label, such as ``FILE-C1`` (see ``docs/ir.md``).
+        what, where, todo: as for :class:`UserError`.
+    """
+
+    def __init__(
+        self, label: str, what: str, *, where: SourceLoc | str | None = None, todo: str | None = None
+    ) -> None:
+        super().__init__(f"[{label}] {what}", where=where, todo=todo)
+        self.label = label
 
 
 class Unsupported(QuintetError, RuntimeError):

@@ -1,6 +1,7 @@
 """The IR contract between the stages: envelopes, verifier, text form, serialisation, passes, versions."""
 
-from prims.ir.constraints import CONSTRAINTS
+from prims.ir.callables import register_callable
+from prims.ir.constraints import CONSTRAINTS, FILE_RULES
 from prims.ir.envelope import (
     DIALECTS,
     INPUT_KINDS,
@@ -34,6 +35,7 @@ __all__ = [
     "CONSTRAINTS",
     "CURRENT",
     "DIALECTS",
+    "FILE_RULES",
     "INPUT_KINDS",
     "OUTPUT_KINDS",
     "Alias",
@@ -59,6 +61,7 @@ __all__ = [
     "print_observer",
     "print_text",
     "producible",
+    "register_callable",
     "run_passes",
     "save",
     "structural_difference",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CONSTRAINTS"]
+__all__ = ["CONSTRAINTS", "FILE_RULES"]
 
 CONSTRAINTS: dict[str, str] = {
     "ENV-C1": "The dialect is known and its major version is one that this package reads.",
@@ -36,4 +36,12 @@ CONSTRAINTS: dict[str, str] = {
     "PRIM-C5": "An argument is a node, literal, Sym, dtype, layout, memory format or device: no SymInt, no tensor.",
     "PRIM-C6": "A node's metadata equals what the primitive's row derives from its arguments'. (every_pass)",
     "PRIM-C7": "operator.getitem takes an existing element of a node with several results, and has its metadata.",
+}
+
+#: What is asked of a stored graph before it becomes an envelope, whatever its dialect (errors: ``StoredGraphError``).
+FILE_RULES: dict[str, str] = {
+    "FILE-C1": "Targets are operators, primitives, listed functions, methods and properties, or registered callables.",
+    "FILE-C2": "The text has its form: the fields, kinds, types and ranges of values that a stage writes.",
+    "FILE-C3": "Names of inputs, symbols, constants and keywords are plain identifiers.",
+    "FILE-C4": "A file is a regular file within the size limit, its constants a safetensors file with equal digests.",
 }

@@ -61,7 +61,7 @@ def _graphs(a: torch.fx.Graph, b: torch.fx.Graph) -> str | None:
             return f"keyword arguments of {x.format_node()} and {y.format_node()}"
         if x.op != "placeholder" and not _same_type(x.meta.get("spec"), y.meta.get("spec")):
             return f"metadata of {x.name}: {x.meta.get('spec')!r} and {y.meta.get('spec')!r}"
-        if x.meta.get("source") != y.meta.get("source"):
+        if x.op != "placeholder" and x.meta.get("source") != y.meta.get("source"):  # inputs have their descriptor's
             return f"source of {x.name}: {x.meta.get('source')} and {y.meta.get('source')}"
         mapping[x] = y
     return None

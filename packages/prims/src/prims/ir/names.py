@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib
 import math
 import operator
 from typing import Any
 
 import torch
+import torch.nn.functional
 
-from prims.errors import UserError
+from prims.errors import StoredGraphError
+from prims.ir.callables import listed, operator_of, registered, registered_name
 
-__all__ = ["target_name", "target_of"]
+__all__ = ["storable_name", "target_name", "target_of"]
 
-_HOMES = ("torch", "torch.nn.functional", "operator", "math", "builtins", "torch.linalg", "torch.fft",
-          "torch.special", "torch._C._nn", "torch._C")  # fmt: skip
-_MODULES = {"operator": operator, "math": math, "builtins": builtins, "torch": torch}
+#: Where a callable is looked for by its own name, in this order.
+_HOMES: dict[str, Any] = {
+    "torch": torch, "torch.nn.functional": torch.nn.functional, "operator": operator, "math": math,
+    "builtins": builtins, "torch.linalg": torch.linalg, "torch.fft": torch.fft, "torch.special": torch.special,
+    "torch._C._nn": torch._C._nn, "torch._C": torch._C,
+}  # fmt: skip
 
 
 def target_name(target: Any) -> str:
@@ -31,7 +35,7 @@ def target_name(target: Any) -> str:
         return f"prim.{target.name}"
     if isinstance(target, torch._ops.OpOverloadPacket):
         return f"@torch.ops.{target!s}"
-    return "@" + _dotted_name(target)
+    return "@" + (registered_name(target) or _dotted_name(target))
 
 
 def _is_primitive(target: Any) -> bool:
@@ -43,46 +47,61 @@ def _is_primitive(target: Any) -> bool:
 def _dotted_name(target: Any) -> str:
     name = getattr(target, "__name__", None)
     if isinstance(name, str):
-        for home in _HOMES:
-            if getattr(_resolve(home), name, None) is target:
+        for home, module in _HOMES.items():
+            if vars(module).get(name) is target:
                 return f"{home}.{name}"
         owner = getattr(target, "__objclass__", None) or getattr(target, "__self__", None)
         if isinstance(owner, type) and getattr(owner, name, None) == target:
             return f"{owner.__module__}.{owner.__qualname__}.{name}"
-    module = getattr(target, "__module__", None) or type(target).__module__
+    module_name = getattr(target, "__module__", None) or type(target).__module__
     qualified = getattr(target, "__qualname__", None) or name or type(target).__qualname__
-    return f"{module}.{qualified}"
+    return f"{module_name}.{qualified}"
 
 
-def target_of(name: str) -> Any:
-    """The target of a name that :func:`target_name` gave.
+def target_of(name: Any) -> Any:
+    """The target of a name that :func:`target_name` gave, where a stored graph may name it (:mod:`prims.ir.callables`).
 
     Raises:
-        UserError: nothing is found under that name.
+        StoredGraphError: no operator, primitive, listed or registered callable has that name.
     """
+    found = None
+    if not isinstance(name, str):
+        raise StoredGraphError("FILE-C1", f"a target is a {type(name).__name__}")
+    if name.startswith("@torch.ops."):
+        found = operator_of(name[len("@torch.ops.") :])
+    elif name.startswith("@"):
+        found = registered(name[1:]) or listed(name[1:])
+    elif name.startswith("prim."):
+        from prims.ops import TABLE
+
+        found = TABLE.get(name[len("prim.") :])
+    elif name.count(".") == 2:
+        found = operator_of(name)
+    if found is None:
+        raise StoredGraphError(
+            "FILE-C1",
+            f"no operator or listed callable is named {name[:200]!r}",
+            todo="It may belong to a library that is not imported, or to another version of torch. A function of your "
+            "own may be named after prims.ir.register_callable(fn).",
+        )
+    return found
+
+
+def storable_name(target: Any) -> str:
+    """The name under which a target is stored.
+
+    Raises:
+        StoredGraphError: the name would not lead back to the target.
+    """
+    name = target_name(target)
     try:
-        if name.startswith("@"):
-            return _resolve(name[1:])
-        if name.startswith("prim."):
-            from prims.ops import TABLE
-
-            return TABLE[name[len("prim.") :]]
-        namespace, op, overload = name.split(".")
-        return getattr(getattr(getattr(torch.ops, namespace), op), overload)
-    except (AttributeError, ImportError, KeyError, ValueError) as error:
-        raise UserError(
-            f"no operator is named {name!r}",
-            todo="It may belong to a library that is not imported, or to another version of torch.",
-        ) from error
-
-
-@functools.lru_cache(maxsize=4096)
-def _resolve(dotted: str) -> Any:
-    parts = dotted.split(".")
-    value: Any = _MODULES.get(parts[0]) or importlib.import_module(parts[0])
-    for index, part in enumerate(parts[1:], start=1):
-        try:
-            value = getattr(value, part)
-        except AttributeError:
-            value = importlib.import_module(".".join(parts[: index + 1]))
-    return value
+        same = target_of(name) == target
+    except StoredGraphError:
+        same = False
+    if not same:
+        raise StoredGraphError(
+            "FILE-C1",
+            f"{name.removeprefix('@')} cannot be named in a file",
+            todo="Register it with prims.ir.register_callable(fn), or store the graph of a later stage.",
+        )
+    return name

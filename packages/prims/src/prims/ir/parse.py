@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from prims.errors import UserError
+from prims.errors import StoredGraphError
 from prims.ir.envelope import (
     Alias,
     Envelope,
@@ -21,8 +21,21 @@ from prims.ir.envelope import (
     SymbolEntry,
     SymbolTable,
 )
-from prims.ir.names import target_of
-from prims.ir.source import SourceLoc
+from prims.ir.stored import (
+    MAX_DEPTH,
+    MAX_FILE,
+    call_node,
+    callable_value,
+    checked_form,
+    constant_name,
+    device_of,
+    integer,
+    plain_name,
+    size_of,
+    source_of,
+    tensor_spec,
+    torch_value,
+)
 
 __all__ = ["parse_text"]
 
@@ -40,17 +53,22 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+#: A JSON string; it ends at its own quote, so that no line can be read in many ways.
+_STRING = r"\"(?:[^\"\\]|\\.)*\""
 _HEADER = re.compile(r"envelope (\w+) (\d+)\.(\d+) by (\S+) (\S+)$")
 _SYMBOL = re.compile(
     r"symbol (\w+) in \[(-?\d+|-inf), (-?\d+|inf)\](?: hint (\S+))?(?: from input (\d+)(?: dim (\d+))?)?$"
 )
-_INPUT = re.compile(r"input %(\w+) : (.*?) kind=(\w+)( grad)?(?: source=(\".*\"))?$")
-_OUTPUT = re.compile(r"output (\d+) : (.*?) kind=(\w+)(?: source=(\".*\"))?$")
+_INPUT = re.compile(rf"input %(\w+) : (.*?) kind=(\w+)( grad)?(?: source=({_STRING}))?$")
+_OUTPUT = re.compile(rf"output (\d+) : (.*?) kind=(\w+)(?: source=({_STRING}))?$")
 _MUTATION = re.compile(r"mutation of input (\d+) by output (\d+)$")
 _ALIAS = re.compile(r"alias of (input|output) (\d+) by result (\d+)(?: as (.*))?$")
 _CONSTANT = re.compile(r"constant \$(\S+) : (.*) sha256=([0-9a-f]{64})$")
-_SOURCE = re.compile(r'  # (".*"):(\d+) in (".*")$')
-_SPEC = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?(?:\+(\S+))? (\S+)$")
+_INTEGER = re.compile(r"-?[0-9]+")
+_SOURCE = re.compile(rf"  # ({_STRING}):(\d+) in ({_STRING})$")
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)=")
+_BLANKS = re.compile(r"\s*")
+_SPEC = re.compile(r"(\w+)\[([^\]]*)\](?:\{([^}]*)\})?(?:\+(.+))? (\S+)$")
 
 
 def parse_text(text: str, constants: Mapping[str, torch.Tensor] | None = None) -> Envelope:
@@ -59,9 +77,14 @@ def parse_text(text: str, constants: Mapping[str, torch.Tensor] | None = None) -
     Args:
         constants: the tensors that the text names; their digests are compared with the text's.
 
+    Nothing that the text names is imported or run; what it may say is bounded (:mod:`prims.ir.stored`).
+
     Raises:
-        UserError: the text is malformed (with the line's number), or a constant is missing or differs.
+        StoredGraphError: the text is malformed (with the line's number), names a callable that a stored graph may not
+            name, or a constant is missing or differs.
     """
+    if len(text) > MAX_FILE:
+        raise StoredGraphError("FILE-C4", f"a text of {len(text)} characters, at most {MAX_FILE} are read")
     return _Parser(text, dict(constants or {})).parse()
 
 
@@ -79,10 +102,14 @@ class _Parser:
         self.graph = torch.fx.Graph()
         self.values: dict[str, torch.fx.Node] = {}
         self.number = 0
+        self.depth = 0
 
-    def fail(self, message: str) -> UserError:
+    def fail(self, message: str, label: str = "FILE-C2") -> StoredGraphError:
+        return StoredGraphError(label, f"bad IR text: {message}", where=self.where())
+
+    def where(self) -> str:
         line = self.lines[self.number - 1] if 0 < self.number <= len(self.lines) else ""
-        return UserError(f"bad IR text: {message}", where=f"line {self.number}: {line}")
+        return f"line {self.number}: {line[:400]}"
 
     def parse(self) -> Envelope:
         header = None
@@ -95,18 +122,15 @@ class _Parser:
                 if header is None:
                     raise self.fail("the first line must read 'envelope DIALECT MAJOR.MINOR by PRODUCER VERSION'")
                 continue
-            try:
+            self.depth = 0
+            with checked_form(self.where):
                 self.line(line)
-            except (AttributeError, ValueError, KeyError, IndexError) as error:
-                if isinstance(error, UserError):
-                    raise
-                raise self.fail(str(error)) from error
         if header is None:
             raise self.fail("it is empty")
         dialect, major, minor, producer, version = header.groups()
         return Envelope(
             dialect=dialect,
-            version=(int(major), int(minor)),
+            version=(int(major[:9]), int(minor[:9])),
             producer=producer,
             producer_version=version,
             graph=self.graph,
@@ -149,17 +173,18 @@ class _Parser:
         if self.context is None:
             self.context = SymbolContext()
         entry = SymbolEntry(
-            name,
-            None if low == "-inf" else int(low),
-            None if high == "inf" else int(high),
+            plain_name(name, "a symbol"),
+            None if low == "-inf" else integer(int(low)),
+            None if high == "inf" else integer(int(high)),
             None if hint is None else _number(hint),
-            None if index is None else SymbolBinding(int(index), None if dim is None else int(dim)),
+            None if index is None else SymbolBinding(_index(index), None if dim is None else _index(dim)),
         )
         self.context.declare(name, entry.hint, entry.min, entry.max)
         self.entries.append(entry)
 
     def input(self, line: str) -> None:
         name, spec, kind, grad, source = self.match(_INPUT, line)
+        plain_name(name, "an input")
         desc = InputDesc(name, kind, self.spec(spec), bool(grad), None if source is None else json.loads(source))
         self.inputs.append(desc)
         node = self.graph.placeholder(name)
@@ -170,26 +195,28 @@ class _Parser:
         from prims.ir.text import digest
 
         name, _, expected = self.match(_CONSTANT, line)
-        value = self.given.get(name)
+        value = self.given.get(constant_name(name))
         if value is None:
-            raise self.fail(f"constant {name!r} was not given; pass it in `constants`")
+            raise self.fail(f"constant {name!r} was not given; pass it in `constants`", "FILE-C4")
         if digest(value) != expected:
-            raise self.fail(f"constant {name!r} has another content than the one that the text was printed with")
+            raise self.fail(
+                f"constant {name!r} has another content than the one that the text was printed with", "FILE-C4"
+            )
         self.constants[name] = value
 
     def output(self, line: str) -> None:
         index, spec, kind, source = self.match(_OUTPUT, line)
-        if int(index) != len(self.outputs):
+        if _index(index) != len(self.outputs):
             raise self.fail(f"output {len(self.outputs)} was expected")
         self.outputs.append(OutputDesc(kind, self.spec(spec), None if source is None else json.loads(source)))
 
     def mutation(self, line: str) -> None:
         source, target = self.match(_MUTATION, line)
-        self.mutations.append(Mutation(int(source), int(target)))
+        self.mutations.append(Mutation(_index(source), _index(target)))
 
     def alias(self, line: str) -> None:
         kind, base, output, view = self.match(_ALIAS, line)
-        self.aliases.append(Alias(int(output), kind, int(base), None if view is None else self.spec(view)))
+        self.aliases.append(Alias(_index(output), kind, _index(base), None if view is None else self.spec(view)))
 
     def result(self, line: str) -> None:
         arguments = _Arguments(line[len("return") :], self)
@@ -211,18 +238,12 @@ class _Parser:
         elif not arguments.done():
             raise self.fail(f"unexpected {arguments.remaining()!r}")
         if source is not None:
-            node.meta["source"] = SourceLoc(json.loads(source[1]), int(source[2]), json.loads(source[3]))
+            node.meta["source"] = source_of(json.loads(source[1]), _index(source[2]), json.loads(source[3]))
         self.values[name] = node
 
     def size(self, text: str) -> Any:
         text = text.strip()
-        if re.fullmatch(r"-?\d+", text):
-            return int(text)
-        if self.context is None:
-            raise self.fail(f"size {text!r} uses a symbol that is not declared")
-        from prims.spec.exprtext import parse
-
-        return self.context.make(parse(text))
+        return integer(int(text)) if _INTEGER.fullmatch(text) else size_of(text, self.context)
 
     def sizes(self, text: str) -> tuple[Any, ...]:
         return tuple(self.size(piece) for piece in _split(text))
@@ -232,34 +253,43 @@ class _Parser:
         if text == "none":
             return None
         if text.startswith("("):
-            return tuple(self.spec(piece) for piece in _split(text[1:-1]))
+            self.deeper()
+            found = tuple(self.spec(piece) for piece in _split(text[1:-1]))
+            self.depth -= 1
+            return found
         word, _, rest = text.partition(" ")
         if word == "size":
             return self.size(rest)
         if word == "scalar":
             return _scalar(rest)
-        found = _SPEC.match(text)
-        if found is None:
-            raise self.fail(f"not a type: {text!r}")
-        from prims.spec import TensorSpec
-
-        dtype, shape, strides, offset, device = found.groups()
-        return TensorSpec(
+        match = _SPEC.match(text)
+        if match is None:
+            raise self.fail(f"not a type: {text[:200]!r}")
+        dtype, shape, strides, offset, device = match.groups()
+        return tensor_spec(
             self.sizes(shape),
-            getattr(torch, dtype),
-            torch.device(device),
+            dtype,
+            device,
             None if strides is None else self.sizes(strides),
             0 if offset is None else self.size(offset),
         )
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.fail(f"brackets are nested more than {MAX_DEPTH} deep")
+
+
+def _index(text: str) -> int:
+    return integer(int(text[:20]), 0, 2**31)
 
 
 def _scalar(text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
-    try:
-        return int(text)
-    except ValueError:
-        return complex(text) if "j" in text else float(text)
+    if _INTEGER.fullmatch(text):
+        return integer(int(text))
+    return complex(text) if "j" in text else float(text)
 
 
 def _split(text: str) -> Iterator[str]:
@@ -286,7 +316,8 @@ class _Arguments:
         self.parser = parser
 
     def done(self) -> bool:
-        return not self.text[self.at :].strip()
+        blanks = _BLANKS.match(self.text, self.at)
+        return blanks is not None and blanks.end() == len(self.text)
 
     def remaining(self) -> str:
         return self.text[self.at :]
@@ -294,13 +325,13 @@ class _Arguments:
     def peek(self) -> tuple[str, str]:
         found = _TOKEN.match(self.text, self.at)
         if found is None:
-            raise self.parser.fail(f"cannot read {self.text[self.at :]!r}")
+            raise self.parser.fail(f"cannot read {self.text[self.at : self.at + 200]!r}")
         return found.lastgroup or "", found[found.lastgroup or 0]
 
     def take(self) -> tuple[str, str]:
         found = _TOKEN.match(self.text, self.at)
         if found is None:
-            raise self.parser.fail(f"cannot read {self.text[self.at :]!r}")
+            raise self.parser.fail(f"cannot read {self.text[self.at : self.at + 200]!r}")
         self.at = found.end()
         return found.lastgroup or "", found[found.lastgroup or 0]
 
@@ -312,7 +343,7 @@ class _Arguments:
 
     def expect(self, text: str) -> None:
         if not self.accept(text):
-            raise self.parser.fail(f"expected {text!r} before {self.remaining()!r}")
+            raise self.parser.fail(f"expected {text!r} before {self.remaining()[:200]!r}")
 
     def call(self) -> torch.fx.Node:
         kind, token = self.take()
@@ -326,17 +357,15 @@ class _Arguments:
         kwargs: dict[str, Any] = {}
         self.expect("(")
         while not self.accept(")"):
-            keyword = re.match(r"\s*([A-Za-z_]\w*)=", self.text[self.at :])
+            keyword = _KEYWORD.match(self.text, self.at)
             if keyword is not None:
-                self.at += keyword.end()
+                self.at = keyword.end()
                 kwargs[keyword[1]] = self.value()
             else:
                 args.append(self.value())
             if not self.accept(",") and self.peek()[1] != ")":
                 raise self.parser.fail(f"expected ',' or ')' before {self.remaining()!r}")
-        if token.startswith("."):
-            return graph.call_method(token[1:], tuple(args), kwargs)
-        return graph.call_function(target_of(token), tuple(args), kwargs)
+        return call_node(graph, token, tuple(args), kwargs)
 
     def sequence(self, end: str) -> tuple[list[Any], bool]:
         """The items up to ``end``, and whether a comma followed the last."""
@@ -363,9 +392,12 @@ class _Arguments:
             case "dots":
                 return Ellipsis
             case "target":
-                return target_of(token)
+                return callable_value(token)
             case "punctuation":
-                return self.bracketed(token)
+                self.parser.deeper()
+                found = self.bracketed(token)
+                self.parser.depth -= 1
+                return found
             case _:
                 return self.named(token)
 
@@ -378,6 +410,8 @@ class _Arguments:
             items: dict[str, Any] = {}
             while not self.accept("}"):
                 key = self.value()
+                if not isinstance(key, str):
+                    raise self.parser.fail(f"a dictionary has a key of type {type(key).__name__}")
                 self.expect(":")
                 items[key] = self.value()
                 self.accept(",")
@@ -389,19 +423,18 @@ class _Arguments:
             return {"None": None, "True": True, "False": False}[token]
         if token in ("slice", "complex", "device"):
             self.expect("(")
+            self.parser.deeper()
             items, _ = self.sequence(")")
-            return {"slice": slice, "complex": complex, "device": torch.device}[token](*items)
+            self.parser.depth -= 1
+            if token == "complex" and not all(isinstance(item, (int, float)) for item in items):
+                raise self.parser.fail("a complex number is made of two numbers")
+            return {"slice": slice, "complex": complex, "device": device_of}[token](*items)
         if token.startswith("torch."):
-            value = getattr(torch, token[len("torch.") :], None)
-            if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-                return value
+            return torch_value(token[len("torch.") :])
         if token.count(".") >= 1:
-            return target_of(token)
+            return callable_value(token)
         raise self.parser.fail(f"unknown name {token!r}")
 
 
 def _number(token: str) -> int | float:
-    try:
-        return int(token)
-    except ValueError:
-        return float(token)
+    return integer(int(token)) if _INTEGER.fullmatch(token) else float(token)

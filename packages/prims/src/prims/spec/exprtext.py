@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -194,54 +195,82 @@ _FLOAT_COMPARE = {ast.Eq: "feq", ast.LtE: "fle", ast.Lt: "flt"}
 _NAMED = {name: kind for kind, name in _FUNCTIONS.items()}
 
 
+#: Bounds of what a text may say: its length, its nesting (the terms of a sum do not nest), the terms of a product, an
+#: exponent, and the bits of a coefficient. A size expression of a real program is far below each.
+MAX_TEXT, MAX_DEPTH, MAX_TERMS, MAX_EXPONENT, MAX_BITS = 20_000, 60, 4096, 64, 256
+
+
 def parse(text: str) -> Expr:
-    """The expression of a text that :func:`to_python` wrote. ValueError for anything else."""
+    """The expression of a text that :func:`to_python` wrote. ValueError for anything else, or beyond the bounds."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"a size expression of {len(text)} characters")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"not a size expression: {text!r}") from error
-    return _parse(tree, text)
+        return _parse(ast.parse(text.strip(), mode="eval").body, text, 0)
+    except (SyntaxError, MemoryError, RecursionError) as error:  # Python's parser tells of deep nesting by each
+        raise ValueError(f"not a size expression: {text[:200]!r}") from error
+    except (TypeError, IndexError, ArithmeticError) as error:
+        raise ValueError(f"not a size expression: {text[:200]!r}: {error}") from error
 
 
-def _parse(node: ast.AST, text: str) -> Expr:
+def _parse(node: ast.AST, text: str, depth: int) -> Expr:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a size expression nested more than {MAX_DEPTH} deep")
+    result = _parse_node(node, text, depth)
+    if any(coeff.bit_length() > MAX_BITS for _, coeff in result.terms):
+        raise ValueError(f"a coefficient of more than {MAX_BITS} bits in a size expression")
+    return result
+
+
+def _parse_node(node: ast.AST, text: str, depth: int) -> Expr:
+    deeper = depth + 1
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         return E.to_expr(node.value)
     if isinstance(node, ast.Name):
         return E.symbol(node.id)
     if isinstance(node, ast.UnaryOp):
-        a = _parse(node.operand, text)
+        a = _parse(node.operand, text, deeper)
         if isinstance(node.op, ast.USub):
             return E.float_op("fneg", a) if a.is_float else E.neg(a)
         if isinstance(node.op, ast.Not):
             return E.not_(a)
     if isinstance(node, ast.BoolOp):
-        parts = [_parse(v, text) for v in node.values]
+        parts = [_parse(v, text, deeper) for v in node.values]
         return E.and_(*parts) if isinstance(node.op, ast.And) else E.or_(*parts)
     if isinstance(node, ast.BinOp):
-        a, b = _parse(node.left, text), _parse(node.right, text)
-        if isinstance(node.op, ast.Pow) and b.kind == "const":
-            return E.power(a, b.value)
-        if (a.is_float or b.is_float or isinstance(node.op, ast.Div)) and type(node.op) in _FLOAT_BINARY:
-            return E.float_op(_FLOAT_BINARY[type(node.op)], a, b)
-        if type(node.op) in _INT_BINARY:
-            return _INT_BINARY[type(node.op)](a, b)
+        flat = isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
+        a, b = _parse(node.left, text, depth if flat else deeper), _parse(node.right, text, deeper)
+        return _parse_binary(node, a, b, text)
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        a, b = _parse(node.left, text), _parse(node.comparators[0], text)
+        a, b = _parse(node.left, text, deeper), _parse(node.comparators[0], text, deeper)
         op = type(node.ops[0])
         if (a.is_float or b.is_float) and op in _FLOAT_COMPARE:
             return E.float_compare(_FLOAT_COMPARE[op], a, b)
         if op in _COMPARE:
             return _COMPARE[op](a, b)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return _parse_call(node.func.id, node.args, text)
-    raise ValueError(f"not a size expression: {ast.unparse(node)!r} in {text!r}")
+        return _parse_call(node.func.id, node.args, text, deeper)
+    raise ValueError(f"not a size expression: {type(node).__name__} in {text[:200]!r}")
 
 
-def _parse_call(name: str, operands: list[ast.expr], text: str) -> Expr:
+def _parse_binary(node: ast.BinOp, a: Expr, b: Expr, text: str) -> Expr:
+    if isinstance(node.op, ast.Pow) and b.kind == "const":
+        if not 0 <= b.value <= MAX_EXPONENT or math.comb(len(a.terms) + b.value, b.value) > MAX_TERMS:
+            raise ValueError(f"the exponent {b.value} in a size expression")
+        return E.power(a, b.value)
+    if (a.is_float or b.is_float or isinstance(node.op, ast.Div)) and type(node.op) in _FLOAT_BINARY:
+        return E.float_op(_FLOAT_BINARY[type(node.op)], a, b)
+    if type(node.op) in _INT_BINARY:
+        if isinstance(node.op, ast.Mult) and len(a.terms) * len(b.terms) > MAX_TERMS:
+            raise ValueError(f"a product of more than {MAX_TERMS} terms in a size expression")
+        return _INT_BINARY[type(node.op)](a, b)
+    raise ValueError(f"not a size expression: {type(node.op).__name__} in {text[:200]!r}")
+
+
+def _parse_call(name: str, operands: list[ast.expr], text: str, depth: int) -> Expr:
     if name == "float" and isinstance(operands[0], ast.Constant) and isinstance(operands[0].value, str):
         return E.fconst(float(operands[0].value))
     kind = _NAMED.get(name, name)
-    args = tuple(_parse(a, text) for a in operands)
+    args = tuple(_parse(a, text, depth) for a in operands)
     if kind not in E.INT_ATOMS and kind not in E.FLOAT_KINDS:
         raise ValueError(f"unknown function {name!r} in the size expression {text!r}")
     return E.rebuild(kind, args)

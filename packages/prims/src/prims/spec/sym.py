@@ -24,6 +24,7 @@ __all__ = [
     "SymbolContext",
     "SymbolInfo",
     "SizeGuard",
+    "float_from_bits",
     "from_torch",
     "parse_expr",
     "sym_max",
@@ -729,3 +730,11 @@ def from_torch(x: Any) -> Any:
             e = node.ctx.simplify(node.expr)
             return e.value if e.is_const else node
     return x
+
+
+def float_from_bits(bits: Any) -> Any:
+    """The float with these bits, symbolic if they are: a float of the program is an integer input of its graph."""
+    if not isinstance(bits, torch.SymInt):
+        return E.float_of_bits(bits)
+    node = bits.node
+    return torch.SymFloat(SymFloat(E.from_bits(node.expr), node.ctx))

@@ -233,6 +233,15 @@ def test_file_c3_names(name):
         refused(call("@torch.sin", **{name: 1}), "FILE-C3")
 
 
+def test_an_argument_that_is_named_like_a_keyword():
+    b = Builder("torch")
+    env = b.finish(b.call(torch.ops.aten.uniform.default, (b.input("x", spec(2)),), spec(2), {"from": 1.0, "to": 1.0}))
+    back = from_json(to_json(env))
+    assert structural_difference(env, back) is None
+    assert back.module()(torch.zeros(2))[0].tolist() == [1, 1]
+    refused(to_json(env).replace("aten.uniform.default", "aten.sin.default"), "FILE-C3")
+
+
 @pytest.mark.parametrize("name", ["forward", "__class__", "a.forward", "a..b", "graph", "", 'a"+b'])
 def test_file_c3_constants(name):
     env = aten_example()

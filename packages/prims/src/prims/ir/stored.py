@@ -169,8 +169,10 @@ def source_of(filename: Any, line: Any, function: Any) -> SourceLoc:
 
 def call_node(graph: torch.fx.Graph, name: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.fx.Node:
     """A node that calls the target of a name, ``.name`` for a method."""
+    own = _argument_names(name) if any(map(keyword.iskeyword, kwargs)) else ()
     for key in kwargs:
-        plain_name(key, "a keyword argument")
+        if key not in own:
+            plain_name(key, "a keyword argument")
     if isinstance(name, str) and name.startswith("."):
         if not is_method(name[1:]):
             raise StoredGraphError("FILE-C1", f"a graph must not call the method {name[1:200]!r}")
@@ -183,6 +185,12 @@ def call_node(graph: torch.fx.Graph, name: Any, args: tuple[Any, ...], kwargs: M
     if getattr(target, "__module__", None) == "_operator":  # fx writes these as infix operators, unasked
         inspect.signature(target).bind(*args, **kwargs)
     return graph.call_function(target, args, dict(kwargs))
+
+
+def _argument_names(name: Any) -> list[str]:
+    """The arguments of an overload; one may be named as only Python's keywords are (``from``)."""
+    found = target_of(name) if isinstance(name, str) and not name.startswith(".") else None
+    return [argument.name for argument in found._schema.arguments] if isinstance(found, torch._ops.OpOverload) else []
 
 
 def callable_value(name: Any) -> Any:

@@ -321,3 +321,32 @@ class TestAnotherClass:
         assert compiled(torch.ones(2, 5)).shape == (2, 3)
         assert type(module) is nn.Linear and compiled.__class__ is nn.Linear
         assert compiled(torch.ones(4, 5)).shape == (4, 3)
+
+
+class Trainee(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def features(self, x):
+        return self.inner(x).relu()
+
+    def forward(self, x):
+        return self.features(x) * 2
+
+    def training_step(self, x):
+        return self.features(x).sum()
+
+
+def test_a_module_whose_forward_is_never_called_says_so():
+    model = compile_api.compile(Trainee(), backend="eager")
+    model.training_step(torch.ones(1, 2))
+    verdict = model.report().verdict
+    assert verdict.startswith("not called yet: only forward() is compiled") and "training_step()" in verdict
+    step = compile_api.compile(model.training_step, backend="eager")
+    step(torch.ones(1, 2))
+    assert step.report().verdict == "compiled"
+    model(torch.ones(1, 2))
+    assert model.report().verdict == "compiled"
+    plain = compile_api.compile(torch.nn.Linear(2, 2), backend="eager")
+    assert plain.report().verdict == "not called yet: only forward() is compiled, and no call has come to it"

@@ -36,9 +36,14 @@ typedef struct {
     PyObject_HEAD
     PyObject *filter;
     PyObject *translate;
+    PyObject *notice; /* told of calls that run no compiled code; may be NULL */
     PyObject *tag;
     PyObject *weakrefs;
+    bool plain;       /* no call is ever compiled, so that the notice comes before it */
 } Context;
+
+/* When a notice is given: before a call that will run plainly, or after one that did (and returned or raised). */
+enum { NOTICE_BEFORE, NOTICE_RAN, NOTICE_RAISED };
 
 typedef struct Entry {
     PyObject_HEAD
@@ -51,6 +56,7 @@ typedef struct Entry {
     Context *context;  /* borrowed; valid while `state` is set */
     Py_ssize_t hits;
     bool valid;
+    bool compiled;     /* its code calls a compiled graph */
 } Entry;
 
 extern PyTypeObject Context_Type, Entry_Type, Activate_Type;
@@ -63,6 +69,8 @@ typedef struct {
 extern HookStats hook_stats;
 
 int hook_init(void);
+extern __thread uint64_t hook_compiled_runs;
+bool hook_is_traced(void);
 /* Both take and give owned references (either may be NULL). */
 Context *hook_swap_active(Context *context);
 Context *hook_active(void); /* borrowed */

@@ -7,12 +7,14 @@
 #define Py_BUILD_CORE_MODULE 1
 #include "capture.h"
 #include "internal/pycore_frame.h"
+#include "internal/pycore_interp.h"
 #include "opcode.h"
 
 #define TAG_SKIP ((void *)(intptr_t)ACTION_SKIP)
 #define TAG_SKIP_RECURSIVE ((void *)(intptr_t)ACTION_SKIP_RECURSIVE)
 #define IS_TAG(extra) ((uintptr_t)(extra) <= ACTION_SKIP_RECURSIVE)
 #define SMALL_STACK 24
+#define MONITORING_DEBUGGER 0 /* sys.monitoring.DEBUGGER_ID */
 
 #if PY_VERSION_HEX < 0x030C0000
 #define PyUnstable_Code_GetExtra _PyCode_GetExtra
@@ -44,6 +46,8 @@ static Py_ssize_t active_count;
 
 /* An owned reference. The initial-exec model makes reading it one instruction. */
 static __thread Context *active __attribute__((tls_model("initial-exec")));
+/* Compiled graphs that the innermost call of a compiled callable on this thread has come to. */
+__thread uint64_t hook_compiled_runs __attribute__((tls_model("initial-exec")));
 
 /* ------------------------------------------------------------------ version differences */
 
@@ -51,18 +55,34 @@ static __thread Context *active __attribute__((tls_model("initial-exec")));
 #define FRAME_CODE(f) ((f)->f_code)
 #define FRAME_FUNC(f) ((PyObject *)(f)->f_func)
 #define FRAME_AT_START(f) ((f)->prev_instr == _PyCode_CODE((f)->f_code) - 1)
-#define THREAD_IS_TRACED(ts) ((ts)->cframe->use_tracing)
 #elif PY_VERSION_HEX < 0x030D0000
 #define FRAME_CODE(f) ((f)->f_code)
 #define FRAME_FUNC(f) ((f)->f_funcobj)
 #define FRAME_AT_START(f) ((f)->prev_instr == _PyCode_CODE((f)->f_code) - 1)
-#define THREAD_IS_TRACED(ts) ((ts)->c_tracefunc != NULL || (ts)->c_profilefunc != NULL)
 #else
 #define FRAME_CODE(f) ((PyCodeObject *)(f)->f_executable)
 #define FRAME_FUNC(f) ((f)->f_funcobj)
 #define FRAME_AT_START(f) ((f)->instr_ptr == _PyCode_CODE(FRAME_CODE(f)))
-#define THREAD_IS_TRACED(ts) ((ts)->c_tracefunc != NULL || (ts)->c_profilefunc != NULL)
 #endif
+
+/* Whether a debugger or a line tracer must see every line: a trace function, or (3.12 on) the debugger's place in
+ * sys.monitoring. A profiler sees calls, and the compiled code is what it is to see. */
+static inline bool
+thread_is_traced(PyThreadState *ts)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (ts->interp->monitoring_tool_names[MONITORING_DEBUGGER] != NULL) {
+        return true;
+    }
+#endif
+    return ts->c_tracefunc != NULL;
+}
+
+bool
+hook_is_traced(void)
+{
+    return thread_is_traced(PyThreadState_Get());
+}
 
 /* Runs a frame as without the hook.
  *
@@ -668,6 +688,7 @@ run_entry(PyThreadState *ts, _PyInterpreterFrame *frame, Entry *entry, const Gua
     Py_ssize_t nargs = source->nargs + ncollect;
     PyObject *result = NULL;
     entry->hits++;
+    hook_compiled_runs += entry->compiled;
     if (reserve(stack, nargs) == 0) { /* has happened already if anything was collected */
         memcpy(stack->base + 1, source->args, source->nargs * sizeof(PyObject *));
         result = call_entry(entry, frame, stack->base + 1, nargs);
@@ -801,7 +822,12 @@ hook_frame(PyThreadState *ts, _PyInterpreterFrame *frame, void *extra)
     int action = IS_TAG(extra) ? (int)(intptr_t)extra : ((CodeState *)extra)->action;
     PyObject *result;
     hook_stats.frames++;
-    if (THREAD_IS_TRACED(ts) || !FRAME_AT_START(frame)) {
+    if (ts->tracing) { /* the trace or profile function itself, and what it calls */
+        result = run_plain(ts, frame, ACTION_SKIP_RECURSIVE);
+        Py_DECREF(context);
+        return result;
+    }
+    if (thread_is_traced(ts) || !FRAME_AT_START(frame)) {
         result = run_plain(ts, frame, action == ACTION_SKIP_RECURSIVE ? action : ACTION_RUN);
         Py_DECREF(context);
         return result;

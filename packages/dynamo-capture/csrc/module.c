@@ -144,7 +144,10 @@ PyInit__native(void)
     if (hook_init() < 0 || add_types(module) < 0 || PyModule_AddIntConstant(module, "RUN", ACTION_RUN) < 0
         || PyModule_AddIntConstant(module, "SKIP", ACTION_SKIP) < 0
         || PyModule_AddIntConstant(module, "SKIP_RECURSIVE", ACTION_SKIP_RECURSIVE) < 0
-        || PyModule_AddIntConstant(module, "TRACE", ACTION_TRACE) < 0) {
+        || PyModule_AddIntConstant(module, "TRACE", ACTION_TRACE) < 0
+        || PyModule_AddIntConstant(module, "BEFORE", NOTICE_BEFORE) < 0
+        || PyModule_AddIntConstant(module, "RAN", NOTICE_RAN) < 0
+        || PyModule_AddIntConstant(module, "RAISED", NOTICE_RAISED) < 0) {
         Py_DECREF(module);
         return NULL;
     }

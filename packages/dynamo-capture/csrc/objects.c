@@ -8,15 +8,20 @@
 static int
 context_init(Context *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"filter", "translate", "tag", NULL};
-    PyObject *filter, *translate, *tag = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$O:Context", names, &filter, &translate, &tag)) {
+    static char *names[] = {"filter", "translate", "tag", "notice", "plain", NULL};
+    PyObject *filter, *translate, *tag = Py_None, *notice = Py_None;
+    int plain = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOp:Context", names, &filter, &translate, &tag, &notice,
+                                     &plain)) {
         return -1;
     }
-    if (!PyCallable_Check(filter) || !PyCallable_Check(translate)) {
-        PyErr_SetString(PyExc_TypeError, "Context: filter and translate must be callable");
+    if (!PyCallable_Check(filter) || !PyCallable_Check(translate)
+        || (notice != Py_None && !PyCallable_Check(notice))) {
+        PyErr_SetString(PyExc_TypeError, "Context: filter, translate and notice must be callable");
         return -1;
     }
+    Py_XSETREF(self->notice, notice == Py_None ? NULL : Py_NewRef(notice));
+    self->plain = plain;
     Py_XSETREF(self->filter, Py_NewRef(filter));
     Py_XSETREF(self->translate, Py_NewRef(translate));
     Py_XSETREF(self->tag, Py_NewRef(tag));
@@ -28,6 +33,7 @@ context_traverse(Context *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->filter);
     Py_VISIT(self->translate);
+    Py_VISIT(self->notice);
     Py_VISIT(self->tag);
     return 0;
 }
@@ -37,6 +43,7 @@ context_clear(Context *self)
 {
     Py_CLEAR(self->filter);
     Py_CLEAR(self->translate);
+    Py_CLEAR(self->notice);
     Py_CLEAR(self->tag);
     return 0;
 }
@@ -57,6 +64,7 @@ static PyMemberDef context_members[] = {
     {"tag", T_OBJECT_EX, offsetof(Context, tag), 0, NULL},
     {"filter", T_OBJECT_EX, offsetof(Context, filter), READONLY, NULL},
     {"translate", T_OBJECT_EX, offsetof(Context, translate), READONLY, NULL},
+    {"plain", T_BOOL, offsetof(Context, plain), 0, NULL},
     {NULL},
 };
 
@@ -80,9 +88,11 @@ PyTypeObject Context_Type = {
 static int
 entry_init(Entry *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"code", "guards", "tag", NULL};
+    static char *names[] = {"code", "guards", "tag", "compiled", NULL};
     PyObject *code, *guards = Py_None, *tag = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O$O:Entry", names, &PyCode_Type, &code, &guards, &tag)) {
+    int compiled = 1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O$Op:Entry", names, &PyCode_Type, &code, &guards, &tag,
+                                     &compiled)) {
         return -1;
     }
     if (self->code != NULL) {
@@ -103,6 +113,7 @@ entry_init(Entry *self, PyObject *args, PyObject *kwargs)
     self->code = (PyCodeObject *)Py_NewRef(code);
     self->tag = Py_NewRef(tag);
     self->valid = true;
+    self->compiled = compiled;
     if (guards != Py_None) {
         self->guards = (GuardTree *)Py_NewRef(guards);
         self->guards->owner = self;
@@ -168,6 +179,7 @@ static PyMemberDef entry_members[] = {
     {"tag", T_OBJECT_EX, offsetof(Entry, tag), 0, NULL},
     {"hits", T_PYSSIZET, offsetof(Entry, hits), READONLY, NULL},
     {"valid", T_BOOL, offsetof(Entry, valid), READONLY, NULL},
+    {"compiled", T_BOOL, offsetof(Entry, compiled), READONLY, NULL},
     {NULL},
 };
 
@@ -203,15 +215,68 @@ typedef struct {
     vectorcallfunc vectorcall;
 } Activate;
 
+/* Tells the context that a call runs, or ran, no compiled code: -1 with an exception refuses the call. The hook is
+ * inactive meanwhile. */
+static int
+give_notice(Context *context, long when)
+{
+    PyObject *number = PyLong_FromLong(when);
+    if (number == NULL) {
+        return -1;
+    }
+    Context *saved = hook_swap_active(NULL);
+    PyObject *answer = PyObject_CallOneArg(context->notice, number);
+    Py_XDECREF(hook_swap_active(saved));
+    Py_DECREF(number);
+    Py_XDECREF(answer);
+    return answer == NULL ? -1 : 0;
+}
+
+/* What a call that came to no compiled graph gave: `result` (stolen), unless the context refuses it. An exception
+ * that the call raised stays, whatever becomes of the notice. */
+static PyObject *
+after_plain_call(Context *context, PyObject *result)
+{
+    if (result != NULL) {
+        if (give_notice(context, NOTICE_RAN) < 0) {
+            Py_CLEAR(result);
+        }
+        return result;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (give_notice(context, NOTICE_RAISED) < 0) {
+        PyErr_Clear();
+    }
+    PyErr_Restore(type, value, traceback);
+    return NULL;
+}
+
 static PyObject *
 activate_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Activate *self = (Activate *)callable;
     PyObject *fn = Py_NewRef(self->fn);
-    Context *saved = hook_swap_active((Context *)Py_XNewRef(self->context));
+    Context *context = (Context *)Py_XNewRef(self->context);
+    bool tells = context != NULL && context->notice != NULL;
+    bool told = tells && (context->plain || hook_is_traced());
+    if (told && give_notice(context, NOTICE_BEFORE) < 0) {
+        Py_DECREF(context);
+        Py_DECREF(fn);
+        return NULL;
+    }
+    uint64_t runs = hook_compiled_runs;
+    hook_compiled_runs = 0;
+    Context *saved = hook_swap_active((Context *)Py_XNewRef(context));
     PyObject *result = PyObject_Vectorcall(fn, args, nargsf, kwnames);
     Context *mine = hook_swap_active(saved);
     Py_XDECREF(mine);
+    bool plain = hook_compiled_runs == 0;
+    hook_compiled_runs = runs;
+    if (tells && plain && !told) {
+        result = after_plain_call(context, result);
+    }
+    Py_XDECREF(context);
     Py_DECREF(fn);
     return result;
 }

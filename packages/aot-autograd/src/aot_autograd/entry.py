@@ -15,6 +15,7 @@ from aot_autograd.runtime.inference import build_inference
 from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, outside_autocast
 from aot_autograd.runtime.training import build_training
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
+from prims.eager import leave_to_eager
 from prims.errors import Unsupported, UserError
 from prims.ir import Envelope
 from prims.options import Options
@@ -67,7 +68,7 @@ def aot_function(
 
     Raises:
         UserError: an argument is not what it should be, or a compiler raised it.
-        Unsupported: the graph cannot be traced and ``options.strict`` is set.
+        Unsupported: the graph cannot be traced and ``options.strict`` or ``options.fullgraph`` is set.
     """
     options = options if options is not None else Options()
     if not isinstance(gm, torch.fx.GraphModule):
@@ -91,16 +92,16 @@ def aot_function(
     except Exception as error:
         if options.strict:
             raise
-        return _leave_to_eager(gm, error, report)
+        return _leave_to_eager(gm, error, options, report)
     if env is not None:
         with _phase(report, "compile"):
             compiled = _forward(compile_or_run(env, fw_compiler, options, report, "inference"))
-        return build_inference(outcome, compiled, gm, report)
+        return build_inference(outcome, compiled, gm, options, report)
     assert joint is not None and partition is not None
     with _phase(report, "compile"):
         compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
-    return build_training(joint, partition, compiled, backward, gm, report)
+    return build_training(joint, partition, compiled, backward, gm, options, report)
 
 
 def _forward(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -108,12 +109,13 @@ def _forward(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[A
     return outside_autocast(compiled) if torch._C._is_any_autocast_enabled() else compiled
 
 
-def _leave_to_eager(gm: torch.fx.GraphModule, error: Exception, report: Report | None) -> Callable[..., Any]:
-    if report is not None:
-        if isinstance(error, Unsupported):
-            report.fallback("aot_autograd", error.reason, error.where)
-        else:
-            report.fallback("aot_autograd", f"{type(error).__name__}: {error}")
+def _leave_to_eager(
+    gm: torch.fx.GraphModule, error: Exception, options: Options, report: Report | None
+) -> Callable[..., Any]:
+    unsupported = isinstance(error, Unsupported)
+    reason = error.reason if unsupported else f"{type(error).__name__}: {error}"  # type: ignore[attr-defined]
+    where = error.where if unsupported else None  # type: ignore[attr-defined]
+    leave_to_eager(report, options, "aot_autograd", reason, where, cause=error)
     return gm.forward  # hooks that the program has put on all modules are none of the graph's business
 
 

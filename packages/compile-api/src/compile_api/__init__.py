@@ -10,9 +10,9 @@ from typing import Any
 
 from compile_api.backends import list_backends, lookup_backend, register_backend
 from compile_api.compile import compile
-from compile_api.environment import CompileWarning
 from compile_api.module import CompiledModule, strip_prefix
 from prims import errors
+from prims.errors import CompileWarning
 from prims.options import Options
 from prims.report import Report
 

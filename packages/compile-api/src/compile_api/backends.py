@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from compile_api.environment import unsupported_device, warn_once
-from prims.errors import InvalidData, QuintetError, Refused, UserError
+from compile_api.environment import unsupported_device
+from prims.eager import leave_to_eager
+from prims.errors import InvalidData, NotCompiled, QuintetError, Refused, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -93,31 +94,38 @@ def make_backend(backend: str | Backend, options: Options, report: Report) -> Ba
 
 
 def _soft(backend: Backend, name: str, options: Options, report: Report) -> Backend:
+    says_itself = getattr(backend, "reports_status", False)
+
     def compile_or_run_eagerly(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         try:
             compiled = backend(gm, example_inputs)
             if not callable(compiled):
                 raise TypeError(f"backend {name!r} returned {compiled!r}, which is not callable")
-            return compiled
+        except NotCompiled:
+            raise
         except Exception as error:
             _fall_back(f"backend {name}", error, options, report)
             return gm.forward
+        if not says_itself:
+            report.status("graph", "compiled")
+        return compiled
 
+    compile_or_run_eagerly.reports_status = True  # type: ignore[attr-defined]
     return compile_or_run_eagerly
 
 
-def _fall_back(stage: str, error: Exception, options: Options, report: Report) -> None:
-    """Record why a region runs eagerly; raises instead under ``Options.strict``.
+def _fall_back(stage: str, error: Exception, options: Options, report: Report, *, refuses: bool = True) -> None:
+    """Record and warn why a region runs eagerly; raises instead under ``strict``, and ``fullgraph`` (``refuses``).
 
-    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and so is also a warning.
+    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how.
     """
     if options.strict:
         raise error
-    if isinstance(error, UserError):
-        warn_once(f"{error}\nUntil then the program runs eagerly.")
     reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
-    report.fallback(stage, reason, getattr(error, "where", None))
     log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
+    leave_to_eager(
+        report, options if refuses else None, stage, reason, getattr(error, "where", None), cause=error
+    )
 
 
 def _eager(options: Options, report: Report) -> Backend:
@@ -155,8 +163,7 @@ def _inductor(options: Options, report: Report) -> Backend:
 
         problem = unsupported_device({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
         if problem is not None:
-            warn_once(problem)
-            report.fallback("inductor", problem)
+            leave_to_eager(report, options, "inductor", problem)
             return gm.forward
         generate = _Generator(options, report)
         with report.phase("aot"):
@@ -170,6 +177,7 @@ def _inductor(options: Options, report: Report) -> Backend:
                 report=report,
             )
 
+    backend.reports_status = True  # type: ignore[attr-defined]
     return backend
 
 
@@ -195,6 +203,7 @@ class _Generator:
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
+        self.report.status("graph", "compiled")
         return _Guarded(compiled, env, self.options, self.report)
 
 
@@ -264,7 +273,7 @@ class _Guarded:
             kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
             if kept is None and not isinstance(error, (torch.OutOfMemoryError, InvalidData)):
                 self.compiled = _eager_graph(self.env)
-                _fall_back("run", error, self.options, self.report)
+                _fall_back("run", error, self.options, self.report, refuses=False)
                 error.add_note(
                     "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
                     "be repeated eagerly. The next ones run eagerly."
@@ -302,7 +311,7 @@ class _Guarded:
         if not full:
             self.compiled = eager
         if not (full and self.filled):
-            _fall_back("run", error, self.options, self.report)
+            _fall_back("run", error, self.options, self.report, refuses=not full)
         self.filled = self.filled or full
         return results
 

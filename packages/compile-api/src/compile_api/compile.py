@@ -14,6 +14,7 @@ from compile_api.function import compile_function, original_of
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule, compile_module
 from compile_api.progress import watcher
+from prims.eager import leave_to_eager
 from prims.errors import UserError
 from prims.options import Options
 from prims.report import Report
@@ -48,6 +49,7 @@ def compile(
 
     Raises:
         UserError: not callable; an unknown mode, backend or option.
+        NotCompiled: nothing can be compiled here (an unsupported Python, say), under ``fullgraph``.
     """
     settings: dict[str, Any] = {
         "fullgraph": fullgraph,
@@ -84,8 +86,8 @@ def _optimizer(
     """Capture's entry for this call, or one that leaves functions alone where nothing can be compiled."""
     problem = unsupported_environment() or unsupported_kind(model)
     if problem is not None:
-        warn_once(problem)
-        report.fallback("environment", problem)
+        leave_to_eager(report, options, "environment", problem, subject="call", quiet=True)
+        warn_once(problem)  # not once for each function of the program
         return lambda fn: fn
 
     def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from typing import Any
 
 import torch
 
+from prims.eager import warn_user
+
 __all__ = [
     "SUPPORTED_DEVICES",
-    "CompileWarning",
     "unsupported_device",
     "unsupported_environment",
     "unsupported_kind",
@@ -23,18 +23,14 @@ SUPPORTED_TORCH = ((2, 11), (2, 13))
 SUPPORTED_DEVICES = ("cpu", "cuda")
 
 
-class CompileWarning(UserWarning):
-    """Something keeps a program from being compiled; it runs eagerly."""
-
-
 _warned: set[str] = set()
 
 
-def warn_once(message: str, stacklevel: int = 3) -> None:
+def warn_once(message: str) -> None:
     """Warn with ``message`` the first time it is given in this process."""
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(message, CompileWarning, stacklevel=stacklevel + 1)
+        warn_user(message)
 
 
 def unsupported_environment() -> str | None:

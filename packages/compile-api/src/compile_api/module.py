@@ -8,6 +8,7 @@ attribute. So ``isinstance``, ``state_dict()``, ``train()``, hooks added later a
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["CompiledModule", "compile_module", "strip_prefix"]
 
 #: What ``torch.compile`` puts in front of the keys of its checkpoints.
 PREFIX = "_orig_mod."
+_OF_EVERY_MODULE = frozenset(dir(torch.nn.Module))
 
 
 def strip_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +156,31 @@ def compile_module(
         settings: ``compile()``'s keyword arguments, for copies and pickles.
     """
     state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
+    report.uncalled = _about_other_methods(type(model))
     compiled = object.__new__(_class_for(type(model), state))
     object.__setattr__(compiled, "__dict__", model.__dict__)
     return compiled
+
+
+def _about_other_methods(cls: type) -> str:
+    """What the verdict says while ``forward`` has not been called: which methods of the program's own run eagerly."""
+    text = "only forward() is compiled, and no call has come to it"
+    own = [base for base in cls.__mro__ if issubclass(base, torch.nn.Module) and not _is_torchs(base)]
+    names = {
+        name for base in own for name, value in vars(base).items()
+        if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _OF_EVERY_MODULE
+    }  # fmt: skip
+    likely = [name for name in ("training_step", "validation_step", "test_step", "predict_step", "generate", "loss")
+              if name in names]  # fmt: skip
+    named = (likely or sorted(names))[:3]
+    if not named:
+        return text
+    calls = ", ".join(f"{name}()" for name in named)
+    return f"{text}; other methods, such as {calls}, run eagerly: compile them too, as compile(model.{named[0]})"
+
+
+def _is_torchs(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "torch"
 
 
 def _class_for(base: Any, state: _State) -> Any:

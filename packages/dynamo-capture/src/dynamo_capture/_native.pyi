@@ -4,7 +4,8 @@
 looked up in its code object's extra slot. Unknown code is shown once to `Context.filter`; code to be traced
 is matched against its cached entries (per code *and* context) by their guards; on a miss `Context.translate`
 is asked for a new `Entry`. Frames of generators, coroutines, class bodies and modules are always left alone,
-and so is everything while a trace or profile function is set.
+and so is everything while a debugger looks: a trace function is set, or a tool has the debugger's place in
+`sys.monitoring`. Profile functions see the code of entries. A trace or profile function is never captured itself.
 
 **Guards.** A `GuardTree` is a tree of accessors (hash-consed: asking for the same accessor of the same parent
 gives the same node id) with checks on the nodes. Evaluation is depth first, each node once, stopping at the
@@ -20,6 +21,11 @@ RUN: Final[int]  # run this frame plainly now, remember nothing
 SKIP: Final[int]  # run it plainly from now on; functions it calls are still looked at
 SKIP_RECURSIVE: Final[int]  # run it plainly from now on, with the hook inactive inside
 TRACE: Final[int]  # (filter, mark) look for entries, and ask `translate` on a miss
+
+# What `Context.notice` is called with.
+BEFORE: Final[int]  # the call will run plainly
+RAN: Final[int]  # it ran plainly, and returned
+RAISED: Final[int]  # it ran plainly, and raised
 
 class Context:
     """One compile configuration: cache entries are kept per (code object, context).
@@ -44,6 +50,10 @@ class Context:
     the frame, as if the user's function had raised it. When a context dies its entries everywhere are
     dropped (so an entry, its code or its guards must not hold its context strongly, or neither dies before
     `reset_code`).
+
+    `notice(when)` is called when a call through :class:`activate` runs no entry that is `compiled`: `BEFORE` it
+    where that is known (`plain` is set, or a debugger looks), else after it `RAN` or `RAISED`. An exception from it
+    takes the place of the call, or of its result; after `RAISED` it is dropped.
     """
 
     def __init__(
@@ -63,8 +73,11 @@ class Context:
         ],
         *,
         tag: object = None,
+        notice: Callable[[int], object] | None = None,
+        plain: bool = False,
     ) -> None: ...
     tag: object
+    plain: bool
 
 class Entry:
     """One compiled form of a code object.
@@ -79,10 +92,13 @@ class Entry:
     Give `code` the original's `co_name`, `co_qualname`, `co_filename` and line table: in tracebacks its frame
     stands for the user's, which is not shown.
 
-    `guards=None` matches always. `on_hit` is counted in `hits`. `tag` is yours.
+    `guards=None` matches always. `hits` counts how often it ran. `tag` is yours. `compiled` says whether the code
+    calls a compiled graph, rather than only leading on to the rest of the function.
     """
 
-    def __init__(self, code: CodeType, guards: GuardTree | None = None, *, tag: object = None) -> None: ...
+    def __init__(
+        self, code: CodeType, guards: GuardTree | None = None, *, tag: object = None, compiled: bool = True
+    ) -> None: ...
     @property
     def code(self) -> CodeType: ...
     @property
@@ -91,6 +107,8 @@ class Entry:
     def hits(self) -> int: ...
     @property
     def valid(self) -> bool: ...
+    @property
+    def compiled(self) -> bool: ...
     tag: Any
     def invalidate(self) -> None:
         """Remove the entry from the cache; it is never matched again."""

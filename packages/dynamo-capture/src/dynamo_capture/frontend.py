@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch.autograd import forward_ad
 
 from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
@@ -21,7 +20,9 @@ from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
 from dynamo_capture.values.torch_calls import ALLOWED
+from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
+from prims.eager import leave_to_eager
 from prims.errors import QuintetError, Unsupported, UserError
 from prims.ir import Envelope, register_callable
 from prims.options import Options
@@ -55,10 +56,11 @@ class Optimizer:
         self.captured: list[CapturedGraph] = []
         self.states: dict[types.CodeType, CodeState] = {}
         self._breaks: set[BreakInfo] = set()
-        #: Code that ran eagerly for now, with the reason, which is recorded once.
-        self._left: set[tuple[types.CodeType, str]] = set()
+        self._calls = threading.local()
         #: The code of the compiled function itself; ``fullgraph`` is about it.
         self.root_code: types.CodeType | None = None
+        self._plain: Why | None = None
+        self._never = Why("no frame that it runs was captured")
         # The context must not keep the optimizer alive, nor the other way round through it.
         self_ref = weakref.ref(self)
 
@@ -66,9 +68,21 @@ class Optimizer:
             optimizer = self_ref()
             return _native.RUN if optimizer is None else optimizer.translate_frame(*frame)
 
+        def notice(when: int) -> None:
+            optimizer = self_ref()
+            if optimizer is not None:
+                optimizer.ran_plainly(when)
+
         hook.init_torch()
-        self.context = _native.Context(_filter, translate_frame)
+        self.context = _native.Context(_filter, translate_frame, notice=notice)
         _optimizers.add(self)
+
+    def begins_with(self, target: Any, function: types.FunctionType | None) -> None:
+        """What is compiled: ``target``, which runs this function."""
+        self.root_code = None if function is None else function.__code__
+        self._plain = why_plain(self.root_code)
+        self._never = why_never(target, function)
+        self.context.plain = self._plain is not None
 
     def translate_frame(
         self,
@@ -81,12 +95,11 @@ class Optimizer:
         entries: list[Any],
     ) -> Any:
         """What the hook calls when no cache entry matches a frame."""
-        why = _why_not_now()
-        if why is not None:
-            where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
-            if (code, why) not in self._left:
-                self._left.add((code, why))
-                self.report.fallback("capture", why, where)
+        now = why_not_now()
+        if now is not None:
+            why = Why(now, place_of(code))
+            self._note(why)
+            self._leave(why, "frame", quiet=True)
             return _native.RUN
         before = self._looks(code)
         with _lock, self.report.phase("capture"):
@@ -99,10 +112,52 @@ class Optimizer:
                 return _native.TRACE
             try:
                 answer = self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+            except Unsupported as error:
+                self._calls.refused = True
+                self.report.status("frame", "refused", error.reason, error.where or place_of(code))
+                raise
             finally:
                 state.looks += 1
             state.answered(answer)
             return answer
+
+    def ran_plainly(self, when: int) -> None:
+        """What the hook calls about a call that comes, or came, to no compiled code.
+
+        Raises:
+            Unsupported: under ``fullgraph``.
+        """
+        calls = self._calls.__dict__
+        noted, refused, raising = calls.pop("why", None), calls.pop("refused", False), calls.pop("raising", None)
+        if when == _native.BEFORE:
+            self._leave(why_before(self._plain, self.root_code), "call")
+            return
+        state = self.states.get(self.root_code) if self.root_code is not None else None
+        why = noted or (state.why if state is not None else None)
+        if when == _native.RAISED:
+            if raising is not None:
+                raising.raised -= 1  # capture was right about it
+            if not refused:
+                why = why or Why("the call ended in an exception", place_of(self.root_code))
+                self.report.status("call", "raised", why.reason, why.where)
+            return
+        why = why or self._never
+        if raising is not None:
+            why = raising.why = Why(f"{why.reason}, while it is captured and not else", why.where, why.todo)
+        if why.reason == NOTHING.reason:
+            self.report.status("call", "nothing", why.reason, why.where)
+        else:
+            self._leave(why, "call")
+
+    def _note(self, why: Why) -> None:
+        """The call that runs on this thread was left to eager here, if it turns out to come to no compiled code."""
+        self._calls.__dict__.setdefault("why", why)
+
+    def _leave(self, why: Why, subject: str, *, quiet: bool = False, cause: BaseException | None = None) -> None:
+        leave_to_eager(
+            self.report, self.options, "capture", why.reason, why.where,
+            subject=subject, todo=why.todo, quiet=quiet, cause=cause,
+        )  # fmt: skip
 
     def _looks(self, code: types.CodeType) -> int:
         state = self.states.get(code)
@@ -117,15 +172,14 @@ class Optimizer:
     def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
         code = request.code
         state = self._state(code)
-        where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+        where = place_of(code)
         if entries:
             reason = _miss_reason(entries, request)
             self.report.recompile(code.co_qualname, reason)
             limit = self.options.recompile_limit
             if len(entries) >= limit + min(state.sizes.generalised, limit):
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
-                self.report.fallback("capture", text, where)
-                return _native.SKIP
+                return self._left(state, Why(text, where, "Keep what changes out of the region, or raise the option."))
         try:
             result = translate(request, self._backend, self.options, self.report, state)
         except SkipFrame as skip:
@@ -135,56 +189,73 @@ class Optimizer:
         except Unsupported as error:
             if self.options.fullgraph or self.options.strict:
                 raise
-            return self._failed(error, where)
+            return self._failed(state, error, where)
         except QuintetError as error:
-            return self._failed(error, where)
+            return self._failed(state, error, where)
         except _BackendError as error:
             raise error.original from None
         except Exception as error:
-            return self._failed(error, where)
-        if result.captured.graph is None and not result.goes_on:
+            return self._failed(state, error, where)
+        captured = result.captured
+        if captured.graph is None and not result.goes_on:
             # Nothing to compile in it: the frame runs as it is, and after a second look always does.
             state.empty += 1
+            state.why = Why(NOTHING.reason, where)
             return _native.RUN if state.empty < 3 else _native.SKIP
         state.sizes.commit()
-        self.captured.append(result.captured)
-        brk = result.captured.brk
+        self.captured.append(captured)
+        brk = captured.brk
         if brk is not None and brk not in self._breaks:
             self._breaks.add(brk)
             self.report.graph_break(brk.reason, brk.where)
-        return _native.Entry(result.code, result.tree, tag=result.captured)
+        if captured.graph is not None:
+            self.report.status("frame", "compiled", where=where)
+        elif brk is not None:
+            state.why = Why(brk.reason, brk.where, brk.hint)
+        return _native.Entry(result.code, result.tree, tag=captured, compiled=captured.graph is not None)
 
     def forget(self) -> None:
         """Forget what was captured; the report keeps it."""
         self.states.clear()
         self.captured.clear()
         self._breaks.clear()
-        self._left.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         try:
-            return self.backend(gm, inputs)
+            compiled = self.backend(gm, inputs)
         except (UserError, Unsupported):
             raise
         except Exception as error:
             raise _BackendError(error) from error
+        if not getattr(self.backend, "reports_status", False):
+            self.report.status("graph", "compiled")
+        return compiled
 
-    def _skipped(self, state: CodeState, skip: SkipFrame, where: str) -> Any:
-        at = skip.where or where
+    def _skipped(self, state: CodeState, skip: SkipFrame, where: str | None) -> Any:
+        why = Why(skip.reason, skip.where or where)
         if skip.once:
             state.raised += 1
-            if state.raised < 3:
+            if state.raised < 3 or self.options.fullgraph:
+                self._note(why)
+                self._calls.raising = state
                 return _native.RUN
+            if state.why is not None and state.why.reason.startswith(why.reason):
+                why = state.why  # a call of it has shown that it does not raise
         elif self.options.fullgraph:
-            raise Unsupported(f"fullgraph=True, but the function runs eagerly: {skip.reason}", where=at)
-        self.report.graph_break(skip.reason, at)
-        self.report.fallback("capture", skip.reason, at)
-        return _native.SKIP
+            self._leave(why, "frame")
+        self.report.graph_break(skip.reason, why.where)
+        return self._left(state, why, quiet=True)
 
-    def _failed(self, error: Exception, where: str) -> Any:
+    def _failed(self, state: CodeState, error: Exception, where: str | None) -> Any:
         if self.options.strict:
             raise error
-        self.report.fallback("capture", f"internal error: {type(error).__name__}: {error}", where)
+        why = Why(f"internal error: {type(error).__name__}: {error}", where, "Please report it.")
+        return self._left(state, why, cause=error)
+
+    def _left(self, state: CodeState, why: Why, *, quiet: bool = False, cause: BaseException | None = None) -> Any:
+        """The frame is not looked at again; what is cached for it stays in use."""
+        state.why = why
+        self._leave(why, "frame", quiet=quiet, cause=cause)
         return _native.SKIP
 
 
@@ -200,19 +271,6 @@ def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
     if runs_without_hook(code, globals_):
         return _native.SKIP_RECURSIVE
     return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
-
-
-def _why_not_now() -> str | None:
-    """Why a call runs eagerly: a mode sees every operator, or tensors are other than they look. None if neither."""
-    if torch.overrides._get_current_function_mode() is not None:
-        return "called under a torch-function mode (torch.device as a context, for example), which sees eager's calls"
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return "called under a dispatch mode, which sees eager's operators"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "called inside a transform of torch.func"
-    if forward_ad._current_level >= 0:
-        return "called with forward-mode differentiation"
-    return None
 
 
 def _miss_reason(entries: list[Any], request: FrameRequest) -> str:
@@ -250,11 +308,10 @@ def optimize(
         raise UserError(f"backend {backend!r} is not callable", todo="Pass a function of (gm, example_inputs).")
     optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
     target = _unwrapped(fn)
-    code = _code_of(target)
-    if code is not None and _native.marked(code) != _native.TRACE and not is_disabled(target):
-        optimizer.root_code = code
-        if not code.co_flags & 0x2A0:
-            _native.mark(code, _native.TRACE)
+    function = _function_of(target)
+    if function is not None and why_plain(function.__code__) is None and not is_disabled(target):
+        _native.mark(function.__code__, _native.TRACE)
+    optimizer.begins_with(target, function)
     active = _native.activate(target, optimizer.context)
     wrapper: Any = active
     if not isinstance(target, torch.nn.Module):
@@ -272,12 +329,17 @@ def _unwrapped(fn: Any) -> Any:
     return fn if original is None else original
 
 
-def _code_of(fn: Any) -> types.CodeType | None:
+def _function_of(fn: Any) -> types.FunctionType | None:
     if isinstance(fn, torch.nn.Module):
         fn = fn.forward
     while type(fn) is types.MethodType or is_wrapper(fn):
         fn = fn.__func__ if type(fn) is types.MethodType else fn.fn
-    return fn.__code__ if type(fn) is types.FunctionType else None
+    return fn if type(fn) is types.FunctionType else None
+
+
+def _code_of(fn: Any) -> types.CodeType | None:
+    function = _function_of(fn)
+    return None if function is None else function.__code__
 
 
 def _named_like(wrapper: Any, fn: Any) -> None:

@@ -30,6 +30,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.whynot import Why
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -65,6 +66,8 @@ class CodeState:
     #: that the frames are to be left alone.
     new_entry: int = 0
     left_alone: bool = False
+    #: Why its frames come to no compiled code, where they do not.
+    why: Why | None = None
     waits: int = 0
 
     def answered(self, answer: Any) -> None:

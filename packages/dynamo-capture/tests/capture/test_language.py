@@ -1063,7 +1063,7 @@ class Breaking(Base):
         return super().value() + v
 
 
-@case(x, breaks=2)
+@case(x, breaks=1)
 def break_in_a_callee(a):
     return Breaking(a).value() * 2
 

@@ -120,6 +120,9 @@ class Report:
     def fallback(self, stage, reason, where):
         self.fallbacks.append(reason)
 
+    def status(self, subject, status, reason=None, where=None):
+        pass
+
     def recompile(self, code, reason):
         pass
 
@@ -143,6 +146,7 @@ SPECIAL = {
     "prims.ir.SourceLoc": SourceLoc,
     "prims.options.Options": Options,
     "prims.report.Report": Report,
+    "prims.eager.leave_to_eager": lambda report, options, stage, reason, where, **_: report.fallback(stage, reason, where),
 }
 for _name in ("QuintetError", "Unsupported", "UserError", "DataDependentError", "VerifierError", "InternalError"):
     SPECIAL[f"prims.errors.{_name}"] = type(_name, (Exception,), {})

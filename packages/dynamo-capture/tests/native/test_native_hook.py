@@ -17,6 +17,10 @@ class Thing:
     pass
 
 
+def helper():
+    return "new"
+
+
 def make(source, name="f", **scope):
     exec(source, scope)
     return scope[name]
@@ -505,29 +509,142 @@ def test_class_bodies_and_modules_run_plainly(tracer):
     assert tracer.filtered == ["fn"]
 
 
-@pytest.mark.parametrize("setter", [sys.settrace, sys.setprofile])
-def test_tracing_passes_through(tracer, setter):
+def test_a_trace_function_sees_the_program_itself(tracer):
     def fn():
         return "plain"
 
     tracer.replace(fn, lambda: "new")
-    events = []
+    lines = []
 
     def trace(frame, event, arg):
-        events.append(event)
+        if event == "line" and frame.f_code is fn.__code__:
+            lines.append(frame.f_lineno)
         return trace
 
-    old = sys.gettrace() if setter is sys.settrace else sys.getprofile()
-    run = tracer.run
+    old, run = sys.gettrace(), tracer.run
     run(fn)
-    setter(trace)
+    sys.settrace(trace)
     try:
         result = run(fn)
     finally:
-        setter(old)
-    assert result == "plain"
-    assert "call" in events
+        sys.settrace(old)
+    assert result == "plain" and len(lines) == 1
     assert run(fn) == "new"
+
+
+def test_a_profiler_sees_the_new_code(tracer):
+    def fn():
+        return "plain"
+
+    tracer.replace(fn, lambda: helper())
+    calls = []
+    run = tracer.run
+    run(fn)
+    old = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        results = [run(fn) for _ in range(2)]
+    finally:
+        sys.setprofile(old)
+    assert results == ["new", "new"]
+    assert calls.count("helper") == 2
+    # Neither the profile function nor what it calls was shown to the filter.
+    assert tracer.filtered == ["fn", "helper"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
+@pytest.mark.parametrize(("tool", "expected"), [("PROFILER_ID", "new"), ("COVERAGE_ID", "new"), ("DEBUGGER_ID", "plain")])
+def test_a_debugger_in_monitoring_sees_the_program_itself(tracer, tool, expected):
+    def fn():
+        return "plain"
+
+    tracer.replace(fn, lambda: "new")
+    run = tracer.run
+    run(fn)
+    number = getattr(sys.monitoring, tool)
+    starts = []
+    sys.monitoring.use_tool_id(number, "test")
+    try:
+        sys.monitoring.register_callback(number, sys.monitoring.events.PY_START, lambda code, at: starts.append(code))
+        sys.monitoring.set_events(number, sys.monitoring.events.PY_START)
+        assert [run(fn) for _ in range(2)] == [expected] * 2
+    finally:
+        sys.monitoring.set_events(number, 0)
+        sys.monitoring.free_tool_id(number)
+    assert starts and run(fn) == "new"
+
+
+def noticing(native, tracer, **settings):
+    seen = []
+    context = native.Context(tracer.context.filter, tracer.context.translate, notice=seen.append, **settings)
+    return context, seen
+
+
+def test_a_call_without_compiled_code_is_noticed(tracer, native):
+    def fn(x):
+        if x < 0:
+            raise ValueError(x)
+        return x
+
+    context, seen = noticing(native, tracer)
+    call = native.activate(fn, context)
+    native.mark(fn.__code__, native.SKIP)
+    assert call(1) == 1 and seen == [native.RAN]
+    with pytest.raises(ValueError, match="-1"):
+        call(-1)
+    assert seen == [native.RAN, native.RAISED]
+    old = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        assert call(2) == 2
+    finally:
+        sys.settrace(old)
+    assert seen[2:] == [native.BEFORE]
+    context.plain = True
+    assert call(3) == 3 and seen[3:] == [native.BEFORE]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_entries_that_lead_to_no_graph_are_noticed(tracer, native, compiled):
+    def fn():
+        return 1
+
+    def inner():
+        return outer_seen[:]
+
+    context, seen = noticing(native, tracer)
+    outer_seen = seen
+    tracer.trace(fn, lambda args, entries: native.Entry((lambda: 2).__code__, None, compiled=compiled))
+    call = native.activate(fn, context)
+    assert [call(), call()] == [2, 2]
+    assert seen == ([] if compiled else [native.RAN] * 2)
+    # A nested call of a compiled callable answers for itself.
+    native.mark(inner.__code__, native.SKIP)
+    seen.clear()
+    native.activate(lambda: call() and inner(), context)()
+    assert seen == ([native.RAN] if compiled else [native.RAN] * 2)
+
+
+def test_a_notice_refuses(tracer, native):
+    ran = []
+
+    def fn():
+        ran.append(1)
+
+    def refuse(when):
+        raise LookupError(when)
+
+    context = native.Context(tracer.context.filter, tracer.context.translate, notice=refuse, plain=True)
+    native.mark(fn.__code__, native.SKIP)
+    with pytest.raises(LookupError, match=str(native.BEFORE)):
+        native.activate(fn, context)()
+    assert not ran
+    context.plain = False
+    with pytest.raises(LookupError, match=str(native.RAN)):
+        native.activate(fn, context)()
+    assert ran
+    with pytest.raises(TypeError, match="callable"):
+        native.Context(tracer.context.filter, tracer.context.translate, notice=3)
 
 
 # ---------------------------------------------------------------- exceptions

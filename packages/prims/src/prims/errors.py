@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from prims.ir.source import SourceLoc
 
 __all__ = [
+    "CompileWarning",
     "DataDependentError",
     "InternalError",
     "InvalidData",
     "LeftWhole",
+    "NotCompiled",
     "QuintetError",
     "Refused",
     "StoredGraphError",
@@ -22,6 +24,10 @@ __all__ = [
     "UserError",
     "VerifierError",
 ]
+
+
+class CompileWarning(UserWarning):
+    """A program, or a part of it that was to be compiled, runs eagerly; the message says why."""
 
 
 class QuintetError(Exception):
@@ -76,6 +82,10 @@ class Unsupported(QuintetError, RuntimeError):
         super().__init__(reason if where is None else f"{reason}\n  at {where}")
         self.reason = reason
         self.where = where
+
+
+class NotCompiled(Unsupported):
+    """``fullgraph=True`` refuses what would run eagerly."""
 
 
 class LeftWhole(Unsupported):

@@ -1,4 +1,5 @@
-"""What a compilation did: graphs, breaks, kernels, extern calls, fallbacks, recompilations and time."""
+"""What a compilation did: what runs compiled and what does not, graphs, breaks, kernels, extern calls, fallbacks,
+recompilations and time."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ __all__ = [
     "KernelRecord",
     "RecompileRecord",
     "Report",
+    "StatusRecord",
     "TuningRecord",
 ]
 
@@ -59,12 +61,35 @@ class ExternRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StatusRecord:
+    """How a part of the program runs. :meth:`Report.verdict` is computed from these.
+
+    Attributes:
+        subject: ``"call"`` of the compiled callable, ``"frame"`` (code that capture looked at) or ``"graph"`` (what a
+            backend got).
+        status: ``"compiled"``, ``"eager"``, ``"refused"`` (``fullgraph=True``), ``"raised"`` (the program's own
+            exception ended a call before it came to compiled code) or ``"nothing"`` (there is no tensor operation).
+        reason: why it is not compiled.
+    """
+
+    subject: str
+    status: str
+    reason: str | None = None
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FallbackRecord:
-    """A region or operator that a stage left to eager, and why."""
+    """A region or operator that a stage left to eager, and why.
+
+    Attributes:
+        eager: false where the region is compiled all the same, but not in the way that was asked for.
+    """
 
     stage: str
     reason: str
     where: str | None = None
+    eager: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +121,13 @@ class Report:
     All fields are plain lists of frozen records, in the order in which things happened.
 
     Attributes:
+        statuses: what runs compiled and what does not, each once.
+        uncalled: what the verdict says beyond "not called yet".
         seconds: wall-clock seconds by phase, without the phases nested in it.
         progress: called as ``progress(what, done, total)`` while candidates are measured, where somebody looks.
     """
 
+    statuses: list[StatusRecord] = field(default_factory=list)
     graphs: list[GraphRecord] = field(default_factory=list)
     breaks: list[BreakRecord] = field(default_factory=list)
     kernels: list[KernelRecord] = field(default_factory=list)
@@ -108,7 +136,9 @@ class Report:
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    uncalled: str = ""
     progress: Callable[[str, int, int], None] | None = field(default=None, repr=False, compare=False)
+    _warned: set[str] = field(default_factory=set, repr=False)
     _running: list[float] = field(default_factory=list, repr=False)
 
     @contextmanager
@@ -132,8 +162,10 @@ class Report:
         self.graphs.append(GraphRecord(name, dialect, nodes, tuple(ops), _text(where)))
 
     def graph_break(self, reason: str, where: object = None) -> None:
-        """Record a graph break; ``where`` is the user's source location."""
-        self.breaks.append(BreakRecord(reason, _text(where)))
+        """Record a graph break, once; ``where`` is the user's source location."""
+        record = BreakRecord(reason, _text(where))
+        if record not in self.breaks:
+            self.breaks.append(record)
 
     def kernel(self, name: str, ops: Iterable[str], loops: int = 1) -> None:
         """Record a generated kernel."""
@@ -143,9 +175,23 @@ class Report:
         """Record a call into a library kernel."""
         self.externs.append(ExternRecord(name))
 
-    def fallback(self, stage: str, reason: str, where: object = None) -> None:
-        """Record a region that runs eagerly."""
-        self.fallbacks.append(FallbackRecord(stage, reason, _text(where)))
+    def fallback(self, stage: str, reason: str, where: object = None, *, eager: bool = True) -> None:
+        """Record a region that runs eagerly, or (``eager=False``) that is not compiled as asked."""
+        self.fallbacks.append(FallbackRecord(stage, reason, _text(where), eager))
+
+    def status(self, subject: str, status: str, reason: str | None = None, where: object = None) -> bool:
+        """Record how a part of the program runs, once; whether that is new. See :class:`StatusRecord`."""
+        record = StatusRecord(subject, status, reason, _text(where))
+        if record in self.statuses:
+            return False
+        self.statuses.append(record)
+        return True
+
+    def warns(self, reason: str) -> bool:
+        """Whether the user is to be warned of this: the first time, and no more."""
+        new = reason not in self._warned
+        self._warned.add(reason)
+        return new
 
     def recompile(self, code: str, reason: str) -> None:
         """Record that ``code`` had to be captured again."""
@@ -161,46 +207,85 @@ class Report:
         """Extern calls by operator name."""
         return dict(Counter(record.name for record in self.externs))
 
+    @property
+    def verdict(self) -> str:
+        """In one line: ``compiled``, ``partly: what is not and why``, ``eager: why`` or ``not called yet``."""
+        return _verdict(self)
+
     def clear(self) -> None:
         """Forget everything recorded so far."""
-        for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings", "seconds"):
+        for name in (*_LISTS, "seconds"):
             getattr(self, name).clear()
 
     def to_json(self) -> str:
-        """All records as one JSON object."""
-        data: dict[str, Any] = {
-            name: [dataclasses.asdict(record) for record in getattr(self, name)]
-            for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings")
-        }
+        """The verdict and all records as one JSON object."""
+        data: dict[str, Any] = {"verdict": self.verdict}
+        data |= {name: [dataclasses.asdict(record) for record in getattr(self, name)] for name in _LISTS}
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1)
 
     def __str__(self) -> str:
         lines = [
+            self.verdict,
             f"{len(self.graphs)} graphs, {len(self.breaks)} breaks, {len(self.kernels)} kernels, "
             f"{len(self.externs)} extern calls, {len(self.fallbacks)} fallbacks, "
-            f"{len(self.recompiles)} recompiles"
+            f"{len(self.recompiles)} recompiles",
         ]
-        for graph in self.graphs:
-            lines.append(f"  graph {graph.name} ({graph.dialect}): {graph.nodes} operators{_at(graph.where)}")
-        for brk in self.breaks:
-            lines.append(f"  break: {brk.reason}{_at(brk.where)}")
-        for kernel in self.kernels:
-            lines.append(f"  kernel {kernel.name} ({kernel.loops} loops): {' '.join(kernel.ops)}")
-        for name, count in sorted(self.extern_counts().items()):
-            lines.append(f"  extern {name} x {count}")
-        for fallback in self.fallbacks:
-            lines.append(f"  fallback in {fallback.stage}: {fallback.reason}{_at(fallback.where)}")
-        for recompile in self.recompiles:
-            lines.append(f"  recompile of {recompile.code}: {recompile.reason}")
+        texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
+        texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
+        texts += _kernel_texts(self.kernels)
+        texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
+        texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
+        texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
+        # Equal lines are one line with their number, where the first of them stood.
+        lines += [f"  {text}" if count == 1 else f"  {count} x {text}" for text, count in Counter(texts).items()]
         for tuning in self.tunings:
             ranked = sorted(tuning.times.items(), key=lambda pair: pair[1])
             timed = ", ".join(f"{name} {ms:.4f}" for name, ms in ranked[:4])
             lines.append(f"  tuned {tuning.problem}: {tuning.winner} ({timed} ms{', cached' if tuning.cached else ''})")
             lines += [f"    dropped {name}: {why}" for name, why in tuning.dropped.items()]
-        for name, spent in self.seconds.items():
-            lines.append(f"  {name}: {spent:.3f} s")
+        lines += [f"  {name}: {spent:.3f} s" for name, spent in self.seconds.items() if spent >= 0.0005]
         return "\n".join(lines)
+
+
+_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings")
+
+
+def _verdict(report: Report) -> str:
+    statuses = report.statuses
+    if not (statuses or report.graphs or report.breaks or report.fallbacks):
+        return f"not called yet: {report.uncalled}" if report.uncalled else "not called yet"
+    by_backend = [record.status for record in statuses if record.subject == "graph"]
+    by_capture = [record.status for record in statuses if record.subject == "frame"]
+    ran = by_backend or by_capture or (["compiled"] if report.graphs else [])
+    left = [f"{f.reason}{_at(f.where)}" for f in report.fallbacks if f.eager]
+    left += [f"{s.reason}{_at(s.where)}" for s in statuses if s.status in ("eager", "refused")]
+    left = list(dict.fromkeys(left))
+    breaks = [f"{brk.reason}{_at(brk.where)}" for brk in report.breaks]
+    if "compiled" not in ran:
+        others = [f"{s.reason}{_at(s.where)}" for s in statuses if s.status in ("raised", "nothing")]
+        return f"eager: {(left + breaks + others + ['no call has come to compiled code'])[0]}"
+    parts = []
+    if breaks:
+        places = "a graph break" if len(breaks) == 1 else f"{len(breaks)} graph breaks, the first"
+        parts.append(f"{places}: {breaks[0]}")
+    others = [text for text in left if text not in breaks]
+    if others:
+        parts.append(f"eager {'in part' if len(others) == 1 else f'in {len(others)} parts, the first'}: {others[0]}")
+    return f"partly: {'; '.join(parts)}" if parts else "compiled"
+
+
+def _kernel_texts(kernels: list[KernelRecord]) -> list[str]:
+    """A line for each kernel; those that differ in their numbers alone have one text, without a number."""
+    names: dict[tuple[object, ...], list[str]] = {}
+    for kernel in kernels:
+        family = kernel.name.rstrip("0123456789").rstrip("_")
+        names.setdefault((family, kernel.loops, kernel.ops), []).append(kernel.name)
+    texts = []
+    for (family, loops, ops), members in names.items():
+        name = members[0] if len(members) == 1 else family
+        texts += [f"kernel {name} ({loops} loops): {' '.join(ops)}"] * len(members)  # type: ignore[arg-type]
+    return texts
 
 
 def _text(where: object) -> str | None:

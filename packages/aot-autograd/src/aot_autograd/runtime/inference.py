@@ -9,13 +9,19 @@ import torch
 
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
 from aot_autograd.trace.outcome import Outcome
+from prims.eager import leave_to_eager
+from prims.options import Options
 from prims.report import Report
 
 __all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "new_seed", "shares_memory"]
 
 
 def build_inference(
-    outcome: Outcome, compiled: Callable[..., Sequence[Any]], eager: Callable[..., Any], report: Report | None
+    outcome: Outcome,
+    compiled: Callable[..., Sequence[Any]],
+    eager: Callable[..., Any],
+    options: Options,
+    report: Report | None,
 ) -> Callable[..., Any]:
     """Wrap a compiled forward graph: pass the module's own tensors, write mutated inputs, rebuild aliases.
 
@@ -25,7 +31,7 @@ def build_inference(
     """
     source = Source()
     source.globals["compiled"] = compiled
-    emit_overlap_check(source, outcome, eager, report)
+    emit_overlap_check(source, outcome, eager, options, report)
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
@@ -71,7 +77,9 @@ def new_seed(device: torch.device) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=device).random_()
 
 
-def emit_overlap_check(source: Source, outcome: Outcome, eager: Callable[..., Any], report: Report | None) -> None:
+def emit_overlap_check(
+    source: Source, outcome: Outcome, eager: Callable[..., Any], options: Options, report: Report | None
+) -> None:
     """Leave a call to eager when an input that the graph writes shares memory with another input."""
     if not outcome.mutations:
         return
@@ -83,8 +91,7 @@ def emit_overlap_check(source: Source, outcome: Outcome, eager: Callable[..., An
     reason = "an input that the graph writes shares memory with another input"
 
     def run_eagerly(*args: Any) -> Any:
-        if report is not None:
-            report.fallback("aot_autograd", reason)
+        leave_to_eager(report, options, "aot_autograd", reason)
         return eager(*args)
 
     source.globals["shares_memory"] = shares_memory

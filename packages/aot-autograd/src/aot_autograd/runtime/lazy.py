@@ -10,7 +10,8 @@ import torch
 import torch.fx
 
 from aot_autograd.trace.outcome import no_autocast, remove_dead
-from prims.errors import UserError
+from prims.eager import leave_to_eager
+from prims.errors import NotCompiled, UserError
 from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -30,6 +31,7 @@ def compile_or_run(
 
     Raises:
         UserError: from the compiler, as it is.
+        NotCompiled: the compiler fails, under ``options.fullgraph``.
         Exception: from the compiler, under ``options.strict``.
     """
     if report is not None:
@@ -39,13 +41,13 @@ def compile_or_run(
         if options.verify != "off":
             env.verify(options.verify)
         return compiler(env, report)
-    except UserError:
+    except (UserError, NotCompiled):
         raise
     except Exception as error:
         if options.strict:
             raise
-        if report is not None:
-            report.fallback("aot_autograd", f"the {name} graph runs uncompiled: {type(error).__name__}: {error}")
+        reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
+        leave_to_eager(report, options, "aot_autograd", reason, cause=error)
         return env.module()
 
 

@@ -20,6 +20,7 @@ from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.trace.outcome import Joint
 from prims.ir.symbols import symbols_in
+from prims.options import Options
 from prims.report import Report
 
 __all__ = ["build_training"]
@@ -31,6 +32,7 @@ def build_training(
     compiled: Callable[..., Sequence[Any]],
     backward: LazyBackward,
     eager: Callable[..., Any],
+    options: Options,
     report: Report | None,
 ) -> Callable[..., Any]:
     """Wrap a compiled forward graph and a backward that is compiled at its first use.
@@ -45,7 +47,7 @@ def build_training(
     source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
     source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
     source.line("if transforms(): return eager(*args)")
-    emit_overlap_check(source, outcome, eager, report)
+    emit_overlap_check(source, outcome, eager, options, report)
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
     start = len(source.lines)

@@ -108,6 +108,10 @@ def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Valu
         return result
     if isinstance(a, ConstantValue) and isinstance(a.value, (str, bytes)) and b.is_const:
         return _fold(tx, fn, a, b)  # "..." % (1, 2)
+    for text, times in ((a, b), (b, a)):
+        if isinstance(text, ConstantValue) and isinstance(text.value, (str, bytes)) and isinstance(times, SymValue):
+            const = ConstantValue(times.const())
+            return _fold(tx, fn, *((text, const) if times is b else (const, text)))
     return None
 
 

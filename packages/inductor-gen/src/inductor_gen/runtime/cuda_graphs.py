@@ -124,7 +124,7 @@ class Replayed:
     def _refuse(self, reason: str) -> None:
         if self.report is not None and reason not in self.reasons:
             self.reasons.add(reason)
-            self.report.fallback("cudagraphs", reason)
+            self.report.fallback("cudagraphs", reason, eager=False)
 
 
 @functools.cache
@@ -187,7 +187,7 @@ def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
     devices = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         if report is not None and any(device.type == "cuda" for device in devices):
-            report.fallback("cudagraphs", "inputs and results live on several devices")
+            report.fallback("cudagraphs", "inputs and results live on several devices", eager=False)
         return call
     device = devices.pop()
     if device.index is None:

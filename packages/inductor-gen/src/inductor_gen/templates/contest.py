@@ -53,7 +53,7 @@ class Shortage:
 def _note(unit: Unit, reason: str) -> None:
     log.warning("autotuning: %s", reason)
     if unit.report is not None:
-        unit.report.fallback("autotune", reason)
+        unit.report.fallback("autotune", reason, eager=False)
 
 
 def decide(problems: list[Problem], unit: Unit, shortage: Shortage) -> list[Candidate]:

@@ -1,0 +1,69 @@
+"""The one way to leave to eager what was to be compiled: recorded, warned of once, refused under ``fullgraph``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from prims.errors import CompileWarning, NotCompiled
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["leave_to_eager", "warn_user"]
+
+#: Whose frames stand between the user's line and a warning.
+_NOT_THE_USERS = frozenset(("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api", "torch"))
+
+
+def leave_to_eager(
+    report: Report | None,
+    options: Options | None,
+    stage: str,
+    reason: str,
+    where: object = None,
+    *,
+    subject: str = "graph",
+    todo: str = "",
+    cause: BaseException | None = None,
+    quiet: bool = False,
+) -> None:
+    """Record that a part of the program runs eagerly, and warn once for each report and reason.
+
+    Args:
+        stage: who leaves it.
+        reason: one line that a user can act on.
+        where: the user's source location, when known.
+        subject: what is left, as in :class:`prims.report.StatusRecord`.
+        todo: what to do about it.
+        cause: the exception behind it.
+        quiet: no warning: a part of a call that else runs compiled.
+
+    Raises:
+        NotCompiled: under ``options.fullgraph``.
+    """
+    refused = options is not None and options.fullgraph
+    if report is not None:
+        recorded = report.status(subject, "refused" if refused else "eager", reason, where)
+        if recorded and not any(f.reason == reason for f in report.fallbacks):
+            report.fallback(stage, reason, where)
+    if refused:
+        at = None if where is None else str(where)
+        raise NotCompiled(
+            f"fullgraph=True, but this runs eagerly: {reason}" + (f"\n  {todo}" if todo else ""), where=at
+        ) from cause
+    if not quiet and (report is None or report.warns(reason)):
+        at = "" if where is None else f"\n  at {where}"
+        warn_user(f"This runs eagerly, without compiled code: {reason}{at}" + (f"\n  {todo}" if todo else ""))
+
+
+def warn_user(message: str) -> None:
+    """A :class:`prims.errors.CompileWarning` at the user's line: the innermost frame that is not ours or torch's."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        level += 1
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_THE_USERS:
+            break
+        frame = frame.f_back
+    warnings.warn(message, CompileWarning, stacklevel=level)

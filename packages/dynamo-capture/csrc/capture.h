@@ -3,6 +3,7 @@
  * hook.c         the frame hook, per-code state, running a replaced frame
  * objects.c      Context, Entry, activate
  * guards_eval.c  evaluation of guard trees
+ * guards_classes.c what guards ask of keys, classes and functions
  * guards_text.c  guards as text
  * guards.c       the GuardTree type: nodes, evaluation from Python
  * guards_checks.c  its methods that add checks
@@ -141,6 +142,8 @@ enum CheckKind {
     CHECK_SET,
     CHECK_TENSOR,
     CHECK_LAMBDA,
+    CHECK_CLASS_ATTR,
+    CHECK_FUNCTION,
     /* over several nodes, after all nodes: */
     CHECK_SAME,
     CHECK_DISTINCT,
@@ -148,6 +151,7 @@ enum CheckKind {
     CHECK_SHAPE,
     CHECK_GLOBAL_STATE,
     CHECK_CALL,
+    CHECK_SUBCLASSES,
 };
 
 struct TensorMeta;
@@ -171,9 +175,10 @@ typedef struct {
     uint8_t kind;
     int next;
     int node;               /* -1 for checks over several nodes */
-    Py_ssize_t number;      /* length; presence; number of tokens or nodes */
+    Py_ssize_t number;      /* length; presence; number of tokens or nodes; a version for which it is known to hold */
     Py_ssize_t leading;     /* CHECK_NO_OVERLAP: how many of the nodes are written into */
-    void *pointer;          /* CHECK_ID: the object's address */
+    void *pointer;          /* CHECK_ID: the object's address; CHECK_FUNCTION: the code's */
+    const void *globals;    /* CHECK_FUNCTION; only compared */
     PyObject *object;       /* what it compares with */
     struct TensorMeta *tensor;
     struct StateMeta *state;
@@ -211,6 +216,13 @@ int guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, Gua
 void guard_prepare(GuardTree *tree);
 PyObject *guard_referent(PyObject *weak_reference);
 bool guard_const_equal(PyObject *a, PyObject *b);
+/* guards_classes.c: true or false, -1 with an exception, new references. */
+bool guard_key_equal(PyObject *a, PyObject *b);
+bool guard_same_sequence(PyObject *set, PyObject *elements);
+PyObject *guard_class_dict(PyTypeObject *type);
+int guard_class_attr_holds(Check *check, PyObject *value);
+bool guard_function_is(const Check *check, PyObject *value);
+int guard_subclasses_hold(Check *check);
 PyObject *guard_path(GuardTree *tree, int node);
 PyObject *guard_check_text(GuardTree *tree, int check);
 PyObject *guard_failure_text(GuardTree *tree, const GuardFailure *failure);
@@ -236,6 +248,9 @@ PyObject *guard_check_no_overlap(GuardTree *self, PyObject *args, PyObject *kwar
 PyObject *guard_check_shape(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_global_state(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_call(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_class_attr(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_function(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_subclasses(GuardTree *self, PyObject *args, PyObject *kwargs);
 
 /* ------------------------------------------------------------------ tensor.c */
 

@@ -621,7 +621,7 @@ tree_traverse(GuardTree *self, visitproc visit, void *arg)
     for (int i = 0; i < self->nchecks; i++) {
         Check *check = &self->checks[i];
         Py_VISIT(check->object);
-        if (check->kind == CHECK_CALL) {
+        if (check->kind == CHECK_CALL || check->kind == CHECK_SUBCLASSES) {
             Py_VISIT((PyObject *)check->pointer);
         }
         if (check->tensor != NULL) {
@@ -658,7 +658,7 @@ tree_clear(GuardTree *self)
         Py_XDECREF(check->object);
         Py_XDECREF(check->text);
         Py_XDECREF(check->reason);
-        if (check->kind == CHECK_CALL) {
+        if (check->kind == CHECK_CALL || check->kind == CHECK_SUBCLASSES) {
             Py_XDECREF((PyObject *)check->pointer);
         }
         tensor_meta_free(check->tensor);
@@ -732,6 +732,9 @@ static PyMethodDef tree_methods[] = {
     CHECK_METHOD(check_shape),
     CHECK_METHOD(check_global_state),
     CHECK_METHOD(check_call),
+    CHECK_METHOD(check_class_attr),
+    CHECK_METHOD(check_function),
+    CHECK_METHOD(check_subclasses),
     METHOD(collect, METH_O),
     KEYWORD_METHOD(check),
     KEYWORD_METHOD(collected),

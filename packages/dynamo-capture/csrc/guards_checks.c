@@ -79,7 +79,6 @@ check_with_object(GuardTree *self, PyObject *args, PyObject *kwargs, const char 
 OBJECT_CHECK(check_type, CHECK_TYPE)
 OBJECT_CHECK(check_equals, CHECK_EQUALS)
 OBJECT_CHECK(check_no_instance_attr, CHECK_NO_INSTANCE_ATTR)
-OBJECT_CHECK(check_set, CHECK_SET)
 OBJECT_CHECK(check_lambda, CHECK_LAMBDA)
 
 PyObject *
@@ -97,21 +96,85 @@ guard_check_id(GuardTree *self, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-PyObject *
-guard_check_dict_keys(GuardTree *self, PyObject *args, PyObject *kwargs)
+static PyObject *
+check_sequence(Check *check)
 {
-    Check *check = check_with_object(self, args, kwargs, "iO|$OO:check_dict_keys", CHECK_DICT_KEYS);
     if (check == NULL) {
         return NULL;
     }
-    PyObject *keys = PySequence_Tuple(check->object);
-    if (keys == NULL) {
-        /* An empty tuple of keys keeps the tree sound; the caller sees the exception. */
-        keys = PyTuple_New(0);
-        Py_XSETREF(check->object, keys);
+    PyObject *items = PySequence_Tuple(check->object);
+    bool fine = items != NULL;
+    if (!fine) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        items = PyTuple_New(0); /* keeps the tree sound; the caller sees the exception */
+        PyErr_Restore(type, error, traceback);
+    }
+    Py_SETREF(check->object, items);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+PyObject *
+guard_check_dict_keys(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    return check_sequence(check_with_object(self, args, kwargs, "iO|$OO:check_dict_keys", CHECK_DICT_KEYS));
+}
+
+/* The elements, in the order in which the set gives them. */
+PyObject *
+guard_check_set(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    return check_sequence(check_with_object(self, args, kwargs, "iO|$OO:check_set", CHECK_SET));
+}
+
+
+PyObject *
+guard_check_class_attr(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"node", "name", "attribute", "text", "reason", NULL};
+    int node;
+    PyObject *name, *attribute = NULL;
+    Words words = {NULL, NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iU|O$OO:check_class_attr", names, &node, &name, &attribute,
+                                     &words.text, &words.reason)) {
         return NULL;
     }
-    Py_SETREF(check->object, keys);
+    Py_INCREF(name);
+    PyUnicode_InternInPlace(&name);
+    PyObject *object = attribute != NULL ? PyTuple_Pack(2, name, attribute) : PyTuple_Pack(1, name);
+    Py_DECREF(name);
+    Check *check = object != NULL ? append_check(self, CHECK_CLASS_ATTR, node, words) : NULL;
+    if (check == NULL) {
+        Py_XDECREF(object);
+        return NULL;
+    }
+    check->object = object;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+guard_check_function(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"node", "function", "text", "reason", NULL};
+    int node;
+    PyObject *object;
+    Words words = {NULL, NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO!|$OO:check_function", names, &node, &PyFunction_Type, &object,
+                                     &words.text, &words.reason)) {
+        return NULL;
+    }
+    Check *check = append_check(self, CHECK_FUNCTION, node, words);
+    if (check == NULL) {
+        return NULL;
+    }
+    PyObject *code = ((PyFunctionObject *)object)->func_code;
+    check->pointer = code;
+    check->globals = ((PyFunctionObject *)object)->func_globals;
+    check->object = Py_NewRef(code);
+    PyObject *reference = guard_watch(self, code);
+    if (reference != NULL) {
+        Py_SETREF(check->object, reference);
+    }
     Py_RETURN_NONE;
 }
 
@@ -390,5 +453,36 @@ guard_check_call(GuardTree *self, PyObject *args, PyObject *kwargs)
     }
     check->pointer = Py_NewRef(fn);
     check->object = Py_NewRef(value);
+    Py_RETURN_NONE;
+}
+
+PyObject *
+guard_check_subclasses(GuardTree *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"token", "now", "questions", "text", "reason", NULL};
+    PyObject *token, *questions;
+    Py_ssize_t now;
+    Words words = {NULL, NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OnO|$OO:check_subclasses", names, &token, &now, &questions,
+                                     &words.text, &words.reason)) {
+        return NULL;
+    }
+    PyObject *all = PySequence_Tuple(questions);
+    bool fine = all != NULL;
+    for (Py_ssize_t i = 0; fine && i < PyTuple_GET_SIZE(all); i++) {
+        PyObject *question = PyTuple_GET_ITEM(all, i);
+        if (!PyTuple_Check(question) || PyTuple_GET_SIZE(question) != 3) {
+            PyErr_SetString(PyExc_TypeError, "check_subclasses: a question is (subclass, class, answer)");
+            fine = false;
+        }
+    }
+    Check *check = fine ? append_check(self, CHECK_SUBCLASSES, -1, words) : NULL;
+    if (check == NULL) {
+        Py_XDECREF(all);
+        return NULL;
+    }
+    check->pointer = Py_NewRef(token);
+    check->number = now;
+    check->object = all;
     Py_RETURN_NONE;
 }

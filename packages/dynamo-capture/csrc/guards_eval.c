@@ -25,6 +25,16 @@ rich_equal(PyObject *a, PyObject *b)
     return equal > 0;
 }
 
+static bool
+base_equal(PyTypeObject *base, PyObject *a, PyObject *b)
+{
+    PyObject *result = base->tp_richcompare(a, b, Py_EQ);
+    bool equal = result == Py_True;
+    Py_XDECREF(result);
+    PyErr_Clear();
+    return equal;
+}
+
 /* Same type and value; no exception is left set. */
 bool
 guard_const_equal(PyObject *a, PyObject *b)
@@ -58,6 +68,19 @@ guard_const_equal(PyObject *a, PyObject *b)
         PySliceObject *x = (PySliceObject *)a, *y = (PySliceObject *)b;
         return guard_const_equal(x->start, y->start) && guard_const_equal(x->stop, y->stop)
                && guard_const_equal(x->step, y->step);
+    }
+    /* Of a subclass, the number or text itself: what the class says of it is asked elsewhere. */
+    if (PyUnicode_Check(a)) {
+        return PyUnicode_Compare(a, b) == 0;
+    }
+    if (PyFloat_Check(a)) {
+        return double_equal(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+    }
+    if (PyLong_Check(a)) {
+        return base_equal(&PyLong_Type, a, b);
+    }
+    if (PyBytes_Check(a)) {
+        return base_equal(&PyBytes_Type, a, b);
     }
     return rich_equal(a, b);
 }
@@ -197,7 +220,9 @@ read_node(const Node *node, PyObject *parent, const GuardSource *source)
     case NODE_ATTR:
         return PyObject_GetAttr(parent, node->arg);
     case NODE_INSTANCE_DICT:
-        return instance_dict(parent);
+        /* Merely passed through, a class's dict needs no proxy around it. */
+        return PyType_Check(parent) && node->slot < 0 && node->first_check < 0 ? guard_class_dict((PyTypeObject *)parent)
+                                                                               : instance_dict(parent);
     case NODE_ITEM:
         return get_item(parent, node->arg, node->index);
     case NODE_DICT_KEY:
@@ -237,7 +262,7 @@ dict_has_keys(PyObject *dict, PyObject *keys)
             continue;
         }
         Py_INCREF(key);
-        bool equal = guard_const_equal(key, expected);
+        bool equal = guard_key_equal(key, expected);
         Py_DECREF(key);
         if (!equal) {
             return false;
@@ -299,7 +324,7 @@ lambda_holds(PyObject *fn, PyObject *value)
 
 /* 1 holds, 0 fails, -1 exception */
 static int
-check_value(const Check *check, PyObject *value)
+check_value(Check *check, PyObject *value)
 {
     switch (check->kind) {
     case CHECK_TYPE:
@@ -321,11 +346,15 @@ check_value(const Check *check, PyObject *value)
     case CHECK_NO_INSTANCE_ATTR:
         return has_no_instance_attr(value, check->object);
     case CHECK_SET:
-        return PyAnySet_Check(value) && rich_equal(value, check->object);
+        return guard_same_sequence(value, check->object);
     case CHECK_TENSOR:
         return tensor_meta_check(check->tensor, value);
     case CHECK_LAMBDA:
         return lambda_holds(check->object, value);
+    case CHECK_CLASS_ATTR:
+        return guard_class_attr_holds(check, value);
+    case CHECK_FUNCTION:
+        return guard_function_is(check, value);
     default:
         return 0;
     }
@@ -545,7 +574,7 @@ shape_holds(const GuardTree *tree, const Check *check, PyObject **slots)
 }
 
 static int
-check_final(const GuardTree *tree, const Check *check, PyObject **slots)
+check_final(const GuardTree *tree, Check *check, PyObject **slots)
 {
     switch (check->kind) {
     case CHECK_SAME:
@@ -558,6 +587,8 @@ check_final(const GuardTree *tree, const Check *check, PyObject **slots)
         return shape_holds(tree, check, slots);
     case CHECK_GLOBAL_STATE:
         return state_meta_check(check->state);
+    case CHECK_SUBCLASSES:
+        return guard_subclasses_hold(check);
     default: {
         PyObject *value = PyObject_CallNoArgs(check->pointer);
         if (value == NULL) {

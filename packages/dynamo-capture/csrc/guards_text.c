@@ -201,6 +201,8 @@ final_check_text(GuardTree *tree, const Check *check)
         return text;
     case CHECK_GLOBAL_STATE:
         return PyUnicode_FromString("the global torch state is unchanged");
+    case CHECK_SUBCLASSES:
+        return PyUnicode_FromFormat("issubclass(...) answers as before (%zd questions)", PyTuple_GET_SIZE(check->object));
     default:
         return PyUnicode_FromFormat("%R() == %R", check->pointer, check->object);
     }
@@ -263,7 +265,16 @@ guard_check_text(GuardTree *tree, int id)
         text = PyUnicode_FromFormat("%R not in %U.__dict__", check->object, path);
         break;
     case CHECK_SET:
-        text = PyUnicode_FromFormat("%U == %R", path, check->object);
+        text = PyUnicode_FromFormat("tuple(%U) == %R", path, check->object);
+        break;
+    case CHECK_CLASS_ATTR:
+        inner = PyTuple_GET_ITEM(check->object, 0);
+        text = PyTuple_GET_SIZE(check->object) > 1
+                   ? PyUnicode_FromFormat("%U.__dict__[%R] is the same", path, inner)
+                   : PyUnicode_FromFormat("%R not in %U.__dict__", inner, path);
+        break;
+    case CHECK_FUNCTION:
+        text = PyUnicode_FromFormat("%U has the same code and globals", path);
         break;
     case CHECK_TENSOR:
         inner = tensor_meta_text(check->tensor);

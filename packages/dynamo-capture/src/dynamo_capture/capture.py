@@ -14,7 +14,7 @@ from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import IdentityKey, LazyValue, ObservedError, Value
+from dynamo_capture.values.base import LazyValue, ObservedError, Value
 from dynamo_capture.values.callables import BuiltinValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
@@ -153,7 +153,7 @@ class Capture:
             value = BuiltinValue(fn, source)
         else:
             if source is not None:
-                self.guards.code_is(source, fn.__code__)
+                self.guards.function_is(source, fn)
             value = FunctionValue(fn, source)
         self._functions[key] = value
         self._alive.append(fn)
@@ -166,20 +166,6 @@ class Capture:
             found = self._cells[id(cell)] = CellValue(cell=cell, source=source(), content_source=content())
             self._alive.append(cell)
         return found
-
-    def key_of_object(self, obj: Any) -> Any:
-        """The stand-in of a real dict key (see ``Value.key``)."""
-        if type(obj) is tuple:
-            return tuple(self.key_of_object(x) for x in obj)
-        return obj
-
-    def object_of_key(self, key: Any) -> Any:
-        """The real dict key of a stand-in."""
-        if isinstance(key, IdentityKey):
-            return key.value.realize().real()
-        if type(key) is tuple:
-            return tuple(self.object_of_key(x) for x in key)
-        return key
 
     # --- exceptions ---------------------------------------------------------------------------------------------
 

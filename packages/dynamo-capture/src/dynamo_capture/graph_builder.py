@@ -22,6 +22,7 @@ from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.printable import printable_call
@@ -283,6 +284,8 @@ class GraphBuilder:
         if isinstance(value, SliceValue):
             parts = [self.lower(part) for part in value.parts]
             return slice(*[fx for fx, _ in parts]), slice(*[ex for _, ex in parts])
+        if isinstance(value, InstanceConstant) and value.inner.payload is not None:
+            return self.lower(value.inner.payload)
         if value.is_const:
             return value.const(), value.const()
         raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")

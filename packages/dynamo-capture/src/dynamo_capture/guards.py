@@ -5,9 +5,10 @@ Every check is recorded once, with the user's line that needed it, and put on th
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 from dynamo_capture.sources import Source
@@ -48,6 +49,8 @@ class GuardSet:
         self._where = where
         self._seen: set[Any] = set()
         self._reasons: dict[int, str] = {}
+        self._subclasses: list[tuple[type, type, bool]] = []
+        self._keyed: dict[int, Source] = {}
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
@@ -100,9 +103,45 @@ class GuardSet:
             self.tree.check_contains(node, key, present, reason=self._reason())
 
     def set_equals(self, source: Source, value: frozenset[Any] | set[Any]) -> None:
-        """A set with equal contents."""
+        """A set that gives these elements, in this order."""
         if (node := self._new("set", source, value)) is not None:
-            self.tree.check_set(node, value, reason=self._reason())
+            self.tree.check_set(node, tuple(value), reason=self._reason())
+
+    def class_lacks(self, cls: type, name: str) -> None:
+        """``name`` is not in the class's own ``__dict__``."""
+        self._class_attr(cls, name, ())
+
+    def class_has(self, cls: type, name: str, attribute: object) -> None:
+        """``cls.__dict__[name]`` is this very object."""
+        self._class_attr(cls, name, (attribute,))
+
+    def _class_attr(self, cls: type, name: str, attribute: tuple[object, ...]) -> None:
+        mark = ("class", id(cls), name)
+        if mark in self._seen:
+            return
+        self._seen.add(mark)
+        source = Source("constant", None, (cls,))
+        self.guards.append(Guard("class_has" if attribute else "class_lacks", str(source), name, self._where()))
+        self.tree.check_class_attr(source.node(self.tree), name, *attribute, reason=self._reason())
+
+    def subclass(self, cls: type, base: type, answer: bool) -> None:
+        """``issubclass(cls, base) is answer``, which registering a class with an abstract one may change."""
+        mark = ("subclass", id(cls), id(base))
+        if mark not in self._seen:
+            self._seen.add(mark)
+            self.guards.append(Guard("subclass", f"{cls.__name__}, {base.__name__}", answer, self._where()))
+            self._subclasses.append((cls, base, answer))
+
+    def keyed(self, source: Source) -> None:
+        """A key of a dict or set, told from others by identity."""
+        self._keyed.setdefault(source.node(self.tree), source)
+
+    def finish(self) -> None:
+        """Put the guards on the tree that are about all that was collected."""
+        if len(self._keyed) > 1:
+            self.distinct(list(self._keyed.values()))
+        if self._subclasses:
+            self.tree.check_subclasses(abc.get_cache_token, abc.get_cache_token(), self._subclasses)
 
     def no_instance_attr(self, source: Source, name: str) -> None:
         """``name`` is not in the instance's ``__dict__``."""
@@ -165,10 +204,10 @@ class GuardSet:
         if (node := self._new("predicate", source, text, text)) is not None:
             self.tree.check_lambda(node, fn, text=text, reason=self._reason())
 
-    def code_is(self, source: Source, code: CodeType) -> None:
-        """A Python function with this code object."""
-        self.type_is(source, type(_a_function))
-        self.is_object(Source("func_code", source), code)
+    def function_is(self, source: Source, fn: FunctionType) -> None:
+        """A Python function with the code and the globals of ``fn``."""
+        if (node := self._new("function", source, fn)) is not None:
+            self.tree.check_function(node, fn, reason=self._reason())
 
     def global_state(self) -> None:
         """Grad mode, autocast, default dtype and the like are as now."""
@@ -182,6 +221,3 @@ class GuardSet:
             self._seen.add(mark)
             self.guards.append(Guard("state", text, value, self._where()))
             self.tree.check_call(fn, value, text=text)
-
-
-def _a_function() -> None: ...

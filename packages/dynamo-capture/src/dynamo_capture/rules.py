@@ -6,11 +6,12 @@ import os
 import sys
 import sysconfig
 import types
+import weakref
 from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_file", "is_library_name", "runs_without_hook", "skip_reason"]
+__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_without_hook", "skip_reason"]
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -48,6 +49,45 @@ def is_library_name(module: str | None) -> bool:
 def is_library_file(filename: str) -> bool:
     """Whether a source file is torch's or the standard library's."""
     return filename.startswith(_TORCH_DIR) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
+
+
+#: id(class) -> (the class, whether it is a library's).
+_LIBRARY_CLASSES: dict[int, tuple[weakref.ref[type], bool]] = {}
+_HEAP_TYPE = 1 << 9
+_of_class = type.__getattribute__  # asks no metaclass of the program
+
+
+def is_library_class(cls: type) -> bool:
+    """Whether a class is torch's or the standard library's, whatever it says of its module.
+
+    It stands under its own name in a module of that name, and the module's file is the library's. Classes that C code
+    lays out cannot be changed, so they count as a library's too.
+    """
+    known = _LIBRARY_CLASSES.get(id(cls))
+    if known is None or known[0]() is not cls:
+        known = _LIBRARY_CLASSES[id(cls)] = (weakref.ref(cls), _lives_in_library(cls))
+    return known[1]
+
+
+def _lives_in_library(cls: type) -> bool:
+    if not _of_class(cls, "__flags__") & _HEAP_TYPE:
+        return True
+    name = _of_class(cls, "__module__")
+    if not isinstance(name, str) or not is_library_name(name) or name not in sys.modules:
+        return False
+    found: Any = sys.modules[name]
+    if not _is_library_module(found):
+        return False
+    for part in _of_class(cls, "__qualname__").split("."):
+        found = _of_class(found, "__dict__").get(part) if isinstance(found, type) else vars(found).get(part)
+        if found is None:
+            return False
+    return found is cls
+
+
+def _is_library_module(module: types.ModuleType) -> bool:
+    file = module.__dict__.get("__file__")
+    return file is None or is_library_file(file)
 
 
 def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:

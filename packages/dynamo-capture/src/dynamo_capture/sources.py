@@ -93,6 +93,11 @@ class Source:
         return _FORMATS[self.kind].format(self.base, self.key)
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it is an object that the code itself fixes, the same in every call."""
+        return self.base is None and self.kind == "constant"
+
+    @property
     def is_module_state(self) -> str | None:
         """``"parameter"`` or ``"buffer"`` for the state of a module, else None."""
         if self.kind == "module_item":

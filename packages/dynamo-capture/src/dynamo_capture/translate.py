@@ -227,6 +227,7 @@ def _stack_size(cg: CodeGen) -> int:
 
 
 def _final_guards(tx: Capture) -> None:
+    tx.guards.finish()
     tx.guards.global_state()
     # A graph would drop the tangents of dual numbers.
     tx.guards.equals(Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level"), -1)

@@ -22,6 +22,7 @@ from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_
 from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, wrap_items
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.torch_calls import disabled_call
@@ -66,6 +67,8 @@ def _seen_again(tx: Capture, obj: Any, known: Value, source: Source | None) -> V
         else:
             tx.guards.is_object(source, obj)
             known.source = source
+    elif source is None and known.source is not None and not known.source.is_fixed:
+        tx.guards.is_object(known.source, obj)  # the code's own object, met before as one of the frame's
     return known
 
 
@@ -80,6 +83,8 @@ def _constant(tx: Capture, obj: Any, source: Source | None) -> Value:
     elif cls is float and tx.float_is_dynamic(source, obj):
         tx.guards.type_is(source, float)
         return tx.graph.float_input(source, obj)
+    elif cls is slice and not all(type(x) in CONST_TYPES for x in (obj.start, obj.stop, obj.step)):
+        raise GraphBreak("QB06", f"a slice that holds objects ({source})")
     elif cls is range:
         tx.guards.type_is(source, range)
         for name in ("start", "stop", "step"):
@@ -147,9 +152,7 @@ def _class(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 
 def _enum(tx: Capture, obj: Any, source: Source | None) -> Value:
-    if source is not None:
-        tx.guards.is_object(source, obj)
-    return ConstantValue(obj, source)
+    return instance(tx, obj, source or Source("constant", None, (obj,)))
 
 
 def _c_function(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -200,7 +203,10 @@ def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
     tx.guards.length(source, len(obj))
-    maxlen = obj.maxlen if isinstance(obj, collections.deque) else None
+    maxlen = None
+    if isinstance(obj, collections.deque):
+        maxlen = obj.maxlen
+        tx.guards.equals(source.attr("maxlen"), maxlen)
     return ListValue(wrap_items(tx, obj, source), type(obj), source, maxlen)
 
 
@@ -208,23 +214,24 @@ def _dict(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
     factory = None
-    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
-        factory = tx.from_python(obj.default_factory, source.attr("default_factory"))
+    if isinstance(obj, collections.defaultdict):
+        if obj.default_factory is None:
+            tx.guards.is_object(source.attr("default_factory"), None)
+        else:
+            factory = tx.from_python(obj.default_factory, source.attr("default_factory"))
     return DictValue(type(obj), source, obj, factory)
 
 
 def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
-    result = DictValue(dict)
-    for key, item in obj.items():
-        result.entries[tx.key_of_object(key)] = (tx.from_python(key), tx.from_python(item))
-    if source is not None:
-        tx.guards.is_object(source, obj)
-    return result
+    source = source or Source("constant", None, (obj,))
+    tx.guards.type_is(source, types.MappingProxyType)
+    return DictValue(dict, Source("call", source, dict), dict(obj))  # the dict behind it may change
 
 
 def _set(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
-        tx.guards.set_equals(source, type(obj)(obj))
+        tx.guards.type_is(source, type(obj))
+        tx.guards.set_equals(source, obj)
     return SetValue.of(tx, [tx.from_python(item) for item in obj], type(obj), source)
 
 
@@ -247,6 +254,8 @@ def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 def _exception(tx: Capture, obj: Any, source: Source | None) -> Value:
     _guard_type(tx, source, type(obj))
+    if source is not None:
+        tx.guards.length(source.attr("args"), len(obj.args))
     args = [tx.from_python(a, source and source.attr("args").item(i)) for i, a in enumerate(obj.args)]
     return ExceptionValue(type(obj), args, source or Source("constant", None, (obj,)), obj)
 
@@ -306,11 +315,10 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     elif issubclass(cls, (list, collections.deque)):
         tx.guards.length(source, len(obj))
         payload = ListValue(wrap_items(tx, obj, source), cls, source)
-    elif issubclass(cls, (int, float, str, bytes)):
-        tx.guards.equals(source, obj)
-        return ConstantValue(obj, source)
+    elif issubclass(cls, (int, float, complex, str, bytes)):
+        return instance(tx, obj, source)
     elif issubclass(cls, (set, frozenset)):
-        tx.guards.set_equals(source, set(obj))
+        tx.guards.set_equals(source, obj)
         payload = SetValue.of(tx, [tx.from_python(item) for item in obj], cls, source)
     return ObjectValue(cls, obj, source, payload)
 

@@ -10,7 +10,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.compare import equals, same_object
+from dynamo_capture.values.compare import equal_by_default, equals
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.tensor import SymValue, TensorValue
 
@@ -212,11 +212,11 @@ def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value)
 
 
 def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
-    from dynamo_capture.values.classes import lookup
+    from dynamo_capture.values.classes import find, lookup
 
     name, reflected = _COMPARISONS[fn]
     for x, y, method in ((a, b, name), (b, a, reflected)):
-        found, owner = lookup(x.pytype, method)
+        found, owner = find(tx, x.pytype, method)
         if found is None or owner is object or isinstance(x, ConstantValue):
             if method == "__ne__" and lookup(x.pytype, "__eq__")[1] is not object:
                 if not isinstance(x, ConstantValue):
@@ -228,10 +228,7 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
             return result
     if fn in (operator.eq, operator.ne):
-        same = a is b or same_object(tx, a, b)
-        if not same and a.is_const and b.is_const:
-            same = bool(a.const() == b.const())
-        return ConstantValue(same is (fn is operator.eq))
+        return ConstantValue(equal_by_default(tx, a, b) is (fn is operator.eq))
     if a.is_const and b.is_const:
         return _fold(tx, fn, a, b)
     raise tx.observed(

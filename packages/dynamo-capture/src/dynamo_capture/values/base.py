@@ -62,8 +62,11 @@ class Value:
         return self.const()
 
     def key(self, tx: Capture) -> Any:
-        """A hashable object that stands for the value as a dict key or set element (guarded to be what it is)."""
-        return IdentityKey(self)
+        """A hashable object that stands for the value as a dict key or set element (guarded to be what it is).
+
+        It is equal to that of another value exactly when the program's objects are (:mod:`.identity`).
+        """
+        raise GraphBreak("QB06", f"{display(self)} as a key")
 
     def getattr(self, tx: Capture, name: str) -> Value:
         """``getattr(self, name)``."""

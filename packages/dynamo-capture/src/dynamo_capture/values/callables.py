@@ -182,6 +182,12 @@ class ClassValue(_FixedValue):
 
     __slots__ = ()
 
+    def key(self, tx: Capture) -> Any:
+        meta = type(self.obj)
+        if lookup(meta, "__hash__")[1] is not object or lookup(meta, "__eq__")[1] is not object:
+            raise GraphBreak("QB06", f"the class {self.obj.__name__} as a key, whose metaclass compares in its own way")
+        return self.obj
+
     def getattr(self, tx: Capture, name: str) -> Value:
         cls = self.obj
         if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__doc__"):

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_library_name
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["bind_attribute", "class_source", "lookup"]
+__all__ = ["bind_attribute", "class_source", "find", "lookup"]
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
               types.ClassMethodDescriptorType)  # fmt: skip
 
 
 #: Class attributes that are interpreted by their meaning, and so are guarded whole.
-_NOT_LOOKED_INTO = (property, staticmethod, classmethod, functools.cached_property)
+_NOT_LOOKED_INTO = (property, staticmethod, classmethod, functools.cached_property, types.DynamicClassAttribute,
+                    enum.property)  # fmt: skip
 
 
 def lookup(cls: type, name: str) -> tuple[Any, type | None]:
@@ -42,7 +44,7 @@ def class_source(owner: type, name: str) -> Source | None:
     Their ``forward`` is not: it is what those who quantise or instrument a model replace.
     """
     is_forward = name == "forward" and isinstance(owner.__dict__.get(name), types.FunctionType)
-    if is_library_name(owner.__module__) and not is_forward:
+    if is_library_class(owner) and not is_forward:
         return None
     return Source("dict_attr", Source("constant", None, (owner,)), name)
 
@@ -52,15 +54,24 @@ def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -
     for base in cls.__mro__:
         if base is owner:
             return
-        if name not in base.__dict__ and not is_library_name(base.__module__):
-            tx.guards.no_instance_attr(Source("constant", None, (base,)), name)
+        if name not in base.__dict__ and not is_library_class(base):
+            tx.guards.class_lacks(base, name)
 
 
 def guard_found(tx: Capture, cls: type, name: str, found: Any, owner: type) -> None:
     """``found`` stays what ``cls`` gives for ``name``, as far as that is not seen where its value is looked at."""
     guard_lookup(tx, cls, name, owner)
-    if type(found) in _NOT_LOOKED_INTO and (source := class_source(owner, name)) is not None:
-        tx.guards.is_object(source, found)
+    if type(found) in _NOT_LOOKED_INTO and not is_library_class(owner):
+        tx.guards.class_has(owner, name, found)
+
+
+def find(tx: Capture, cls: type, name: str) -> tuple[Any, type | None]:
+    """Like :func:`lookup`, for what is decided by the answer: it is guarded."""
+    found, owner = lookup(cls, name)
+    guard_lookup(tx, cls, name, owner)
+    if owner is not None and not is_library_class(owner):
+        tx.guards.class_has(owner, name, found)
+    return found, owner
 
 
 def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, owner: type) -> Value:
@@ -81,6 +92,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         if not isinstance(found.fget, types.FunctionType):
             raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")
         return FunctionValue(found.fget).call(tx, [value], {})
+    if issubclass(kind, types.DynamicClassAttribute):
+        return _enum_property(tx, value, cls, name, found, owner)
     if kind is staticmethod:
         return tx.from_python(found.__func__)
     if kind is classmethod:
@@ -104,3 +117,14 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         descriptor = tx.from_python(found, class_source(owner, name))
         return FunctionValue(get).call(tx, [descriptor, value, ClassValue(cls)], {})
     raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__} through a {kind.__name__}")
+
+
+def _enum_property(tx: Capture, value: Value, cls: type, name: str, found: Any, owner: type) -> Value:
+    """``enum.property``: a member's name or value, one that the program defines, or another member."""
+    if is_library_class(owner) and name in ("name", "value"):
+        return value.getattr(tx, f"_{name}_")
+    if isinstance(found.fget, types.FunctionType):
+        return tx.function(found.fget, None).call(tx, [value], {})
+    if name in getattr(cls, "__members__", ()):
+        return tx.from_python(cls.__members__[name])  # type: ignore[attr-defined]
+    raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__}")

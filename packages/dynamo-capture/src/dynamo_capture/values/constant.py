@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -63,8 +62,6 @@ class ConstantValue(Value):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         value = self.value
-        if isinstance(value, enum.Enum):
-            return _enum_attribute(tx, value, name)
         try:
             result = getattr(value, name)
         except AttributeError as error:
@@ -75,8 +72,6 @@ class ConstantValue(Value):
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         value = self.value
-        if isinstance(value, enum.Enum):
-            return self.getattr(tx, name).realize().call(tx, args, kwargs)
         method = getattr(type(value), name, None)
         if method is None:
             raise tx.observed(AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}"))
@@ -155,25 +150,4 @@ def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> V
         raise
     except Exception as error:
         raise tx.observed(error) from None
-    return tx.from_python(result)
-
-
-def _enum_attribute(tx: Capture, member: enum.Enum, name: str) -> Value:
-    """An attribute of an enum member: its own data, or a method or property to inline."""
-    if name in ("name", "value", "_value_", "_name_", "__class__"):
-        return tx.from_python(getattr(member, name))
-    from dynamo_capture.values.classes import lookup
-    from dynamo_capture.values.functions import FunctionValue, MethodValue
-
-    found, _owner = lookup(type(member), name)
-    if isinstance(found, types.FunctionType):
-        return MethodValue(ConstantValue(member), FunctionValue(found))
-    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-        return FunctionValue(found.fget).call(tx, [ConstantValue(member)], {})
-    try:
-        result = getattr(member, name)
-    except AttributeError as error:
-        raise tx.observed(error) from None
-    if isinstance(result, (types.BuiltinMethodType, types.MethodWrapperType)):
-        return ConstantMethodValue(ConstantValue(member), name)
     return tx.from_python(result)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.sources import Source
-from dynamo_capture.values.base import Value
+from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import BoundMethodOfContainer, ListValue, SetValue, TupleValue
+from dynamo_capture.values.identity import is_real_key, pin
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -73,10 +73,10 @@ class DictValue(Value):
     def key(self, tx: Capture) -> Any:
         raise GraphBreak("QB19", "unhashable type: 'dict'")
 
-    def _take_entry(self, tx: Capture, key: Any, index: int) -> tuple[Value, Value]:
+    def _take_entry(self, tx: Capture, key: Any) -> tuple[Value, Value]:
         source = self.source
         value = tx.lazy(dict.__getitem__(self.obj, key), source and source.item(key))
-        return tx.from_python(key, source and Source("dict_key", source, index)), value
+        return tx.from_python(key), value  # the guard of the keys says that it is this one
 
     def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
         """All entries; an existing dict's keys are guarded."""
@@ -85,9 +85,10 @@ class DictValue(Value):
                 tx.guards.dict_keys(self.source, list(self.obj))
             taken = self.entries
             self.entries = {}
-            for index, key in enumerate(dict.keys(self.obj)):
-                stand_in = tx.key_of_object(key)
-                self.entries[stand_in] = taken.get(stand_in) or self._take_entry(tx, key, index)
+            for real_key in dict.keys(self.obj):
+                key, value = self._take_entry(tx, real_key)
+                stand_in = key.key(tx)
+                self.entries[stand_in] = taken.get(stand_in) or (key, value)
             self._whole = True
         return self.entries
 
@@ -99,11 +100,14 @@ class DictValue(Value):
             return entry[1]
         if self._whole:
             return None
-        real_key = tx.object_of_key(stand_in)
-        try:
-            value = dict.get(self.obj, real_key, _MISSING)
-        except TypeError as error:
-            raise tx.observed(error) from None
+        if isinstance(stand_in, IdentityKey):
+            return None  # made in the region
+        if not is_real_key(stand_in):
+            entry = self.whole(tx).get(stand_in)
+            return None if entry is None else entry[1]
+        real_key = stand_in
+        pin(tx, key)
+        value = dict.get(self.obj, real_key, _MISSING)
         source = self.source
         if source is not None:
             tx.guards.contains(source, real_key, value is not _MISSING)

@@ -13,6 +13,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import bind_attribute
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.identity import identity_key, pin
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -124,7 +125,7 @@ class FunctionValue(Value):
         return self.fn
 
     def key(self, tx: Capture) -> Any:
-        return self.fn if self.fn is not None else super().key(tx)
+        return identity_key(tx, self)
 
     def truth(self, tx: Capture) -> bool:
         return True
@@ -171,9 +172,9 @@ class FunctionValue(Value):
             return self._attrs[name]
         simple = {"__name__": self.name, "__qualname__": self.qualname, "__code__": self.code}
         if name in simple:
-            return tx.from_python(simple[name])
+            return tx.from_python(simple[name], self.root().attr(name) if self.fn is not None else None)
         if name == "__globals__":
-            return tx.from_python(self.globals)
+            return tx.from_python(self.globals)  # the guard of the function says that they are these
         if name == "__closure__":
             cells = self.cells(tx)
             return TupleValue(list(cells)) if cells else ConstantValue(None)
@@ -192,8 +193,7 @@ class FunctionValue(Value):
             if name in self.fn.__dict__:
                 return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
             if not hasattr(self.fn, name):
-                if self.source is not None:
-                    tx.guards.has_attr(self.source, name, False)
+                tx.guards.has_attr(self.root(), name, False)
                 raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
         if name == "__kwdefaults__":
@@ -297,7 +297,9 @@ class MethodValue(Value):
         return types.MethodType(self.func.real(), self.owner.realize().real())
 
     def key(self, tx: Capture) -> Any:
-        return (self.owner.realize().key(tx), self.func.key(tx))
+        real = self.real()  # of an object that the region makes there is none
+        pin(tx, self)
+        return real
 
     def truth(self, tx: Capture) -> bool:
         return True
@@ -343,6 +345,9 @@ class PartialValue(Value):
     @property
     def pytype(self) -> type:
         return functools.partial
+
+    def key(self, tx: Capture) -> Any:
+        return identity_key(tx, self)
 
     def truth(self, tx: Capture) -> bool:
         return True

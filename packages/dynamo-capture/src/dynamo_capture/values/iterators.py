@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.base import IdentityKey, ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 
@@ -46,6 +46,9 @@ class IteratorValue(Value):
     @property
     def pytype(self) -> type:
         return type(iter(()))
+
+    def key(self, tx: Capture) -> Any:
+        return IdentityKey(self)
 
     def next(self, tx: Capture) -> Value | None:
         """The next element, or None at the end."""
@@ -169,6 +172,9 @@ class GeneratorValue(Value):
         import types
 
         return types.GeneratorType
+
+    def key(self, tx: Capture) -> Any:
+        return IdentityKey(self)
 
     def send(self, tx: Capture, value: Value) -> Value | None:
         """Run to the next yield; None when the generator returns (see ``frame.result``)."""

@@ -38,7 +38,7 @@ class ModuleValue(ObjectValue):
     __slots__ = ()
 
     def truth(self, tx: Capture) -> bool:
-        return super().truth(tx) if self._has("__len__") or self._has("__bool__") else True
+        return super().truth(tx) if self._has(tx, "__len__") or self._has(tx, "__bool__") else True
 
     def missing_attribute(self, tx: Capture, name: str) -> Value:
         if lookup(self.cls, "__getattr__")[0] is not _MODULE_GETATTR:

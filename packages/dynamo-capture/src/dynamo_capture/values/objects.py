@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value
-from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, guard_lookup, lookup
+from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
+from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.identity import object_key, pin
 from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
@@ -93,21 +95,18 @@ class ObjectValue(Value):
         return self.obj
 
     def key(self, tx: Capture) -> Any:
-        found, owner = lookup(self.cls, "__hash__")
-        if owner is not object and self.obj is None and isinstance(found, types.FunctionType):
-            raise GraphBreak("QB06", f"hash of a {self.cls.__name__} made in the region")
-        return self.obj if self.obj is not None else super().key(tx)
+        return object_key(tx, self, self.cls)
 
     # --- attributes ---------------------------------------------------------------------------------------------
 
     def getattr(self, tx: Capture, name: str) -> Value:
-        getter, owner = lookup(self.cls, "__getattribute__")
+        getter, owner = find(tx, self.cls, "__getattribute__")
         if isinstance(getter, types.FunctionType):
             method = bind_attribute(tx, self, self.cls, "__getattribute__", getter, owner)  # type: ignore[arg-type]
             try:
                 return method.call(tx, [ConstantValue(name)], {}).realize()
             except ObservedError as error:
-                if not self._answers_for(error):
+                if not self._answers_for(tx, error):
                     raise
                 return self._call_getattr(tx, name)
         if not isinstance(getter, types.WrapperDescriptorType):
@@ -135,7 +134,7 @@ class ObjectValue(Value):
                 tx.guards.no_instance_attr(self.source, name)
             return bind_attribute(tx, self, cls, name, found, owner)
         except ObservedError as error:
-            if not hook or not self._answers_for(error):
+            if not hook or not self._answers_for(tx, error):
                 raise
             return self._call_getattr(tx, name)
 
@@ -159,8 +158,8 @@ class ObjectValue(Value):
             raise self._no_attribute(tx, name)
         source = self.source
         if source is not None:
-            getter, _ = lookup(self.cls, "__getattribute__")
-            overridden = isinstance(getter, types.FunctionType) or lookup(self.cls, "__getattr__")[1] is not None
+            getter, _ = find(tx, self.cls, "__getattribute__")
+            overridden = isinstance(getter, types.FunctionType) or find(tx, self.cls, "__getattr__")[1] is not None
             source = Source("call", source, descriptor.__get__) if overridden else source.attr(name)
         return tx.lazy(descriptor.__get__(self.obj, self.cls), source)
 
@@ -182,24 +181,23 @@ class ObjectValue(Value):
 
     def missing_attribute(self, tx: Capture, name: str) -> Value:
         """``__getattr__``, or an AttributeError."""
-        if lookup(self.cls, "__getattr__")[1] is None:
+        if find(tx, self.cls, "__getattr__")[1] is None:
             return self._no_attribute_at_all(tx, name)
         self._guard_missing(tx, name)
         return self._call_getattr(tx, name)
 
-    def _answers_for(self, error: ObservedError) -> bool:
+    def _answers_for(self, tx: Capture, error: ObservedError) -> bool:
         """Whether ``__getattr__`` is asked after an exception."""
-        return issubclass(error.value.pytype, AttributeError) and lookup(self.cls, "__getattr__")[1] is not None
+        return issubclass(error.value.pytype, AttributeError) and find(tx, self.cls, "__getattr__")[1] is not None
 
     def _call_getattr(self, tx: Capture, name: str) -> Value:
-        getter, owner = lookup(self.cls, "__getattr__")
+        getter, owner = find(tx, self.cls, "__getattr__")
         if not isinstance(getter, types.FunctionType):
             raise GraphBreak("QB06", f"__getattr__ of {self.cls.__name__}")
         method = bind_attribute(tx, self, self.cls, "__getattr__", getter, owner)  # type: ignore[arg-type]
         return method.call(tx, [ConstantValue(name)], {}).realize()
 
     def _no_attribute_at_all(self, tx: Capture, name: str) -> Value:
-        guard_lookup(tx, self.cls, "__getattr__")
         self._guard_missing(tx, name)
         raise self._no_attribute(tx, name)
 
@@ -212,7 +210,7 @@ class ObjectValue(Value):
         return tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
-        setter, owner = lookup(self.cls, "__setattr__")
+        setter, owner = find(tx, self.cls, "__setattr__")
         if isinstance(setter, types.FunctionType):
             bind_attribute(tx, self, self.cls, "__setattr__", setter, owner).call(  # type: ignore[arg-type]
                 tx, [ConstantValue(name), value], {}
@@ -251,7 +249,7 @@ class ObjectValue(Value):
         self.attrs[name] = value
 
     def delattr(self, tx: Capture, name: str) -> None:
-        deleter, owner = lookup(self.cls, "__delattr__")
+        deleter, owner = find(tx, self.cls, "__delattr__")
         if isinstance(deleter, types.FunctionType):
             bind_attribute(tx, self, self.cls, "__delattr__", deleter, owner).call(  # type: ignore[arg-type]
                 tx, [ConstantValue(name)], {}
@@ -329,25 +327,25 @@ class ObjectValue(Value):
 
     # --- protocols ----------------------------------------------------------------------------------------------
 
-    def _has(self, name: str) -> bool:
-        return lookup(self.cls, name)[1] not in (None, object)
+    def _has(self, tx: Capture, name: str) -> bool:
+        return find(tx, self.cls, name)[1] not in (None, object)
 
     def _special(self, tx: Capture, name: str, args: list[Value]) -> Value:
-        found, owner = lookup(self.cls, name)
+        found, owner = find(tx, self.cls, name)
         if owner is None:
             raise tx.observed(TypeError(f"{self.cls.__name__!r} object does not support {name}"))
         return bind_attribute(tx, self, self.cls, name, found, owner).call(tx, args, {}).realize()
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        found, owner = lookup(self.cls, "__call__")
+        found, owner = find(tx, self.cls, "__call__")
         if owner is None:
             raise tx.observed(TypeError(f"{self.cls.__name__!r} object is not callable"))
         return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)
 
     def truth(self, tx: Capture) -> bool:
-        if self._has("__bool__"):
+        if self._has(tx, "__bool__"):
             return self._special(tx, "__bool__", []).truth(tx)
-        if self._has("__len__"):
+        if self._has(tx, "__len__"):
             return bool(self.length(tx).const())
         return True
 
@@ -355,9 +353,9 @@ class ObjectValue(Value):
         return self._special(tx, "__len__", [])
 
     def get_iter(self, tx: Capture) -> Value:
-        if self._has("__iter__"):
+        if self._has(tx, "__iter__"):
             return self._special(tx, "__iter__", [])
-        if self._has("__getitem__"):
+        if self._has(tx, "__getitem__"):
             from dynamo_capture.values.iterators import IteratorValue
 
             return IteratorValue(self._by_index(tx))
@@ -410,7 +408,7 @@ class ObjectValue(Value):
         self._special(tx, "__delitem__", [key])
 
     def contains(self, tx: Capture, item: Value) -> bool:
-        if self._has("__contains__"):
+        if self._has(tx, "__contains__"):
             return self._special(tx, "__contains__", [item]).truth(tx)
         return super().contains(tx, item)
 
@@ -435,13 +433,24 @@ class ObjectValue(Value):
                 return self.plain_getattr(tx, key.realize().const(), hook=False)
             case ("__init__" | "__init_subclass__"), _:
                 return ConstantValue(None)
-            case ("__eq__" | "__ne__"), [other]:
-                return ConstantValue((other.realize() is self) is (name == "__eq__"))
-            case "__hash__", []:
-                return ConstantValue(hash(self.real()))
+            case ("__eq__" | "__ne__" | "__hash__"), _ if getattr(descriptor, "__objclass__", None) is object:
+                return self._by_identity(tx, name, args)
             case ("__reduce_ex__" | "__reduce__"), _ if self._reduces_plainly():
                 return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
+
+    def _by_identity(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        """What ``object`` defines: equal to itself, different from what ``__eq__`` refuses, hashed by the address."""
+        if name == "__hash__":
+            real = self.real()
+            pin(tx, self)
+            return ConstantValue(object.__hash__(real))
+        if name == "__eq__":
+            return ConstantValue(True if identical(tx, self, args[0]) else NotImplemented)
+        equal = self._special(tx, "__eq__", args)
+        if isinstance(equal, ConstantValue) and equal.value is NotImplemented:
+            return equal
+        return ConstantValue(not equal.truth(tx))
 
     def _reduces_plainly(self) -> bool:
         """Whether copying or pickling is what ``object`` does: an empty instance and its ``__dict__``."""
@@ -572,8 +581,8 @@ class ExceptionValue(ObjectValue):
             raise self._no_attribute(tx, name)
         return super().getattr(tx, name)
 
-    def _has(self, name: str) -> bool:
-        return lookup(self.cls, name)[1] not in (None, object, BaseException)
+    def _has(self, tx: Capture, name: str) -> bool:
+        return find(tx, self.cls, name)[1] not in (None, object, BaseException)
 
     def call_c_method(
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]

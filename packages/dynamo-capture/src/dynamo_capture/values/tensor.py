@@ -13,6 +13,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.identity import identity_key
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -68,6 +69,9 @@ class TensorValue(Value):
         if self.real_tensor is None:
             raise GraphBreak("QB02", "the value of a computed tensor")
         return self.real_tensor
+
+    def key(self, tx: Capture) -> Any:
+        return identity_key(tx, self)
 
     def truth(self, tx: Capture) -> bool:
         raise GraphBreak("QB01", "truth value of a tensor")

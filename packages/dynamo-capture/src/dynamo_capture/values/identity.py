@@ -1,0 +1,188 @@
+"""Identity and hash of values: what tells one object from another, and the guards that make it so.
+
+A key of a dict or an element of a set is known by a stand-in, a hashable Python object that is equal to another
+stand-in exactly when the program's keys are:
+
+* a constant is its own stand-in: its value is guarded;
+* an existing object that is told from others by identity is its own stand-in too. That it is not another of the keys
+  is guarded; where it is looked up among objects that no guard names (the keys of an existing dict), so is that it is
+  this very object (:func:`pin`);
+* an object that the region makes is equal to itself alone (:class:`IdentityKey`);
+* an object of a class with ``__hash__`` and ``__eq__`` in Python is a :class:`HashedKey`, which asks them.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import re
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_class
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import IdentityKey, Value, display
+from dynamo_capture.values.classes import bind_attribute, find, lookup
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["builtin_kind", "hash_of", "identity_key", "is_real_key", "object_key", "pin"]
+
+#: C classes whose objects never change, so that a question about one of them has one answer.
+_UNCHANGING = (types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,
+               re.Pattern)  # fmt: skip
+_OBJECT_HASH = object.__dict__["__hash__"]
+_OBJECT_EQ = object.__dict__["__eq__"]
+
+
+def real_or_none(value: Value) -> Any:
+    """The existing object behind a value, or None for one that the region makes."""
+    try:
+        return value.real()
+    except GraphBreak:
+        return None
+
+
+def source_of_existing(value: Value) -> Source | None:
+    """Where an object comes from that may be another one in another call; None where the code fixes it."""
+    source = value.source
+    return None if source is None or source.is_fixed else source
+
+
+def pin(tx: Capture, value: Value) -> None:
+    """In every call the value is the object that it is in this one."""
+    from dynamo_capture.values.containers import TupleValue
+    from dynamo_capture.values.functions import MethodValue
+
+    value = value.realize()
+    if isinstance(value, TupleValue):
+        for item in value.items:
+            pin(tx, item)
+    elif isinstance(value, MethodValue):
+        pin(tx, value.owner)
+        pin(tx, value.func)
+    elif not value.is_const and (source := source_of_existing(value)) is not None:
+        tx.guards.is_object(source, value.real())
+
+
+def compares_by_identity(tx: Capture, cls: type) -> bool:
+    """Whether objects of a class are equal to themselves alone."""
+    return find(tx, cls, "__eq__")[0] is _OBJECT_EQ
+
+
+def identity_key(tx: Capture, value: Value) -> Any:
+    """The stand-in of an object that hashes and compares by identity."""
+    real = real_or_none(value)
+    if real is None:
+        return IdentityKey(value)
+    source = value.source
+    if source is not None:
+        tx.guards.keyed(source)
+    return real
+
+
+def object_key(tx: Capture, value: Value, cls: type) -> Any:
+    """The stand-in of an instance of ``cls``.
+
+    Raises:
+        ObservedError: it is unhashable.
+        GraphBreak: its hash is C code that capture does not know.
+    """
+    hashed = find(tx, cls, "__hash__")[0]
+    if hashed is _OBJECT_HASH and compares_by_identity(tx, cls):
+        return identity_key(tx, value)
+    payload = getattr(value, "payload", None)
+    if payload is not None and lookup(cls, "__eq__")[1] is lookup(cls, "__hash__")[1] is payload.pytype:
+        return payload.key(tx)
+    if hashed is None:
+        raise tx.observed(TypeError(f"unhashable type: {cls.__name__!r}"))
+    if isinstance(hashed, types.FunctionType) or hashed is _OBJECT_HASH:
+        return HashedKey(tx, value, hash_of(tx, value))
+    if isinstance(real_or_none(value), _UNCHANGING) and is_library_class(cls):
+        pin(tx, value)
+        return value.real()
+    raise GraphBreak("QB06", f"the hash of {display(value)}")
+
+
+#: Builtin types by what their ``==`` takes for one of theirs; it declines objects of the other kinds.
+_KINDS: tuple[tuple[type, ...], ...] = (
+    (bool, int, float, complex), (str,), (bytes, bytearray), (list,), (tuple,), (dict,), (set, frozenset),
+    (collections.deque,), (type(None),), (slice,), (range,), (types.MethodType,), (types.BuiltinFunctionType,),
+    (torch.Tensor, torch._C.TensorBase),
+)  # fmt: skip
+
+
+def builtin_kind(cls: type) -> tuple[type, ...] | None:
+    """The builtin types that objects of ``cls`` may equal, one of which gives it its ``==``; None for another class."""
+    owner = lookup(cls, "__eq__")[1]
+    return next((kind for kind in _KINDS if owner in kind), (object,) if owner is object else None)
+
+
+class HashedKey:
+    """The stand-in of an object whose class says in Python how it hashes and compares."""
+
+    __slots__ = ("hash", "tx", "value")
+
+    def __init__(self, tx: Capture, value: Value, hashed: int) -> None:
+        self.tx = tx
+        self.value = value
+        self.hash = hashed
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        from dynamo_capture.values.compare import equals
+
+        if isinstance(other, IdentityKey):
+            return equals(self.tx, self.value, other.value)
+        return equals(self.tx, self.value, other.value if isinstance(other, HashedKey) else self.tx.from_python(other))
+
+
+def is_real_key(stand_in: Any) -> bool:
+    """Whether a stand-in is the real key, that is, whether Python's own dict can be asked for it."""
+    if type(stand_in) in (tuple, frozenset):
+        return all(map(is_real_key, stand_in))
+    return not isinstance(stand_in, (IdentityKey, HashedKey))
+
+
+class _Hashed:
+    """An element of a tuple whose hash is known."""
+
+    __slots__ = ("hash",)
+
+    def __init__(self, hashed: int) -> None:
+        self.hash = hashed
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+def hash_of(tx: Capture, value: Value) -> int:
+    """``hash(value)``.
+
+    Raises:
+        ObservedError: what the program's ``__hash__`` raises, or that the object has none.
+        GraphBreak: the hash of an object that the region makes and that hashes by its address.
+    """
+    from dynamo_capture.values.containers import TupleValue
+
+    value = value.realize()
+    if isinstance(value, TupleValue) and lookup(value.pytype, "__hash__")[1] in (tuple, torch.Size):
+        return hash(tuple(_Hashed(hash_of(tx, item)) for item in value.items))
+    if value.is_const:
+        return hash(value.key(tx))
+    hashed, owner = find(tx, value.pytype, "__hash__")
+    if isinstance(hashed, types.FunctionType) and not is_library_class(owner):  # type: ignore[arg-type]
+        result = bind_attribute(tx, value, value.pytype, "__hash__", hashed, owner).call(tx, [], {}).realize()  # type: ignore[arg-type]
+        if not issubclass(result.pytype, int):
+            raise tx.observed(TypeError("__hash__ method should return an integer"))
+        return hash(result.const())
+    if isinstance(value.key(tx), IdentityKey):
+        raise GraphBreak("QB06", f"the hash of {display(value)}, which the region makes")
+    pin(tx, value)
+    return hash(value.real())

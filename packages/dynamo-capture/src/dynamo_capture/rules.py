@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_without_hook", "skip_reason"]
+__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_without_hook",
+           "skip_reason"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200

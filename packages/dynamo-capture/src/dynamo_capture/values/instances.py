@@ -65,7 +65,7 @@ def _plain(base: type, obj: Any) -> Any:
 
 
 class InstanceConstant(ConstantValue):
-    """An instance whose operators are those of its builtin base or of a library; attributes are looked up and guarded."""
+    """An instance whose operators are those of its builtin base or of a library."""
 
     __slots__ = ("inner",)
 

@@ -60,7 +60,8 @@ class Plan:
         self._output_index: dict[int, int] = {}
         self._source_index: dict[int, int] = {}
         self._open: set[int] = set()
-        self._keep: list[Value] = []
+        #: New values that are built, existing ones and outputs.
+        self.built: list[Value] = []
         for value in [*roots, *side.roots(), *side.contents()]:
             self._visit(value)
         # Existing objects that the region changes are reached through their sources.
@@ -78,7 +79,7 @@ class Plan:
         self.uses[key] = count + 1
         if count or type(value) is ConstantValue:
             return
-        self._keep.append(value)
+        self.built.append(value)
         if value.source is not None:
             self._source_index[key] = len(self.sources)
             self.sources.append(value.source)
@@ -121,6 +122,8 @@ class CodeGen:
         self._temporaries: dict[int, str] = {}
         self._source_slots = source_slots
         self._counter = 0
+        #: How many of the region's changes to an existing set have been made, by the set's value.
+        self.replayed: dict[int, int] = {}
 
     # --- primitive emission -------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ attributes and contents are stored afterwards, so that objects may refer to each
 from __future__ import annotations
 
 import collections
+import operator
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import ListValue, SetValue, TupleValue
+from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.objects import DELETED, ObjectValue, is_data_descriptor, is_slot
+from dynamo_capture.values.sets import SetValue, settle_late_sets
 from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
@@ -129,13 +131,29 @@ def _replace_list(target: list[Any], items: tuple[Any, ...]) -> None:
 
 
 def _replace_deque(target: Any, items: tuple[Any, ...]) -> None:
+    if len(target) == len(items):  # as the program wrote, without disturbing who walks it
+        for i, item in enumerate(items):
+            if target[i] is not item:
+                collections.deque.__setitem__(target, i, item)
+        return
     collections.deque.clear(target)
     collections.deque.extend(target, items)
 
 
+def _replace_values(target: Any, items: dict[Any, Any]) -> bool:
+    """Write the values of the keys that are there already; False when the keys are others or in another order."""
+    if len(target) != len(items) or not all(map(operator.is_, dict.keys(target), items)):
+        return False
+    for key, value in items.items():
+        if dict.__getitem__(target, key) is not value:
+            dict.__setitem__(target, key, value)
+    return True
+
+
 def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
-    dict.clear(target)
-    dict.update(target, items)
+    if not _replace_values(target, items):
+        dict.clear(target)
+        dict.update(target, items)
 
 
 def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
@@ -143,23 +161,20 @@ def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
     _fill_ordered(target, items)
 
 
-def _replace_set(target: set[Any], items: tuple[Any, ...]) -> None:
-    set.clear(target)
-    set.update(target, items)
-
-
 def _replay(cg: CodeGen, value: Value) -> None:
     """Give an existing container or cell its new contents."""
     if isinstance(value, ListValue):
-        fn = _replace_list if issubclass(value.cls, list) else _replace_deque
+        fn = _replace_deque if isinstance(value, DequeValue) else _replace_list
         cg.call_const(fn, [value, TupleValue(list(value.items))])
     elif isinstance(value, DictValue):
         plain = DictValue()
-        plain.entries = value.entries
+        plain.entries.update(value.entries)
         is_ordered = issubclass(value.cls, collections.OrderedDict)
         cg.call_const(_replace_ordered if is_ordered else _replace_dict, [value, plain])
     elif isinstance(value, SetValue):
-        cg.call_const(_replace_set, [value, TupleValue(list(value.items.values()))])
+        settle_late_sets(cg)
+        value.replay(cg, len(value.log))
+        return
     elif isinstance(value, CellValue):
         _store_cell(cg, value)
         return
@@ -187,16 +202,15 @@ def _fill(cg: CodeGen, value: Value) -> None:
     payload = value.payload
     if isinstance(payload, DictValue):
         plain = DictValue()
-        plain.entries = payload.entries
+        plain.entries.update(payload.entries)
         is_ordered = issubclass(value.cls, collections.OrderedDict)
         cg.call_const(_fill_ordered if is_ordered else _fill_dict, [value, plain])
         cg.pop()
     elif isinstance(payload, ListValue):
-        cg.call_const(list.extend, [value, TupleValue(list(payload.items))])
+        cg.call_const(type(payload.items).extend, [value, TupleValue(list(payload.items))])
         cg.pop()
     elif isinstance(payload, SetValue):
-        cg.call_const(set.update, [value, TupleValue(list(payload.items.values()))])
-        cg.pop()
+        payload.fill(cg, value)
     for name, attr in value.attrs.items():
         _store_attribute(cg, value, name, attr)
 

@@ -19,12 +19,13 @@ from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
-from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, wrap_items
+from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, wrap_items
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
 from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind
@@ -203,23 +204,28 @@ def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
     tx.guards.length(source, len(obj))
-    maxlen = None
-    if isinstance(obj, collections.deque):
-        maxlen = obj.maxlen
-        tx.guards.equals(source.attr("maxlen"), maxlen)
-    return ListValue(wrap_items(tx, obj, source), type(obj), source, maxlen)
+    items = wrap_items(tx, obj, source)
+    if issubclass(type(obj), collections.deque):
+        tx.guards.equals(source.attr("maxlen"), obj.maxlen)
+        return DequeValue(items, source, obj.maxlen)
+    return ListValue(items, list, source)
 
 
 def _dict(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
+    return _inner_dict(tx, obj, type(obj), source)
+
+
+def _inner_dict(tx: Capture, obj: Any, kind: type, source: Source) -> DictValue:
     factory = None
-    if isinstance(obj, collections.defaultdict):
-        if obj.default_factory is None:
+    if kind is collections.defaultdict:
+        made = collections.defaultdict.default_factory.__get__(obj)  # type: ignore[attr-defined]
+        if made is None:
             tx.guards.is_object(source.attr("default_factory"), None)
         else:
-            factory = tx.from_python(obj.default_factory, source.attr("default_factory"))
-    return DictValue(type(obj), source, obj, factory)
+            factory = tx.from_python(made, source.attr("default_factory"))
+    return DictValue(kind, source, obj, factory)
 
 
 def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -229,10 +235,12 @@ def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
 
 
 def _set(tx: Capture, obj: Any, source: Source | None) -> Value:
+    if source is None and isinstance(obj, set):
+        source = Source("constant", None, (obj,))
     if source is not None:
         tx.guards.type_is(source, type(obj))
         tx.guards.set_equals(source, obj)
-    return SetValue.of(tx, [tx.from_python(item) for item in obj], type(obj), source)
+    return SetValue.existing(obj, [tx.from_python(item) for item in obj], tx, source)
 
 
 def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -311,16 +319,23 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     tx.guards.type_is(source, cls)
     payload: Value | None = None
     if issubclass(cls, dict):
-        payload = DictValue(cls, source, obj)
+        payload = _inner_dict(tx, obj, _container(cls), source)
     elif issubclass(cls, (list, collections.deque)):
-        tx.guards.length(source, len(obj))
-        payload = ListValue(wrap_items(tx, obj, source), cls, source)
+        payload = _list(tx, obj, source)
     elif issubclass(cls, (int, float, complex, str, bytes)):
         return instance(tx, obj, source)
     elif issubclass(cls, (set, frozenset)):
         tx.guards.set_equals(source, obj)
-        payload = SetValue.of(tx, [tx.from_python(item) for item in obj], cls, source)
+        payload = SetValue.existing(obj, [tx.from_python(item) for item in obj], tx, source)
     return ObjectValue(cls, obj, source, payload)
+
+
+def _container(cls: type) -> type:
+    """The class in C that an instance of a subclass of a container is at its core."""
+    return next(base for base in cls.__mro__ if base in _CONTAINERS)
+
+
+_CONTAINERS = frozenset((list, dict, collections.OrderedDict, collections.defaultdict, collections.deque))
 
 
 _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import sys
 from typing import Any
@@ -14,10 +15,12 @@ from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplac
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import ListValue, SetValue, SliceValue, TupleValue
+from dynamo_capture.values.containers import ListValue, SequenceValue, SliceValue, TupleValue
 from dynamo_capture.values.dicts import DictValue, pairs_of
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.sets import SetValue
+from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
 
 __all__ = ["DataOps"]
@@ -256,10 +259,9 @@ class DataOps(FrameState):
         self.stack.append(TupleValue(self.pop().unpack(self.tx)))
 
     def LIST_EXTEND(self, arg: int) -> None:
-        items = self.pop().unpack(self.tx)
+        other = self.pop()
         target: Any = self.stack[-arg].realize()
-        self.tx.side.mutate(target)
-        target.items.extend(items)
+        target.extend(self.tx, other)
 
     def SET_UPDATE(self, arg: int) -> None:
         other = self.pop()
@@ -292,19 +294,31 @@ class DataOps(FrameState):
         self.stack[-arg].realize().setitem(self.tx, key, value)
 
     def UNPACK_SEQUENCE(self, arg: int) -> None:
-        items = self.pop().unpack(self.tx)
-        if len(items) != arg:
-            text = f"too many values to unpack (expected {arg})"
-            if len(items) < arg:
-                text = f"not enough values to unpack (expected {arg}, got {len(items)})"
-            raise self.tx.observed(ValueError(text))
+        items = self._pull_items(arg, arg)
+        if len(items) > arg:
+            raise self.tx.observed(ValueError(f"too many values to unpack (expected {arg})"))
         self.stack.extend(reversed(items))
+
+    def _pull_items(self, least: int, most: int | None, said: str = "") -> list[Value]:
+        """Elements of what is on top of the stack: of an iterator, no more than one over ``most`` are taken."""
+        value = self.pop()
+        if isinstance(value, SequenceValue):
+            items = value.unpack(self.tx)
+        elif value.is_const and not hasattr(value.const(), "__iter__"):
+            raise self.tx.observed(TypeError(f"cannot unpack non-iterable {value.pytype.__name__} object"))
+        elif isinstance(value, TensorValue):
+            items = value.unpack(self.tx)
+        else:
+            limit = None if most is None else most + 1
+            items = list(itertools.islice(value.get_iter(self.tx).iterate(self.tx), limit))
+        if len(items) < least:
+            text = f"not enough values to unpack (expected {said}{least}, got {len(items)})"
+            raise self.tx.observed(ValueError(text))
+        return items
 
     def UNPACK_EX(self, arg: int) -> None:
         before, after = arg & 0xFF, arg >> 8
-        items = self.pop().unpack(self.tx)
-        if len(items) < before + after:
-            raise self.tx.observed(ValueError("not enough values to unpack"))
+        items = self._pull_items(before + after, None, "at least ")
         middle = items[before : len(items) - after]
         tail = items[len(items) - after :] if after else []
         self.stack.extend(reversed([*items[:before], ListValue(middle), *tail]))

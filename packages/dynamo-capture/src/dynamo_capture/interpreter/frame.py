@@ -12,9 +12,10 @@ from dynamo_capture.resume import super_here
 from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import SetValue, TupleValue
+from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import FunctionValue, bind_arguments
 from dynamo_capture.values.iterators import GeneratorValue
+from dynamo_capture.values.sets import SetValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -100,7 +101,7 @@ def constant_value(constant: Any) -> Value:
     if isinstance(constant, tuple):
         return TupleValue([constant_value(c) for c in constant])
     if isinstance(constant, frozenset):
-        return SetValue({c: constant_value(c) for c in constant}, frozenset)
+        return SetValue.existing(constant, [constant_value(c) for c in constant], None)
     if isinstance(constant, type):
         return ClassValue(constant)
     if constant is super_here:

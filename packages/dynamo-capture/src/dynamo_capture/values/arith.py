@@ -39,6 +39,7 @@ _COMPARISONS = {
     operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__"), operator.lt: ("__lt__", "__gt__"),
     operator.gt: ("__gt__", "__lt__"), operator.le: ("__le__", "__ge__"), operator.ge: ("__ge__", "__le__"),
 }  # fmt: skip
+_DUNDER_COMPARISONS = {names[0]: fn for fn, names in _COMPARISONS.items()}
 _UNARY = {operator.neg: "__neg__", operator.pos: "__pos__", operator.invert: "__invert__", abs: "__abs__"}
 
 #: Methods of numbers that are operators.
@@ -87,37 +88,54 @@ def _is_number_like(value: Value) -> bool:
 
 
 def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
-    from dynamo_capture.values.containers import ListValue, SetValue, TupleValue
-    from dynamo_capture.values.dicts import DictValue
+    from dynamo_capture.values.containers import ListValue, TupleValue
 
     if isinstance(a, (ListValue, TupleValue)):
         if fn is operator.add and type(b) is type(a):
             return a.concat(tx, b)
-        if fn is operator.mul and isinstance(b, (ConstantValue, SymValue)):
+        if fn is operator.mul and _is_count(b):
             return a.repeat(tx, b.const())
-    if isinstance(b, (ListValue, TupleValue)) and fn is operator.mul and isinstance(a, (ConstantValue, SymValue)):
+    if isinstance(b, (ListValue, TupleValue)) and fn is operator.mul and _is_count(a):
         return b.repeat(tx, a.const())
-    if isinstance(a, SetValue) and isinstance(b, SetValue):
-        names = {operator.or_: "union", operator.and_: "intersection", operator.sub: "difference",
-                 operator.xor: "symmetric_difference"}  # fmt: skip
-        if fn in names:
-            return a.call_method(tx, names[fn], [b], {})
-    if isinstance(a, DictValue) and isinstance(b, DictValue) and fn is operator.or_:
-        result = a.call_method(tx, "copy", [], {})
-        result.call_method(tx, "update", [b], {})
-        return result
     if isinstance(a, ConstantValue) and isinstance(a.value, (str, bytes)) and b.is_const:
         return _fold(tx, fn, a, b)  # "..." % (1, 2)
     for text, times in ((a, b), (b, a)):
         if isinstance(text, ConstantValue) and isinstance(text.value, (str, bytes)) and isinstance(times, SymValue):
             const = ConstantValue(times.const())
             return _fold(tx, fn, *((text, const) if times is b else (const, text)))
+    if _is_type(a) and _is_type(b):
+        return _of_types(tx, fn, a, b)
     return None
+
+
+def _is_count(value: Value) -> bool:
+    return isinstance(value, SymValue) or (isinstance(value, ConstantValue) and isinstance(value.value, int))
+
+
+def _is_type(value: Value) -> bool:
+    """Whether a value is a class, a union of classes and the like, or None, of which unions are made."""
+    return value.pytype is type(None) or isinstance(value.pytype, type) and (
+        issubclass(value.pytype, type) or value.pytype.__module__ in ("types", "typing")
+    )
+
+
+def _of_types(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
+    """``int | None``."""
+    try:
+        x, y = a.real(), b.real()
+    except GraphBreak:
+        raise GraphBreak("QB06", f"an operator of {display(a)} and {display(b)}") from None
+    try:
+        result = fn(x, y)
+    except TypeError as error:
+        raise tx.observed(error) from None
+    return tx.from_python(result)
 
 
 def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, reflected: str) -> Value:
     """The protocol of user-defined operators (Python reference, 3.3.8)."""
     from dynamo_capture.values.classes import lookup
+    from dynamo_capture.values.containers import SequenceValue
 
     type_a, type_b = a.pytype, b.pytype
     order = [(a, b, name), (b, a, reflected)]
@@ -129,6 +147,8 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
         if found is None:
             continue
         tried = True
+        if isinstance(x, SequenceValue) or _is_sequence_slot(x, found):
+            continue  # the slots of sequences come last: see below
         if isinstance(x, ConstantValue) and not y.is_const:
             continue  # a number or string knows nothing of a user's object: NotImplemented
         result = x.call_method(tx, method, [y], {}).realize()
@@ -136,6 +156,8 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
             return result
         if type_a is type_b:
             break
+    if (result := _sequence_slot(tx, fn, a, b)) is not None:
+        return result
     symbol = _SYMBOL.get(fn, fn.__name__)
     if tried or not (isinstance(a, _GRAPH) or isinstance(b, _GRAPH)):
         raise tx.observed(
@@ -144,28 +166,60 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
     raise GraphBreak("QB06", f"{symbol} between {display(a)} and {display(b)}")
 
 
+def _inner(value: Value) -> Value:
+    """The list, tuple and so on inside an instance of a subclass of one; other values themselves."""
+    return getattr(value, "payload", None) or value
+
+
+def _is_sequence_slot(value: Value, found: Any) -> bool:
+    from dynamo_capture.values.containers import SequenceValue
+
+    return isinstance(_inner(value), SequenceValue) and not _has_python_method(found)
+
+
+def _sequence_slot(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
+    """``+`` and ``*`` of sequences, which Python asks for when no operand has an answer as a number has."""
+    from dynamo_capture.values.containers import DequeValue, SequenceValue
+
+    x, y = _inner(a), _inner(b)
+    if fn is operator.add and isinstance(x, SequenceValue):
+        if type(y) is type(x):
+            return _of_inner(x, a).concat(tx, y)  # type: ignore[arg-type]
+        kind = next(base.__name__ for base in (list, tuple, x.cls) if issubclass(a.pytype, base))
+        text = f"can only concatenate {kind} (not {b.pytype.__name__!r}) to {kind}".replace("'", '"')
+        raise tx.observed(TypeError(text))
+    if fn is operator.mul:
+        for sequence, number, of in ((x, b, a), (y, a, b)):
+            if isinstance(sequence, SequenceValue) and _is_count(number):
+                return _of_inner(sequence, of).repeat(tx, number.const())
+            if isinstance(sequence, SequenceValue) and (isinstance(sequence, DequeValue) or not number.is_const):
+                raise GraphBreak("QB06", f"{display(a)} times {display(b)}")
+            if isinstance(sequence, SequenceValue):
+                text = f"can't multiply sequence by non-int of type {number.pytype.__name__!r}"
+                raise tx.observed(TypeError(text))
+    return None
+
+
+def _of_inner(inner: Any, value: Value) -> Any:
+    """A subclass of deque makes instances of itself; of list and tuple, plain ones."""
+    from dynamo_capture.values.containers import DequeValue
+
+    if inner is not value and isinstance(inner, DequeValue):
+        raise GraphBreak("QB06", f"an operator of {display(value)}")
+    return inner
+
+
 def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     """``a += b`` and the like; gives the value that the name is bound to afterwards."""
-    from dynamo_capture.values.containers import ListValue, SetValue
-    from dynamo_capture.values.dicts import DictValue
+    from dynamo_capture.values.containers import ListValue
 
     plain = _PLAIN[fn]
     if isinstance(a, TensorValue):
         return tx.graph_call(fn, [a, b], {})
     if isinstance(a, ListValue) and plain is operator.add:
-        a.call_method(tx, "extend", [b], {})
-        return a
-    if isinstance(a, ListValue) and plain is operator.mul:
-        a.replace(tx, list(a.repeat(tx, b.const()).unpack(tx)))
-        return a
-    if isinstance(a, SetValue) and a.pytype is set:
-        names = {operator.or_: "update", operator.and_: "intersection_update", operator.sub: "difference_update"}
-        if plain in names:
-            a.call_method(tx, names[plain], [b], {})
-            return a
-    if isinstance(a, DictValue) and plain is operator.or_:
-        a.call_method(tx, "update", [b], {})
-        return a
+        return a.call_method(tx, "__iadd__", [b], {})
+    if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
+        return a.call_method(tx, "__imul__", [b], {})
     if not isinstance(a, (ConstantValue, SymValue)):
         from dynamo_capture.values.classes import lookup
 
@@ -190,21 +244,20 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 
 
 def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
-    from dynamo_capture.values.containers import ListValue, SetValue, TupleValue
+    from dynamo_capture.values.containers import ListValue, TupleValue
     from dynamo_capture.values.dicts import DictValue
 
-    sequences = (ListValue, TupleValue)
     is_equality = fn in (operator.eq, operator.ne)
-    if isinstance(a, sequences) and type(a) is type(b):
+    if isinstance(a, (ListValue, TupleValue)) and type(a) is type(b):
         xs, ys = a.unpack(tx), b.unpack(tx)
+        if is_equality and len(xs) != len(ys) and type(xs) is list:
+            return ConstantValue(fn is operator.ne)
         for x, y in zip(xs, ys, strict=False):
             if not equals(tx, x, y):
                 if is_equality:
                     return ConstantValue(fn is operator.ne)
                 return compare(tx, fn, x.realize(), y.realize())
         return ConstantValue(fn(len(xs), len(ys)))
-    if isinstance(a, SetValue) and isinstance(b, SetValue):
-        return ConstantValue(fn(set(a.items), set(b.items)))
     if isinstance(a, DictValue) and isinstance(b, DictValue) and is_equality:
         same = a.same_contents(tx, b)
         return ConstantValue(same is (fn is operator.eq))
@@ -215,16 +268,25 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
     from dynamo_capture.values.classes import find, lookup
 
     name, reflected = _COMPARISONS[fn]
+<<<<<<< HEAD
     for x, y, method in ((a, b, name), (b, a, reflected)):
         found, owner = find(tx, x.pytype, method)
+=======
+    order = [(a, b, name), (b, a, reflected)]
+    if b.pytype is not a.pytype and issubclass(b.pytype, a.pytype):
+        order.reverse()
+    for x, y, method in order:
+        found, owner = lookup(x.pytype, method)
+>>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
         if found is None or owner is object or isinstance(x, ConstantValue):
             if method == "__ne__" and lookup(x.pytype, "__eq__")[1] is not object:
                 if not isinstance(x, ConstantValue):
                     return ConstantValue(not compare(tx, operator.eq, x, y).truth(tx))
             continue
-        if not _has_python_method(found):
-            continue
-        result = x.call_method(tx, method, [y], {}).realize()
+        if _has_python_method(found):
+            result = x.call_method(tx, method, [y], {}).realize()
+        else:
+            result = _compare_natively(tx, _DUNDER_COMPARISONS[method], x, y, found)
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
             return result
     if fn in (operator.eq, operator.ne):
@@ -236,6 +298,26 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
             f"{_SYMBOL[fn]!r} not supported between instances of {a.pytype.__name__!r} and {b.pytype.__name__!r}"
         )
     )
+
+
+def _compare_natively(tx: Capture, fn: Callable[..., Any], x: Value, y: Value, found: Any) -> Value:
+    """What the C method of ``x`` for a comparison gives, NotImplemented among others."""
+    from dynamo_capture.values.dicts import DictValue, DictView
+    from dynamo_capture.values.functions import MethodValue
+    from dynamo_capture.values.objects import ObjectValue
+    from dynamo_capture.values.sets import SetValue
+
+    if isinstance(x, (SetValue, DictView, DictValue)):
+        is_values = isinstance(x, DictView) and x.kind == "values"
+        inner = getattr(y, "payload", None) or y
+        return ConstantValue(NotImplemented) if is_values else x.call_method(tx, f"__{fn.__name__}__", [inner], {})
+    if isinstance(x, MethodValue) and isinstance(y, MethodValue):
+        same = x.owner.realize() is y.owner.realize() and x.func.realize() is y.func.realize()
+        return ConstantValue(same is (fn is operator.eq))
+    if isinstance(x, ObjectValue):
+        return x.compare_natively(tx, fn, y, found)
+    result = _compare_containers(tx, fn, x, getattr(y, "payload", None) or y)
+    return ConstantValue(NotImplemented) if result is None else result
 
 
 def _has_python_method(found: Any) -> bool:

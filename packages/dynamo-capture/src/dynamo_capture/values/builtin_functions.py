@@ -22,6 +22,7 @@ from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
+from dynamo_capture.values.iterating import FUNCTIONS
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
@@ -35,7 +36,7 @@ __all__ = ["BUILTINS", "call_builtin", "sort_values"]
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
 #: Builtin function -> handler(tx, args, kwargs).
-BUILTINS: dict[Any, Handler] = {}
+BUILTINS: dict[Any, Handler] = dict(FUNCTIONS)
 
 _PURE = frozenset(
     (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
@@ -363,13 +364,6 @@ def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 
 # --- iteration ------------------------------------------------------------------------------------------------------
-
-
-@builtin(iter)
-def _iter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if len(args) > 1:
-        raise GraphBreak("QB07", "iter() with a sentinel")
-    return args[0].realize().get_iter(tx)
 
 
 @builtin(next)

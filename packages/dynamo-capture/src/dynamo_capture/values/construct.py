@@ -6,25 +6,24 @@ import abc
 import collections
 import enum
 import functools
-import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values import arith
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.builtin_functions import BUILTINS, make_super
+from dynamo_capture.values.builtin_functions import make_super
 from dynamo_capture.values.classes import bind_attribute, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import ListValue, SetValue, TupleValue, is_namedtuple, named_fields
+from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, named_fields
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
-from dynamo_capture.values.iterators import GeneratorValue, IteratorValue
+from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import has_symbols, text_of
 
@@ -36,9 +35,16 @@ __all__ = ["empty_instance", "instantiate"]
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
-_TYPES: dict[type, Handler] = {}
+_TYPES: dict[type, Handler] = dict(ITERATORS)
+#: The calls that the handlers know; :data:`ITERATORS` check theirs.
+_SIGNATURES = {
+    **dict.fromkeys((list, tuple, set, frozenset, bool, torch.Size), Signature(0, 1)),
+    collections.deque: Signature(0, 2, "maxlen"), type: Signature(1, 3), object: Signature(0, 0),
+    int: Signature(0, 2, "base"), float: Signature(0, 1), str: Signature(0, 3, "object", "encoding", "errors"),
+    slice: Signature(1, 3), range: Signature(1, 3), types.MethodType: Signature(2, 2),
+}  # fmt: skip
 _PLAIN_METACLASSES = frozenset((type, abc.ABCMeta))
-_FOLDED = frozenset((torch.device, torch.finfo, torch.iinfo, bytes, complex, types.SimpleNamespace))
+_FOLDED = frozenset((torch.device, torch.finfo, torch.iinfo, bytes, complex))
 
 
 def constructor(*classes: type) -> Callable[[Handler], Handler]:
@@ -56,6 +62,9 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
     """``cls(*args, **kwargs)``."""
     handler = _TYPES.get(cls)
     if handler is not None:
+        signature = _SIGNATURES.get(cls)
+        if signature is not None and not signature.admits(args, kwargs):
+            raise GraphBreak("QB07", f"{cls.__qualname__}() with these arguments")
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta) or cls in _FOLDED:
         return fold(tx, cls, args, kwargs)
@@ -119,6 +128,7 @@ _PAYLOADS: dict[type, Callable[[], Value]] = {
     set: SetValue,
 }
 
+
 def _is_python_class(cls: type) -> bool:
     """Whether a class was made by a ``class`` statement (its instances are laid out as plain objects)."""
     return bool(cls.__flags__ & (1 << 9)) or cls.__module__ in ("typing", "abc", "collections.abc")
@@ -154,6 +164,15 @@ def _type(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @constructor(object)
 def _object(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return ObjectValue(object)
+
+
+@constructor(types.SimpleNamespace)
+def _namespace(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args:
+        raise GraphBreak("QB07", "SimpleNamespace() of a mapping")
+    result = ObjectValue(types.SimpleNamespace)
+    result.attrs.update(kwargs)
+    return result
 
 
 @constructor(super)
@@ -225,12 +244,15 @@ def _size(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @constructor(set)
 def _set(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return SetValue.of(tx, args[0].realize().unpack(tx) if args else [])
+    return SetValue.make(tx, "set", [operand_of(tx, arg.realize()) for arg in args])
 
 
 @constructor(frozenset)
 def _frozenset(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return SetValue.of(tx, args[0].realize().unpack(tx) if args else [], frozenset)
+    value = args[0].realize() if args else None
+    if isinstance(value, SetValue) and value.cls is frozenset:
+        return value
+    return SetValue.make(tx, "frozenset", [operand_of(tx, arg.realize()) for arg in args])
 
 
 @constructor(dict)
@@ -251,6 +273,8 @@ def _ordered_dict(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> V
 def _default_dict(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     factory = args[0].realize() if args else None
     if isinstance(factory, ConstantValue):
+        if factory.value is not None:
+            raise tx.observed(TypeError("first argument must be callable or None"))
         factory = None
     result = DictValue(collections.defaultdict, default_factory=factory)
     result.call_method(tx, "update", args[1:], kwargs)
@@ -259,12 +283,10 @@ def _default_dict(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> V
 
 @constructor(collections.deque)
 def _deque(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    limit = args[1] if len(args) > 1 else kwargs.get("maxlen", ConstantValue(None))
-    items = args[0].realize().unpack(tx) if args else []
-    maxlen = limit.realize().const()
-    if maxlen is not None:
-        items = items[max(0, len(items) - maxlen) :]
-    return ListValue(items, collections.deque, maxlen=maxlen)
+    limit = (args[1] if len(args) > 1 else kwargs.get("maxlen", ConstantValue(None))).realize().const()
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise GraphBreak("QB07", "deque() of a length that is no size")
+    return DequeValue(args[0].realize().unpack(tx) if args else [], maxlen=limit)
 
 
 @constructor(slice)
@@ -351,178 +373,3 @@ def _method(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @constructor(property, staticmethod, classmethod)
 def _descriptor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB15", "a descriptor made at run time")
-
-
-# --- iterators ------------------------------------------------------------------------------------------------------
-
-
-def _iterator(tx: Capture, value: Value) -> Any:
-    """``iter(value)``."""
-    iterator: Any = value.realize().get_iter(tx)
-    if not isinstance(iterator, (IteratorValue, GeneratorValue, ObjectValue)):
-        raise GraphBreak("QB06", f"iteration over {iterator.describe()}")
-    return iterator
-
-
-def _source(tx: Capture, value: Value) -> Iterator[Value]:
-    """The elements of ``iter(value)``; an existing iterator is advanced."""
-    return _iterator(tx, value).iterate(tx)  # type: ignore[no-any-return]
-
-
-@constructor(enumerate)
-def _enumerate(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    position = (args[1] if len(args) > 1 else kwargs.get("start", ConstantValue(0))).realize().const()
-    source = _iterator(tx, args[0])
-
-    def items() -> Iterator[Value]:
-        nonlocal position
-        for item in source.iterate(tx):
-            position += 1
-            yield TupleValue([ConstantValue(position - 1), item])
-
-    return IteratorValue(items(), lambda: (enumerate, [source, ConstantValue(position)]))
-
-
-@constructor(zip)
-def _zip(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    strict = "strict" in kwargs and kwargs["strict"].realize().truth(tx)
-    iterators = [_iterator(tx, arg) for arg in args]
-    sources = [iterator.iterate(tx) for iterator in iterators]
-
-    def items() -> Iterator[Value]:
-        while sources:
-            row: list[Value] = []
-            for i, source in enumerate(sources):
-                item = next(source, None)
-                if item is None:
-                    if strict and (i > 0 or any(next(s, None) is not None for s in sources[1:])):
-                        raise tx.observed(ValueError(f"zip() argument {i + 1} is shorter or longer than the others"))
-                    return
-                row.append(item)
-            yield TupleValue(row)
-
-    return IteratorValue(items(), lambda: (_zip_strictly if strict else zip, iterators))
-
-
-def _zip_strictly(*iterators: Any) -> Any:
-    """Runs in the emitted code."""
-    return zip(*iterators, strict=True)
-
-
-@constructor(map)
-def _map(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fn = args[0].realize()
-    iterators = [_iterator(tx, arg) for arg in args[1:]]
-    rows = zip(*[iterator.iterate(tx) for iterator in iterators], strict=False)
-    return IteratorValue((fn.call(tx, list(row), {}) for row in rows), lambda: (map, [fn, *iterators]))
-
-
-@constructor(filter)
-def _filter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fn = args[0].realize()
-    plain = isinstance(fn, ConstantValue)
-
-    def keep(item: Value) -> bool:
-        return (item if plain else fn.call(tx, [item], {})).realize().truth(tx)
-
-    source = _iterator(tx, args[1])
-    return IteratorValue((x for x in source.iterate(tx) if keep(x)), lambda: (filter, [fn, source]))
-
-
-@constructor(reversed)
-def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0].realize()
-    if isinstance(value, ObjectValue):
-        if lookup(value.cls, "__reversed__")[1] is not None:
-            return value.call_method(tx, "__reversed__", [], {})
-        n = value.length(tx).const()
-        return IteratorValue(value.getitem(tx, ConstantValue(i)) for i in range(n - 1, -1, -1))
-    if isinstance(value, ListValue):
-        return IteratorValue(_backwards(value.items))
-    return IteratorValue(iter(value.unpack(tx)[::-1]))
-
-
-def _backwards(items: list[Value]) -> Iterator[Value]:
-    """By position, as the list may change while it is walked."""
-    i = len(items) - 1
-    while 0 <= i < len(items):
-        yield items[i]
-        i -= 1
-
-
-@constructor(itertools.chain)
-def _chain(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return IteratorValue(item for arg in args for item in _source(tx, arg))
-
-
-BUILTINS[itertools.chain.from_iterable] = lambda tx, args, kwargs: IteratorValue(
-    item for group in _source(tx, args[0]) for item in _source(tx, group)
-)
-
-
-@constructor(itertools.islice)
-def _islice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    bounds = [a.realize().const() for a in args[1:]]
-    return IteratorValue(itertools.islice(_source(tx, args[0]), *bounds))
-
-
-@constructor(itertools.product)
-def _product(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    repeat = kwargs["repeat"].realize().const() if "repeat" in kwargs else 1
-    pools = [arg.realize().unpack(tx) for arg in args]
-    return IteratorValue(TupleValue(list(row)) for row in itertools.product(*pools, repeat=repeat))
-
-
-@constructor(itertools.repeat)
-def _repeat(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    times = args[1] if len(args) > 1 else kwargs.get("times")
-    if times is None:
-        return IteratorValue(itertools.repeat(args[0]), lambda: (itertools.repeat, [args[0]]))
-    return IteratorValue(itertools.repeat(args[0], times.realize().const()))
-
-
-@constructor(itertools.count)
-def _count(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    given = dict(zip(("start", "step"), args, strict=False)) | kwargs
-    now, step = (given[n].realize().const() if n in given else d for n, d in (("start", 0), ("step", 1)))
-
-    def items() -> Iterator[Value]:
-        nonlocal now
-        while True:
-            item, now = now, now + step
-            yield ConstantValue(item)
-
-    return IteratorValue(items(), lambda: (itertools.count, [ConstantValue(now), ConstantValue(step)]))
-
-
-@constructor(itertools.zip_longest)
-def _zip_longest(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fill = kwargs.get("fillvalue", ConstantValue(None))
-    rows = itertools.zip_longest(*[_source(tx, arg) for arg in args], fillvalue=fill)
-    return IteratorValue(TupleValue(list(row)) for row in rows)
-
-
-@constructor(itertools.accumulate)
-def _accumulate(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    def add(a: Value, b: Value) -> Value:
-        if len(args) > 1:
-            return args[1].realize().call(tx, [a, b], {})
-        return arith.binary(tx, operator.add, a.realize(), b.realize())
-
-    def rebuild() -> tuple[Any, list[Value]]:
-        raise GraphBreak("QB10", "itertools.accumulate with a function")
-
-    return IteratorValue(itertools.accumulate(_source(tx, args[0]), add), rebuild if len(args) > 1 else None)
-
-
-@constructor(itertools.pairwise)
-def _pairwise(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return IteratorValue(TupleValue(list(pair)) for pair in itertools.pairwise(_source(tx, args[0])))
-
-
-@constructor(itertools.starmap)
-def _starmap(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    fn = args[0].realize()
-    rows = _iterator(tx, args[1])
-    called = (fn.call(tx, row.realize().unpack(tx), {}) for row in rows.iterate(tx))
-    return IteratorValue(called, lambda: (itertools.starmap, [fn, rows]))

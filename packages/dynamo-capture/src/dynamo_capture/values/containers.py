@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["BoundMethodOfContainer", "ListValue", "SequenceValue", "SetValue", "TupleValue", "wrap_items"]
+__all__ = ["BoundMethodOfContainer", "DequeValue", "ListValue", "SequenceValue", "TupleValue", "wrap_items"]
 
 
 class SequenceValue(Value):
@@ -64,10 +65,8 @@ class SequenceValue(Value):
         index = index_of(tx, key)
         try:
             found = self.items[index]
-        except IndexError:
-            raise tx.observed(IndexError(f"{self.cls.__name__} index out of range")) from None
-        except TypeError as error:
-            raise tx.observed(error) from None
+        except (IndexError, TypeError) as error:
+            raise tx.observed(type(error)(str(error).replace("list", _kind(self).__name__, 1))) from None
         return self.slice_of(found) if isinstance(found, list) else found  # type: ignore[arg-type]
 
     def slice_of(self, items: list[Value]) -> Value:
@@ -85,12 +84,8 @@ class SequenceValue(Value):
                 return self.get_iter(tx)
             case "__contains__", [item]:
                 return ConstantValue(self.contains(tx, item))
-            case "index", [item, *rest]:
-                start, stop = ([r.realize().const() for r in rest] + [0, len(self.items)][len(rest) :])[:2]
-                for i in range(*slice(start, stop).indices(len(self.items))):
-                    if equals(tx, self.items[i], item):
-                        return ConstantValue(i)
-                raise tx.observed(ValueError("value is not in the sequence"))
+            case "index", [item, *rest] if len(rest) < 3:
+                return self._index(tx, item, [r.realize().const() for r in rest])
             case "count", [item]:
                 return ConstantValue(sum(equals(tx, x, item) for x in self.items))
             case ("__eq__" | "__ne__" | "__lt__" | "__gt__" | "__le__" | "__ge__"), [other]:
@@ -98,10 +93,39 @@ class SequenceValue(Value):
 
                 return compare(tx, getattr(operator, name), self, other.realize())
             case "__add__", [other]:
-                from dynamo_capture.values.arith import binary
-
-                return binary(tx, operator.add, self, other.realize())
+                other = other.realize()
+                if isinstance(other, SequenceValue) and _kind(self) is _kind(other):
+                    return self.concat(tx, other)
+                raise GraphBreak("QB07", f"{self.cls.__name__}.__add__ of {display(other)}")
+            case ("__mul__" | "__rmul__"), [number]:
+                count = index_of(tx, number.realize())
+                if type(count) in (int, bool):
+                    return self.repeat(tx, count)
+                raise GraphBreak("QB07", f"{self.cls.__name__}.__mul__ of {count!r:.40}")
         return None
+
+    def concat(self, tx: Capture, other: SequenceValue) -> Value:
+        """``self + other``."""
+        raise NotImplementedError
+
+    def repeat(self, tx: Capture, n: int) -> Value:
+        """``self * n``."""
+        raise NotImplementedError
+
+    def _index(self, tx: Capture, item: Value, bounds: list[Any]) -> Value:
+        if not all(type(bound) is int for bound in bounds):
+            raise GraphBreak("QB07", f"{self.cls.__name__}.index with bounds that are no ints")
+        first, last = [*bounds, None, None][:2]
+        start, stop, _ = slice(first, last).indices(len(self.items))
+        for i in range(start, stop):
+            if i < len(self.items) and equals(tx, self.items[i], item):
+                return ConstantValue(i)
+        item = item.realize()
+        if _kind(self) is tuple:
+            raise tx.observed(ValueError("tuple.index(x): x not in tuple"))
+        if item.is_const:
+            raise tx.observed(ValueError(f"{item.const()!r} is not in {_kind(self).__name__}"))
+        raise GraphBreak("QB19", f"{self.cls.__name__}.index of what is not there")
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         # By position: a list may grow while it is walked.
@@ -113,12 +137,20 @@ class SequenceValue(Value):
     def get_iter(self, tx: Capture) -> Value:
         from dynamo_capture.values.iterators import PositionIterator
 
-        if issubclass(self.cls, (list, tuple)):
-            return PositionIterator(self, self.items.__getitem__)
-        return super().get_iter(tx)
+        return PositionIterator(self, self.items.__getitem__, _ITERATOR_KINDS[_kind(self)])
 
     def describe(self) -> str:
         return f"a {self.cls.__name__}"
+
+
+_ITERATOR_KINDS: dict[type, type] = {list: type(iter([])), tuple: type(iter(()))}
+
+
+def _kind(value: SequenceValue) -> type:
+    """``list``, ``tuple`` or ``deque``."""
+    if isinstance(value, TupleValue):
+        return tuple
+    return collections.deque if isinstance(value, DequeValue) else list
 
 
 def index_of(tx: Capture, key: Value) -> Any:
@@ -131,15 +163,14 @@ def index_of(tx: Capture, key: Value) -> Any:
 
 
 class ListValue(SequenceValue):
-    """A list (or a deque): mutable, with its own identity."""
+    """A list: mutable, with its own identity. ``items`` is a real list of values; only changed in place."""
 
-    __slots__ = ("maxlen",)
+    __slots__ = ()
 
     mutable = True
 
-    def __init__(self, items: list[Value], cls: type = list, source: Any = None, maxlen: int | None = None) -> None:
+    def __init__(self, items: list[Value], cls: type = list, source: Any = None) -> None:
         super().__init__(items, cls, source)
-        self.maxlen = maxlen
 
     def const(self) -> Any:
         return self.cls(item.realize().const() for item in self.items)
@@ -149,7 +180,7 @@ class ListValue(SequenceValue):
         return False
 
     def key(self, tx: Capture) -> Any:
-        raise GraphBreak("QB19", f"unhashable type {self.cls.__name__!r}")
+        raise tx.observed(TypeError(f"unhashable type: {self.pytype.__name__!r}"))
 
     def slice_of(self, items: list[Value]) -> Value:
         return ListValue(items)
@@ -169,98 +200,201 @@ class ListValue(SequenceValue):
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         index = index_of(tx, key.realize())
-        tx.side.mutate(self)
-        try:
-            self.items[index] = value.unpack(tx) if isinstance(index, slice) else value
-        except (IndexError, ValueError) as error:
-            raise tx.observed(error) from None
+        if isinstance(index, slice) and value.is_const and not hasattr(value.const(), "__iter__"):
+            raise GraphBreak("QB07", "assigning something that is no iterable to a slice")
+        new: Any = value.unpack(tx) if isinstance(index, slice) else value
+        self.native(tx, "__setitem__", index, new)
 
     def delitem(self, tx: Capture, key: Value) -> None:
-        index = index_of(tx, key.realize())
+        self.native(tx, "__delitem__", index_of(tx, key.realize()))
+
+    def native(self, tx: Capture, name: str, *args: Any) -> Any:
+        """Do to the real list of values what the program does to its own; what that raises, the program's raises."""
         tx.side.mutate(self)
         try:
-            del self.items[index]
-        except IndexError as error:
+            return getattr(self.items, name)(*args)
+        except (IndexError, ValueError, TypeError, OverflowError) as error:
             raise tx.observed(error) from None
 
-    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if name == "sort":
-            from dynamo_capture.values.builtin_functions import sort_values
+    def extend(self, tx: Capture, other: Value, name: str = "append") -> None:
+        """``self.extend(other)``, element by element where finding the elements may raise."""
+        if isinstance(other, SequenceValue):
+            items = list(other.items)
+            tx.side.mutate(self)
+            if name == "append":
+                self.items.extend(items)
+                return
+        else:
+            items = other.iterate(tx)  # type: ignore[assignment]
+        for item in items:
+            self.native(tx, name, item)
 
-            self.replace(tx, sort_values(tx, list(self.items), kwargs))
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name == "sort" and not args and self.cls is list:
+            self._sort(tx, kwargs)
             return ConstantValue(None)
-        if kwargs:
-            raise GraphBreak("QB07", f"{self.cls.__name__}.{name} with keyword arguments")
+        if kwargs or not hasattr(self.cls, name):
+            raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
         common = self.common_method(tx, name, args)
         if common is not None:
             return common
-        items = self.items
         none = ConstantValue(None)
         match name, args:
             case "__setitem__", [key, value]:
-                self.setitem(tx, key, value)
+                self.setitem(tx, key, value.realize())
             case "__delitem__", [key]:
                 self.delitem(tx, key)
             case "append", [item]:
-                tx.side.mutate(self)
-                items.append(item)
-                if self.maxlen is not None and len(items) > self.maxlen:
-                    del items[0]
-            case ("extend" | "__iadd__"), [other]:
-                new = other.realize().unpack(tx)
-                tx.side.mutate(self)
-                items.extend(new)
-                if self.maxlen is not None:
-                    del items[: max(0, len(items) - self.maxlen)]
-                return self if name == "__iadd__" else none
-            case "appendleft", [item]:
-                tx.side.mutate(self)
-                items.insert(0, item)
-                if self.maxlen is not None:
-                    del items[self.maxlen :]
-            case "popleft", []:
-                return self._pop(tx, 0)
+                self.native(tx, name, item)
+            case "extend", [other]:
+                self.extend(tx, other.realize())
+            case "__iadd__", [other]:
+                self.extend(tx, other.realize())
+                return self
+            case "__imul__", [number]:
+                self.native(tx, name, index_of(tx, number.realize()))
+                return self
             case "insert", [index, item]:
-                tx.side.mutate(self)
-                items.insert(index.realize().const(), item)
+                self.native(tx, name, index_of(tx, index.realize()), item)
             case "pop", []:
-                return self._pop(tx, -1)
-            case "pop", [index]:
-                return self._pop(tx, index.realize().const())
+                return self.native(tx, name)  # type: ignore[no-any-return]
+            case "pop", [index] if self.cls is list:
+                return self.native(tx, name, index_of(tx, index.realize()))  # type: ignore[no-any-return]
             case "remove", [item]:
-                for i, x in enumerate(items):
-                    if equals(tx, x, item):
-                        tx.side.mutate(self)
-                        del items[i]
-                        return none
-                raise tx.observed(ValueError("list.remove(x): x not in list"))
-            case "clear", []:
-                self.replace(tx, [])
-            case "reverse", []:
-                self.replace(tx, items[::-1])
+                self._remove(tx, item)
+            case ("clear" | "reverse"), []:
+                self.native(tx, name)
             case ("copy" | "__copy__"), []:
-                return ListValue(list(items), self.cls, maxlen=self.maxlen)
+                return self.copy()
             case "__reversed__", []:
-                return ListValue(items[::-1]).get_iter(tx)
-            case "__init__", []:
-                self.replace(tx, [])
-            case "__init__", [other]:
-                self.replace(tx, other.realize().unpack(tx))
+                return self.backwards()
+            case "__init__", ([] | [_]) if self.cls is list:
+                items = args[0].realize().unpack(tx) if args else []
+                self.replace(tx, items)
             case _:
-                raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
+                return self._other_method(tx, name, args)
         return none
 
-    def _pop(self, tx: Capture, index: int) -> Value:
-        if not -len(self.items) <= index < len(self.items):
-            raise tx.observed(IndexError("pop from empty list" if not self.items else "pop index out of range"))
-        tx.side.mutate(self)
-        return self.items.pop(index)
+    def _other_method(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
+
+    def copy(self) -> Value:
+        """``self.copy()``."""
+        return ListValue(list(self.items))
+
+    def backwards(self) -> Value:
+        """``reversed(self)``."""
+        from dynamo_capture.values.iterators import BackwardsIterator
+
+        return BackwardsIterator(self, self.items, type(reversed([])))
+
+    def _remove(self, tx: Capture, item: Value) -> None:
+        for i, x in enumerate(list(self.items)):
+            if equals(tx, x, item):
+                self.native(tx, "__delitem__", i)
+                return
+        kind = self.cls.__name__
+        if kind == "deque" and sys.version_info < (3, 12):
+            raise tx.observed(ValueError("deque.remove(x): x not in deque"))
+        if kind == "deque":
+            raise GraphBreak("QB19", "deque.remove of what is not there")
+        raise tx.observed(ValueError("list.remove(x): x not in list"))
+
+    def _sort(self, tx: Capture, kwargs: dict[str, Value]) -> None:
+        """As CPython sorts: the list is empty meanwhile, and keeps the order that an exception left."""
+        from dynamo_capture.values.builtin_functions import sort_values
+
+        if not kwargs.keys() <= {"key", "reverse"}:
+            raise GraphBreak("QB07", "list.sort with these arguments")
+        items = list(self.items)
+        self.replace(tx, [])
+        try:
+            items = sort_values(tx, items, kwargs)
+            if self.items:
+                raise tx.observed(ValueError("list modified during sort"))
+        finally:
+            self.replace(tx, items)
 
     def reconstruct(self, cg: CodeGen) -> None:
-        if self.cls is list:
-            cg.build("BUILD_LIST", self.items)
-        else:
-            cg.call_const(collections.deque, [TupleValue(list(self.items)), ConstantValue(self.maxlen)])
+        cg.build("BUILD_LIST", self.items)
+
+
+class DequeValue(ListValue):
+    """A deque; ``items`` is a real deque of values."""
+
+    __slots__ = ()
+
+    def __init__(self, items: list[Value], source: Any = None, maxlen: int | None = None) -> None:
+        super().__init__(collections.deque(items, maxlen), collections.deque, source)  # type: ignore[arg-type]
+
+    @property
+    def maxlen(self) -> int | None:
+        """The limit of its length."""
+        return self.items.maxlen  # type: ignore[attr-defined, no-any-return]
+
+    def const(self) -> Any:
+        return collections.deque((item.realize().const() for item in self.items), self.maxlen)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        return ConstantValue(self.maxlen) if name == "maxlen" else super().getattr(tx, name)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        index = index_of(tx, key.realize())
+        try:
+            return self.items[index]
+        except (IndexError, TypeError) as error:
+            raise tx.observed(error) from None
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        self.native(tx, "__setitem__", index_of(tx, key.realize()), value)
+
+    def get_iter(self, tx: Capture) -> Value:
+        return self._walk(iter)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        return self._walk(iter).iterate(tx)
+
+    def backwards(self) -> Value:
+        return self._walk(reversed)
+
+    def _walk(self, begin: Any) -> Value:
+        from dynamo_capture.values.iterators import NativeWalk
+
+        return NativeWalk(self.items, lambda item: item, self, begin, type(begin(collections.deque())))
+
+    def concat(self, tx: Capture, other: SequenceValue) -> Value:
+        return self._like([*self.items, *other.items])
+
+    def repeat(self, tx: Capture, n: int) -> Value:
+        return self._like(list(self.items * n))
+
+    def copy(self) -> Value:
+        return self._like(list(self.items))
+
+    def _like(self, items: list[Value]) -> DequeValue:
+        return DequeValue(items, maxlen=self.maxlen)
+
+    def replace(self, tx: Capture, items: list[Value]) -> None:
+        tx.side.mutate(self)
+        self.items.clear()
+        self.items.extend(items)
+
+    def _other_method(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        match name, args:
+            case "appendleft", [item]:
+                self.native(tx, name, item)
+            case "popleft", []:
+                return self.native(tx, name)  # type: ignore[no-any-return]
+            case "extendleft", [other]:
+                self.extend(tx, other.realize(), "appendleft")
+            case "rotate", ([] | [_]):
+                self.native(tx, name, *[index_of(tx, arg.realize()) for arg in args])
+            case _:
+                return super()._other_method(tx, name, args)
+        return ConstantValue(None)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(collections.deque, [TupleValue(list(self.items)), ConstantValue(self.maxlen)])
 
 
 class TupleValue(SequenceValue):
@@ -357,129 +491,6 @@ def named_fields(cls: type) -> tuple[str, ...]:
 def is_namedtuple(cls: type) -> bool:
     """Whether ``cls`` is made by ``collections.namedtuple`` or ``typing.NamedTuple`` (or is torch's like)."""
     return cls is not tuple and issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
-
-
-class SetValue(Value):
-    """A set or frozenset; ``items`` maps a key to the element."""
-
-    __slots__ = ("cls", "items")
-
-    mutable = True
-
-    def __init__(self, items: dict[Any, Value], cls: type = set, source: Any = None) -> None:
-        self.source = source
-        self.items = items
-        self.cls = cls
-
-    @classmethod
-    def of(cls, tx: Capture, items: Iterable[Value], kind: type = set, source: Any = None) -> SetValue:
-        """A set with these elements."""
-        found: dict[Any, Value] = {}
-        for item in items:
-            found.setdefault(item.realize().key(tx), item)
-        return cls(found, kind, source)
-
-    @property
-    def pytype(self) -> type:
-        return self.cls
-
-    @property
-    def is_const(self) -> bool:
-        return self.cls is frozenset and all(item.realize().is_const for item in self.items.values())
-
-    def const(self) -> Any:
-        return self.cls(item.realize().const() for item in self.items.values())
-
-    def key(self, tx: Capture) -> Any:
-        return frozenset(self.items)
-
-    def truth(self, tx: Capture) -> bool:
-        return bool(self.items)
-
-    def iterate(self, tx: Capture) -> Iterator[Value]:
-        return iter(list(self.items.values()))
-
-    def children(self) -> Iterator[Value]:
-        return iter(self.items.values())
-
-    def contains(self, tx: Capture, item: Value) -> bool:
-        return item.realize().key(tx) in self.items
-
-    def length(self, tx: Capture) -> Value:
-        return ConstantValue(len(self.items))
-
-    def getattr(self, tx: Capture, name: str) -> Value:
-        if name == "__class__":
-            return tx.from_python(self.cls)
-        if callable(getattr(self.cls, name, None)):
-            return BoundMethodOfContainer(self, name)
-        raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
-
-    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        values = [a.realize() for a in args]
-        items = self.items
-        none = ConstantValue(None)
-        match name:
-            case "add":
-                tx.side.mutate(self)
-                items.setdefault(values[0].key(tx), values[0])
-            case "discard" | "remove":
-                if values[0].key(tx) not in items:
-                    if name == "remove":
-                        raise tx.observed(KeyError("element not in set"))
-                    return none
-                tx.side.mutate(self)
-                del items[values[0].key(tx)]
-            case "clear":
-                tx.side.mutate(self)
-                items.clear()
-            case "update" | "intersection_update" | "difference_update":
-                new = self._algebra(tx, name.removesuffix("_update").replace("update", "union"), values)
-                tx.side.mutate(self)
-                self.items = new
-            case "union" | "intersection" | "difference" | "symmetric_difference" | "copy":
-                return SetValue(self._algebra(tx, name, values), self.cls)
-            case "issubset":
-                return ConstantValue(items.keys() <= SetValue.of(tx, values[0].unpack(tx)).items.keys())
-            case "issuperset":
-                return ConstantValue(items.keys() >= SetValue.of(tx, values[0].unpack(tx)).items.keys())
-            case "isdisjoint":
-                return ConstantValue(items.keys().isdisjoint(SetValue.of(tx, values[0].unpack(tx)).items))
-            case "__contains__":
-                return ConstantValue(self.contains(tx, values[0]))
-            case "__len__":
-                return self.length(tx)
-            case "__iter__":
-                return self.get_iter(tx)
-            case _:
-                raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
-        return none
-
-    def _algebra(self, tx: Capture, name: str, others: list[Value]) -> dict[Any, Value]:
-        result = dict(self.items)
-        for other in others:
-            rhs = SetValue.of(tx, other.unpack(tx)).items
-            match name:
-                case "union":
-                    for key, value in rhs.items():
-                        result.setdefault(key, value)
-                case "intersection":
-                    result = {k: v for k, v in result.items() if k in rhs}
-                case "difference":
-                    result = {k: v for k, v in result.items() if k not in rhs}
-                case "symmetric_difference":
-                    only_there = {k: v for k, v in rhs.items() if k not in result}
-                    result = {k: v for k, v in result.items() if k not in rhs} | only_there
-        return result
-
-    def reconstruct(self, cg: CodeGen) -> None:
-        if self.cls is set:
-            cg.build("BUILD_SET", list(self.items.values()))
-        else:
-            cg.call_const(self.cls, [TupleValue(list(self.items.values()))])
-
-    def describe(self) -> str:
-        return f"a {self.cls.__name__}"
 
 
 class BoundMethodOfContainer(Value):

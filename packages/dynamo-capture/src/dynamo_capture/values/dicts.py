@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import collections
+import operator
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
+<<<<<<< HEAD
 from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import BoundMethodOfContainer, ListValue, SetValue, TupleValue
 from dynamo_capture.values.identity import is_real_key, pin
+=======
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.compare import equals
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue
+from dynamo_capture.values.iterators import NativeWalk
+>>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["DictValue", "DictView"]
+__all__ = ["DictValue", "DictView", "each_pair", "merged", "pairs_of"]
 
 _MISSING = object()
 
@@ -37,7 +49,7 @@ class DictValue(Value):
         self.source = source
         self.cls = cls
         self.obj = obj
-        self.entries: dict[Any, tuple[Value, Value]] = {}
+        self.entries: dict[Any, tuple[Value, Value]] = _new_entries(cls)
         self._whole = obj is None
         self.default_factory: Value | None = default_factory
 
@@ -65,13 +77,16 @@ class DictValue(Value):
     def const(self) -> Any:
         if not self._whole:
             raise GraphBreak("QB06", "the contents of a dict as a constant")
-        return {k.realize().const(): v.realize().const() for k, v in self.entries.values()}
+        plain = {k.realize().const(): v.realize().const() for k, v in self.entries.values()}
+        if self.cls is collections.defaultdict:
+            return self.cls(None if self.default_factory is None else self.default_factory.const(), plain)
+        return plain if self.cls is dict else self.cls(plain)
 
     def real(self) -> Any:
         return self.obj if self.obj is not None else self.const()
 
     def key(self, tx: Capture) -> Any:
-        raise GraphBreak("QB19", "unhashable type: 'dict'")
+        raise tx.observed(TypeError(f"unhashable type: {self.cls.__name__!r}"))
 
     def _take_entry(self, tx: Capture, key: Any) -> tuple[Value, Value]:
         source = self.source
@@ -84,11 +99,18 @@ class DictValue(Value):
             if self.source is not None:
                 tx.guards.dict_keys(self.source, list(self.obj))
             taken = self.entries
+<<<<<<< HEAD
             self.entries = {}
             for real_key in dict.keys(self.obj):
                 key, value = self._take_entry(tx, real_key)
                 stand_in = key.key(tx)
                 self.entries[stand_in] = taken.get(stand_in) or (key, value)
+=======
+            self.entries = _new_entries(self.cls)
+            for index, key in enumerate(dict.keys(self.obj)):
+                stand_in = tx.key_of_object(key)
+                self.entries[stand_in] = taken.get(stand_in) or self._take_entry(tx, key, index)
+>>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
             self._whole = True
         return self.entries
 
@@ -136,16 +158,28 @@ class DictValue(Value):
     def iterate(self, tx: Capture) -> Iterator[Value]:
         return iter([key for key, _ in self.whole(tx).values()])
 
+    def get_iter(self, tx: Capture) -> Value:
+        return self.walk(tx, "keys", self, iter)
+
+    def walk(self, tx: Capture, kind: str, owner: Value, begin: Any) -> Value:
+        """The iterator over keys, values or items, which sees what is written meanwhile."""
+        entries = self.whole(tx)
+
+        def item(stand_in: Any) -> Value:
+            key, value = entries[stand_in]
+            return key if kind == "keys" else value if kind == "values" else TupleValue([key, value])
+
+        return NativeWalk(entries, item, owner, begin, type(begin(getattr(_new_entries(self.cls), kind)())))
+
     def getitem(self, tx: Capture, key: Value) -> Value:
         found = self.find(tx, key)
         if found is not None:
             return found
-        if self.default_factory is not None:
+        if self.default_factory is not None and self.cls is collections.defaultdict:
             value = self.default_factory.call(tx, [], {})
             self.setitem(tx, key, value)
             return value
-        shown = key.realize()
-        raise tx.observed(KeyError(shown.const() if shown.is_const else str(shown.describe())))
+        raise tx.observed_value(KeyError, [key])
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         key = key.realize()
@@ -157,8 +191,7 @@ class DictValue(Value):
 
     def delitem(self, tx: Capture, key: Value) -> None:
         if self._pop(tx, key) is None:
-            shown = key.realize()
-            raise tx.observed(KeyError(shown.const() if shown.is_const else shown.describe()))
+            raise tx.observed_value(KeyError, [key])
 
     def _pop(self, tx: Capture, key: Value) -> Value | None:
         entries = self.whole(tx)
@@ -178,90 +211,127 @@ class DictValue(Value):
         raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if name in ("update", "__init__") and len(args) < 2:
+            self._update(tx, args, kwargs)
+            return ConstantValue(None)
+        if issubclass(self.cls, collections.OrderedDict) and name in _ORDERED_METHODS:
+            return self._ordered_method(tx, name, args, kwargs)
+        if kwargs or not hasattr(self.cls, name):
+            raise GraphBreak("QB07", f"{self.cls.__name__}.{name} with these arguments")
+        found = self._lookup_method(tx, name, args)
+        return self._changing_method(tx, name, args) if found is None else found
+
+    def _lookup_method(self, tx: Capture, name: str, args: list[Value]) -> Value | None:
         match name, args:
             case "__getitem__", [key]:
                 return self.getitem(tx, key)
-            case "__setitem__", [key, value]:
-                self.setitem(tx, key, value)
-            case "__delitem__", [key]:
-                self.delitem(tx, key)
             case "__contains__", [key]:
                 return ConstantValue(self.contains(tx, key))
             case "__len__", []:
                 return self.length(tx)
             case "__iter__", []:
                 return self.get_iter(tx)
-            case "get", [key]:
-                return self.find(tx, key) or kwargs.get("default") or ConstantValue(None)
-            case "get", [key, default]:
-                found = self.find(tx, key)
-                return default if found is None else found
+            case "get", [key, *default] if len(default) < 2:
+                return self.find(tx, key) or (default[0] if default else ConstantValue(None))
             case ("keys" | "values" | "items"), []:
                 return DictView(self, name)
-            case ("update" | "__init__"), _:
-                self._update(tx, args, kwargs)
-            case "setdefault", [key, *default]:
+            case "__reversed__", []:
+                return self.walk(tx, "keys", self, reversed)
+            case ("copy" | "__copy__"), []:
+                return self._copy(tx)
+            case ("__eq__" | "__ne__"), [other]:
+                other = other.realize()
+                if not isinstance(other, DictValue):
+                    return ConstantValue(NotImplemented)
+                return ConstantValue(self.same_contents(tx, other) is (name == "__eq__"))
+            case ("__lt__" | "__le__" | "__gt__" | "__ge__"), [_]:
+                return ConstantValue(NotImplemented)
+            case ("__or__" | "__ror__"), [other]:
+                other = other.realize()
+                if not isinstance(other, DictValue):
+                    return ConstantValue(NotImplemented)
+                return merged(tx, self, other) if name == "__or__" else merged(tx, other, self)
+        return None
+
+    def _changing_method(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        match name, args:
+            case "__setitem__", [key, value]:
+                self.setitem(tx, key, value)
+            case "__delitem__", [key]:
+                self.delitem(tx, key)
+            case "setdefault", [key, *default] if len(default) < 2:
                 found = self.find(tx, key)
                 if found is None:
                     found = default[0] if default else ConstantValue(None)
                     self.setitem(tx, key, found)
                 return found
-            case "pop", [key, *default]:
+            case "pop", [key, *default] if len(default) < 2:
                 found = self._pop(tx, key)
-                if found is None:
-                    if not default:
-                        shown = key.realize()
-                        raise tx.observed(KeyError(shown.const() if shown.is_const else shown.describe()))
-                    return default[0]
-                return found
+                if found is None and not default:
+                    raise tx.observed_value(KeyError, [key])
+                return default[0] if found is None else found
             case "popitem", []:
-                return self._popitem(tx, -1)
+                return self._popitem(tx, last=True)
             case "clear", []:
                 self.whole(tx)
                 tx.side.mutate(self)
                 self.entries.clear()
-            case ("copy" | "__copy__"), []:
-                result = DictValue(self.cls, default_factory=self.default_factory)
-                result.entries = dict(self.whole(tx))
-                return result
-            case "move_to_end", [key, *last]:
-                self._move_to_end(tx, key, last[0] if last else kwargs.get("last"))
-            case "__reversed__", []:
-                return ListValue([key for key, _ in self.whole(tx).values()][::-1]).get_iter(tx)
-            case ("__eq__" | "__ne__"), [other]:
-                same = self.same_contents(tx, other.realize())
-                return ConstantValue(same is (name == "__eq__"))
-            case "__or__", [other]:
-                merged = self.call_method(tx, "copy", [], {})
-                merged.call_method(tx, "update", [other], {})
-                return merged
+            case "__ior__", [other]:
+                self._update(tx, [other], {})
+                return self
+            case "__missing__", [key] if self.cls is collections.defaultdict:
+                if self.default_factory is None:
+                    raise tx.observed_value(KeyError, [key])
+                value = self.default_factory.call(tx, [], {})
+                self.setitem(tx, key, value)
+                return value
             case _:
                 raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
         return ConstantValue(None)
 
-    def _popitem(self, tx: Capture, index: int) -> Value:
-        entries = self.whole(tx)
-        if not entries:
-            raise tx.observed(KeyError("popitem(): dictionary is empty"))
-        tx.side.mutate(self)
-        return TupleValue(list(entries.pop(list(entries)[index])))
+    def _ordered_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """The methods of OrderedDict that take keywords."""
+        names = ("last",) if name == "popitem" else ("key", _ORDERED_METHODS[name])
+        if len(args) > len(names) or not kwargs.keys() <= set(names[len(args) :]):
+            raise GraphBreak("QB07", f"{self.cls.__name__}.{name} with these arguments")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if name == "popitem":
+            return self._popitem(tx, last="last" not in given or given["last"].realize().truth(tx))
+        if "key" not in given:
+            raise GraphBreak("QB07", f"{self.cls.__name__}.{name} without a key")
+        if name == "move_to_end":
+            self._move_to_end(tx, given["key"], last="last" not in given or given["last"].realize().truth(tx))
+            return ConstantValue(None)
+        rest = [given["default"]] if "default" in given else []
+        return self._changing_method(tx, name, [given["key"], *rest])
 
-    def _move_to_end(self, tx: Capture, key: Value, last: Value | None) -> None:
-        entries = self.whole(tx)
-        stand_in = key.realize().key(tx)
+    def _copy(self, tx: Capture) -> DictValue:
+        result = DictValue(self.cls, default_factory=self.default_factory)
+        result.entries.update(self.whole(tx))
+        return result
+
+    def _popitem(self, tx: Capture, last: bool) -> Value:
+        entries: Any = self.whole(tx)
+        is_ordered = isinstance(entries, collections.OrderedDict)
+        if not entries:
+            raise tx.observed(KeyError("dictionary is empty" if is_ordered else "popitem(): dictionary is empty"))
         tx.side.mutate(self)
-        entry = entries.pop(stand_in)
-        entries[stand_in] = entry
-        if last is not None and not last.truth(tx):
-            rest = {k: v for k, v in entries.items() if k != stand_in}
-            entries.clear()
-            entries[stand_in] = entry
-            entries.update(rest)
+        _, (key, value) = entries.popitem(last=last) if is_ordered else entries.popitem()
+        return TupleValue([key, value])
+
+    def _move_to_end(self, tx: Capture, key: Value, last: bool) -> None:
+        entries: Any = self.whole(tx)
+        stand_in = key.realize().key(tx)
+        if stand_in not in entries:
+            raise tx.observed_value(KeyError, [key])
+        tx.side.mutate(self)
+        entries.move_to_end(stand_in, last=last)
 
     def _update(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> None:
         for arg in args:
-            for key, value in pairs_of(tx, arg.realize()):
-                self.setitem(tx, key, value)
+            if arg.realize() is not self:
+                for key, value in each_pair(tx, arg.realize()):
+                    self.setitem(tx, key, value)
         for name, value in kwargs.items():
             self.setitem(tx, ConstantValue(name), value)
 
@@ -270,7 +340,12 @@ class DictValue(Value):
         if not isinstance(other, DictValue):
             return False
         mine, theirs = self.whole(tx), other.whole(tx)
-        return mine.keys() == theirs.keys() and all(equals(tx, v, theirs[k][1]) for k, (_, v) in mine.items())
+        if mine.keys() != theirs.keys():
+            return False
+        if not all(equals(tx, v, theirs[k][1]) for k, (_, v) in mine.items()):
+            return False
+        both_ordered = all(isinstance(x, collections.OrderedDict) for x in (mine, theirs))
+        return not both_ordered or list(mine) == list(theirs)
 
     def children(self) -> Iterator[Value]:
         for key, value in self.entries.values():
@@ -285,7 +360,7 @@ class DictValue(Value):
             cg.build("BUILD_MAP", flat, len(flat) // 2)
             return
         plain = DictValue()
-        plain.entries = self.entries
+        plain.entries.update(self.entries)
         factory = [self.default_factory or ConstantValue(None)] if self.cls is collections.defaultdict else []
         cg.call_const(self.cls, [*factory, plain])
 
@@ -293,18 +368,50 @@ class DictValue(Value):
         return f"a {self.cls.__name__}"
 
 
-def pairs_of(tx: Capture, value: Value) -> list[tuple[Value, Value]]:
-    """The (key, value) pairs that ``dict(value)`` would take."""
+#: Methods of OrderedDict that take keywords, with the name of their second parameter.
+_ORDERED_METHODS = {"popitem": "last", "move_to_end": "last", "pop": "default", "setdefault": "default"}
+
+
+def _new_entries(cls: type) -> dict[Any, tuple[Value, Value]]:
+    """A real dict of the kind: an OrderedDict for one, whose order is kept in its own way."""
+    return collections.OrderedDict() if issubclass(cls, collections.OrderedDict) else {}
+
+
+def merged(tx: Capture, a: DictValue, b: DictValue) -> Value:
+    """``a | b``: of the kind of ``a``, unless that is a plain dict."""
+    like = a if a.cls is not dict else b
+    result = DictValue(like.cls, default_factory=like.default_factory)
+    result.entries.update(a.whole(tx))
+    result.call_method(tx, "update", [b], {})
+    return result
+
+
+def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
+    """The (key, value) pairs that ``dict(value)`` takes, one by one."""
     payload = getattr(value, "payload", None)
-    if isinstance(payload, DictValue):
+    if isinstance(payload, DictValue) and not isinstance(lookup(value.pytype, "__iter__")[0], types.FunctionType):
         value = payload
     if isinstance(value, DictValue):
-        return list(value.whole(tx).values())
-    pairs = []
-    for item in value.unpack(tx):
-        key, element = item.realize().unpack(tx)
-        pairs.append((key, element))
-    return pairs
+        yield from list(value.whole(tx).values())
+        return
+    if lookup(value.pytype, "keys")[1] is not None:
+        for key in value.call_method(tx, "keys", [], {}).realize().iterate(tx):
+            yield key, value.getitem(tx, key.realize())
+        return
+    for i, item in enumerate(value.iterate(tx)):
+        element = item.realize()
+        if element.is_const and not hasattr(element.const(), "__iter__"):
+            raise GraphBreak("QB19", "a dict of elements that are no pairs")
+        pair = element.unpack(tx)
+        if len(pair) != 2:
+            text = f"dictionary update sequence element #{i} has length {len(pair)}; 2 is required"
+            raise tx.observed(ValueError(text))
+        yield pair[0], pair[1]
+
+
+def pairs_of(tx: Capture, value: Value) -> list[tuple[Value, Value]]:
+    """The (key, value) pairs that ``dict(value)`` takes."""
+    return list(each_pair(tx, value))
 
 
 class DictView(Value):
@@ -319,15 +426,13 @@ class DictView(Value):
 
     @property
     def pytype(self) -> type:
-        return type(getattr({}, self.kind)())
+        return type(getattr(_new_entries(self.owner.cls), self.kind)())
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
-        entries = list(self.owner.whole(tx).values())
-        if self.kind == "keys":
-            return iter([key for key, _ in entries])
-        if self.kind == "values":
-            return iter([value for _, value in entries])
-        return iter([TupleValue([key, value]) for key, value in entries])
+        return self.get_iter(tx).iterate(tx)
+
+    def get_iter(self, tx: Capture) -> Value:
+        return self.owner.walk(tx, self.kind, self, iter)
 
     def truth(self, tx: Capture) -> bool:
         return self.owner.truth(tx)
@@ -336,21 +441,67 @@ class DictView(Value):
         return self.owner.length(tx)
 
     def contains(self, tx: Capture, item: Value) -> bool:
-        return self.owner.contains(tx, item) if self.kind == "keys" else super().contains(tx, item)
+        if self.kind == "keys":
+            return self.owner.contains(tx, item)
+        if self.kind == "values":
+            return super().contains(tx, item)
+        item = item.realize()
+        if not isinstance(item, TupleValue) or len(item.items) != 2:
+            return False
+        found = self.owner.find(tx, item.items[0])
+        return found is not None and equals(tx, found, item.items[1])
 
     def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "__class__":
+            return tx.from_python(self.pytype)
+        if not hasattr(self.pytype, name):
+            raise tx.observed(AttributeError(f"{self.pytype.__name__!r} object has no attribute {name!r}"))
+        if not callable(getattr(self.pytype, name)):
+            raise GraphBreak("QB06", f"attribute {name!r} of {self.describe()}")
         return BoundMethodOfContainer(self, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if name == "__iter__":
-            return self.get_iter(tx)
-        if name == "__len__":
-            return self.length(tx)
-        if name == "__contains__":
-            return ConstantValue(self.contains(tx, args[0]))
-        if self.kind == "values":
-            raise GraphBreak("QB07", f"dict_values.{name}")
-        return SetValue.of(tx, self.iterate(tx)).call_method(tx, name, args, kwargs)
+        if kwargs or not hasattr(self.pytype, name):
+            raise GraphBreak("QB07", f"{self.pytype.__name__}.{name}")
+        match name, args:
+            case "__iter__", []:
+                return self.get_iter(tx)
+            case "__len__", []:
+                return self.length(tx)
+            case "__contains__", [item]:
+                return ConstantValue(self.contains(tx, item))
+            case "__reversed__", []:
+                return self.owner.walk(tx, self.kind, self, reversed)
+            case _, [other] if self.kind != "values":
+                return self._set_method(tx, name, other.realize())
+        raise GraphBreak("QB07", f"{self.pytype.__name__}.{name}")
+
+    def _set_method(self, tx: Capture, name: str, other: Value) -> Value:
+        """A view of keys or items as a set."""
+        from dynamo_capture.values.sets import SetValue
+
+        if name in _VIEW_COMPARISONS:
+            is_set = isinstance(other, SetValue) or (isinstance(other, DictView) and other.kind != "values")
+            return ConstantValue(self._compare(tx, name, other) if is_set else NotImplemented)
+        if name == "isdisjoint":
+            return ConstantValue(not any(self.contains(tx, item) for item in other.iterate(tx)))
+        if self.kind == "keys" and (made := SetValue.from_keys(tx, name, self, other)) is not None:
+            return made
+        if self.kind == "items" and name in ("__or__", "__sub__"):
+            made = SetValue.of(tx, list(self.iterate(tx)))
+            made.call_method(tx, "update" if name == "__or__" else "difference_update", [other], {})
+            return made
+        raise GraphBreak("QB07", f"{self.pytype.__name__}.{name}")
+
+    def _compare(self, tx: Capture, name: str, other: Any) -> bool:
+        size, of_other = self.length(tx).const(), other.length(tx).const()
+        within: Any = (self, other)
+        if name in ("__gt__", "__ge__"):
+            within = (other, self)
+        if not _VIEW_COMPARISONS[name](size, of_other):
+            return name == "__ne__"
+        inside = all(within[1].contains(tx, item) for item in within[0].iterate(tx))
+        return not inside if name == "__ne__" else inside
 
     def children(self) -> Iterator[Value]:
         yield self.owner
@@ -362,3 +513,8 @@ class DictView(Value):
 
     def describe(self) -> str:
         return f"a dict's {self.kind}()"
+
+
+#: What has to hold of the sizes of a view and a set before their elements are compared.
+_VIEW_COMPARISONS = {"__eq__": operator.eq, "__ne__": operator.eq, "__lt__": operator.lt, "__le__": operator.le,
+                     "__gt__": operator.gt, "__ge__": operator.ge}  # fmt: skip

@@ -16,36 +16,46 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
     from dynamo_capture.interpreter.frame import Frame
 
-__all__ = ["GeneratorValue", "IteratorValue", "PositionIterator"]
+__all__ = ["BackwardsIterator", "GeneratorValue", "IteratorValue", "NativeWalk", "PositionIterator", "Pull",
+           "iterator_at", "iterator_over"]
 
 
 #: Elements of an iterator that a graph break writes out one by one, at most.
 _MOST_WRITTEN_OUT = 4096
 
 
+_TUPLE_ITERATOR = type(iter(()))
+
+
 class IteratorValue(Value):
     """An iterator over values, pulled one at a time.
 
     Args:
-        iterator: gives the elements.
+        iterator: gives the elements. What the program raises while it does must leave it able to go on.
         rebuild: gives a constructor and its arguments that make, at this point, the iterator that is left. Without
-            it the elements that are left are written out, which takes that pulling them calls nothing.
+            it the elements that are left are written out, which takes that pulling them calls nothing and that
+            nothing can change them.
+        kind: the type of the program's iterator.
     """
 
-    __slots__ = ("iterator", "rebuild")
+    __slots__ = ("iterator", "kind", "rebuild")
 
     mutable = True
 
     def __init__(
-        self, iterator: Iterator[Value], rebuild: Callable[[], tuple[Any, list[Value]]] | None = None
+        self,
+        iterator: Iterator[Value],
+        rebuild: Callable[[], tuple[Any, list[Value]]] | None = None,
+        kind: type = _TUPLE_ITERATOR,
     ) -> None:
         self.source = None
         self.iterator = iterator
         self.rebuild = rebuild
+        self.kind = kind
 
     @property
     def pytype(self) -> type:
-        return type(iter(()))
+        return self.kind
 
     def key(self, tx: Capture) -> Any:
         return IdentityKey(self)
@@ -53,7 +63,10 @@ class IteratorValue(Value):
     def next(self, tx: Capture) -> Value | None:
         """The next element, or None at the end."""
         tx.side.epoch += 1
-        return next(self.iterator, None)
+        try:
+            return next(self.iterator, None)
+        except ValueError as error:  # of ``zip(strict=True)``
+            raise tx.observed(error) from None
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         while (item := self.next(tx)) is not None:
@@ -73,12 +86,16 @@ class IteratorValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         from dynamo_capture.values.containers import BoundMethodOfContainer
 
+        if name == "__class__":
+            return tx.from_python(self.kind)
+        if not hasattr(self.kind, name):
+            raise tx.observed(AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}"))
         return BoundMethodOfContainer(self, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if name == "__iter__":
+        if name == "__iter__" and not args and not kwargs:
             return self
-        if name == "__next__":
+        if name == "__next__" and not args and not kwargs:
             item = self.next(tx)
             if item is None:
                 raise tx.observed(StopIteration())
@@ -93,7 +110,7 @@ class IteratorValue(Value):
         self.iterator = iter(items)
         if len(items) > _MOST_WRITTEN_OUT:
             raise GraphBreak("QB10", f"an iterator with over {_MOST_WRITTEN_OUT} elements left")
-        return _iterator_over, items
+        return iterator_over, items
 
     def reconstruct(self, cg: CodeGen) -> None:
         cg.call_const(*self._left())
@@ -102,7 +119,29 @@ class IteratorValue(Value):
         return iter(self._left()[1])
 
     def describe(self) -> str:
-        return "an iterator"
+        return f"an iterator ({self.kind.__name__})"
+
+
+class Pull:
+    """A Python iterator over what an iterator of values gives; what the program raises goes through it."""
+
+    __slots__ = ("count", "source", "tx")
+
+    def __init__(self, tx: Capture, source: Any) -> None:
+        self.tx = tx
+        self.source = source
+        #: How many elements were pulled.
+        self.count = 0
+
+    def __iter__(self) -> Pull:
+        return self
+
+    def __next__(self) -> Value:
+        item = self.source.next(self.tx)
+        if item is None:
+            raise StopIteration
+        self.count += 1
+        return item  # type: ignore[no-any-return]
 
 
 class PositionIterator(IteratorValue):
@@ -115,8 +154,8 @@ class PositionIterator(IteratorValue):
 
     __slots__ = ("item", "position", "sequence")
 
-    def __init__(self, sequence: Value, item: Callable[[int], Value]) -> None:
-        super().__init__(iter(()), self._rest)
+    def __init__(self, sequence: Value, item: Callable[[int], Value], kind: type = _TUPLE_ITERATOR) -> None:
+        super().__init__(iter(()), self._rest, kind)
         self.sequence = sequence
         self.item = item
         #: -1 once the end was met: then it stays at the end.
@@ -136,20 +175,107 @@ class PositionIterator(IteratorValue):
 
     def _rest(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
-            return _iterator_over, []
-        return _iterator_at, [self.sequence, ConstantValue(self.position)]
+            return iterator_over, []
+        return _sequence_iterator, [self.sequence, ConstantValue(self.position)]
 
 
-def _iterator_over(*items: Any) -> Any:
+class BackwardsIterator(IteratorValue):
+    """``reversed()`` of a list or tuple: by position, as the list may change while it is walked."""
+
+    __slots__ = ("items", "position", "sequence")
+
+    def __init__(self, sequence: Value, items: list[Value], kind: type) -> None:
+        super().__init__(iter(()), self._rest, kind)
+        self.sequence = sequence
+        self.items = items
+        self.position = len(items) - 1
+
+    def next(self, tx: Capture) -> Value | None:
+        tx.side.epoch += 1
+        if 0 <= self.position < len(self.items):
+            self.position -= 1
+            return self.items[self.position + 1]
+        self.position = -1
+        return None
+
+    def _rest(self) -> tuple[Any, list[Value]]:
+        if self.position < 0:
+            return iterator_over, []
+        return _sequence_iterator_backwards, [self.sequence, ConstantValue(self.position)]
+
+
+class NativeWalk(IteratorValue):
+    """The walk of a real container of stand-ins, which raises what the program's would when that has changed.
+
+    Args:
+        container: the real container.
+        item: what an element stands for.
+        owner: the value of the container.
+        begin: gives the program's iterator of the container.
+    """
+
+    __slots__ = ("begin", "container", "item", "owner", "position", "start", "walk")
+
+    def __init__(
+        self, container: Any, item: Callable[[Any], Value], owner: Value, begin: Callable[[Any], Any], kind: type
+    ) -> None:
+        super().__init__(iter(()), self._rest, kind)
+        self.container = container
+        self.item = item
+        self.owner = owner
+        self.begin = begin
+        self.walk: Iterator[Any] | None = reversed(container) if begin is reversed else iter(container)
+        self.start = list(container)
+        self.position = 0
+
+    def next(self, tx: Capture) -> Value | None:
+        tx.side.epoch += 1
+        if self.walk is None:
+            return None
+        try:
+            element = next(self.walk)
+        except StopIteration:
+            self.walk = None
+            return None
+        except RuntimeError as error:
+            raise tx.observed(error) from None
+        self.position += 1
+        return self.item(element)
+
+    def _rest(self) -> tuple[Any, list[Value]]:
+        if self.walk is None:
+            return iterator_over, []
+        now = self.container
+        if len(now) != len(self.start) or not all(x is y for x, y in zip(now, self.start, strict=True)):
+            raise GraphBreak("QB10", f"the walk of {self.owner.describe()} that has changed")
+        return iterator_at, [self.owner, ConstantValue(self.position), ConstantValue(self.begin)]
+
+
+def iterator_over(*items: Any) -> Any:
     """Runs in the emitted code."""
     return iter(items)
 
 
-def _iterator_at(sequence: Any, position: int) -> Any:
+def iterator_at(container: Any, position: int, begin: Any = iter) -> Any:
+    """Runs in the emitted code: the walk of a container, so many elements on."""
+    iterator = begin(container)
+    for _ in range(position):
+        next(iterator)
+    return iterator
+
+
+def _sequence_iterator(sequence: Any, position: int) -> Any:
     """Runs in the emitted code."""
     iterator = iter(sequence)
     if position:
         iterator.__setstate__(position)
+    return iterator
+
+
+def _sequence_iterator_backwards(sequence: Any, position: int) -> Any:
+    """Runs in the emitted code."""
+    iterator = reversed(sequence)
+    iterator.__setstate__(position)
     return iterator
 
 

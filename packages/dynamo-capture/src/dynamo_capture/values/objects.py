@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import copyreg
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
@@ -63,6 +66,16 @@ def class_attribute(tx: Capture, value: Value, cls: type, name: str) -> Value | 
     if owner is None or owner in (tuple, object, list, dict):
         return None
     return bind_attribute(tx, value, cls, name, found, owner)
+
+
+_CONTAINERS = frozenset((list, tuple, set, frozenset, dict, collections.OrderedDict, collections.defaultdict,
+                         collections.deque, torch.Size))  # fmt: skip
+
+
+def _base_container(payload: Value) -> type:
+    """The C type that compares a payload."""
+    cls = payload.pytype
+    return next(base for base in (list, tuple, set, frozenset, dict, collections.deque, cls) if issubclass(cls, base))
 
 
 class ObjectValue(Value):
@@ -439,6 +452,7 @@ class ObjectValue(Value):
                 return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
 
+<<<<<<< HEAD
     def _by_identity(self, tx: Capture, name: str, args: list[Value]) -> Value:
         """What ``object`` defines: equal to itself, different from what ``__eq__`` refuses, hashed by the address."""
         if name == "__hash__":
@@ -451,6 +465,22 @@ class ObjectValue(Value):
         if isinstance(equal, ConstantValue) and equal.value is NotImplemented:
             return equal
         return ConstantValue(not equal.truth(tx))
+=======
+    def compare_natively(self, tx: Capture, fn: Any, other: Value, found: Any) -> Value:
+        """A comparison by a C method of the class: of what is inside an instance of a subclass of a container."""
+        from dynamo_capture.values.arith import compare
+
+        if self.payload is not None:
+            inner = getattr(other, "payload", None) or other
+            if inner.pytype in _CONTAINERS and issubclass(inner.pytype, _base_container(self.payload)):
+                return compare(tx, fn, self.payload, inner)
+            return ConstantValue(NotImplemented)
+        if found in (types.SimpleNamespace.__eq__, types.SimpleNamespace.__ne__) and isinstance(other, ObjectValue):
+            if not issubclass(other.cls, types.SimpleNamespace):
+                return ConstantValue(NotImplemented)
+            return compare(tx, fn, self.plain_getattr(tx, "__dict__"), other.plain_getattr(tx, "__dict__"))
+        raise GraphBreak("QB06", f"comparison of {self.describe()} by its C method")
+>>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
 
     def _reduces_plainly(self) -> bool:
         """Whether copying or pickling is what ``object`` does: an empty instance and its ``__dict__``."""

@@ -268,16 +268,11 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
     from dynamo_capture.values.classes import find, lookup
 
     name, reflected = _COMPARISONS[fn]
-<<<<<<< HEAD
-    for x, y, method in ((a, b, name), (b, a, reflected)):
-        found, owner = find(tx, x.pytype, method)
-=======
     order = [(a, b, name), (b, a, reflected)]
     if b.pytype is not a.pytype and issubclass(b.pytype, a.pytype):
         order.reverse()
     for x, y, method in order:
-        found, owner = lookup(x.pytype, method)
->>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
+        found, owner = find(tx, x.pytype, method)
         if found is None or owner is object or isinstance(x, ConstantValue):
             if method == "__ne__" and lookup(x.pytype, "__eq__")[1] is not object:
                 if not isinstance(x, ConstantValue):

@@ -9,21 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-<<<<<<< HEAD
 from dynamo_capture.values.base import IdentityKey, Value
-from dynamo_capture.values.compare import equals
-from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import BoundMethodOfContainer, ListValue, SetValue, TupleValue
-from dynamo_capture.values.identity import is_real_key, pin
-=======
-from dynamo_capture.sources import Source
-from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue
+from dynamo_capture.values.identity import is_real_key, pin
 from dynamo_capture.values.iterators import NativeWalk
->>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -99,18 +91,11 @@ class DictValue(Value):
             if self.source is not None:
                 tx.guards.dict_keys(self.source, list(self.obj))
             taken = self.entries
-<<<<<<< HEAD
-            self.entries = {}
+            self.entries = _new_entries(self.cls)
             for real_key in dict.keys(self.obj):
                 key, value = self._take_entry(tx, real_key)
                 stand_in = key.key(tx)
                 self.entries[stand_in] = taken.get(stand_in) or (key, value)
-=======
-            self.entries = _new_entries(self.cls)
-            for index, key in enumerate(dict.keys(self.obj)):
-                stand_in = tx.key_of_object(key)
-                self.entries[stand_in] = taken.get(stand_in) or self._take_entry(tx, key, index)
->>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
             self._whole = True
         return self.entries
 

@@ -30,7 +30,7 @@ from dynamo_capture.values.classes import bind_attribute, find, lookup
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["builtin_kind", "hash_of", "identity_key", "is_real_key", "object_key", "pin"]
+__all__ = ["HashedKey", "builtin_kind", "hash_of", "identity_key", "is_real_key", "object_key", "pin"]
 
 #: C classes whose objects never change, so that a question about one of them has one answer.
 _UNCHANGING = (types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,

@@ -452,7 +452,6 @@ class ObjectValue(Value):
                 return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
 
-<<<<<<< HEAD
     def _by_identity(self, tx: Capture, name: str, args: list[Value]) -> Value:
         """What ``object`` defines: equal to itself, different from what ``__eq__`` refuses, hashed by the address."""
         if name == "__hash__":
@@ -465,7 +464,7 @@ class ObjectValue(Value):
         if isinstance(equal, ConstantValue) and equal.value is NotImplemented:
             return equal
         return ConstantValue(not equal.truth(tx))
-=======
+
     def compare_natively(self, tx: Capture, fn: Any, other: Value, found: Any) -> Value:
         """A comparison by a C method of the class: of what is inside an instance of a subclass of a container."""
         from dynamo_capture.values.arith import compare
@@ -480,7 +479,6 @@ class ObjectValue(Value):
                 return ConstantValue(NotImplemented)
             return compare(tx, fn, self.plain_getattr(tx, "__dict__"), other.plain_getattr(tx, "__dict__"))
         raise GraphBreak("QB06", f"comparison of {self.describe()} by its C method")
->>>>>>> 9e348ed (Sets, dicts, deques and iterators keep the real ones in their shadow: order, walks of what changes, views, OrderedDict, itertools after an exception)
 
     def _reduces_plainly(self) -> bool:
         """Whether copying or pickling is what ``object`` does: an empty instance and its ``__dict__``."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue
+from dynamo_capture.values.identity import HashedKey
 from dynamo_capture.values.iterators import IteratorValue, iterator_at
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Token:
         return self.key is other.key or bool(self.key == other.key)
 
 
-def _hash_is_known(value: Value) -> bool:
+def _hash_is_known(tx: Capture, value: Value) -> bool:
     """Whether the object's hash, as it is known now, is that of every call that the guards let in."""
     from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleValue
     from dynamo_capture.values.functions import FunctionValue
@@ -86,13 +86,15 @@ def _hash_is_known(value: Value) -> bool:
     if type(value) in (ConstantValue, BuiltinValue, ClassValue, PyModuleValue) or isinstance(value, SymValue):
         return True
     if type(value) is TupleValue:
-        return all(map(_hash_is_known, value.items))
+        return all(_hash_is_known(tx, item) for item in value.items)
     if isinstance(value, SetValue):
         return value.orderly or value.source is not None
-    is_fixed = value.source is None or value.source.kind == "constant"
+    is_fixed = value.source is None or value.source.is_fixed
     if isinstance(value, FunctionValue):
         return is_fixed and value.fn is not None
     if isinstance(value, ObjectValue):
+        if isinstance(value.key(tx), HashedKey):
+            return True  # it was asked for, and what it rests on is guarded
         return is_fixed and value.obj is not None and type(value.obj).__hash__ is object.__hash__
     return False
 
@@ -158,7 +160,7 @@ class SetValue(Value):
         self = cls(type(made))
         self.items = made
         self.made_by = (name, operands)
-        self.orderly = all(map(_is_orderly, operands))
+        self.orderly = all(_is_orderly(tx, operand) for operand in operands)
         return self
 
     @classmethod
@@ -224,17 +226,15 @@ class SetValue(Value):
         return _element(tx, item) in self.items
 
     def tokens(self, tx: Capture) -> list[Token]:
-        """The elements in the order in which the program walks them (guarded for an existing set)."""
+        """The elements in the order in which the program walks them ."""
         if self.made_by is not None:
             if not self.orderly and len(self.items) > 1:
                 raise GraphBreak("QB06", "the order of a set of objects whose hashes are not known")
             return list(self.items)
         if self.log and len(self.items) > 1:
             raise GraphBreak("QB06", "the order of an existing set that has been changed")
-        first = self._first if not self.log else list(self.items)
-        if self.source is not None and len(self.items) > 1:
-            tx.guards.equals(Source("call", self.source, tuple), tuple(self.obj))
-        return first  # type: ignore[return-value]
+        # The guard of an existing set says that this is its order.
+        return list(self.items if self._first is None or self.log else self._first)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         return iter([token.value for token in self.tokens(tx)])
@@ -323,7 +323,7 @@ class SetValue(Value):
             name, operands, shadows = _with_itself(name), [], []
         tx.side.mutate(self)
         getattr(self.items, name)(*shadows)
-        self.orderly = self.orderly and all(map(_is_orderly, operands))
+        self.orderly = self.orderly and all(_is_orderly(tx, operand) for operand in operands)
         self._may_extend = False
         self.log.append((name, operands))
 
@@ -331,7 +331,7 @@ class SetValue(Value):
         token = Token(tx, item)
         tx.side.mutate(self)
         self.items.add(token)
-        self.orderly = self.orderly and _hash_is_known(item)
+        self.orderly = self.orderly and _hash_is_known(tx, item)
         if not self._may_extend:
             self.log.append(("update", [[]]))
             self._may_extend = True
@@ -497,12 +497,14 @@ def _shadow(tx: Capture, operand: Operand) -> Any:
     return _element(tx, operand)
 
 
-def _is_orderly(operand: Operand) -> bool:
+def _is_orderly(tx: Capture, operand: Operand) -> bool:
     if isinstance(operand, SetState):
         return operand.owner.orderly
     if isinstance(operand, KeysView):
-        return all(map(_hash_is_known, operand.keys))
-    return all(map(_hash_is_known, operand)) if isinstance(operand, list) else _hash_is_known(operand)
+        operand = operand.keys
+    if isinstance(operand, list):
+        return all(_hash_is_known(tx, value) for value in operand)
+    return _hash_is_known(tx, operand)
 
 
 def settle_late_sets(cg: CodeGen, before: float = math.inf) -> None:

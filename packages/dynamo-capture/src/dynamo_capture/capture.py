@@ -88,6 +88,8 @@ class Capture:
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
+        #: Calls of functions that keep their results: (function, arguments) -> result.
+        self.cached_calls: dict[Any, Value] = {}
 
     # --- where we are -------------------------------------------------------------------------------------------
 
@@ -131,6 +133,11 @@ class Capture:
         """The value of a container that the region has changed; None while the real one still tells."""
         value = self.known.get(id(obj))
         return value if value is not None and self.side.is_mutated(value) else None
+
+    def object_behind(self, value: Value) -> Any:
+        """The existing object that a container's value stands for, or None."""
+        address = next((key for key, known in self.known.items() if known is value), None)
+        return next((obj for obj in self._alive if id(obj) == address), None)
 
     def keep(self, value: Value) -> None:
         """Keep a value alive to the end of the capture (its ``id`` has been given away)."""

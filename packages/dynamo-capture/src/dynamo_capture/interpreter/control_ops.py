@@ -9,6 +9,7 @@ from dynamo_capture.interpreter.data_ops import boolean
 from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
+from dynamo_capture.values.class_tests import is_instance
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -171,7 +172,7 @@ class ControlOps(FrameState):
         names = self.pop().unpack(self.tx)
         cls = self.pop().const()
         subject = self.pop()
-        if not issubclass(subject.pytype, cls):
+        if not is_instance(self.tx, subject, ClassValue(cls)):
             self.stack.append(ConstantValue(None))
             return
         positional: list[str] = []

@@ -7,21 +7,24 @@ import math
 import operator
 import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.cached_functions import call_cached
 from dynamo_capture.values.callables import BuiltinValue, ClassValue
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.class_tests import is_instance, is_subclass
+from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
+from dynamo_capture.values.identity import hash_of
+from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -29,7 +32,6 @@ from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
-    from dynamo_capture.codegen import CodeGen
 
 __all__ = ["BUILTINS", "call_builtin", "sort_values"]
 
@@ -70,7 +72,7 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
         return _unbound_method(tx, fn, args, kwargs)
     if isinstance(fn, functools._lru_cache_wrapper):
-        return _cached_function(tx, fn, args, kwargs)
+        return call_cached(tx, fn, args, kwargs)
     if fn in _INPUT_OUTPUT:
         raise GraphBreak("QB11", fn.__name__)
     module = getattr(fn, "__module__", None) or ""
@@ -85,29 +87,6 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     if module in ("random", "_random") or isinstance(owner, random.Random):
         number = "QB16"
     raise GraphBreak(number, BuiltinValue(fn).describe())
-
-
-def _cached_function(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A function under ``functools.lru_cache``: on existing objects it is called now, as its cache would have it.
-
-    On values of the region the function below the cache is inlined.
-    """
-    try:
-        real_args = [arg.realize().real() for arg in args]
-        real_kwargs = {name: value.realize().real() for name, value in kwargs.items()}
-    except GraphBreak:
-        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
-    if any(isinstance(x, torch.Tensor) for x in (*real_args, *real_kwargs.values())):
-        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)
-    for value in args:
-        if value.source is not None and not value.realize().is_const:
-            tx.guards.is_object(value.source, value.realize().real())
-    try:
-        with _disable_current_modes():
-            result = fn(*real_args, **real_kwargs)
-    except Exception as error:
-        raise tx.observed(error) from None
-    return tx.from_python(result)
 
 
 def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -195,22 +174,7 @@ def _delattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(isinstance)
 def _isinstance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    classes = class_argument(tx, args[1].realize())
-    try:
-        return _is_instance(tx, args[0].realize(), classes)
-    except TypeError as error:  # no class, or one that refuses the question
-        raise tx.observed(error) from None
-
-
-def _is_instance(tx: Capture, value: Value, classes: Any) -> Value:
-    if isinstance(value, TensorValue):
-        probe = value.real_tensor if value.real_tensor is not None else value.example
-        return ConstantValue(isinstance(probe, classes))
-    if isinstance(value, ObjectValue) and value.obj is not None:
-        return ConstantValue(isinstance(value.obj, classes))
-    if value.is_const and not isinstance(value, TupleValue):
-        return ConstantValue(isinstance(value.const(), classes))
-    return ConstantValue(issubclass(value.pytype, classes))
+    return ConstantValue(is_instance(tx, args[0].realize(), args[1]))
 
 
 @builtin(issubclass)
@@ -218,17 +182,7 @@ def _issubclass(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     cls = args[0].realize().const()
     if not isinstance(cls, type):
         raise tx.observed(TypeError("issubclass() arg 1 must be a class"))
-    try:
-        return ConstantValue(issubclass(cls, class_argument(tx, args[1].realize())))
-    except TypeError as error:
-        raise tx.observed(error) from None
-
-
-def class_argument(tx: Capture, value: Value) -> Any:
-    """The second argument of isinstance: a class, a union, or nested tuples of them."""
-    if isinstance(value, TupleValue):
-        return tuple(class_argument(tx, item.realize()) for item in value.items)
-    return value.real()
+    return ConstantValue(is_subclass(tx, cls, args[1]))
 
 
 @builtin(callable)
@@ -238,26 +192,12 @@ def _callable(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
         return ConstantValue(True)
     if isinstance(value, TensorValue):
         return ConstantValue(False)
-    return ConstantValue(lookup(value.pytype, "__call__")[1] is not None)
+    return ConstantValue(find(tx, value.pytype, "__call__")[1] is not None)
 
 
 @builtin(id)
 def _id(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0].realize()
-    tx.keep(value)
-    return IdValue(id(value))
-
-
-class IdValue(ConstantValue):
-    """What ``id`` gives: good for comparing and as a key, but unknown outside the capture."""
-
-    __slots__ = ()
-
-    def reconstruct(self, cg: CodeGen) -> None:
-        raise GraphBreak("QB10", "the result of id()")
-
-    def children(self) -> Iterator[Value]:
-        raise GraphBreak("QB10", "the result of id()")
+    return id_of(tx, args[0].realize())
 
 
 @builtin(vars)
@@ -357,10 +297,7 @@ def _repr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(hash)
 def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0].realize()
-    if isinstance(value, ObjectValue):
-        return value.call_method(tx, "__hash__", [], {})
-    return fold(tx, hash, [value], {})
+    return ConstantValue(hash_of(tx, args[0]))
 
 
 # --- iteration ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Functions under ``functools.lru_cache`` and ``functools.cache``.
+
+Such a function gives what it computed once, whatever has changed since, until its cache forgets: neither its body,
+inlined, nor the result of one call says what the next call gives. So a call on existing objects that the guards pin
+down is made now, as the program would make it here, and made again by the guards of every later call: its result is
+an input of the frame like any other (a hit takes a tenth of a microsecond), and what is read of it is guarded. A cache
+that was cleared, that has dropped the entry, or whose function gives something else then is seen.
+
+Elsewhere the graph breaks, and the program makes the call: where the region has changed objects that the function may
+look at, where the function raises, and for arguments that the region makes. Only tensors that it computes are let
+through: they hash by identity, so that no cache has an entry for them, and the body is inlined, once per tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import IdentityKey, Value
+from dynamo_capture.values.identity import is_real_key, pin
+from dynamo_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["call_cached"]
+
+
+def call_cached(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``fn(*args, **kwargs)`` for a function with a cache.
+
+    Raises:
+        GraphBreak: the program has to make the call itself.
+    """
+    parameters = fn.cache_parameters()
+    if parameters["maxsize"] == 0:
+        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs)  # it keeps nothing
+    values = [value.realize() for value in (*args, *kwargs.values())]
+    keys = tuple(value.key(tx) for value in values)
+    types = tuple(value.pytype for value in values) if parameters["typed"] else ()
+    call = (id(fn), len(args), tuple(kwargs), keys, types)
+    known = tx.cached_calls.get(call)
+    if known is None:
+        known = tx.cached_calls[call] = _call(tx, fn, args, kwargs, values, keys)
+    return known
+
+
+def _call(
+    tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], values: list[Value], keys: tuple[Any, ...]
+) -> Value:
+    name = getattr(fn, "__qualname__", "a function")
+    fresh = [value for value, key in zip(values, keys, strict=True) if isinstance(key, IdentityKey)]
+    if fresh and all(isinstance(value, TensorValue) for value in fresh):
+        return tx.from_python(fn.__wrapped__).call(tx, args, kwargs).realize()
+    if not is_real_key(keys) or any(isinstance(value, TensorValue) for value in values):
+        raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
+    if tx.side or tx.graph.mutated_inputs():
+        raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
+    for value in values:
+        pin(tx, value)
+    made = functools.partial(
+        fn, *(value.realize().real() for value in args), **{k: v.realize().real() for k, v in kwargs.items()}
+    )
+    try:
+        with _disable_current_modes():
+            result = made()
+    except Exception as error:
+        raise GraphBreak("QB03", f"{name}, which keeps its results, raised {type(error).__name__}") from None
+    source = Source("call", Source("constant", None, (made,)), operator.call)
+    return tx.from_python(result, source).realize()

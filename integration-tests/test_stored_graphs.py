@@ -110,6 +110,7 @@ def captured(function, args, dynamic=None):
     """The torch dialect graphs of two calls, with their inputs."""
     found = []
 
+    @dynamo_capture.supports_dynamic_shapes
     def backend(gm, inputs):
         found.append((gm, inputs))
         return gm.forward
@@ -183,6 +184,7 @@ def test_training_graphs_and_a_custom_backward_can_be_stored(tmp_path):
         found.append(env)
         return env.module().forward
 
+    @dynamo_capture.supports_dynamic_shapes
     def backend(gm, inputs):
         if not found:  # the torch dialect holds the backward as a Python object
             with pytest.raises(StoredGraphError, match="later stage") as caught:

@@ -31,6 +31,7 @@ from prims.options import Options
 KERNELS: list[str] = []
 
 
+@compile_api.supports_dynamic_shapes
 def backend(gm: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     """As the ``"inductor"`` backend, without its falling back, and with Triton kernels on the CPU."""
     options = Options(strict=True)

@@ -514,3 +514,57 @@ class TestAsFunctions:
         compiled = compile_api.compile(Greedy(), backend="eager")
         assert compiled(torch.ones(2)).tolist() == [2, 2]
         assert len(compiled.report().graphs) == 1 and asked == []
+
+
+def test_a_backend_of_the_users_is_never_asked_for_other_sizes():
+    def program(x):
+        return x.sin() * x.shape[0]
+
+    def tracing(gm, example_inputs):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.jit.trace(gm, example_inputs, check_trace=False)
+
+    sizes = (2, 3, 4, 5, 3)
+    compiled = compile_api.compile(program, backend=tracing)
+    for size in sizes:
+        torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
+    assert compiled.report().verdict == "compiled" and len(compiled.report().graphs) == 4
+    # Asked for symbolic sizes, it gets abstract inputs: the size that it makes a number of is then a guard.
+    compiled = compile_api.compile(program, backend=tracing, dynamic=True)
+    for size in sizes:
+        torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
+    assert len(compiled.report().graphs) == 4
+    assert "a size used as a Python int" in compiled.report().recompiles[0].reason
+
+    @compile_api.supports_dynamic_shapes
+    def as_it_is(gm, example_inputs):
+        return gm.forward
+
+    for backend in (as_it_is, "eager", "aot_eager", "inductor"):
+        compiled = compile_api.compile(program, backend=backend)
+        for size in sizes:
+            torch.testing.assert_close(compiled(torch.ones(size)), program(torch.ones(size)))
+        assert sum(graph.dialect == "torch" for graph in compiled.report().graphs) == 2
+
+
+@pytest.mark.parametrize("stage", ["lower", "codegen", "run", "backend"])
+def test_fullgraph_refuses_a_failing_stage(monkeypatch, stage):
+    import inductor_gen
+    import prims.lower
+
+    def broken(*args, **kwargs):
+        raise AssertionError("a defect")
+
+    if stage == "lower":
+        monkeypatch.setattr(prims.lower, "lower", broken)
+    elif stage == "codegen":
+        monkeypatch.setattr(inductor_gen, "compile_graph", broken)
+    elif stage == "run":
+        monkeypatch.setattr(inductor_gen, "compile_graph", lambda *args, **kwargs: broken)
+    compiled = compile_api.compile(
+        lambda x: x.sin() + 1, fullgraph=True, backend=broken if stage == "backend" else "inductor"
+    )
+    with pytest.raises(compile_api.errors.NotCompiled, match="a defect"):
+        compiled(torch.randn(3))
+    assert compiled.report().verdict.startswith("eager: ") and "a defect" in compiled.report().verdict

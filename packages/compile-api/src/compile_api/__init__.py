@@ -37,12 +37,14 @@ __all__ = [
     "register_backend",
     "reset",
     "strip_prefix",
+    "supports_dynamic_shapes",
 ]
 
 #: Offered here for convenience; they belong to capture.
 _FROM_CAPTURE = frozenset(
-    ("allow_in_graph", "disable", "explain", "export_graph", "graph_break", "is_compiling", "mark_dynamic", "reset")
-)
+    ("allow_in_graph", "disable", "explain", "export_graph", "graph_break", "is_compiling", "mark_dynamic", "reset",
+     "supports_dynamic_shapes")
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

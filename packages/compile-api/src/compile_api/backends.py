@@ -36,7 +36,9 @@ _REGISTERED: dict[str, Backend] = {}
 def register_backend(backend: Backend | None = None, name: str | None = None) -> Any:
     """Register ``backend(gm, example_inputs) -> callable`` under ``name`` (its ``__name__`` by default).
 
-    Usable as a decorator, with or without arguments.
+    Usable as a decorator, with or without arguments. A backend whose results serve every size sets the attribute
+    ``supports_dynamic_shapes = True``; else each size that changes has a graph of its own (see
+    :func:`dynamo_capture.supports_dynamic_shapes`).
 
     Raises:
         UserError: not callable, or the name is taken.
@@ -76,7 +78,9 @@ def make_backend(backend: str | Backend, options: Options, report: Report) -> Ba
     """
     if isinstance(backend, str):
         if backend in _BUILTIN:
-            return _soft(_BUILTIN[backend](options, report), backend, options, report)
+            made: Any = _BUILTIN[backend](options, report)
+            made.supports_dynamic_shapes = True
+            return _soft(made, backend, options, report)
         if backend not in _REGISTERED:
             near = difflib.get_close_matches(backend, list_backends(), n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
@@ -111,6 +115,9 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         return compiled
 
     compile_or_run_eagerly.reports_status = True  # type: ignore[attr-defined]
+    for declaration in ("supports_dynamic_shapes", "symbolic_example_inputs"):
+        if getattr(backend, declaration, False) is True:
+            setattr(compile_or_run_eagerly, declaration, True)
     return compile_or_run_eagerly
 
 
@@ -129,7 +136,10 @@ def _fall_back(stage: str, error: Exception, options: Options, report: Report, *
 
 
 def _eager(options: Options, report: Report) -> Backend:
-    return lambda gm, example_inputs: gm.forward
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return gm.forward
+
+    return backend
 
 
 def _aot_eager(options: Options, report: Report) -> Backend:

@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from dynamo_capture.breaks import BreakInfo
+from dynamo_capture.contract import supports_dynamic_shapes
 from dynamo_capture.dynamic import mark_dynamic, mark_static
 from dynamo_capture.frontend import (
     Explanation,
@@ -29,4 +30,5 @@ __all__ = [
     "mark_static",
     "optimize",
     "reset",
+    "supports_dynamic_shapes",
 ]

@@ -15,7 +15,9 @@ import torch
 from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
 from dynamo_capture.capture import FrameRequest
+from dynamo_capture.contract import Contract, supports_dynamic_shapes
 from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
@@ -56,6 +58,7 @@ class Optimizer:
         self.captured: list[CapturedGraph] = []
         self.states: dict[types.CodeType, CodeState] = {}
         self._breaks: set[BreakInfo] = set()
+        self._contract = Contract.of(backend, options)
         self._calls = threading.local()
         #: The code of the compiled function itself; ``fullgraph`` is about it.
         self.root_code: types.CodeType | None = None
@@ -166,7 +169,7 @@ class Optimizer:
     def _state(self, code: types.CodeType) -> CodeState:
         state = self.states.get(code)
         if state is None:
-            state = self.states[code] = CodeState(DynamicSizes(self.options.dynamic))
+            state = self.states[code] = CodeState(DynamicSizes(self._contract.dynamic))
         return state
 
     def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
@@ -179,7 +182,7 @@ class Optimizer:
             limit = self.options.recompile_limit
             if len(entries) >= limit + min(state.sizes.generalised, limit):
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
-                return self._left(state, Why(text, where, "Keep what changes out of the region, or raise the option."))
+                return self._left(state, Why(text, where, self._contract.about_the_limit))
         try:
             result = translate(request, self._backend, self.options, self.report, state)
         except SkipFrame as skip:
@@ -220,9 +223,9 @@ class Optimizer:
         self.captured.clear()
         self._breaks.clear()
 
-    def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def _backend(self, gm: torch.fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Any]:
         try:
-            compiled = self.backend(gm, inputs)
+            compiled = self.backend(gm, [self._contract.example(inp) for inp in inputs])
         except (UserError, Unsupported):
             raise
         except Exception as error:
@@ -292,7 +295,8 @@ def optimize(
 
     Args:
         fn: a callable. A module is run through its ``__call__`` (hooks included); its ``forward`` is captured.
-        backend: ``backend(gm, example_inputs) -> callable``; called once per captured graph.
+        backend: ``backend(gm, example_inputs) -> callable``; called once per captured graph. Unless it declares
+            ``supports_dynamic_shapes`` (see :func:`supports_dynamic_shapes`), each size has a graph of its own.
         options: see :class:`prims.options.Options`.
         report: collects what happened.
 
@@ -433,6 +437,7 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         result = Explanation()
 
+        @supports_dynamic_shapes
         def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             result.graphs.append(gm)
             return gm.forward
@@ -458,6 +463,7 @@ def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: 
     """
     envelopes: list[Envelope] = []
 
+    @supports_dynamic_shapes
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         envelopes.append(gm.meta["envelope"])
         return gm.forward

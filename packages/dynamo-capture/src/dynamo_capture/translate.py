@@ -22,6 +22,7 @@ from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.capture import Capture, FrameRequest
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.guards import Guard
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.resume import resume_code
@@ -97,11 +98,14 @@ class Translation:
     goes_on: bool
 
 
+#: ``backend(gm, example_inputs) -> callable``.
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+#: The same of the graph's inputs, with what is known of each.
+CompileGraph = Callable[[torch.fx.GraphModule, list[GraphInput]], Callable[..., Any]]
 
 
 def translate(
-    request: FrameRequest, backend: Backend, options: Options, report: Report | None, state: CodeState
+    request: FrameRequest, compile_graph: CompileGraph, options: Options, report: Report | None, state: CodeState
 ) -> Translation:
     """Capture one frame.
 
@@ -132,7 +136,7 @@ def translate(
             raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
         except GraphBreak as late:
             raise SkipFrame(late.text, where=late.where) from None
-        return _finish(request, backend, options, report, tx, root, brk, plan, finish)
+        return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
     raise SkipFrame("capture kept breaking at earlier instructions")
 
 
@@ -164,7 +168,7 @@ def _isolated_modes() -> Any:
 
 def _finish(
     request: FrameRequest,
-    backend: Backend,
+    compile_graph: CompileGraph,
     options: Options,
     report: Report | None,
     tx: Capture,
@@ -187,7 +191,7 @@ def _finish(
         if report is not None:
             ops = [str(getattr(n.target, "__name__", n.target)) for n in gm.graph.nodes if n.op.startswith("call")]
             report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where)
-        compiled = backend(gm, [inp.real for inp in builder.inputs])
+        compiled = compile_graph(gm, builder.inputs)
         if not callable(compiled):
             from prims.errors import UserError
 

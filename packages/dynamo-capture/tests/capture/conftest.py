@@ -20,6 +20,7 @@ class Compiled:
         options.setdefault("strict", True)
         self.compiled: Any = dynamo_capture.optimize(fn, self._backend, options=Options(**options))
 
+    @dynamo_capture.supports_dynamic_shapes
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         self.graphs.append(gm)
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]

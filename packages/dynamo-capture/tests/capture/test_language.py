@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from dynamo_capture import _native
+from dynamo_capture.contract import supports_dynamic_shapes
 from dynamo_capture.frontend import optimize
 from prims.options import Options
 from prims.report import Report
@@ -88,6 +89,7 @@ def run_all(fn, makers, expected_breaks, graphs):
     report = Report()
     captured = []
 
+    @supports_dynamic_shapes
     def backend(gm, inputs):
         captured.append(gm)
         return gm.forward
@@ -923,6 +925,7 @@ def test_aliased_arguments():
         lst.append(len(q))
         return p is q, lst
 
+    @supports_dynamic_shapes
     def backend(gm, inputs):
         return gm.forward
 
@@ -958,7 +961,7 @@ def test_identity_of_results():
         new = [a + 1]
         return a, lst, new, new
 
-    compiled = optimize(fn, lambda gm, i: gm.forward, options=Options(strict=True))
+    compiled = optimize(fn, supports_dynamic_shapes(lambda gm, i: gm.forward), options=Options(strict=True))
     for _ in range(2):
         a, lst = torch.ones(2), [1]
         r = compiled(a, lst)
@@ -1083,7 +1086,7 @@ def test_data_dependent_branch(sign):
         return b - 1
 
     report = Report()
-    compiled = optimize(fn, lambda gm, i: gm.forward, options=Options(strict=True), report=report)
+    compiled = optimize(fn, supports_dynamic_shapes(lambda gm, i: gm.forward), options=Options(strict=True), report=report)
     for _ in range(2):
         a = torch.ones(3) * sign
         assert torch.equal(compiled(a), fn(a))

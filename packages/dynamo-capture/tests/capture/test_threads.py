@@ -132,7 +132,7 @@ def test_reset_meanwhile(quick_switches):
     def fn(x):
         return x.sin() + 1
 
-    compiled = dynamo_capture.optimize(fn, lambda gm, inputs: gm.forward, options=Options(strict=True))
+    compiled = dynamo_capture.optimize(fn, dynamo_capture.supports_dynamic_shapes(lambda gm, inputs: gm.forward), options=Options(strict=True))
 
     def work(i):
         for n in range(10):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dynamo_capture.contract import supports_dynamic_shapes
 from dynamo_capture.frontend import optimize
 from prims.options import Options
 from prims.report import Report
@@ -708,6 +709,7 @@ def check(fn, plain, inputs, graphs, breaks, *, train=False, grad=False):
     report = Report()
     captured = []
 
+    @supports_dynamic_shapes
     def backend(gm, example_inputs):
         captured.append(gm)
         return gm.forward

@@ -17,13 +17,14 @@ X = torch.arange(6.0)
 
 
 def captured(fn: Any, report: Report | None = None) -> Any:
-    return dynamo_capture.optimize(fn, lambda gm, inputs: gm.forward, report=report)
+    return dynamo_capture.optimize(fn, dynamo_capture.supports_dynamic_shapes(lambda gm, inputs: gm.forward), report=report)
 
 
 @pytest.mark.parametrize(("module", "name"), [(torch, "sin"), (torch.nn.functional, "silu"), (torch.special, "expit")])
 def test_replaced_function_of_torch(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 
+    @dynamo_capture.supports_dynamic_shapes
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         run = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         graphs.append(run)

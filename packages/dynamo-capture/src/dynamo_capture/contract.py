@@ -1,0 +1,75 @@
+"""What capture may hand to a backend, by what the backend declares about itself.
+
+A backend that traces the graph with its example inputs, or tunes for them, bakes their sizes into what it returns. A
+graph with symbolic sizes would then be run for sizes that nobody has asked it about. So a backend gets static graphs,
+one for each size, unless it says that it reads symbolic sizes as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dynamo_capture.graph_builder import GraphInput
+from prims.options import Options
+
+__all__ = ["Contract", "supports_dynamic_shapes"]
+
+B = TypeVar("B", bound=Callable[..., Any])
+
+
+def supports_dynamic_shapes(backend: B) -> B:
+    """Declare that what a backend returns serves every size for which its graph is symbolic. Usable as a decorator.
+
+    Sets ``backend.supports_dynamic_shapes = True``. Such a backend gets a graph whose sizes become symbolic once they
+    change: they are computed in the graph, and ``gm.meta["envelope"]`` and each placeholder's ``node.meta["spec"]``
+    state them. Its example inputs are the tensors of the call, with the sizes of this call alone; a backend that sets
+    ``symbolic_example_inputs = True`` gets abstract tensors of symbolic sizes instead, and what it asks of a size
+    becomes a guard.
+    """
+    backend.supports_dynamic_shapes = True  # type: ignore[attr-defined]
+    return backend
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a backend gets under some options.
+
+    Attributes:
+        dynamic: ``Options.dynamic`` as capture is to take it.
+        symbolic_inputs: the example inputs are abstract.
+        each_size: sizes that change have a graph each, for want of a declaration.
+    """
+
+    dynamic: bool | None
+    symbolic_inputs: bool
+    each_size: bool
+
+    @classmethod
+    def of(cls, backend: Any, options: Options) -> Contract:
+        """By the declarations of a backend, which are its attributes, and the user's wish.
+
+        ``dynamic=True`` stands for any backend. One that declares nothing gets abstract inputs then: a size that it
+        makes a number of becomes a guard, and what it cannot do with abstract tensors fails.
+        """
+        symbolic = getattr(backend, "symbolic_example_inputs", False) is True
+        if symbolic or getattr(backend, "supports_dynamic_shapes", False) is True:
+            return cls(options.dynamic, symbolic, each_size=False)
+        if options.dynamic:
+            return cls(True, symbolic_inputs=True, each_size=False)
+        return cls(False, symbolic_inputs=False, each_size=options.dynamic is None)
+
+    def example(self, graph_input: GraphInput) -> Any:
+        """The example of one input."""
+        return graph_input.value.example if self.symbolic_inputs else graph_input.real
+
+    @property
+    def about_the_limit(self) -> str:
+        """What to do about too many captures."""
+        if self.each_size:
+            return (
+                "The backend does not declare supports_dynamic_shapes, so each size has a graph of its own: "
+                "declare it, or raise the option recompile_limit."
+            )
+        return "Keep what changes out of the region, or raise the option recompile_limit."

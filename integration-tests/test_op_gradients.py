@@ -24,7 +24,7 @@ import compile_api
 FALLBACKS = set(Path(__file__).with_name("op_db_fallbacks.txt").read_text().split())
 SETTINGS = argparse.Namespace(
     grad=True, forward=False, device="cpu", dtype=["float32"], samples=1, dynamic=False, only=None,
-    strided=False, errors=False,
+    strided=False, errors=False, numerics="fast",
 )
 TASKS = [index for index, _, _ in sweep.tasks(SETTINGS)]
 #: Their results are random numbers.

@@ -1,14 +1,16 @@
 """Every operator of PyTorch's own database through ``compile()``, forward or with gradients, against eager.
 
 ``python integration-tests/sweeps/sweep_op_db.py [--forward] [--grad] [--dtype float32 bfloat16] [--device cpu]
-[--samples 2] [--strided] [--errors] [--jobs 1] [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per
+[--samples 2] [--strided] [--errors] [--numerics eager_exact] [--jobs 1] [--limit SECONDS] [--jsonl FILE]
+[--only NAME ...]`` prints one line per
 operator that did not simply agree, and a summary: *generated* (all in generated kernels and library calls without a recorded fallback),
 *eager* (right, with a recorded fallback or break), *wrong*, *error*, *crash* (a worker process died or hung).
 
 With ``--strided`` every sample is also given with gaps between its elements. With ``--errors`` it is what eager refuses that
 is given: *refused* the same, with the same type and words, or *wrong*.
 
-Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are.
+Results agree where they are within a tolerance of eager's, or about as close to float64 as eager's are. With ``--numerics
+eager_exact`` they agree where bits and strides are equal, random numbers from one seed included.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ INCOMPARABLE = {
     "nn.functional.scaled_dot_product_attention", "torch.ops.aten._flash_attention_forward",
     "torch.ops.aten._efficient_attention_forward", "linalg.eig", "linalg.svd", "svd", "linalg.eigh", "geqrf",
 }  # fmt: skip
+
+#: Their results are memory as it was found.
+UNINITIALISED = {name for name in INCOMPARABLE if "empty" in name}
 
 #: One operator in one dtype, with or without gradients: index into the database, dtype's name, gradients.
 Task = tuple[int, str, bool]
@@ -121,6 +126,31 @@ def difference(
     return None
 
 
+def other_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor], which: int) -> str | None:
+    """What differs in its bits (but for those of a NaN) or its strides, or None."""
+    if len(ours) != len(theirs):
+        return f"{len(ours)} results instead of {len(theirs)}"
+    for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        what = f"{'gradient' if which else 'result'} {k}"
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            return f"{what}: {a.dtype} {tuple(a.shape)} on {a.device} instead of {b.dtype} {tuple(b.shape)} on {b.device}"
+        if a.layout is torch.strided and a.numel() and a.stride() != b.stride():
+            return f"{what}: strides {a.stride()} instead of {b.stride()}"
+        if not same_bits(a, b):
+            return f"{what}: other bits"
+    return None
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Are all values equal, signs of zeros included, NaNs counting as one?"""
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
+    if not a.is_floating_point() or a.layout is not torch.strided:
+        return torch.equal(a, b)
+    same = (a == b) & (a.signbit() == b.signbit()) | (a.isnan() & b.isnan())
+    return bool(same.all())
+
+
 def chosen(samples: list[Any], count: int) -> list[Any]:
     """``count`` samples spread over all of them: the first ones are often the simplest."""
     return samples if len(samples) <= count else [samples[k * len(samples) // count] for k in range(count)]
@@ -140,12 +170,15 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
     if options.strided:
         picked += [s.noncontiguous() for s in picked if all(t.layout is torch.strided for t in given(s))]
     for sample in picked:
+        torch.manual_seed(0)
         try:
             expected = run(op.op, sample, grad)
         except Exception:
             continue
         compile_api.reset()
-        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic)
+        settings = {"numerics": options.numerics}
+        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic, options=settings)
+        torch.manual_seed(0)
         try:
             got = run(compiled, sample, grad)
         except Exception as failure:
@@ -158,7 +191,10 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
                 return None
 
         for which, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-            reason = difference(ours, theirs, exact, which, tolerance)
+            if options.numerics == "eager_exact":
+                reason = other_bits(ours, theirs, which)
+            else:
+                reason = difference(ours, theirs, exact, which, tolerance)
             if reason:
                 return "wrong", reason
         compared += 1
@@ -212,7 +248,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
         if options.errors:
             found += [(index, "float32", False)] * (op.error_inputs_func is not None)
             continue
-        if op.name in INCOMPARABLE:
+        if op.name in (UNINITIALISED if options.numerics == "eager_exact" else INCOMPARABLE):
             continue
         kind = torch.device(options.device).type
         for name in options.dtype:
@@ -291,6 +327,7 @@ def main() -> None:
     parser.add_argument("--dynamic", action="store_const", const=True, default=False)
     parser.add_argument("--strided", action="store_true", help="every sample with gaps between its elements too")
     parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
+    parser.add_argument("--numerics", default="fast")
     parser.add_argument("--only", nargs="+", default=None)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=float("inf"), help="start no operator after this many seconds")

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from aot_autograd.partition.default import default_partition
+from aot_autograd.partition.norms import keep_norms
 from aot_autograd.partition.split import Partition, split_joint
 from aot_autograd.runtime.inference import build_inference
 from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, outside_autocast
@@ -83,10 +84,10 @@ def aot_function(
         )
     try:
         with _phase(report, "aot"):
-            outcome = trace(gm, example_inputs, not options.fallback_random)
+            outcome = trace(gm, example_inputs, not options.eager_random)
             joint = finish_joint(outcome) if outcome.differentiable else None
             env = None if joint is not None else finish_inference(outcome)
-            partition = None if joint is None else split_joint(joint, partition_fn(joint, options))
+            partition = None if joint is None else partition_joint(joint, partition_fn, options)
     except UserError:
         raise
     except Exception as error:
@@ -131,7 +132,7 @@ def inference_graph(
 
 
 def _seeded(options: Options | None) -> bool:
-    return not (options if options is not None else Options()).fallback_random
+    return not (options if options is not None else Options()).eager_random
 
 
 def joint_graph(
@@ -156,4 +157,7 @@ def partition_joint(
     joint: Joint, partition_fn: PartitionFn = default_partition, options: Options | None = None
 ) -> Partition:
     """Split a joint graph into forward and backward graphs."""
-    return split_joint(joint, partition_fn(joint, options if options is not None else Options()))
+    options = options if options is not None else Options()
+    if options.numerics != "fast":
+        keep_norms(joint.envelope.graph)
+    return split_joint(joint, partition_fn(joint, options))

@@ -77,7 +77,7 @@ class Unit:
 
 
 def _prepare(unit: Unit) -> None:
-    unit.prepared = prepare(unit.env, unit.hint if unit.options.numerics == "fast" else None, unit.masks)
+    unit.prepared = prepare(unit.env, unit.hint, unit.masks, unit.options.numerics)
 
 
 def _fuse(unit: Unit) -> None:
@@ -103,11 +103,12 @@ def _plan(unit: Unit) -> None:
 def body_of(unit: Unit, cluster: Cluster) -> Body:
     """The body of a kernel cluster; variables are split where that removes divisions from its indices."""
     assert unit.fusion is not None and unit.prepared is not None and unit.plan is not None
+    rounding = unit.options.numerics != "fast"
     for _ in range(8):
         if cluster.loops:
-            body = trace(unit.fusion, cluster, unit.plan.stored[cluster.id], unit.prepared.layouts)
+            body = trace(unit.fusion, cluster, unit.plan.stored[cluster.id], unit.prepared.layouts, rounding)
         else:
-            body = trace_scatter(unit.fusion, cluster, cluster.nodes[0], unit.prepared.layouts)
+            body = trace_scatter(unit.fusion, cluster, cluster.nodes[0], unit.prepared.layouts, rounding)
         request = split_request(body.indices(), body.space)
         if request is None or not unit.fusion.split(cluster, *request):
             return body
@@ -121,7 +122,7 @@ def _renderer(unit: Unit, cluster: Cluster, tiling: Any) -> Renderer:
         from inductor_gen.codegen.triton import TritonRenderer
 
         assert unit.prepared is not None
-        return TritonRenderer(unit.hint, unit.prepared.layouts, tiling)
+        return TritonRenderer(unit.hint, unit.prepared.layouts, tiling, unit.options.numerics == "fast")
     return CRenderer(unit.hint, unit.options.threads)
 
 
@@ -185,6 +186,8 @@ def _is_half_product(node: Node) -> bool:
 def _autotune(unit: Unit) -> None:
     """Put the fastest of several kernels or operators in the place of what was rendered, where that is asked for; else
     templates only where they are sure to be faster."""
+    if unit.options.numerics == "eager_exact":
+        return  # each operator is eager's own, or a kernel that gives the same bits however it is tiled
     if unit.options.max_autotune:
         from inductor_gen.templates import autotune
 

@@ -52,7 +52,8 @@ class Options:
         threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.
         compile_workers: parallel compiler processes; 0 means one per available core.
         debug: keep and print what the stages make.
-        numerics: ``"fast"``, ``"eager_close"`` (accumulate as eager does) or ``"eager_exact"``.
+        numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
+            in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
         fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
             rather than by generated code from a seed of each call.
@@ -144,6 +145,11 @@ class Options:
                 hint = f"Did you mean {near[0]!r}? " if near else ""
                 raise UserError(f"unknown option {name!r}", todo=f"{hint}Options are: {', '.join(known)}.")
         return dataclasses.replace(self, **changes)
+
+    @property
+    def eager_random(self) -> bool:
+        """Whether random numbers come from eager's operators and generators."""
+        return self.fallback_random or self.numerics == "eager_exact"
 
     def cache_key(self) -> str:
         """Text of the options that change generated code."""

@@ -17,6 +17,7 @@ __all__ = [
     "ExternRecord",
     "FallbackRecord",
     "GraphRecord",
+    "InexactRecord",
     "KernelRecord",
     "RecompileRecord",
     "Report",
@@ -93,6 +94,15 @@ class FallbackRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class InexactRecord:
+    """An operator whose bits may differ from eager's although they were asked for, and why."""
+
+    op: str
+    reason: str
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecompileRecord:
     """A repeated capture of one code object, and the guard that failed."""
 
@@ -133,6 +143,7 @@ class Report:
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
     fallbacks: list[FallbackRecord] = field(default_factory=list)
+    inexact: list[InexactRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -193,6 +204,10 @@ class Report:
         self._warned.add(reason)
         return new
 
+    def not_exact(self, op: str, reason: str, where: object = None) -> None:
+        """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
+        self.inexact.append(InexactRecord(op, reason, _text(where)))
+
     def recompile(self, code: str, reason: str) -> None:
         """Record that ``code`` had to be captured again."""
         self.recompiles.append(RecompileRecord(code, reason))
@@ -236,6 +251,7 @@ class Report:
         texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
+        texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
         # Equal lines are one line with their number, where the first of them stood.
         lines += [f"  {text}" if count == 1 else f"  {count} x {text}" for text, count in Counter(texts).items()]
@@ -248,7 +264,7 @@ class Report:
         return "\n".join(lines)
 
 
-_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles", "tunings")
+_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings")
 
 
 def _verdict(report: Report) -> str:

@@ -15,7 +15,10 @@ import torch.fx
 
 from prims.spec import TensorSpec, infer
 
-__all__ = ["operands_of_norm", "rebuild_norm"]
+__all__ = ["KEPT", "keep_norms", "operands_of_norm", "rebuild_norm"]
+
+KEPT = "kept"
+"""``node.meta`` key of a normalisation whose result is not to be made again by another formula."""
 
 aten = torch.ops.aten
 
@@ -31,7 +34,7 @@ def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     if node.target is not operator.getitem or node.args[1] != 0:
         return None
     norm = node.args[0]
-    if not isinstance(norm, torch.fx.Node) or norm.target not in (_LAYER, _BATCH):
+    if not isinstance(norm, torch.fx.Node) or norm.target not in (_LAYER, _BATCH) or KEPT in norm.meta:
         return None
     statistics = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
     mean, rstd = statistics.get(1), statistics.get(2)
@@ -43,6 +46,13 @@ def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     if any(part.meta["spec"].dtype != node.meta["spec"].dtype for part in present):
         return None
     return present
+
+
+def keep_norms(graph: torch.fx.Graph) -> None:
+    """Mark the normalisations of a graph in which roundings are to be eager's, which another formula's are not."""
+    for node in graph.nodes:
+        if node.target in (_LAYER, _BATCH):
+            node.meta[KEPT] = True
 
 
 def _parameters(norm: torch.fx.Node) -> tuple[Any, Any, Any]:

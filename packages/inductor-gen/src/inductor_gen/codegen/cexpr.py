@@ -188,6 +188,8 @@ class Names:
                 return self._load(v, args)
             case "convert":
                 return templates.c_convert(args[0], v.args[0].dtype, v.dtype)
+            case "rounded":
+                return templates.c_convert(args[0], torch.float32, v.dtype)
             case "bitcast":
                 return self._bitcast(v, args[0])
         if v.op in ("bounded", "nonzero"):

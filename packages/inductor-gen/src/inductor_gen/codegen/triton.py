@@ -46,6 +46,7 @@ class TritonSource(KernelSource):
         grid: the number of programs, along two axes.
         warps: warps per program.
         stages: depth of the software pipeline of its loops; 0: Triton's own choice.
+        contract: whether a product may go unrounded into a sum.
         signature: per parameter ``(name, type, divisible by 16)``.
         bounds: symbolic counts that must stay below ``POSITIONS``, as positions are 32-bit.
         joined: the different kernels of which this one is made, if it is.
@@ -55,6 +56,7 @@ class TritonSource(KernelSource):
     warps: int
     signature: tuple[tuple[str, str, bool], ...]
     stages: int = 0
+    contract: bool = True
     bounds: tuple[Expr, ...] = ()
     joined: tuple[TritonSource, ...] = ()
     language: str = "triton"
@@ -99,8 +101,11 @@ def _power(n: int) -> int:
 class TritonRenderer:
     """Renders loop nests as Triton. Workspaces that split reductions need are entered in ``layouts``."""
 
-    def __init__(self, hint: Hint, layouts: dict[Node, Layout], tiling: Tiling | None = None) -> None:
+    def __init__(
+        self, hint: Hint, layouts: dict[Node, Layout], tiling: Tiling | None = None, contract: bool = True
+    ) -> None:
         self.hint = hint
+        self.contract = contract
         self.layouts = layouts
         self.tiling = tiling or Tiling()
 
@@ -298,7 +303,7 @@ class Block:
         return TritonSource(
             name=name, text=text, comment=comment, buffers=tuple(names.buffers), outputs=names.outputs,
             sizes=tuple(names.sizes), ops=ops, loops=loops, grid=grid, warps=warps, signature=tuple(signature),
-            bounds=() if self.wide else self._bounds(),
+            bounds=() if self.wide else self._bounds(), contract=self.renderer.contract,
         )  # fmt: skip
 
     def workspace(self, shape: tuple[Expr, ...], dtype: torch.dtype) -> Node:

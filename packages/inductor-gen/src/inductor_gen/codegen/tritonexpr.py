@@ -186,6 +186,8 @@ class TritonNames(Names):
                 return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
             case "convert":
                 return templates.triton_convert(args[0], v.args[0].dtype, v.dtype)
+            case "rounded":
+                return templates.triton_convert(args[0], torch.float32, v.dtype)
             case "bitcast":
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":

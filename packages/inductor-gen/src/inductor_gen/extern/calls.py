@@ -49,14 +49,17 @@ def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., 
     return call
 
 
-def function_for(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callable[..., Any]]:
+def function_for(
+    node: Node, owned: Sequence[int] = (), exact: bool = False
+) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an extern node; it takes the node's own arguments.
 
-    ``owned``: positions among a custom operator's tensor operands that it may write to in place.
+    ``owned``: positions among a custom operator's tensor operands that it may write to in place. ``exact``: only what
+    runs eager's own kernel.
     """
     if is_custom(node):
         return custom_function(node, owned)
-    if _on_gpu(node):
+    if _on_gpu(node) and not exact:
         from inductor_gen.extern.cuda import cuda_function
 
         found = cuda_function(node)

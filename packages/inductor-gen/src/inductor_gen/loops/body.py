@@ -29,6 +29,13 @@ _COST = {
     "atan2": 20, "hypot": 8, "random_uniform": 30, "random_normal": 60, "random_bits": 30, "bounded": 0, "nonzero": 0,
 }  # fmt: skip
 
+#: Operators whose result in 16 bits is one of their operands' values, or a number as the program gives it.
+_NEVER_ROUNDED = frozenset(
+    "const load where neg abs sign maximum minimum fmax fmin copysign convert bitcast floor ceil trunc round rounded"
+    .split()
+)  # fmt: skip
+_HALVES = (torch.float16, torch.bfloat16)
+
 #: Operators whose integer form has no result for a divisor of 0.
 _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
@@ -60,7 +67,8 @@ class Val:
     sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
     buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
     ``scan`` (``attr`` the primitive's name), ``bounded`` and ``nonzero`` (its argument, which the kernel reports where
-    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all).
+    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all),
+    ``rounded`` (its argument as its 16-bit dtype holds it).
     """
 
     __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
@@ -148,8 +156,9 @@ class Body:
 
 
 class _Tracer:
-    def __init__(self, fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout]) -> None:
+    def __init__(self, fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], rounding: bool) -> None:
         self.fusion = fusion
+        self.rounding = rounding
         self.cluster = cluster
         self.layouts = layouts
         inner = list(cluster.inner)
@@ -171,6 +180,8 @@ class _Tracer:
             found.id = len(self.body.vals)
             self.body.vals.append(found)
             self.interned[key] = found
+        if self.rounding and dtype in _HALVES and op not in _NEVER_ROUNDED:
+            return self.val("rounded", (found,), dtype)
         return found
 
     def const(self, value: Any, dtype: torch.dtype) -> Val:
@@ -425,9 +436,14 @@ def _span(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
     return low, high + 1
 
 
-def trace(fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping[Node, Layout]) -> Body:
-    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers."""
-    tracer = _Tracer(fusion, cluster, layouts)
+def trace(
+    fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping[Node, Layout], rounding: bool = False
+) -> Body:
+    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers.
+
+    With ``rounding`` every 16-bit value is rounded where it is computed, as if each operator wrote it to memory.
+    """
+    tracer = _Tracer(fusion, cluster, layouts, rounding)
     body = tracer.body
     wanted = set(stored)
     for node in cluster.nodes:
@@ -440,9 +456,11 @@ def trace(fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping
     return body
 
 
-def trace_scatter(fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping[Node, Layout]) -> Body:
+def trace_scatter(
+    fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping[Node, Layout], rounding: bool = False
+) -> Body:
     """The body that combines a scatter's or index_put's values into its buffer, which holds ``x`` already."""
-    tracer = _Tracer(fusion, cluster, layouts)
+    tracer = _Tracer(fusion, cluster, layouts, rounding)
     body = tracer.body
     index = cluster.operands[node]
     if node.op == "scatter":

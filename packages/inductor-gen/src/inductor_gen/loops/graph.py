@@ -116,8 +116,11 @@ def _overload_name(target: Any) -> str:
     return f"{target.namespace}.{target._schema.name.split('::')[-1]}.{target._overloadname}"
 
 
-def build_graph(env: Envelope) -> Graph:
-    """The graph of a prim-dialect envelope, dead nodes removed."""
+def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
+    """The graph of a prim-dialect envelope, dead nodes removed.
+
+    With ``own_strides`` every operator is given its operands in eager's strides, not only those that may count on them.
+    """
     live = _live(env)
     graph = Graph()
     value: dict[Any, Any] = {}
@@ -147,7 +150,7 @@ def build_graph(env: Envelope) -> Graph:
         elif node.op == "output":
             graph.outputs = [look(v) for v in node.args[0]]
         elif node in live:
-            value[node] = _convert(graph, node, look)
+            value[node] = _convert(graph, node, look, own_strides)
     return graph
 
 
@@ -176,7 +179,7 @@ def _settler(env: Envelope) -> Callable[[Any], Any]:
     return settle
 
 
-def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
+def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) -> Any:
     target = node.target
     spec = look(node.meta.get("spec"))
     source = node.meta.get("source")
@@ -192,7 +195,7 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any) -> Any:
     else:
         made = Node(len(graph.nodes), "extern", _overload_name(target), look(node.args), spec, source)
         made.kwargs = look(dict(node.kwargs))
-        made.strides = None if made.op in _ANY_STRIDES else node.meta.get(STRIDES)
+        made.strides = None if made.op in _ANY_STRIDES and not own_strides else node.meta.get(STRIDES)
     made.target = target
     graph.nodes.append(made)
     made.link()

@@ -101,8 +101,13 @@ def _cpu() -> str:
         return platform.processor()
 
 
-def _key(unit: Unit, compiler: Compiler) -> str:
-    parts = (unit.text, prelude(unit.text), *compiler.command, compiler.identity, *FLAGS, _cpu(), platform.machine())
+def _flags(options: Options) -> tuple[str, ...]:
+    """The compiler's flags. Outside of ``numerics="fast"`` a product is rounded before it is added to something."""
+    return FLAGS if options.numerics == "fast" else (*FLAGS, "-ffp-contract=off")
+
+
+def _key(unit: Unit, compiler: Compiler, flags: Sequence[str]) -> str:
+    parts = (unit.text, prelude(unit.text), *compiler.command, compiler.identity, *flags, _cpu(), platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -111,10 +116,12 @@ def _source(units: Sequence[Unit]) -> str:
     return "\n".join([prelude("\n".join(u.text for u in units)), *functions])
 
 
-def _build(units: Sequence[Unit], compiler: Compiler, folder: str, number: int) -> subprocess.Popen[str]:
+def _build(
+    units: Sequence[Unit], compiler: Compiler, flags: Sequence[str], folder: str, number: int
+) -> subprocess.Popen[str]:
     source = Path(folder) / f"k{number}.c"
     source.write_text(_source(units))
-    command = [*compiler.command, *FLAGS, str(source), "-o", str(source.with_suffix(".so")), "-lm"]
+    command = [*compiler.command, *flags, str(source), "-o", str(source.with_suffix(".so")), "-lm"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -151,7 +158,8 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     cache = _usable_cache(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
-    keys = {unit.name: _key(unit, compiler) for unit in units}
+    flags = _flags(options)
+    keys = {unit.name: _key(unit, compiler, flags) for unit in units}
     for unit in units:
         key = keys[unit.name]
         address = _LOADED.get(key)
@@ -164,7 +172,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     if missing:
         workers = options.compile_workers or len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix="quintet-") as folder:
-            _compile(missing, compiler, workers, cache, folder)
+            _compile(missing, compiler, flags, workers, cache, folder)
         # Units of other names may have the same text.
         found = {name: _LOADED[key] for name, key in keys.items()}
     return found, len(missing)
@@ -196,11 +204,12 @@ def _from_disk(cache: KernelCache, key: str) -> int | None:
 
 
 def _compile(
-    missing: dict[str, Unit], compiler: Compiler, workers: int, cache: KernelCache | None, folder: str
-) -> None:
+    missing: dict[str, Unit], compiler: Compiler, flags: Sequence[str], workers: int, cache: KernelCache | None,
+    folder: str,
+) -> None:  # fmt: skip
     key_of = {unit.name: key for key, unit in missing.items()}
     shares = _shares(list(missing.values()), workers)
-    jobs = [_build(share, compiler, folder, n) for n, share in enumerate(shares)]
+    jobs = [_build(share, compiler, flags, folder, n) for n, share in enumerate(shares)]
     for n, (share, job) in enumerate(zip(shares, jobs, strict=True)):
         output, _ = job.communicate()
         if job.returncode != 0:

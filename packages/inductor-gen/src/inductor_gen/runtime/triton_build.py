@@ -95,6 +95,8 @@ def compile_kernel(module: Any, source: TritonSource, capability: tuple[int, int
 
 def _settings(source: TritonSource) -> dict[str, int]:
     settings = {"num_warps": source.warps}
+    if not source.contract:
+        settings["enable_fp_fusion"] = False
     if source.stages:
         settings["num_stages"] = source.stages
     if "tl.device_assert(" in source.text:
@@ -110,7 +112,7 @@ def _refusal(source: TritonSource, error: Exception, capability: tuple[int, int]
 
 
 def _key(source: TritonSource, capability: tuple[int, int]) -> str:
-    parts = (source.text, prelude(source.text), str(capability), str(triton_version()), str(source.stages), "2")
+    parts = (source.text, prelude(source.text), str(capability), str(triton_version()), str(source.stages), str(source.contract))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -357,7 +357,7 @@ def function_of(unit: Unit, node: Node, args: tuple[Any, ...], owned: list[int])
         function = takes_linear(node, form)
         return function.__name__, function
     found = cpu_function(node, args) if unit.options.numerics == "fast" else None
-    return found if found is not None else function_for(node, owned)
+    return found if found is not None else function_for(node, owned, unit.options.numerics == "eager_exact")
 
 
 def refuse(bad: int) -> None:

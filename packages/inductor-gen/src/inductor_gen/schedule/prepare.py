@@ -87,21 +87,23 @@ class Prepared:
 
 
 class _Preparer:
-    def __init__(self, env: Envelope, hint: Hint | None, masks: Mapping[int, str]) -> None:
+    def __init__(self, env: Envelope, hint: Hint | None, masks: Mapping[int, str], numerics: str) -> None:
         self.env = env
-        self.old = build_graph(env)
+        self.exact = numerics == "eager_exact"
+        self.old = build_graph(env, own_strides=self.exact)
         unmasked = settle_masks(self.old, masks)
-        if hint is not None:  # where results need not be rounded between operators
+        if numerics == "fast" and hint is not None:  # where results need not be rounded between operators
             join_activations(self.old)
-        share_heads(self.old)
+        if not self.exact:
+            share_heads(self.old)
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph(), unmasked=unmasked)
         self.owned: set[Node] = set()  # buffers that some output already is
-        self.channels_last = _pays_channels_last(self.old)
+        self.channels_last = not self.exact and _pays_channels_last(self.old)
         self.image_shapes = _image_shapes(self.old) if self.channels_last else set()
         self.relaid: dict[Node, ViewRef] = {}
         kinds = [d.kind for d in env.inputs] + [d.kind for d in env.outputs]
-        if hint is not None and not {"saved", "tangent"} & set(kinds):
+        if numerics == "fast" and hint is not None and not {"saved", "tangent"} & set(kinds):
             self._choose_forms(hint)
         self.new_nodes: list[Node] = []
 
@@ -127,7 +129,7 @@ class _Preparer:
                     continue
                 if self.channels_last and products.is_product(node):
                     products.lower_forward(self, node)
-                elif _has_slow_bias(node):
+                elif not self.exact and _has_slow_bias(node):
                     self._bias_apart(node)
                 else:
                     self._extern(node)
@@ -474,10 +476,13 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
     return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
 
 
-def prepare(env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None) -> Prepared:
+def prepare(
+    env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None, numerics: str = "fast"
+) -> Prepared:
     """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
     With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too. ``masks`` are the
     verdicts about attention masks (:class:`inductor_gen.schedule.masks.MaskPlan`) that the graph may count on.
+    ``numerics`` is that of the options: under ``"eager_exact"`` every operator gets its operands in eager's strides.
     """
-    return _Preparer(env, hint, masks or {}).run()
+    return _Preparer(env, hint, masks or {}, numerics).run()

@@ -129,8 +129,8 @@ class _Finder:
 
     def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource:
         body.nodes = [p.node, *body.nodes]
-        renderer = TritonRenderer(self.hint, self.prepared.layouts)
         rounded = self.unit.options.numerics != "fast"
+        renderer = TritonRenderer(self.hint, self.prepared.layouts, contract=not rounded)
         return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
 
     def _problem(

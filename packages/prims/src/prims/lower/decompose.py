@@ -18,6 +18,7 @@ from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
+from prims.lower.numerics import not_exact, stays_eager
 from prims.lower.pairs import joined, paired
 from prims.lower.rebuild import Rebuild
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
@@ -34,7 +35,8 @@ COMPLEX = "complex"
 def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     """Write every aten op in primitives. What the backend claims stays one node; so does a call that PyTorch's own
     kernel does better, and what has no decomposition, this with a fallback recorded in the report. The rewrites of
-    `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each.
+    `prims.lower.rewrites` are applied as nodes are made, one unit of fuel each. `prims.lower.numerics` says what stays
+    one node besides, where results must be eager's.
     """
     build = Rebuild(env, context.claims, rewrites_for(context.options.numerics), fuel)
     p = build.p
@@ -52,6 +54,11 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if isinstance(target, PrimOp):
             return getattr(p, target.name)(*args, **kwargs)
         name = str(target)
+        if stays_eager(context.options.numerics, node):
+            doubt = not_exact(node) if context.options.numerics == "eager_exact" else None
+            if doubt is not None and context.report is not None:
+                context.report.not_exact(name, doubt, node.meta.get("source"))
+            return opaque_call(p, node, args, kwargs)
         if _is_complex(node):
             pair = paired(p, name, node, args, kwargs)
             if pair is not None:

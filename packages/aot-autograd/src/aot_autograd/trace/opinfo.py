@@ -70,6 +70,13 @@ def op_info(func: OpOverload) -> OpInfo:
     return info
 
 
+def _is_composite(func: OpOverload) -> bool:
+    """Is it made of other operators on every device? Some, as ``silu_backward``, are but for kernels of their own."""
+    keys = torch._C.DispatchKey
+    own = any(func.has_kernel_for_dispatch_key(key) for key in (keys.CPU, keys.CUDA))
+    return func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd) and not own
+
+
 def _describe(func: OpOverload) -> OpInfo:
     schema = func._schema
     arguments = schema.arguments
@@ -82,7 +89,7 @@ def _describe(func: OpOverload) -> OpInfo:
     effect = schema.name.startswith(_EFFECTS)
     names = tuple(argument.name for argument in arguments)
     if not written:
-        if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        if _is_composite(func):
             # Arrives whole only where autograd's keys are off (inference mode); it is made of others.
             return OpInfo("composite", random, False, effect, (), None, (), names, ())
         is_view = bool(schema.returns) and schema.returns[0].alias_info is not None

@@ -32,12 +32,15 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
     return opaque_call(p, node, args, kwargs)
 
 
-def opaque_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def opaque_call(
+    p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], changed: bool = False
+) -> Any:
     """The call of an operator as one node, which notes the strides that its operands have in eager.
 
     An operator that nobody has looked into is given them; a back end may know better what one that it claims takes.
+    ``changed``: the arguments ask for other results than the node's.
     """
-    result = p.aten(node.target, *args, spec=node.meta.get("spec"), **kwargs)
+    result = p.aten(node.target, *args, spec=None if changed else node.meta.get("spec"), **kwargs)
     made = _node_of(result)
     if made is not None:
         made.meta[STRIDES] = tuple(_strides((node.args, tuple(node.kwargs.values()))))

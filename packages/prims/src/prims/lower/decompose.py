@@ -15,7 +15,7 @@ from prims.handlers import GraphHandler
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
-from prims.lower.composites import COMPOSITES
+from prims.lower.composites import COMPOSITES, values_alone
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
 from prims.lower.numerics import not_exact, stays_eager
@@ -54,6 +54,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if isinstance(target, PrimOp):
             return getattr(p, target.name)(*args, **kwargs)
         name = str(target)
+        alone = values_alone(p, node, args, kwargs)
+        if alone is not None:
+            return alone
         if stays_eager(context.options.numerics, node):
             doubt = not_exact(node) if context.options.numerics == "eager_exact" else None
             if doubt is not None and context.report is not None:

@@ -88,7 +88,10 @@ def put(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     "aten.diagonal_scatter.default",
 )
 def view_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    return with_format(x, None, x.dtype, x.device)
+    """A copy with the very strides, gaps included, unless elements share memory."""
+    if any(isinstance(s, int) and s == 0 and n != 1 for s, n in zip(x.strides, x.shape, strict=True)):
+        return with_format(x, None, x.dtype, x.device)
+    return x
 
 
 @meta_rule("aten.as_strided_scatter.default")

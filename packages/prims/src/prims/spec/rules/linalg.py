@@ -77,12 +77,7 @@ def solve_triangular(
     a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorSpec:
     batch = broadcast_shapes((a.shape[:-2], b.shape[:-2]))
-    shape = (*batch, *b.shape[-2:])
-    out = column_major(shape, b.dtype, b.device)
-    if left:
-        return out
-    n = len(shape)
-    return TensorSpec(shape, b.dtype, b.device) if n >= 2 else out
+    return column_major((*batch, *b.shape[-2:]), b.dtype, b.device)
 
 
 @meta_rule("aten.linalg_lstsq.default")

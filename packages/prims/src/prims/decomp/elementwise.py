@@ -224,11 +224,19 @@ def _sum(p: Any, self: Any, other: Any, alpha: Any, combine: str) -> Value:
         return p.logical_or(x, y) if alpha else expand(p, to_dtype(p, self, dtype), x.shape)
     plain = isinstance(alpha, (int, float)) and alpha == 1
     compute = dtype if plain else opmath(dtype)
+    if plain and dtype in REDUCED:
+        self, other = (_as_added(x, dtype, self, other) for x in (self, other))
     x, y = operands(p, self, other, dtype=compute)
     if not plain:
         alpha = number(alpha, compute)
         y = p.mul(y, alpha) if is_value(y) else y * alpha
     return to_dtype(p, getattr(p, combine)(x, y), dtype)
+
+
+def _as_added(x: Any, dtype: torch.dtype, *both: Any) -> Any:
+    """A number as eager adds it: on a CPU in the 16-bit dtype itself (products take it as it is)."""
+    on_cpu = any(is_value(v) and v.device.type == "cpu" for v in both)
+    return rounded(x, dtype) if on_cpu and isinstance(x, (int, float)) and not isinstance(x, bool) else x
 
 
 @decomposition("aten.add.Tensor", "aten.add.Scalar")

@@ -50,7 +50,8 @@ bitwise_xor.Scalar bitwise_xor.Scalar_Tensor bitwise_xor.Tensor ceil clamp clamp
 clamp_min clamp_min.Tensor conj_physical copysign.Scalar copysign.Tensor div.Scalar div.Tensor eq.Scalar eq.Tensor
 floor fmax fmin ge.Scalar ge.Tensor gt.Scalar gt.Tensor hardtanh hardtanh_backward heaviside isfinite isinf isnan
 isneginf isposinf le.Scalar le.Tensor leaky_relu leaky_relu_backward logical_and logical_not logical_or logical_xor
-lt.Scalar lt.Tensor maximum minimum mul.Scalar mul.Tensor nan_to_num ne.Scalar ne.Tensor neg positive reciprocal relu
+lt.Scalar lt.Tensor maximum minimum mul.Scalar mul.Tensor nan_to_num ne.Scalar ne.Tensor neg positive
+pow.Tensor_Scalar reciprocal relu sqrt
 relu6 round rsub.Scalar rsub.Tensor sgn sign signbit square sub.Scalar sub.Tensor threshold threshold_backward
 to.dtype trunc hardshrink hardshrink_backward _prelu_kernel
 """
@@ -66,7 +67,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in text.split())
 
 
-EXACT = _names(_MOVES + _ROUNDED + _ORDERLESS + "sqrt")
+EXACT = _names(_MOVES + _ROUNDED + _ORDERLESS)
 """Overloads (``"aten.add.Tensor"``) whose generated form gives eager's bits; some not with every argument."""
 
 INTEGER_SUMS = _names(_OF_INTEGERS)
@@ -129,16 +130,29 @@ def _on_gpu(node: torch.fx.Node) -> bool:
     return isinstance(spec, TensorSpec) and spec.device.type == "cuda"
 
 
-def _unscaled(node: torch.fx.Node) -> bool:
-    """A sum without a factor, which some kernels would round together with it."""
+def _squares(node: torch.fx.Node) -> bool:
+    return bool(node.args[1] == 2)
+
+
+def _plain_sum(node: torch.fx.Node) -> bool:
+    """A sum without a factor, which some kernels would round together with it, or a number known only at the call."""
     alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
-    return bool(isinstance(alpha, (int, float)) and alpha == 1)
+    known = all(isinstance(x, (int, float, torch.fx.Node)) for x in (alpha, *node.args[:2]))
+    return known and bool(alpha == 1) and _one_dtype(node)
+
+
+def _one_dtype(node: torch.fx.Node) -> bool:
+    """Whether no 16-bit operation takes a wider 0-dim operand, which some kernels use unrounded."""
+    dtypes = {spec.dtype for spec in _specs(node) if isinstance(spec, TensorSpec)}
+    return len(dtypes) == 1 or not dtypes & REDUCED
 
 
 _CONDITIONS: dict[str, Callable[[torch.fx.Node], bool]] = {
-    f"aten.{name}": _unscaled
-    for name in ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Tensor", "rsub.Scalar")
-} | {"aten.sqrt.default": _on_gpu}
+    **{f"aten.{name}.{kind}": _plain_sum for name in ("add", "sub", "rsub") for kind in ("Tensor", "Scalar")},
+    **{f"aten.{name}.{kind}": _one_dtype for name in ("mul", "div") for kind in ("Tensor", "Scalar")},
+    "aten.sqrt.default": _on_gpu,
+    "aten.pow.Tensor_Scalar": _squares,
+}
 
 
 def _specs(node: torch.fx.Node) -> list[Any]:

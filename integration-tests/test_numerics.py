@@ -1,0 +1,242 @@
+"""``numerics="eager_exact"`` and ``"eager_close"``: eager's bits, and eager's rounding points and accumulation types.
+
+The whole of PyTorch's operator database is swept by script (``sweeps/sweep_op_db.py --numerics eager_exact --dtype float32
+bfloat16 float16 --forward --grad``); here is every ninth operator of it, in another phase for each dtype.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import warnings
+
+import pytest
+import torch
+from judge import error
+from sweeps import sweep_op_db as sweep
+from sweeps.sweep_op_db import other_bits, same_bits
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from zoo import build, tensors
+
+import compile_api
+
+EXACT = {"numerics": "eager_exact", "strict": True}
+CLOSE = {"numerics": "eager_close", "strict": True}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+# ---- the operator database ------------------------------------------------------------------------------------------
+
+
+def settings(dtype: str) -> argparse.Namespace:
+    return argparse.Namespace(
+        grad=True, forward=True, device="cpu", dtype=[dtype], samples=1, dynamic=False, only=None, strided=False,
+        errors=False, numerics="eager_exact",
+    )  # fmt: skip
+
+
+def tasks():
+    for phase, dtype in enumerate(("float32", "bfloat16", "float16")):
+        for index, name, grad in sweep.tasks(settings(dtype))[3 * phase :: 9]:
+            if op_db[index].name not in TANGENTS or not grad:
+                yield pytest.param(index, name, grad, id=f"{op_db[index].formatted_name}-{name}-{grad}")
+
+
+#: Their gradients are given in another layout than the result's, and brought into it before they meet a product.
+TANGENTS = {"cholesky_inverse", "linalg.eigh"}
+
+
+@pytest.mark.parametrize(("index", "dtype", "grad"), list(tasks()))
+def test_operator_gives_eagers_bits(index, dtype, grad):
+    warnings.simplefilter("ignore")
+    verdict, reason = sweep.check(op_db[index], dtype, grad, settings(dtype))
+    assert verdict in ("generated", "eager", "skipped"), reason
+
+
+# ---- pointwise programs in generated kernels ------------------------------------------------------------------------
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.1, -3.3, float("inf"), float("-inf"), float("nan"), 1e-40, 6e4, -6e4, 1e-7, 2.5, -0.5]
+
+STEPS = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+    "scaled": lambda a, b: a * 0.3 + b, "shifted": lambda a, b: (a - 1.7) * b, "over": lambda a, b: a / 1.3 - b,
+    "reciprocal": lambda a, b: a.reciprocal() + b, "relu": lambda a, b: a.relu() * b, "neg": lambda a, b: -a + b,
+    "where": lambda a, b: torch.where(a > b, a * 3, b), "clamp": lambda a, b: a.clamp(-0.7, 1.1) * b,
+    "maximum": lambda a, b: torch.maximum(a, b) * 1.1, "square": lambda a, b: a.square() - b,
+    "leaky": lambda a, b: nn.functional.leaky_relu(a, 0.07) + b, "round": lambda a, b: a.round() * 0.3 + b.floor(),
+    "through float": lambda a, b: (a.float() * b.float() + 0.1).to(a.dtype), "abs": lambda a, b: a.abs() * b + a,
+    "integers": lambda a, b: (a.nan_to_num(0, 1, -1).clamp(-90, 90) * 5).int().to(a.dtype) * 0.3 + b,
+    "rsub": lambda a, b: 1.1 - a * b, "copysign": lambda a, b: torch.copysign(a * 1.7, b) - a,
+    "hardtanh": lambda a, b: nn.functional.hardtanh(a * 1.3) + b, "sign": lambda a, b: a.sign() * b * 0.9 - a,
+}  # fmt: skip
+
+
+def program(seed: int):
+    choose = random.Random(seed)
+    picked = [choose.choice(list(STEPS.values())) for _ in range(6)]
+
+    def f(x, y):
+        for step in picked:
+            x, y = step(x, y), x
+        return x, y * 0.7 + x
+
+    return f
+
+
+def operands(dtype: torch.dtype, seed: int, count: int = 1031):
+    torch.manual_seed(seed)
+    special = torch.tensor([float(v) for v in SPECIAL])
+    x = torch.cat([torch.randn(count), special.repeat_interleave(len(special))]).to(dtype)
+    y = torch.cat([torch.randn(count), special.repeat(len(special))]).to(dtype)
+    return x, y
+
+
+@pytest.mark.parametrize("numerics", ["eager_exact", "eager_close"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_rounded_once_is_fused_and_exact(seed, dtype, numerics):
+    """The programs' operators round once each, so that "close" means equal for them too."""
+    f = program(seed)
+    compiled = compile_api.compile(f, fullgraph=True, options={"numerics": numerics, "strict": True})
+    for x, y in (operands(dtype, seed), [t.repeat_interleave(2)[::2] for t in operands(dtype, seed + 1)]):
+        assert other_bits(list(compiled(x, y)), list(f(x, y)), 0) is None
+    report = compiled.report()
+    assert report.kernels and not report.externs and not report.fallbacks and not report.inexact
+    assert max(len(kernel.ops) for kernel in report.kernels) > 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_fast_keeps_what_the_others_round(dtype):
+    """The test above could fail: the default drops roundings between operators."""
+    differing = 0
+    for seed in range(8):
+        f, (x, y) = program(seed), operands(dtype, seed)
+        differing += other_bits(list(compile_api.compile(f)(x, y)), list(f(x, y)), 0) is not None
+    assert differing >= 4
+
+
+def test_products_are_rounded_before_they_are_added():
+    torch.manual_seed(0)
+    x, y, z = torch.randn(3, 4096)
+    f = lambda x, y, z: x * y + z
+    for numerics in ("eager_close", "eager_exact"):
+        assert same_bits(compile_api.compile(f, options={"numerics": numerics})(x, y, z), f(x, y, z))
+
+
+# ---- accumulation ---------------------------------------------------------------------------------------------------
+
+SUMS = {
+    "cumsum": lambda x: x.cumsum(0),
+    "var": lambda x: x.var(0),
+    "std": lambda x: x.std(),
+    "batch norm": lambda x: nn.functional.batch_norm(x.view(8, 4, -1), None, None, training=True),
+    "index_add": lambda x: torch.zeros(3, dtype=x.dtype).index_add(0, torch.arange(x.numel()) % 3, x),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_added_up_as_in_eager(name, dtype):
+    """Far from zero the type of the sum decides what is left: about as close to float64 as eager, and to eager itself."""
+    f = SUMS[name]
+    torch.manual_seed(1)
+    x = (torch.randn(4096) + 100).to(dtype)
+    ours, theirs, exact = compile_api.compile(f, options=CLOSE)(x), f(x), f(x.double())
+    assert error(ours, exact) <= 1.1 * error(theirs, exact)
+    assert same_bits(ours, theirs)
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.drop, self.head = nn.Dropout(0.2), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = torch.relu(self.second(x) + x)
+        return self.head(self.drop(nn.functional.max_pool2d(x, 2).mean((2, 3))))
+
+
+MODELS = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Dropout(0.3), nn.LayerNorm(24), nn.Linear(24, 5)), (4, 12)),
+    "residual": (Residual, (4, 3, 12, 12)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 7, 16)),
+    "silu and group norm": (
+        lambda: nn.Sequential(nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.LazyLinear(5)), (3, 4, 9)
+    ),
+    "softmax": (lambda: nn.Sequential(nn.Linear(9, 9), nn.Softmax(-1), nn.Tanh(), nn.Linear(9, 4), nn.LogSoftmax(-1)), (5, 9)),
+}  # fmt: skip
+
+
+def steps(model, call, shape, dtype):
+    """Losses, gradients, parameters and buffers of three training steps with dropout from one seed."""
+    found = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        optimizer.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+    return found + [*model.parameters(), *model.buffers()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gives_eagers_bits(name, dtype):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    model(torch.randn(shape).to(dtype))  # lazy layers
+    twin = copy.deepcopy(model)
+    compiled = compile_api.compile(twin, fullgraph=True, options=EXACT)
+    assert other_bits(steps(twin, compiled, shape, dtype), steps(model, model, shape, dtype), 1) is None
+    report = compiled.report()
+    assert not report.fallbacks and not report.breaks and len(report.graphs) > 2
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnet", "bert", "gpt2", "llama"])
+def test_models_give_eagers_bits(name):
+    case = build(name, small=True)
+    with torch.no_grad():
+        ours = tensors(compile_api.compile(case.model, options=EXACT)(*case.args, **case.kwargs))
+        theirs = tensors(case.model(*case.args, **case.kwargs))
+    assert other_bits(ours, theirs, 0) is None
+
+
+@pytest.mark.parametrize("name", ["transformer", "convnet", "bert", "gpt2", "llama"])
+def test_models_are_as_close_as_eager(name):
+    case = build(name, small=True)
+    case.model.bfloat16()
+    args, kwargs = sweep.clone((case.args, case.kwargs))
+    low = lambda t: t.bfloat16() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+    args, kwargs = sweep.pytree.tree_map(low, (args, kwargs))
+    with torch.no_grad():
+        compiled = compile_api.compile(case.model, options=CLOSE)
+        ours, theirs = tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs))
+        exact = tensors(sweep.double(copy.deepcopy(case.model).double())(*sweep.double(args), **sweep.double(kwargs)))
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert error(a, c) <= 1.5 * error(b, c) + torch.finfo(torch.bfloat16).eps * float(c.abs().max())
+    assert compiled.report().kernels and not compiled.report().fallbacks
+
+
+def test_random_numbers_of_one_seed_are_eagers():
+    def f(x):
+        noise = torch.rand_like(x) + torch.randn(x.shape)
+        return nn.functional.dropout(x, 0.4) + noise, torch.randperm(5), torch.bernoulli(noise.sigmoid())
+
+    x = torch.randn(300)
+    torch.manual_seed(3)
+    theirs = [*f(x), torch.rand(2)]
+    torch.manual_seed(3)
+    compiled = compile_api.compile(f, fullgraph=True, options=EXACT)
+    assert other_bits([*compiled(x), torch.rand(2)], theirs, 0) is None

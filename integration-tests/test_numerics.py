@@ -1,7 +1,7 @@
 """``numerics="eager_exact"`` and ``"eager_close"``: eager's bits, and eager's rounding points and accumulation types.
 
 The whole of PyTorch's operator database is swept by script (``sweeps/sweep_op_db.py --numerics eager_exact --dtype float32
-bfloat16 float16 --forward --grad``); here is every ninth operator of it, in another phase for each dtype.
+bfloat16 float16 --forward --grad``); here is every twelfth operator of it, in another phase for each dtype.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def settings(dtype: str) -> argparse.Namespace:
 
 def tasks():
     for phase, dtype in enumerate(("float32", "bfloat16", "float16")):
-        for index, name, grad in sweep.tasks(settings(dtype))[3 * phase :: 9]:
+        for index, name, grad in sweep.tasks(settings(dtype))[4 * phase :: 12]:
             if op_db[index].name not in TANGENTS or not grad:
                 yield pytest.param(index, name, grad, id=f"{op_db[index].formatted_name}-{name}-{grad}")
 
@@ -95,7 +95,7 @@ def operands(dtype: torch.dtype, seed: int, count: int = 1031):
 
 @pytest.mark.parametrize("numerics", ["eager_exact", "eager_close"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_what_is_rounded_once_is_fused_and_exact(seed, dtype, numerics):
     """The programs' operators round once each, so that "close" means equal for them too."""
     f = program(seed)
@@ -111,10 +111,10 @@ def test_what_is_rounded_once_is_fused_and_exact(seed, dtype, numerics):
 def test_fast_keeps_what_the_others_round(dtype):
     """The test above could fail: the default drops roundings between operators."""
     differing = 0
-    for seed in range(8):
+    for seed in range(6):
         f, (x, y) = program(seed), operands(dtype, seed)
         differing += other_bits(list(compile_api.compile(f)(x, y)), list(f(x, y)), 0) is not None
-    assert differing >= 4
+    assert differing >= 3
 
 
 def test_products_are_rounded_before_they_are_added():

@@ -112,7 +112,8 @@ def _refusal(source: TritonSource, error: Exception, capability: tuple[int, int]
 
 
 def _key(source: TritonSource, capability: tuple[int, int]) -> str:
-    parts = (source.text, prelude(source.text), str(capability), str(triton_version()), str(source.stages), str(source.contract))
+    settings = (str(capability), str(triton_version()), str(source.stages), str(source.contract))
+    parts = (source.text, prelude(source.text), *settings)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

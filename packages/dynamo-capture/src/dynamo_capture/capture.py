@@ -17,6 +17,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import LazyValue, ObservedError, Value
 from dynamo_capture.values.callables import BuiltinValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
@@ -177,18 +178,47 @@ class Capture:
     # --- exceptions ---------------------------------------------------------------------------------------------
 
     def observed(self, error: BaseException) -> ObservedError:
-        """What the program raises, as the interpreter unwinds it."""
-        args = [self._argument(a) for a in error.args]
-        value = ExceptionValue(type(error), args)
-        value.real_error = error
+        """What the program raises, as the interpreter unwinds it into the program's handlers.
+
+        Only for what the simulated operation is known to raise: an error that its documentation spells out, written
+        here with its text (``tests/capture/test_raises.py`` lists the functions that do). What a real operation
+        raises comes by :meth:`exact`; whatever capture cannot tell is a :class:`GraphBreak`.
+
+        Raises:
+            GraphBreak: the error holds objects that are no constants.
+        """
+        value = ExceptionValue(type(error), [self._argument(arg) for arg in error.args])
+        for name, held in vars(error).items():
+            value.attrs[name] = self._argument(held)
+        value.real_error = error.with_traceback(None)
         return ObservedError(value)
 
     def _argument(self, arg: Any) -> Value:
-        return ConstantValue(arg if type(arg) in CONST_TYPES else str(arg))
+        if type(arg) is tuple:
+            return TupleValue([self._argument(x) for x in arg])
+        if type(arg) in CONST_TYPES:
+            return ConstantValue(arg)
+        raise GraphBreak("QB19", f"an exception that holds an object of type {type(arg).__name__}")
 
     def observed_value(self, cls: type, args: list[Value]) -> ObservedError:
         """Like :meth:`observed`, with values as arguments."""
         return ObservedError(ExceptionValue(cls, args))
+
+    def exact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``fn(*args, **kwargs)``, a real operation on the program's own objects, none of them a stand-in.
+
+        Raises:
+            ObservedError: what the operation raises, so does the program.
+            GraphBreak: it ran out of stack or memory, of which the program may have more.
+        """
+        try:
+            return fn(*args, **kwargs)
+        except (GraphBreak, ObservedError):
+            raise
+        except (RecursionError, MemoryError) as error:
+            raise GraphBreak("QB13", f"{type(error).__name__} in an operation on constants") from None
+        except Exception as error:
+            raise self.observed(error) from None
 
     # --- names --------------------------------------------------------------------------------------------------
 

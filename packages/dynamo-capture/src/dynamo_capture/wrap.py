@@ -19,7 +19,14 @@ from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
-from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, wrap_items
+from dynamo_capture.values.containers import (
+    DequeValue,
+    ListValue,
+    TupleValue,
+    is_namedtuple,
+    is_struct_sequence,
+    wrap_items,
+)
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.instances import instance
@@ -193,7 +200,10 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
         tx.guards.type_is(source, cls)
         if not is_namedtuple(cls):
             tx.guards.length(source, len(obj))
-    if cls in (tuple, torch.Size) or is_namedtuple(cls) or cls.__module__ == "torch.return_types":
+    if cls in (tuple, torch.Size) or is_namedtuple(cls) or is_struct_sequence(cls):
+        if source is None and is_struct_sequence(cls) and cls.__module__ != "torch.return_types":
+            # sys.version_info and its like: some of their classes make no second instance.
+            return TupleValue([tx.from_python(x) for x in obj], cls, Source("constant", None, (obj,)))
         if source is None:
             return TupleValue([tx.from_python(x) for x in obj], cls)
         return TupleValue(wrap_items(tx, obj, source), cls, source)

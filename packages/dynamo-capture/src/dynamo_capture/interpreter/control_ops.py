@@ -10,6 +10,7 @@ from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.class_tests import is_instance
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -67,6 +68,11 @@ class ControlOps(FrameState):
 
     def BEFORE_WITH(self, arg: Any) -> None:
         manager = self.pop()
+        for name in ("__enter__", "__exit__"):
+            if lookup(manager.pytype, name)[1] is None:
+                text = f"{manager.pytype.__name__!r} object does not support the context manager protocol"
+                missed = " (missed __exit__ method)" if name == "__exit__" else ""
+                raise self.tx.observed(TypeError(text + missed))
         leave = manager.getattr(self.tx, "__exit__")
         entered = manager.getattr(self.tx, "__enter__").call(self.tx, [], {})
         self.stack.append(leave)
@@ -97,8 +103,10 @@ class ControlOps(FrameState):
         wanted = self.pop()
         error = self.stack[-1].realize()
         classes = wanted.unpack(self.tx) if isinstance(wanted, TupleValue) else [wanted]
-        match = any(issubclass(error.pytype, c.realize().const()) for c in classes)
-        self.stack.append(boolean(match))
+        wanted_classes = [c.realize().const() for c in classes]
+        if not all(isinstance(c, type) and issubclass(c, BaseException) for c in wanted_classes):
+            raise GraphBreak("QB07", f"except {display(wanted)}")
+        self.stack.append(boolean(issubclass(error.pytype, tuple(wanted_classes))))
 
     def RERAISE(self, arg: int) -> None:
         error = self.stack.pop().realize()
@@ -117,7 +125,12 @@ class ControlOps(FrameState):
             error = error.call(self.tx, [], {}).realize()
         if not issubclass(error.pytype, BaseException):
             raise self.tx.observed(TypeError("exceptions must derive from BaseException"))
-        if cause is not None and isinstance(error, ExceptionValue):
+        if cause is not None:
+            if isinstance(cause, ClassValue):
+                cause = cause.call(self.tx, [], {}).realize()
+            is_none = isinstance(cause, ConstantValue) and cause.value is None
+            if not isinstance(error, ExceptionValue) or not (is_none or issubclass(cause.pytype, BaseException)):
+                raise GraphBreak("QB19", f"raise {display(error)} from {display(cause)}")
             error.attrs["__cause__"] = cause
         raise ObservedError(error)
 
@@ -182,7 +195,9 @@ class ControlOps(FrameState):
                 return
             positional = list(getattr(cls, "__match_args__", ()))[:arg]
             if len(positional) < arg:
-                raise self.tx.observed(TypeError(f"{cls.__name__}() accepts {len(positional)} positional sub-patterns"))
+                n = len(positional)
+                text = f"accepts {n} positional sub-pattern{'s' if n != 1 else ''} ({arg} given)"
+                raise self.tx.observed(TypeError(f"{cls.__name__}() {text}"))
         values = []
         for name in [*positional, *(n.realize().const() for n in names)]:
             try:

@@ -17,11 +17,12 @@ from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SequenceValue, SliceValue, TupleValue
 from dynamo_capture.values.dicts import DictValue, pairs_of
+from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import CellValue, FunctionValue
-from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.tensor import TensorValue
-from dynamo_capture.values.text import TextValue, has_symbols, text_of
+from dynamo_capture.values.text import TextValue
+from dynamo_capture.values.texts import formatted
 
 __all__ = ["DataOps"]
 
@@ -71,9 +72,7 @@ class DataOps(FrameState):
         if value is None:
             cell = self.cells.get(arg)
             if cell is None:
-                raise self.tx.observed(
-                    UnboundLocalError(f"cannot access local variable {arg!r} where it is not associated with a value")
-                )
+                raise self.unbound(arg)
             value = cell
         self.stack.append(value)
 
@@ -91,7 +90,15 @@ class DataOps(FrameState):
 
     def DELETE_FAST(self, arg: str) -> None:
         if self.locals.pop(arg, None) is None:
-            raise self.tx.observed(UnboundLocalError(f"cannot access local variable {arg!r}"))
+            raise self.unbound(arg)
+
+    def unbound(self, name: str) -> ObservedError:
+        """The error of a local variable or cell without a value."""
+        if name in self.code.co_freevars:
+            text = f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
+            return self.tx.observed(NameError(text))
+        text = f"cannot access local variable {name!r} where it is not associated with a value"
+        return self.tx.observed(UnboundLocalError(text))
 
     def LOAD_FAST_AND_CLEAR(self, arg: str) -> None:
         value: Value | None = self.cells.pop(arg, None)
@@ -108,13 +115,15 @@ class DataOps(FrameState):
     def LOAD_DEREF(self, arg: str) -> None:
         value = self.cells[arg].get(self.tx)
         if value is None:
-            raise self.tx.observed(NameError(f"cannot access free variable {arg!r}"))
+            raise self.unbound(arg)
         self.stack.append(value)
 
     def STORE_DEREF(self, arg: str) -> None:
         self.cells[arg].set(self.tx, self.stack.pop())
 
     def DELETE_DEREF(self, arg: str) -> None:
+        if self.cells[arg].get(self.tx) is None:
+            raise self.unbound(arg)
         self.cells[arg].set(self.tx, None)
 
     def load_global(self, name: str) -> Value:
@@ -138,7 +147,7 @@ class DataOps(FrameState):
         try:
             module = __import__(arg, self.globals, None, fromlist, level)
         except ImportError as error:
-            raise self.tx.observed(error) from None
+            raise GraphBreak("QB15", f"import of {arg}, which fails: {error}") from None
         del self.stack[-2:]
         for name in dict.fromkeys((arg, module.__name__)):
             if name in sys.modules and not is_library_name(name):
@@ -260,6 +269,8 @@ class DataOps(FrameState):
 
     def LIST_EXTEND(self, arg: int) -> None:
         other = self.pop()
+        if other.pytype in _NOT_ITERABLE:
+            raise GraphBreak("QB07", f"{display(other)} after *")
         target: Any = self.stack[-arg].realize()
         target.extend(self.tx, other)
 
@@ -268,15 +279,15 @@ class DataOps(FrameState):
         self.stack[-arg].realize().call_method(self.tx, "update", [other], {})
 
     def DICT_UPDATE(self, arg: int) -> None:
-        other = self.pop()
+        other = mapping(self.pop())
         self.stack[-arg].realize().call_method(self.tx, "update", [other], {})
 
     def DICT_MERGE(self, arg: int) -> None:
-        other = self.pop()
+        other = mapping(self.pop())
         target: Any = self.stack[-arg].realize()
         for key, value in pairs_of(self.tx, other):
-            if target.contains(self.tx, key):
-                raise self.tx.observed(TypeError(f"got multiple values for keyword argument {key.realize().const()!r}"))
+            if key.pytype is not str or target.contains(self.tx, key):
+                raise GraphBreak("QB07", f"a call with {display(key.realize())} twice, or not a name, as a keyword")
             target.setitem(self.tx, key, value)
 
     def LIST_APPEND(self, arg: int) -> None:
@@ -304,8 +315,8 @@ class DataOps(FrameState):
         value = self.pop()
         if isinstance(value, SequenceValue):
             items = value.unpack(self.tx)
-        elif value.is_const and not hasattr(value.const(), "__iter__"):
-            raise self.tx.observed(TypeError(f"cannot unpack non-iterable {value.pytype.__name__} object"))
+        elif value.pytype in _NOT_ITERABLE:
+            type_error(self.tx, _unpack_two, value)
         elif isinstance(value, TensorValue):
             items = value.unpack(self.tx)
         else:
@@ -327,25 +338,7 @@ class DataOps(FrameState):
 
     def format_value(self, value: Value, conversion: int, spec: Any) -> None:
         """Push ``format(conversion(value), spec)``."""
-        value = value.realize()
-        if has_symbols(value):
-            self.stack.append(text_of(value, (None, str, repr, ascii)[conversion], spec))
-            return
-        if isinstance(value, ObjectValue) or not (value.is_const or hasattr(value, "example")):
-            text = self._text_of_object(value, conversion)
-        elif hasattr(value, "example") and not hasattr(value, "make"):
-            raise GraphBreak("QB02", "formatting a tensor")
-        else:
-            text = value.const()
-            if conversion:
-                text = (str, repr, ascii)[conversion - 1](text)
-        self.stack.append(ConstantValue(format(text, spec)))
-
-    def _text_of_object(self, value: Value, conversion: int) -> str:
-        if isinstance(value, ListValue):
-            return repr([item.realize().const() for item in value.items])
-        method = "__repr__" if conversion == 2 else "__str__"
-        return str(value.call_method(self.tx, method, [], {}).realize().const())
+        self.stack.append(formatted(self.tx, value.realize(), conversion, spec))
 
     # --- functions and calls ------------------------------------------------------------------------------------
 
@@ -360,7 +353,9 @@ class DataOps(FrameState):
         """``function(*args, **kwargs)``."""
         named: dict[str, Value] = {}
         if kwargs is not None:
-            for key, value in pairs_of(self.tx, kwargs.realize()):
+            for key, value in pairs_of(self.tx, mapping(kwargs.realize())):
+                if key.pytype is not str:
+                    raise GraphBreak("QB07", f"a call with {display(key.realize())} as a keyword")
                 named[key.realize().const()] = value
         self.call(function, args.realize().unpack(self.tx), named)
 
@@ -371,6 +366,24 @@ class DataOps(FrameState):
             if flags & bit:
                 set_function_part(self.tx, function, bit, parts.pop(0))
         return function
+
+
+_NOT_ITERABLE = frozenset((int, float, bool, complex, type(None), type(Ellipsis), type(NotImplemented)))
+
+
+def _unpack_two(value: Any) -> None:
+    _, _ = value
+
+
+def mapping(value: Value) -> Value:
+    """What stands after ``**``.
+
+    Raises:
+        GraphBreak: it is no dict; Python refuses it, or asks it for its keys.
+    """
+    if isinstance(value, DictValue) or isinstance(getattr(value, "payload", None), DictValue):
+        return value
+    raise GraphBreak("QB07", f"{display(value)} after **")
 
 
 def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.compare import equal_by_default, equals
-from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
+from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
+from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         if isinstance(a, ConstantValue) and is_numpy_scalar(a.value):
             raise GraphBreak("QB09", "an operator of a numpy scalar on a tensor")
         if _is_number_like(a) and _is_number_like(b):
-            return tx.graph_call(fn, [a, b], {})
+            if not _numbers_may_fail(fn, a, b):
+                return tx.graph_call(fn, [a, b], {})
+            return _fold(tx, fn, a, b)
     result = _containers(tx, fn, a, b)
     if result is not None:
         return result
@@ -72,11 +75,24 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 
 
 def _fold(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
-    try:
-        result = fn(a.const(), b.const())
-    except Exception as error:
-        raise tx.observed(error) from None
-    return tx.from_python(result)
+    return fold(tx, fn, [a, b], {})
+
+
+def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
+    """Whether an operator of symbolic numbers raises in this call, or gives another type of number (guarded)."""
+    if isinstance(a, TensorValue) or isinstance(b, TensorValue):
+        return False
+    x, y = (v.example if isinstance(v, SymValue) else v.const() for v in (a, b))
+    if isinstance(x, complex) or isinstance(y, complex):
+        return True
+    if fn in (operator.truediv, operator.floordiv, operator.mod):
+        return bool(y == 0)
+    if fn in (operator.lshift, operator.rshift):
+        return bool(y < 0)
+    if fn is operator.pow:
+        # A negative exponent makes an int a float and fails on 0; a fraction of one makes a negative number complex.
+        return bool(y < 0) or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
+    return False
 
 
 def _is_number_like(value: Value) -> bool:
@@ -97,15 +113,40 @@ def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Valu
             return a.repeat(tx, b.const())
     if isinstance(b, (ListValue, TupleValue)) and fn is operator.mul and _is_count(a):
         return b.repeat(tx, a.const())
-    if isinstance(a, ConstantValue) and isinstance(a.value, (str, bytes)) and b.is_const:
-        return _fold(tx, fn, a, b)  # "..." % (1, 2)
-    for text, times in ((a, b), (b, a)):
-        if isinstance(text, ConstantValue) and isinstance(text.value, (str, bytes)) and isinstance(times, SymValue):
-            const = ConstantValue(times.const())
-            return _fold(tx, fn, *((text, const) if times is b else (const, text)))
+    if (a.pytype in _TEXTS or b.pytype in _TEXTS) and _is_plain(a.pytype) and _is_plain(b.pytype):
+        return _of_text(tx, fn, a, b)
     if _is_type(a) and _is_type(b):
         return _of_types(tx, fn, a, b)
     return None
+
+
+_TEXTS = (str, bytes)
+_HEAP_TYPE = 1 << 9
+
+
+def _is_plain(cls: type) -> bool:
+    """Whether operators of such objects are CPython's, and no class of the program has a part in them."""
+    from dynamo_capture.values.containers import is_struct_sequence
+
+    builtin = cls.__module__ == "builtins" and not cls.__flags__ & _HEAP_TYPE and cls is not super
+    return builtin or cls is torch.Size or is_struct_sequence(cls)
+
+
+def _of_text(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
+    """An operator of a string and another builtin object: ``"..." % (1, 2)``."""
+    if fn is operator.mod:
+        from dynamo_capture.values.texts import percent
+
+        text = percent(tx, a, b)
+        if text is not None:
+            return text
+    try:
+        operands = [a.const(), b.const()]
+    except GraphBreak:
+        if fn is operator.mod:
+            raise GraphBreak("QB07", f"formatting {display(b)}") from None
+        type_error(tx, fn, a, b)
+    return tx.from_python(tx.exact(fn, *operands))
 
 
 def _is_count(value: Value) -> bool:
@@ -125,11 +166,7 @@ def _of_types(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         x, y = a.real(), b.real()
     except GraphBreak:
         raise GraphBreak("QB06", f"an operator of {display(a)} and {display(b)}") from None
-    try:
-        result = fn(x, y)
-    except TypeError as error:
-        raise tx.observed(error) from None
-    return tx.from_python(result)
+    return tx.from_python(tx.exact(fn, x, y))
 
 
 def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, reflected: str) -> Value:
@@ -141,15 +178,15 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
     order = [(a, b, name), (b, a, reflected)]
     if type_b is not type_a and issubclass(type_b, type_a) and lookup(type_b, reflected)[0] is not None:
         order.reverse()
-    tried = False
     for x, y, method in order:
         found, _owner = lookup(x.pytype, method)
         if found is None:
             continue
-        tried = True
         if isinstance(x, SequenceValue) or _is_sequence_slot(x, found):
             continue  # the slots of sequences come last: see below
-        if isinstance(x, ConstantValue) and not y.is_const:
+        if x.pytype in _STRANGERS and not issubclass(y.pytype, x.pytype):
+            if x.pytype in _TEXTS and fn is operator.mod:
+                raise GraphBreak("QB07", f"formatting {display(y)}")
             continue  # a number or string knows nothing of a user's object: NotImplemented
         result = x.call_method(tx, method, [y], {}).realize()
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
@@ -158,12 +195,13 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
             break
     if (result := _sequence_slot(tx, fn, a, b)) is not None:
         return result
-    symbol = _SYMBOL.get(fn, fn.__name__)
-    if tried or not (isinstance(a, _GRAPH) or isinstance(b, _GRAPH)):
-        raise tx.observed(
-            TypeError(f"unsupported operand type(s) for {symbol}: {type_a.__name__!r} and {type_b.__name__!r}")
-        )
-    raise GraphBreak("QB06", f"{symbol} between {display(a)} and {display(b)}")
+    if isinstance(a, TensorValue) or isinstance(b, TensorValue):
+        raise GraphBreak("QB06", f"{_SYMBOL[fn]} between {display(a)} and {display(b)}")
+    type_error(tx, fn, a, b)
+
+
+#: Builtin types whose operators decline objects of other classes, but for those that say how to be used as theirs.
+_STRANGERS = frozenset((int, float, bool, complex, str, bytes, type(None), type(NotImplemented)))
 
 
 def _inner(value: Value) -> Value:
@@ -288,11 +326,7 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
         return ConstantValue(equal_by_default(tx, a, b) is (fn is operator.eq))
     if a.is_const and b.is_const:
         return _fold(tx, fn, a, b)
-    raise tx.observed(
-        TypeError(
-            f"{_SYMBOL[fn]!r} not supported between instances of {a.pytype.__name__!r} and {b.pytype.__name__!r}"
-        )
-    )
+    type_error(tx, fn, a, b)
 
 
 def _compare_natively(tx: Capture, fn: Callable[..., Any], x: Value, y: Value, found: Any) -> Value:
@@ -326,12 +360,11 @@ def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
     if isinstance(a, _GRAPH):
         return tx.graph_call(fn, [a], {})
     if a.is_const:
-        try:
-            return tx.from_python(fn(a.const()))
-        except ObservedError:
-            raise
-        except Exception as error:
-            raise tx.observed(error) from None
+        return fold(tx, fn, [a], {})
+    from dynamo_capture.values.classes import lookup
+
+    if lookup(a.pytype, _UNARY[fn])[1] is None:
+        type_error(tx, fn, a)
     return a.call_method(tx, _UNARY[fn], [], {})
 
 

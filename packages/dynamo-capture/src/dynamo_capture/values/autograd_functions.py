@@ -182,10 +182,8 @@ def _bound(tx: Capture, function: type, inputs: list[Value], kwargs: dict[str, V
         if kwargs:
             raise GraphBreak("QB12", f"{function.__name__}.apply with keyword arguments")
         return inputs
-    try:
-        bound = inspect.signature(function.forward).bind(*inputs, **kwargs)  # type: ignore[attr-defined]
-    except TypeError as error:
-        raise tx.observed(error) from None
+    # The values are bound, not looked at.
+    bound = tx.exact(inspect.signature(function.forward).bind, *inputs, **kwargs)  # type: ignore[attr-defined]
     bound.apply_defaults()
     if bound.kwargs:
         raise GraphBreak("QB12", f"{function.__name__}.apply with keyword-only arguments")

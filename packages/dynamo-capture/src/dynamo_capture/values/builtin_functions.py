@@ -22,11 +22,13 @@ from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
+from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.signatures import check_arguments
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
 
@@ -64,6 +66,7 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     """Call a C function (or a torch operator)."""
     handler = BUILTINS.get(fn) if fn.__hash__ else None
     if handler is not None:
+        check_arguments(fn, args, kwargs)
         return handler(tx, args, kwargs)
     if is_torch_callable(fn):
         return call_torch(tx, fn, args, kwargs)
@@ -93,11 +96,18 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
     realized = [arg.realize() for arg in args]
     if any(isinstance(arg, TensorValue) for arg in realized):
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
-    if any(isinstance(arg, SymValue) for arg in realized):
-        fn = _SYM_FUNCTIONS.get(fn, fn)
-        if (fn in _SYM_SAFE and len(realized) == 1) or fn in _SYM_FUNCTIONS.values():
+    if len(realized) == 1 and isinstance(realized[0], SymValue) and not kwargs:
+        number = realized[0]
+        if fn in _SYM_FUNCTIONS and is_finite(number) and (fn is not math.sqrt or number.example >= 0):
+            return tx.graph_call(_SYM_FUNCTIONS[fn], realized, kwargs)
+        if fn in _SYM_SAFE and is_finite(number):
             return tx.graph_call(fn, realized, kwargs)
     return fold(tx, fn, list(realized), kwargs)
+
+
+def is_finite(number: SymValue) -> bool:
+    """Whether a symbolic number is neither infinite nor NaN, of which Python makes no ints (guarded)."""
+    return number.pytype is not float or bool(abs(number.example) < math.inf)
 
 
 _SYM_FUNCTIONS: dict[Any, Any] = {
@@ -138,7 +148,7 @@ def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs
 
 @builtin(getattr)
 def _getattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    owner, name = args[0].realize(), args[1].realize().const()
+    owner, name = args[0].realize(), _name(args[1])
     if len(args) == 2:
         return owner.getattr(tx, name)
     try:
@@ -149,10 +159,18 @@ def _getattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise
 
 
+def _name(value: Value) -> str:
+    """The name of an attribute, of which the builtin functions want a string."""
+    name = value.realize().const()
+    if not isinstance(name, str):
+        raise GraphBreak("QB07", f"an attribute named {name!r:.60}")
+    return name
+
+
 @builtin(hasattr)
 def _hasattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     try:
-        args[0].realize().getattr(tx, args[1].realize().const()).realize()
+        args[0].realize().getattr(tx, _name(args[1])).realize()
     except ObservedError as error:
         if issubclass(error.value.pytype, AttributeError):
             return ConstantValue(False)
@@ -162,13 +180,13 @@ def _hasattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(setattr)
 def _setattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    args[0].realize().setattr(tx, args[1].realize().const(), args[2])
+    args[0].realize().setattr(tx, _name(args[1]), args[2])
     return _NONE
 
 
 @builtin(delattr)
 def _delattr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    args[0].realize().delattr(tx, args[1].realize().const())
+    args[0].realize().delattr(tx, _name(args[1]))
     return _NONE
 
 
@@ -181,7 +199,7 @@ def _isinstance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 def _issubclass(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls = args[0].realize().const()
     if not isinstance(cls, type):
-        raise tx.observed(TypeError("issubclass() arg 1 must be a class"))
+        tx.exact(issubclass, cls, object)
     return ConstantValue(is_subclass(tx, cls, args[1]))
 
 
@@ -243,7 +261,7 @@ def _extreme(is_max: bool) -> Handler:
         if not items:
             if "default" in kwargs:
                 return kwargs["default"]
-            raise tx.observed(ValueError(f"{fn.__name__}() arg is an empty sequence"))
+            tx.exact(fn, ())
         best = items[0]
         for item in items[1:]:
             if key is None and (isinstance(best, SymValue) or isinstance(item, SymValue)):
@@ -289,10 +307,9 @@ def _prod(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(repr)
 def _repr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    value = args[0].realize()
-    if isinstance(value, ObjectValue):
-        return value.call_method(tx, "__repr__", [], {})
-    return fold(tx, repr, [value], {})
+    from dynamo_capture.values.texts import text_from
+
+    return text_from(tx, repr, args[0].realize())
 
 
 @builtin(hash)
@@ -306,14 +323,14 @@ def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @builtin(next)
 def _next(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     iterator: Any = args[0].realize()
+    if isinstance(iterator, (ConstantValue, SymValue)):
+        type_error(tx, next, iterator)
     if not hasattr(iterator, "next"):
         raise GraphBreak("QB07", f"next() of {display(iterator)}")
+    if len(args) == 1:
+        return iterator.call_method(tx, "__next__", [], {})  # type: ignore[no-any-return]
     item = iterator.next(tx)
-    if item is None:
-        if len(args) > 1:
-            return args[1]
-        raise tx.observed(StopIteration())
-    return item  # type: ignore[no-any-return]
+    return args[1] if item is None else item
 
 
 @builtin(sorted)
@@ -403,7 +420,9 @@ def _index(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _object_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     from dynamo_capture.values.construct import empty_instance
 
-    return empty_instance(tx, args[0].realize().const(), args[1:])
+    if len(args) != 1 or kwargs:
+        raise GraphBreak("QB07", "object.__new__() with more than the class")
+    return empty_instance(tx, args[0].realize().const(), [])
 
 
 @builtin(tuple.__new__)
@@ -416,22 +435,28 @@ def _tuple_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
 
 def make_super(tx: Capture, args: list[Value]) -> Value:
     """``super()`` or ``super(cls, obj)``."""
+    if len(args) == 1:
+        raise GraphBreak("QB07", "super() with one argument")
     if args:
         cls, owner = args[0].realize().const(), args[1]
     else:
         frame = tx.frames[-1]
         cell = frame.cells.get("__class__")
         name = frame.code.co_varnames[0] if frame.code.co_argcount else None
-        if cell is None or name is None:
+        if name is None:
             raise tx.observed(RuntimeError("super(): no arguments"))
+        if cell is None:
+            raise tx.observed(RuntimeError("super(): __class__ cell not found"))
         content = cell.get(tx)
         owner_value = frame.locals.get(name)
         if owner_value is None and name in frame.cells:
             owner_value = frame.cells[name].get(tx)
         if content is None or owner_value is None:
-            raise tx.observed(RuntimeError("super(): empty __class__ cell"))
+            raise GraphBreak("QB07", "super() where the class or the first argument is gone")
         cls, owner = content.realize().const(), owner_value
     owner = owner.realize()
+    if not issubclass(owner.pytype, cls) and not (isinstance(owner, ClassValue) and issubclass(owner.obj, cls)):
+        raise GraphBreak("QB07", f"super() of {display(owner)}, which is no {cls.__name__}")
     if isinstance(owner, ClassValue):
         # In a class method the class itself is looked up; in a method of its metaclass it is the instance.
         return SuperValue(cls, owner, owner.obj if issubclass(owner.obj, cls) else type(owner.obj))

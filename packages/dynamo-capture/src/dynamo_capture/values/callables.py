@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+import operator
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, lookup
+from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, guard_lookup, lookup
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 
 if TYPE_CHECKING:
@@ -63,10 +65,7 @@ class BuiltinValue(_FixedValue):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__call__":
             return self
-        try:
-            found = getattr(self.obj, name)
-        except AttributeError as error:
-            raise tx.observed(error) from None
+        found = tx.exact(getattr, self.obj, name)
         return tx.from_python(found, self.source and self.source.attr(name))
 
     def describe(self) -> str:
@@ -145,11 +144,14 @@ class PyModuleValue(_FixedValue):
         module = self.obj
         changed = tx.side.global_value(module.__dict__, name)
         if changed is not None:
+            from dynamo_capture.values.objects import DELETED
+
+            if changed is DELETED:
+                raise GraphBreak("QB06", f"{name!r} of module {module.__name__}, deleted here")
             return changed
-        try:
-            found = getattr(module, name)
-        except AttributeError as error:
-            raise tx.observed(error) from None
+        if self.source is not None and not hasattr(module, name):
+            tx.guards.has_attr(self.source, name, False)
+        found = tx.exact(getattr, module, name)
         if type(module) is not types.ModuleType and hasattr(type(module), name) and type(found) in CONST_TYPES:
             # A setting that is computed when it is read, as those of torch.backends are.
             tx.guards.state(lambda: getattr(module, name), found, f"{module.__name__}.{name}")
@@ -206,7 +208,10 @@ class ClassValue(_FixedValue):
                     getattr(cls, name)
                 )
             return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
-        raise tx.observed(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
+        if isinstance(lookup(type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
+            raise GraphBreak("QB06", f"__getattr__ of the metaclass of {cls.__name__}")
+        guard_lookup(tx, cls, name)
+        return tx.from_python(tx.exact(getattr, cls, name))
 
     def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
         from dynamo_capture.values.functions import FunctionValue, MethodValue
@@ -238,18 +243,21 @@ class ClassValue(_FixedValue):
         raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
 
     def getitem(self, tx: Capture, key: Value) -> Value:
+        on_meta, _ = lookup(type(self.obj), "__getitem__")
+        on_class, owner = lookup(self.obj, "__class_getitem__")
         if isinstance(self.obj, enum.EnumMeta) and key.is_const:
-            try:
-                return tx.from_python(self.obj[key.const()])
-            except KeyError as error:
-                raise tx.observed(error) from None
+            return tx.from_python(tx.exact(operator.getitem, self.obj, key.const()))
+        if isinstance(on_meta, types.FunctionType):
+            return tx.function(on_meta, None).call(tx, [self, key], {})
+        if owner is not None and isinstance(on_class, classmethod) and not is_library_name(owner.__module__):
+            return self.getattr(tx, "__class_getitem__").call(tx, [key], {})
         if (plain := _plain(key)) is not None:
-            return tx.from_python(self.obj[plain])  # list[int], Callable[[int], str] and the like
+            return tx.from_python(tx.exact(operator.getitem, self.obj, plain))  # list[int], Callable[[int], str]
         raise GraphBreak("QB06", f"subscript of the class {self.obj.__name__}")
 
     def contains(self, tx: Capture, item: Value) -> bool:
         if isinstance(self.obj, enum.EnumMeta) and item.is_const:
-            return item.const() in self.obj
+            return bool(tx.exact(operator.contains, self.obj, item.const()))
         raise GraphBreak("QB06", f"membership test on the class {self.obj.__name__}")
 
     def call_c_method(
@@ -259,6 +267,8 @@ class ClassValue(_FixedValue):
         if name == "__new__":
             from dynamo_capture.values.construct import empty_instance
 
+            if kwargs or (descriptor is object.__new__ and len(args) != 1):
+                raise GraphBreak("QB03", f"{self.describe()}.__new__ with more than the class")
             return empty_instance(tx, args[0].realize().const(), args[1:])
         if name == "__init_subclass__":
             return ConstantValue(None)

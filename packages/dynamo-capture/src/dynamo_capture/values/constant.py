@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.base import Value
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -62,28 +62,17 @@ class ConstantValue(Value):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         value = self.value
-        try:
-            result = getattr(value, name)
-        except AttributeError as error:
-            raise tx.observed(error) from None
+        result = tx.exact(getattr, value, name)
         if isinstance(result, (types.BuiltinMethodType, types.MethodWrapperType)):
             return ConstantMethodValue(self, name)
         return tx.from_python(result)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         value = self.value
-        method = getattr(type(value), name, None)
-        if method is None:
-            raise tx.observed(AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}"))
-        return fold(tx, method, [self, *args], kwargs)
+        return fold(tx, tx.exact(getattr, value, name), args, kwargs)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
-        try:
-            iterator = iter(self.value)
-        except TypeError as error:
-            raise tx.observed(error) from None
-        for item in iterator:
-            yield tx.from_python(item)
+        return map(tx.from_python, tx.exact(iter, self.value))
 
     def get_iter(self, tx: Capture) -> Value:
         from dynamo_capture.values.iterators import PositionIterator
@@ -104,6 +93,12 @@ class ConstantValue(Value):
 
     def length(self, tx: Capture) -> Value:
         return fold(tx, len, [self], {})
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        raise GraphBreak("QB06", f"setting an item of {self.describe()}")
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        raise GraphBreak("QB06", f"deleting an item of {self.describe()}")
 
     def reconstruct(self, cg: CodeGen) -> None:
         cg.load_const(self.value)
@@ -137,17 +132,18 @@ class ConstantMethodValue(Value):
 
 
 def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """Run a pure function on constants now; what it raises, the program raises."""
+    """Run a pure function on constants now; what it raises, the program raises.
+
+    Symbolic numbers among the operands are specialised.
+
+    Raises:
+        ObservedError: what the function raises.
+        GraphBreak: an operand is not known.
+    """
     try:
         real_args = [a.realize().const() for a in args]
         real_kwargs = {k: v.realize().const() for k, v in kwargs.items()}
     except GraphBreak:
         name = getattr(fn, "__qualname__", repr(fn))
         raise GraphBreak("QB07", f"{name} of values that are not constants") from None
-    try:
-        result = fn(*real_args, **real_kwargs)
-    except ObservedError:
-        raise
-    except Exception as error:
-        raise tx.observed(error) from None
-    return tx.from_python(result)
+    return tx.from_python(tx.exact(fn, *real_args, **real_kwargs))

@@ -15,7 +15,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.builtin_functions import make_super
+from dynamo_capture.values.builtin_functions import is_finite, make_super
 from dynamo_capture.values.classes import bind_attribute, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, named_fields
@@ -25,7 +25,7 @@ from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from dynamo_capture.values.text import has_symbols, text_of
+from dynamo_capture.values.texts import text_from
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -68,7 +68,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta) or cls in _FOLDED:
         return fold(tx, cls, args, kwargs)
-    if is_namedtuple(cls) and not isinstance(lookup(cls, "__init__")[0], types.FunctionType):
+    if is_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
@@ -96,24 +96,32 @@ def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
     if isinstance(init, types.FunctionType):
         bind_attribute(tx, value, cls, "__init__", init, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
     elif isinstance(value, ObjectValue):
-        if owner is object and (args or kwargs) and not isinstance(value, ExceptionValue):
+        if owner is not object:
+            value.call_c_method(tx, "__init__", init, args, kwargs)
+        elif (args or kwargs) and lookup(cls, "__new__")[1] is object:
+            # object.__init__ ignores what a __new__ has taken.
             raise tx.observed(TypeError(f"{cls.__name__}() takes no arguments"))
-        value.call_c_method(tx, "__init__", init, args, kwargs)
     return value
 
 
 def empty_instance(tx: Capture, cls: type, args: list[Value]) -> Value:
     """What ``cls.__new__`` gives for a class whose C base is one that capture knows."""
     if issubclass(cls, BaseException):
+        if issubclass(cls, (OSError, BaseExceptionGroup)) and len(args) > 1:
+            raise GraphBreak("QB15", f"an instance of {cls.__qualname__}, which picks its own class")
         return ExceptionValue(cls, list(args))
     if issubclass(cls, (enum.Enum, torch.Tensor, type)):
         raise GraphBreak("QB15", f"an instance of {cls.__qualname__}")
     for base in cls.__mro__:
         if base is object:
+            if cls.__flags__ & _ABSTRACT:
+                tx.exact(object.__new__, cls)
             return ObjectValue(cls)
         if base in _PAYLOADS:
             return ObjectValue(cls, payload=_PAYLOADS[base]())
         if base is tuple:
+            if len(args) > 1:
+                raise GraphBreak("QB03", f"tuple.__new__ of {cls.__qualname__} with {len(args)} arguments")
             items = args[0].realize().unpack(tx) if args else []
             return ObjectValue(cls, payload=TupleValue(items))
         if not _is_python_class(base) or isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType):
@@ -121,6 +129,8 @@ def empty_instance(tx: Capture, cls: type, args: list[Value]) -> Value:
     raise GraphBreak("QB03", f"the class {cls.__module__}.{cls.__qualname__}")
 
 
+#: Py_TPFLAGS_IS_ABSTRACT: the class has abstract methods, and no instances.
+_ABSTRACT = 1 << 20
 _PAYLOADS: dict[type, Callable[[], Value]] = {
     dict: DictValue,
     collections.OrderedDict: lambda: DictValue(collections.OrderedDict),
@@ -134,20 +144,23 @@ def _is_python_class(cls: type) -> bool:
     return bool(cls.__flags__ & (1 << 9)) or cls.__module__ in ("typing", "abc", "collections.abc")
 
 
+def _made_by_namedtuple(cls: type) -> bool:
+    """Whether instances are made as ``collections.namedtuple`` has it."""
+    new, _ = lookup(cls, "__new__")
+    made_in = getattr(getattr(new, "__func__", None), "__globals__", {}).get("__name__", "")
+    return made_in.startswith("namedtuple_") and not isinstance(lookup(cls, "__init__")[0], types.FunctionType)
+
+
 def _named_tuple(tx: Capture, cls: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fields = named_fields(cls)
     defaults = getattr(cls, "_field_defaults", {})
-    items = list(args)
-    for name in fields[len(args) :]:
-        if name in kwargs:
-            items.append(kwargs.pop(name))
-        elif name in defaults:
-            items.append(tx.from_python(defaults[name]))
-        else:
-            raise tx.observed(TypeError(f"{cls.__name__}() missing argument {name!r}"))
-    if kwargs or len(items) > len(fields):
-        raise tx.observed(TypeError(f"{cls.__name__}() got too many arguments"))
-    return TupleValue(items, cls)
+    given = dict(zip(fields, args, strict=False)) | kwargs
+    values = [given[name] if name in given else tx.from_python(defaults[name]) for name in fields
+              if name in given or name in defaults]  # fmt: skip
+    if len(values) < len(fields) or len(args) + len(kwargs) > len(given) or given.keys() - set(fields):
+        tx.exact(cls.__new__, cls, *[None] * len(args), **dict.fromkeys(kwargs))
+        raise GraphBreak("QB03", f"a wrong call of {cls.__qualname__}")
+    return TupleValue(values, cls)
 
 
 # --- builtin types --------------------------------------------------------------------------------------------------
@@ -199,26 +212,30 @@ def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value],
     value = args[0].realize() if args else None
     if isinstance(value, TensorValue):
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")
-    if isinstance(value, SymValue):
-        return value if value.pytype is cls else tx.graph_call(sym_fn, [value], {})
+    if isinstance(value, SymValue) and len(args) + len(kwargs) == 1:
+        if value.pytype is cls:
+            return value
+        if value.pytype is float and not is_finite(value):
+            return fold(tx, cls, [value], {})
+        return tx.graph_call(sym_fn, [value], {})
     if isinstance(value, ObjectValue):
-        return value.call_method(tx, f"__{cls.__name__}__", [], {})
+        name = f"__{cls.__name__}__"
+        has_method = lookup(value.cls, name)[1] and len(args) + len(kwargs) == 1
+        result = value.call_method(tx, name, [], {}).realize() if has_method else value
+        if result.pytype is not cls:
+            raise GraphBreak("QB07", f"{cls.__name__}() of {value.describe()}")
+        return result
     return fold(tx, cls, args, kwargs)
 
 
 @constructor(str)
 def _str(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not args:
+    if not args and not kwargs:
         return ConstantValue("")
-    value = args[0].realize()
-    if isinstance(value, TensorValue):
-        raise GraphBreak("QB02", "str() of a tensor")
-    if has_symbols(value):
-        return text_of(value)
-    if isinstance(value, ObjectValue):
-        return value.call_method(tx, "__str__", [], {})
-    if isinstance(value, ListValue):
-        return ConstantValue(str([item.realize().const() for item in value.items]))
+    if kwargs:
+        return fold(tx, str, args, kwargs)
+    if len(args) == 1:
+        return text_from(tx, str, args[0].realize())
     return fold(tx, str, args, kwargs)
 
 
@@ -345,10 +362,7 @@ class GetterValue(Value):
 def _getter(cls: type) -> Handler:
     def make(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         keys = [a.realize().const() for a in args]
-        try:
-            return GetterValue(cls(*keys, **{k: v.realize().const() for k, v in kwargs.items()}))
-        except TypeError as error:
-            raise tx.observed(error) from None
+        return GetterValue(tx.exact(cls, *keys, **{k: v.realize().const() for k, v in kwargs.items()}))
 
     return make
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue
@@ -56,17 +57,16 @@ class SequenceValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__class__":
             return tx.from_python(self.cls)
-        if callable(getattr(self.cls, name, None)):
-            return BoundMethodOfContainer(self, name)
-        raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+        return method_of_container(tx, self, self.cls, name)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         key = key.realize()
         index = index_of(tx, key)
         try:
             found = self.items[index]
-        except (IndexError, TypeError) as error:
-            raise tx.observed(type(error)(str(error).replace("list", _kind(self).__name__, 1))) from None
+        except (IndexError, TypeError, ValueError):
+            tx.exact(operator.getitem, _kind(self)(self.items), index)
+            raise GraphBreak("QB07", f"an item of {self.describe()}") from None
         return self.slice_of(found) if isinstance(found, list) else found  # type: ignore[arg-type]
 
     def slice_of(self, items: list[Value]) -> Value:
@@ -211,10 +211,7 @@ class ListValue(SequenceValue):
     def native(self, tx: Capture, name: str, *args: Any) -> Any:
         """Do to the real list of values what the program does to its own; what that raises, the program's raises."""
         tx.side.mutate(self)
-        try:
-            return getattr(self.items, name)(*args)
-        except (IndexError, ValueError, TypeError, OverflowError) as error:
-            raise tx.observed(error) from None
+        return tx.exact(getattr(self.items, name), *args)
 
     def extend(self, tx: Capture, other: Value, name: str = "append") -> None:
         """``self.extend(other)``, element by element where finding the elements may raise."""
@@ -339,11 +336,7 @@ class DequeValue(ListValue):
         return ConstantValue(self.maxlen) if name == "maxlen" else super().getattr(tx, name)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
-        index = index_of(tx, key.realize())
-        try:
-            return self.items[index]
-        except (IndexError, TypeError) as error:
-            raise tx.observed(error) from None
+        return tx.exact(operator.getitem, self.items, index_of(tx, key.realize()))  # type: ignore[no-any-return]
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         self.native(tx, "__setitem__", index_of(tx, key.realize()), value)
@@ -406,6 +399,8 @@ class TupleValue(SequenceValue):
         super().__init__(items, cls, source)
 
     def const(self) -> Any:
+        if self.source is not None and self.source.kind == "constant":
+            return self.source.key[0]
         return self.make_real(item.realize().const() for item in self.items)
 
     def make_real(self, items: Iterable[Any]) -> Any:
@@ -479,18 +474,52 @@ class TupleValue(SequenceValue):
 
 
 def named_fields(cls: type) -> tuple[str, ...]:
-    """The field names of a named tuple or of one of torch's return types; () for others."""
+    """The field names of a named tuple or of a struct sequence (torch's return types); () for others."""
     fields = getattr(cls, "_fields", None)
     if isinstance(fields, tuple):
         return fields
-    if cls.__module__ == "torch.return_types":
+    if is_struct_sequence(cls):
         return tuple(getattr(cls, "__match_args__", ()))
     return ()
+
+
+def is_struct_sequence(cls: type) -> bool:
+    """Whether ``cls`` is a C type of tuples with names: ``torch.return_types.max``, ``sys.version_info``."""
+    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields")
 
 
 def is_namedtuple(cls: type) -> bool:
     """Whether ``cls`` is made by ``collections.namedtuple`` or ``typing.NamedTuple`` (or is torch's like)."""
     return cls is not tuple and issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple)
+
+
+def key_error(tx: Capture, key: Value) -> ObservedError:
+    """The key has been looked for, and is not there; a symbolic number is specialised by then."""
+    key = key.realize()
+    known = key.is_const or key.pytype in (int, float, bool, str)
+    return tx.observed_value(KeyError, [ConstantValue(key.const()) if known else key])
+
+
+def method_of_container(tx: Capture, owner: Value, cls: type, name: str) -> Value:
+    """The C method of an object whose builtin type is ``cls``.
+
+    Raises:
+        ObservedError: the object has no attribute of this name.
+        GraphBreak: the attribute is no method.
+    """
+    found, base = lookup(cls, name)
+    if base is not None:
+        if callable(found):
+            return BoundMethodOfContainer(owner, name)
+        raise GraphBreak("QB06", f"attribute {name!r} of {owner.describe()}")
+    obj = getattr(owner, "obj", None)
+    if cls.__dictoffset__ and (obj is not None or issubclass(cls, tuple)):
+        # An OrderedDict or a subclass of a named tuple can have attributes of its own.
+        if obj is None or name in obj.__dict__:
+            raise GraphBreak("QB06", f"attribute {name!r} of {owner.describe()}")
+        if owner.source is not None:
+            tx.guards.no_instance_attr(owner.source, name)
+    raise tx.observed(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
 
 
 class BoundMethodOfContainer(Value):

@@ -13,7 +13,7 @@ from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue
+from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import is_real_key, pin
 from dynamo_capture.values.iterators import NativeWalk
 
@@ -164,7 +164,7 @@ class DictValue(Value):
             value = self.default_factory.call(tx, [], {})
             self.setitem(tx, key, value)
             return value
-        raise tx.observed_value(KeyError, [key])
+        raise key_error(tx, key)
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         key = key.realize()
@@ -176,7 +176,7 @@ class DictValue(Value):
 
     def delitem(self, tx: Capture, key: Value) -> None:
         if self._pop(tx, key) is None:
-            raise tx.observed_value(KeyError, [key])
+            raise key_error(tx, key)
 
     def _pop(self, tx: Capture, key: Value) -> Value | None:
         entries = self.whole(tx)
@@ -191,9 +191,7 @@ class DictValue(Value):
             return tx.from_python(self.cls)
         if name == "default_factory" and self.cls is collections.defaultdict:
             return self.default_factory or ConstantValue(None)
-        if callable(getattr(self.cls, name, None)):
-            return BoundMethodOfContainer(self, name)
-        raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+        return method_of_container(tx, self, self.cls, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name in ("update", "__init__") and len(args) < 2:
@@ -253,7 +251,7 @@ class DictValue(Value):
             case "pop", [key, *default] if len(default) < 2:
                 found = self._pop(tx, key)
                 if found is None and not default:
-                    raise tx.observed_value(KeyError, [key])
+                    raise key_error(tx, key)
                 return default[0] if found is None else found
             case "popitem", []:
                 return self._popitem(tx, last=True)
@@ -266,7 +264,7 @@ class DictValue(Value):
                 return self
             case "__missing__", [key] if self.cls is collections.defaultdict:
                 if self.default_factory is None:
-                    raise tx.observed_value(KeyError, [key])
+                    raise key_error(tx, key)
                 value = self.default_factory.call(tx, [], {})
                 self.setitem(tx, key, value)
                 return value
@@ -308,7 +306,7 @@ class DictValue(Value):
         entries: Any = self.whole(tx)
         stand_in = key.realize().key(tx)
         if stand_in not in entries:
-            raise tx.observed_value(KeyError, [key])
+            raise key_error(tx, key)
         tx.side.mutate(self)
         entries.move_to_end(stand_in, last=last)
 

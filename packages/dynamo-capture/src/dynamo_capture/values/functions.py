@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
@@ -368,6 +368,8 @@ class PartialValue(Value):
             return tx.from_python(functools.partial)
         if name == "__call__":
             return self
+        if self.source is not None or hasattr(functools.partial, name):
+            raise GraphBreak("QB06", f"attribute {name!r} of a functools.partial")
         raise tx.observed(AttributeError(f"'functools.partial' object has no attribute {name!r}"))
 
     def children(self) -> Iterator[Value]:
@@ -406,6 +408,8 @@ class SuperValue(Value):
                 if isinstance(found, types.FunctionType) and of_class:
                     return tx.function(found, None)
                 return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
+        if name in ("__thisclass__", "__self__", "__self_class__"):
+            raise GraphBreak("QB06", f"attribute {name!r} of super()")
         raise tx.observed(AttributeError(f"'super' object has no attribute {name!r}"))
 
     def children(self) -> Iterator[Value]:
@@ -430,17 +434,17 @@ def bind_arguments(
     rest = args[npos:]
     has_star, has_star2 = code.co_flags & 0x04, code.co_flags & 0x08
     if rest and not has_star:
-        raise _type_error(tx, function, f"takes {npos} positional arguments but {len(args)} were given")
+        _wrong_call(tx, function, args, kwargs)
     extra: dict[str, Value] = {}
     if kwargs:
         by_keyword = names[code.co_posonlyargcount : npos + nkw]
         for name, value in kwargs.items():
             if name not in by_keyword:
                 if not has_star2:
-                    raise _type_error(tx, function, f"got an unexpected keyword argument {name!r}")
+                    _wrong_call(tx, function, args, kwargs)
                 extra[name] = value
             elif name in bound:
-                raise _type_error(tx, function, f"got multiple values for argument {name!r}")
+                _wrong_call(tx, function, args, kwargs)
             else:
                 bound[name] = value
     if len(bound) < npos + nkw:
@@ -449,14 +453,14 @@ def bind_arguments(
         for i in range(min(len(args), npos), npos):
             if names[i] not in bound:
                 if i < first_default:
-                    raise _type_error(tx, function, f"missing 1 required positional argument: {names[i]!r}")
+                    _wrong_call(tx, function, args, kwargs)
                 bound[names[i]] = defaults[i - first_default]
         if nkw:
             kwdefaults = function.keyword_defaults(tx)
             for name in names[npos : npos + nkw]:
                 if name not in bound:
                     if name not in kwdefaults:
-                        raise _type_error(tx, function, f"missing 1 required keyword-only argument: {name!r}")
+                        _wrong_call(tx, function, args, kwargs)
                     bound[name] = kwdefaults[name]
     position = npos + nkw
     if has_star:
@@ -469,8 +473,28 @@ def bind_arguments(
     return bound
 
 
-def _type_error(tx: Capture, function: FunctionValue, text: str) -> Exception:
-    return tx.observed(TypeError(f"{function.qualname}() {text}"))
+def _wrong_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> NoReturn:
+    """The error of a wrong call, in Python's own words: an empty function with the same parameters is called so.
+
+    Raises:
+        ObservedError: the error.
+    """
+    code = function.code
+    empty = (lambda: None).__code__
+    probe = types.FunctionType(
+        code.replace(
+            co_code=empty.co_code, co_consts=empty.co_consts, co_names=(), co_exceptiontable=b"", co_freevars=(),
+            co_cellvars=(), co_stacksize=1, co_flags=code.co_flags & 0x0F | 0x03, co_nlocals=len(code.co_varnames),
+        ),
+        {},
+        code.co_name,
+        (None,) * len(function.default_values(tx)),
+    )  # fmt: skip
+    probe.__qualname__ = function.qualname
+    probe.__kwdefaults__ = dict.fromkeys(function.keyword_defaults(tx))
+    tx.exact(probe, *[None] * len(args), **dict.fromkeys(kwargs))
+    raise GraphBreak("QB03", f"a wrong call of {function.describe()}")
+
 
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.values.base import IdentityKey, ObservedError, Value
+from dynamo_capture.values.base import IdentityKey, ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 
@@ -20,6 +20,7 @@ __all__ = ["BackwardsIterator", "GeneratorValue", "IteratorValue", "NativeWalk",
            "iterator_at", "iterator_over"]
 
 
+_END = object()
 #: Elements of an iterator that a graph break writes out one by one, at most.
 _MOST_WRITTEN_OUT = 4096
 
@@ -65,8 +66,10 @@ class IteratorValue(Value):
         tx.side.epoch += 1
         try:
             return next(self.iterator, None)
-        except ValueError as error:  # of ``zip(strict=True)``
-            raise tx.observed(error) from None
+        except ValueError as error:
+            if not str(error).startswith("zip() argument"):
+                raise
+            raise tx.observed(ValueError(str(error))) from None
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         while (item := self.next(tx)) is not None:
@@ -232,13 +235,10 @@ class NativeWalk(IteratorValue):
         tx.side.epoch += 1
         if self.walk is None:
             return None
-        try:
-            element = next(self.walk)
-        except StopIteration:
+        element = tx.exact(next, self.walk, _END)
+        if element is _END:
             self.walk = None
             return None
-        except RuntimeError as error:
-            raise tx.observed(error) from None
         self.position += 1
         return self.item(element)
 
@@ -353,21 +353,29 @@ class GeneratorValue(Value):
         if name == "__iter__":
             return self
         if name in ("__next__", "send"):
+            if args and not (self.frame.started or self.finished or _is_none(args[0])):
+                raise tx.observed(TypeError("can't send non-None value to a just-started generator"))
+            ended = self.finished
             item = self.send(tx, args[0] if args else ConstantValue(None))
-            if item is None:
-                raise tx.observed_value(StopIteration, [self.frame.result])
-            return item
+            return self._end(tx, ended) if item is None else item
         if name == "throw":
-            error = args[1] if len(args) > 1 else args[0]
+            error = args[0].realize()
+            if len(args) != 1 or not isinstance(error.pytype, type) or not issubclass(error.pytype, BaseException):
+                raise GraphBreak("QB18", f"throw() of {display(error)} into a generator")
             if self.finished:
-                raise ObservedError(error.realize())
-            item = self.throw(tx, error.realize())
-            if item is None:
-                raise tx.observed_value(StopIteration, [self.frame.result])
-            return item
+                raise ObservedError(error)
+            item = self.throw(tx, error)
+            return self._end(tx, False) if item is None else item
         if name == "close":
             return self._close(tx)
         raise GraphBreak("QB18", f"method {name!r} of a generator")
+
+    def _end(self, tx: Capture, again: bool) -> Value:
+        """Say that the generator has returned, the first time with what."""
+        result = self.frame.result.realize()
+        if again or _is_none(result):
+            raise tx.observed(StopIteration())
+        raise tx.observed_value(StopIteration, [result])
 
     def _close(self, tx: Capture) -> Value:
         if not self.finished and self.frame.started:
@@ -394,6 +402,11 @@ class GeneratorValue(Value):
 
     def describe(self) -> str:
         return f"the generator {self.frame.code.co_name!r}"
+
+
+def _is_none(value: Value) -> bool:
+    value = value.realize()
+    return isinstance(value, ConstantValue) and value.value is None
 
 
 def _call_generator(function: Any, args: Any, names: Any, values: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import operator
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,13 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.identity import object_key, pin
 from dynamo_capture.wrappers import own_dict
 
@@ -346,7 +348,9 @@ class ObjectValue(Value):
     def _special(self, tx: Capture, name: str, args: list[Value]) -> Value:
         found, owner = find(tx, self.cls, name)
         if owner is None:
-            raise tx.observed(TypeError(f"{self.cls.__name__!r} object does not support {name}"))
+            if name not in _OPERATIONS:
+                raise GraphBreak("QB06", f"{name} of {self.describe()}")
+            type_error(tx, _OPERATIONS[name], self, *args)
         return bind_attribute(tx, self, self.cls, name, found, owner).call(tx, args, {}).realize()
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -357,17 +361,29 @@ class ObjectValue(Value):
 
     def truth(self, tx: Capture) -> bool:
         if self._has(tx, "__bool__"):
-            return self._special(tx, "__bool__", []).truth(tx)
+            answer = self._special(tx, "__bool__", [])
+            if answer.pytype is not bool:
+                raise GraphBreak("QB06", f"truth of {self.describe()}, whose __bool__ gives {display(answer)}")
+            return answer.truth(tx)
         if self._has(tx, "__len__"):
-            return bool(self.length(tx).const())
+            return self.length(tx).truth(tx)
         return True
 
     def length(self, tx: Capture) -> Value:
-        return self._special(tx, "__len__", [])
+        from dynamo_capture.values.arith import compare
+
+        result = self._special(tx, "__len__", [])
+        if result.pytype is not int or not compare(tx, operator.ge, result, ConstantValue(0)).truth(tx):
+            raise GraphBreak("QB06", f"len() of {self.describe()}, which gives {display(result)}")
+        return result
 
     def get_iter(self, tx: Capture) -> Value:
         if self._has(tx, "__iter__"):
-            return self._special(tx, "__iter__", [])
+            iterator = self._special(tx, "__iter__", [])
+            is_object = isinstance(iterator, ObjectValue)
+            if not (iterator._has(tx, "__next__") if is_object else hasattr(iterator, "next")):  # type: ignore[attr-defined]
+                raise GraphBreak("QB06", f"__iter__ of {self.describe()} gives {display(iterator)}")
+            return iterator
         if self._has(tx, "__getitem__"):
             from dynamo_capture.values.iterators import IteratorValue
 
@@ -423,6 +439,8 @@ class ObjectValue(Value):
     def contains(self, tx: Capture, item: Value) -> bool:
         if self._has(tx, "__contains__"):
             return self._special(tx, "__contains__", [item]).truth(tx)
+        if not self._has(tx, "__iter__") and not self._has(tx, "__getitem__"):
+            type_error(tx, lambda container: None in container, self)
         return super().contains(tx, item)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -433,6 +451,9 @@ class ObjectValue(Value):
     ) -> Value:
         """A method that a C base of the class defines."""
         payload = self.payload
+        if isinstance(payload, DictValue) and name == "__getitem__" and self._has(tx, "__missing__"):
+            found = payload.find(tx, args[0])
+            return self._special(tx, "__missing__", args) if found is None else found
         if payload is not None and name not in ("__setattr__", "__getattribute__", "__delattr__", "__init_subclass__"):
             return payload.call_method(tx, name, args, kwargs)
         match name, args:
@@ -444,7 +465,7 @@ class ObjectValue(Value):
                 return ConstantValue(None)
             case "__getattribute__", [key]:
                 return self.plain_getattr(tx, key.realize().const(), hook=False)
-            case ("__init__" | "__init_subclass__"), _:
+            case ("__init__" | "__init_subclass__"), _ if not isinstance(self, ExceptionValue):
                 return ConstantValue(None)
             case ("__eq__" | "__ne__" | "__hash__"), _ if getattr(descriptor, "__objclass__", None) is object:
                 return self._by_identity(tx, name, args)
@@ -509,10 +530,26 @@ class ObjectValue(Value):
         if isinstance(self.payload, TupleValue):
             cg.call_const(tuple.__new__, [ConstantValue(self.cls), TupleValue(list(self.payload.items))])
         else:
-            cg.call_const(self.cls.__new__, [ConstantValue(self.cls)])
+            cg.call_const(_c_new(self.cls), [ConstantValue(self.cls)])
 
     def describe(self) -> str:
         return f"an object of type {self.cls.__module__}.{self.cls.__qualname__}"
+
+
+def _c_new(cls: type) -> Any:
+    """The ``__new__`` below those that Python code defines: it makes an empty instance."""
+    for base in cls.__mro__:
+        new = base.__dict__.get("__new__")
+        if new is not None and not isinstance(new, (staticmethod, types.FunctionType)):
+            return new
+    return object.__new__
+
+
+#: Special methods and the operation that fails, by the types of its operands, where they are missing.
+_OPERATIONS: dict[str, Any] = {
+    "__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem,
+    "__len__": len, "__next__": next,
+}  # fmt: skip
 
 
 class InstanceDictValue(DictValue):
@@ -605,8 +642,8 @@ class ExceptionValue(ObjectValue):
             return HandlerValue(lambda tx, args, kwargs: self, name)
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else ConstantValue(None)
-        if name in ("message", "name", "key") and not hasattr(self.cls, name):
-            raise self._no_attribute(tx, name)
+        if self.obj is None and isinstance(lookup(self.cls, name)[0], _DATA_DESCRIPTORS) and name != "__dict__":
+            raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}")  # what C code keeps in it
         return super().getattr(tx, name)
 
     def _has(self, tx: Capture, name: str) -> bool:
@@ -615,7 +652,7 @@ class ExceptionValue(ObjectValue):
     def call_c_method(
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
-        if name == "__init__":
+        if name == "__init__" and not kwargs:
             self.args = list(args)
             return ConstantValue(None)
         if name in ("__str__", "__repr__") and all(a.realize().is_const for a in self.args):
@@ -630,7 +667,10 @@ class ExceptionValue(ObjectValue):
         yield from super().children()
 
     def reconstruct(self, cg: CodeGen) -> None:
-        cg.call_const(self.cls.__new__, [ConstantValue(self.cls), *self.args])
+        if isinstance(lookup(self.cls, "__init__")[0], types.FunctionType):
+            cg.call_const(_c_new(self.cls), [ConstantValue(self.cls), *self.args])
+        else:
+            cg.call_const(self.cls, self.args)  # which fills what C code keeps in it
 
     def text(self) -> str:
         """The exception as a traceback would show it."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue
+from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import HashedKey
 from dynamo_capture.values.iterators import IteratorValue, iterator_at
 
@@ -247,9 +247,7 @@ class SetValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__class__":
             return tx.from_python(self.cls)
-        if callable(getattr(self.cls, name, None)):
-            return BoundMethodOfContainer(self, name)
-        raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+        return method_of_container(tx, self, self.cls, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if kwargs or not hasattr(self.cls, name):
@@ -272,7 +270,7 @@ class SetValue(Value):
                 if token in self.items:
                     self.change(tx, "discard", [item])
                 elif name == "remove":
-                    raise tx.observed_value(KeyError, [item])
+                    raise key_error(tx, item)
             case "pop", []:
                 return self._pop(tx)
             case "clear", []:

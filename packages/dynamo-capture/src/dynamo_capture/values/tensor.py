@@ -98,11 +98,11 @@ class TensorValue(Value):
             return tx.wrap(real.grad, Source("grad", self.source))
         if name == "grad_fn" and self.example.grad_fn is None:
             return tx.from_python(None)
-        if real is not None and self.source is not None:
+        if real is not None:
             own = real.__dict__
             if name in own:
-                return tx.lazy(own[name], self.source.attr(name))
-            if not hasattr(torch.Tensor, name) and not hasattr(self.cls, name):
+                return tx.lazy(own[name], self.source and self.source.attr(name))
+            if self.source is not None and not hasattr(self.cls, name):
                 tx.guards.has_attr(self.source, name, False)
         if not hasattr(self.cls, name):
             raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
@@ -269,6 +269,24 @@ class SymValue(Value):
         if name == "real":
             return self
         return ConstantValue(self.const()).getattr(tx, name)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        return ConstantValue(self.const()).iterate(tx)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        return ConstantValue(self.const()).getitem(tx, key)
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        raise GraphBreak("QB06", f"setting an item of {self.describe()}")
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        raise GraphBreak("QB06", f"deleting an item of {self.describe()}")
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        return ConstantValue(self.const()).contains(tx, item)
+
+    def length(self, tx: Capture) -> Value:
+        return ConstantValue(self.const()).length(tx)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         from dynamo_capture.values.arith import DUNDER_OPERATORS, binary

@@ -1,0 +1,100 @@
+"""Strings of values: ``str``, ``repr`` and ``format``, and the ``%`` operator."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import types
+from typing import TYPE_CHECKING, Any
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.constant import ConstantValue, fold
+from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.text import TextValue, has_symbols, text_of
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["formatted", "text_from"]
+
+_CONVERSIONS = (None, str, repr, ascii)
+
+
+def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
+    """``format(value, spec)``, after a conversion: 0 none, 1 ``str``, 2 ``repr``, 3 ``ascii``."""
+    if has_symbols(value) and _takes_any(value, conversion, spec):
+        return text_of(value, _CONVERSIONS[conversion], spec)
+    if isinstance(value, TensorValue):
+        raise GraphBreak("QB02", "formatting a tensor")
+    if conversion:
+        value = text_from(tx, _CONVERSIONS[conversion], value)
+    elif isinstance(value, ObjectValue):
+        method, owner = lookup(value.cls, "__format__")
+        if owner is not object:
+            if not isinstance(method, types.FunctionType):
+                raise GraphBreak("QB07", f"formatting {display(value)}")
+            return _string(value.call_method(tx, "__format__", [ConstantValue(spec)], {}).realize())
+        if spec:
+            raise GraphBreak("QB07", f"formatting {display(value)} by {spec!r}")
+        value = text_from(tx, str, value)
+    return fold(tx, format, [value, ConstantValue(spec)], {})
+
+
+def _takes_any(value: Value, conversion: int, spec: str) -> bool:
+    """Whether the format of a symbolic value does not fail, whatever the value is."""
+    if not spec:
+        return True
+    like: Any = "" if conversion or isinstance(value, TextValue) else value.pytype(1)
+    try:
+        format(like, spec)
+    except (TypeError, ValueError):
+        return False
+    return not spec.endswith("c")
+
+
+def text_from(tx: Capture, make: Any, value: Value) -> Value:
+    """``str(value)``, ``repr(value)`` or ``ascii(value)``."""
+    if isinstance(value, TensorValue):
+        raise GraphBreak("QB02", f"{make.__name__}() of a tensor")
+    if has_symbols(value):
+        return text_of(value, make)
+    if not isinstance(value, ObjectValue):
+        return fold(tx, make, [value], {})
+    name = "__str__" if make is str and lookup(value.cls, "__str__")[1] is not object else "__repr__"
+    text = _string(value.call_method(tx, name, [], {}).realize())
+    return text if make is not ascii else fold(tx, _to_ascii, [text], {})
+
+
+def _to_ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def _string(value: Value) -> Value:
+    """What a method has given that must give a string."""
+    if value.pytype is not str:
+        raise GraphBreak("QB07", f"{display(value)} in place of a string")
+    return value
+
+
+#: Conversions of ``%`` that take every number.
+_SAFE_FORMAT = re.compile(r"(?:[^%]|%%|%[-+ #0]*\d*(?:\.\d+)?[diosrxXfFeEgG])*", re.DOTALL)
+
+
+def percent(tx: Capture, form: Value, args: Value) -> Value | None:
+    """``form % args`` with symbolic ints among the arguments, not written yet; None where it may fail."""
+    if not (form.is_const and type(form.const()) is str and has_symbols(args)):
+        return None
+    text = form.const()
+    values = args.items if hasattr(args, "items") else [args]
+    numbers = all(isinstance(v.realize(), SymValue) or v.pytype in (int, float, str) for v in values)
+    if not _SAFE_FORMAT.fullmatch(text) or not numbers:
+        return None
+    try:
+        text % tuple(v.pytype(1) for v in values)
+    except (TypeError, ValueError):
+        return None
+    return text_of(args, functools.partial(operator.mod, text))

@@ -25,9 +25,7 @@ MAKERS = {
     "values/iterators.py": {"GeneratorValue.call_method"},
 }
 #: Functions that hand on an exception that a real operation has raised.
-FROM_REAL = {
-    "capture.py": {"Capture.exact"}, "values/exact.py": {"type_error"}, "values/objects.py": {"ObjectValue._slot"},
-}  # fmt: skip
+FROM_REAL = {"capture.py": {"Capture.exact"}, "values/exact.py": {"type_error"}}
 #: Functions that spell out documented errors, with how many.
 DOCUMENTED = {
     "capture.py": {"Capture.load_global": 1},
@@ -49,8 +47,9 @@ DOCUMENTED = {
         "GeneratorValue._end": 2, "GeneratorValue._close": 2,
     },
     "values/objects.py": {
-        "ObjectValue._no_attribute": 1, "ObjectValue.store": 1, "ObjectValue.call": 1,
-        "ObjectValue.get_iter": 1, "InstanceDictValue.__init__": 1,
+        "ObjectValue._no_attribute": 1, "ObjectValue.store": 2, "ObjectValue.remove": 1,
+        "ObjectValue._through_descriptor": 1, "ObjectValue.call": 1, "ObjectValue.get_iter": 1,
+        "InstanceDictValue.__init__": 1, "InstanceDictValue.delitem": 1,
     },
     "values/tensor.py": {"TensorValue._other_attribute": 1, "TensorValue.iterate": 1, "TensorValue.length": 1},
 }  # fmt: skip

@@ -42,6 +42,7 @@ DOCUMENTED = {
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 2, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },
+    "values/identity.py": {"hash_of": 1, "object_key": 1},
     "values/iterators.py": {
         "IteratorValue.call_method": 1, "GeneratorValue._run": 2, "GeneratorValue.call_method": 1,
         "GeneratorValue._end": 2, "GeneratorValue._close": 2,

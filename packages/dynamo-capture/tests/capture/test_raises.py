@@ -32,26 +32,30 @@ DOCUMENTED = {
     "interpreter/control_ops.py": {
         "ControlOps.BEFORE_WITH": 1, "ControlOps.RAISE_VARARGS": 2, "ControlOps.MATCH_CLASS": 1,
     },
-    "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps.UNPACK_EX": 1},
+    "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
+    "values/arith.py": {"_sequence_slot": 2},
     "values/builtin_functions.py": {"_reduce": 1, "make_super": 2},
-    "values/construct.py": {"_user_class": 1, "GetterValue.call": 1, "_check_equal": 1},
+    "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
-        "SequenceValue.common_method": 2, "ListValue.call_method": 1, "method_of_container": 1, "key_error": 1,
+        "SequenceValue._index": 2, "ListValue.key": 1, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
+        "method_of_container": 1,
     },
-    "values/dicts.py": {"DictValue._popitem": 1},
+    "values/dicts.py": {"DictValue.key": 1, "DictValue._popitem": 1, "each_pair": 1, "DictView.getattr": 1},
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 2, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },
-    "values/identity.py": {"hash_of": 1, "object_key": 1},
+    "values/identity.py": {"object_key": 1, "hash_of": 1},
+    "values/iterating.py": {"_StrictZip": 1},
     "values/iterators.py": {
-        "IteratorValue.call_method": 1, "GeneratorValue._run": 2, "GeneratorValue.call_method": 1,
-        "GeneratorValue._end": 2, "GeneratorValue._close": 2,
+        "IteratorValue.next": 1, "IteratorValue.getattr": 1, "IteratorValue.call_method": 1, "GeneratorValue._run": 2,
+        "GeneratorValue.call_method": 1, "GeneratorValue._end": 2, "GeneratorValue._close": 2,
     },
     "values/objects.py": {
         "ObjectValue._no_attribute": 1, "ObjectValue.store": 2, "ObjectValue.remove": 1,
         "ObjectValue._through_descriptor": 1, "ObjectValue.call": 1, "ObjectValue.get_iter": 1,
         "InstanceDictValue.__init__": 1, "InstanceDictValue.delitem": 1,
     },
+    "values/sets.py": {"SetValue.key": 1, "SetValue._pop": 1, "SetIterator.next": 1},
     "values/tensor.py": {"TensorValue._other_attribute": 1, "TensorValue.iterate": 1, "TensorValue.length": 1},
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_never,
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.eager import leave_to_eager
 from prims.errors import QuintetError, Unsupported, UserError
+from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
 from prims.options import Options
 from prims.report import Report
@@ -183,6 +184,7 @@ class Optimizer:
             if len(entries) >= limit + min(state.sizes.generalised, limit):
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
                 return self._left(state, Why(text, where, self._contract.about_the_limit))
+        forget_broken_imports()
         try:
             result = translate(request, self._backend, self.options, self.report, state)
         except SkipFrame as skip:

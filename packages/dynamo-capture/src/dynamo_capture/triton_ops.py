@@ -270,8 +270,8 @@ def launch_operator(launch: Launch) -> Any:
     key = launch.key()
     found = _OPERATORS.get(key)
     if found is None:
-        found = _OPERATORS[key] = _define(launch)
         _ALIVE.append(launch)  # its kernel's and constants' ids are in the key
+        found = _OPERATORS[key] = _define(launch)
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from prims.registry import define_operator
 from prims.spec.infer import RULES, op_name, resolve
 from prims.spec.tensorspec import TensorSpec
 
@@ -61,8 +62,8 @@ def _exactly(values: Any, n: int) -> Any:
 
 
 _ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
-_LIBRARY: list[Any] = []
 _TWINS: dict[_Form, OpOverload] = {}
+_NAMES: dict[str, _Form] = {}
 _ORIGINALS: dict[OpOverload, _Form] = {}
 
 
@@ -103,15 +104,14 @@ def functional_twin(
     form = _Form(func, same, lengths)
     twin = _TWINS.get(form)
     if twin is None:
-        twin = _TWINS[form] = _define(form)
+        twin = _define(form)
         _ORIGINALS[twin] = form
         RULES[op_name(twin)] = _rule(form)
+        _TWINS[form] = twin  # last: a twin that is known is whole
     return twin
 
 
 def _define(form: _Form) -> OpOverload:
-    if not _LIBRARY:
-        _LIBRARY.append(torch.library.Library("quintet", "FRAGMENT"))
     func, schema = form.func, form.func._schema
     repeated = dict(form.same)
     texts, returned = _parts(schema)
@@ -134,8 +134,11 @@ def _define(form: _Form) -> OpOverload:
     name += f"__{func._overloadname}" if func._overloadname != "default" else ""
     name += "".join(f"__{i}_is_{j}" for i, j in form.same)
     name += "".join(f"__{i}_has_{n}" for i, n in enumerate(form.lengths) if n is not None)
-    _LIBRARY[0].define(f"{name}({', '.join(taken)}) -> ({', '.join(returns)})", tags=tuple(func.tags))
-    _LIBRARY[0].impl(name, _implementation(form), "CompositeExplicitAutograd")
+    while _NAMES.setdefault(name, form) != form:  # an operator that was defined anew, under the same name
+        name += "_"
+    define_operator(
+        f"{name}({', '.join(taken)}) -> ({', '.join(returns)})", _implementation(form), tags=tuple(func.tags)
+    )
     return getattr(torch.ops.quintet, name).default
 
 

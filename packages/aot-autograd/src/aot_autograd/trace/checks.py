@@ -12,14 +12,12 @@ from typing import Any
 import torch
 
 from aot_autograd.trace.special import HANDLERS, handles
+from prims.registry import define_operator
 from prims.spec import TensorSpec, meta_rule
 
 __all__ = ["HANDLERS", "linalg_checked"]
 
 aten = torch.ops.aten
-
-_LIBRARY = torch.library.Library("quintet", "FRAGMENT")
-_LIBRARY.define("linalg_checked(Tensor self, Tensor info, str api_name, bool is_matrix) -> Tensor")
 
 
 def linalg_checked(x: torch.Tensor, info: torch.Tensor, api_name: str, is_matrix: bool) -> torch.Tensor:
@@ -32,7 +30,7 @@ def linalg_checked(x: torch.Tensor, info: torch.Tensor, api_name: str, is_matrix
     return x.clone()
 
 
-_LIBRARY.impl("linalg_checked", linalg_checked, "CompositeExplicitAutograd")
+define_operator("linalg_checked(Tensor self, Tensor info, str api_name, bool is_matrix) -> Tensor", linalg_checked)
 
 
 @meta_rule("quintet.linalg_checked.default")

@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from prims.registry import Definitions
+
 Decomposition = Callable[..., Any]
 """``(p, *args, **kwargs) -> value | tuple of values``: arguments as in the overload's schema."""
 
 F = TypeVar("F", bound=Decomposition)
 
-_TABLE: dict[str, Decomposition] = {}
+_TABLE: Definitions[Decomposition] = Definitions()
 _BY_OVERLOAD: dict[torch._ops.OpOverload, Decomposition | None] = {}
 
 
@@ -24,9 +26,7 @@ def decomposition(*names: str) -> Callable[[F], F]:
 
     def register(fn: F) -> F:
         for name in names:
-            if name in _TABLE:
-                raise ValueError(f"{name} has a decomposition already: {_TABLE[name]}")
-            _TABLE[name] = fn
+            _TABLE.define(name, fn, "the decomposition of")
         _BY_OVERLOAD.clear()
         return fn
 

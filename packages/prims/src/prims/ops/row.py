@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from prims.errors import UserError
+from prims.registry import Definitions
 
 __all__ = ["TABLE", "Param", "PrimOp", "Sample", "define", "lookup"]
 
@@ -197,16 +198,14 @@ class PrimOp:
 # Printed code and pickles refer to rows as prims.ops.<name>.
 PrimOp.__module__ = "prims.ops"
 
-TABLE: dict[str, PrimOp] = {}
+TABLE: Definitions[PrimOp] = Definitions()
 """Every primitive by name, in the order of definition."""
 
 
 def define(name: str, signature: str, kind: str, **fields: Any) -> PrimOp:
     """Add a row to `TABLE` and return it. Raises `ValueError` when the name is taken."""
-    if name in TABLE:
-        raise ValueError(f"primitive {name!r} is defined twice")
     op = PrimOp(name=name, signature=signature, kind=kind, **fields)
-    TABLE[name] = op
+    TABLE.define(name, op, "primitive")
     return op
 
 

@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 import torch
 
 from prims.errors import Unsupported
+from prims.registry import Definitions
 from prims.spec.sym import SymNode, from_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
 Rule = Callable[..., Any]
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
-RULES: dict[str, Rule] = {}
+RULES: Definitions[Rule] = Definitions()
 _RESOLVED: dict[OpOverload, Rule] = {}
 
 
@@ -28,9 +29,8 @@ def meta_rule(*names: str) -> Callable[[Rule], Rule]:
 
     def register(rule: Rule) -> Rule:
         for name in names:
-            if name in RULES:
-                raise ValueError(f"two metadata rules for {name}")
-            RULES[name] = rule
+            RULES.define(name, rule, "the metadata rule of")
+        _RESOLVED.clear()
         return rule
 
     return register
@@ -109,8 +109,9 @@ _loaded = False
 def _load_rules() -> None:
     global _loaded
     if not _loaded:
-        _loaded = True
         import prims.spec.rules  # noqa: F401
+
+        _loaded = True
 
 
 __all__ = ["RULES", "SymNode", "has_rule", "infer", "meta_rule", "op_name", "resolve", "to_spec"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from prims.registry import define_operator
 from prims.spec.infer import meta_rule
 from prims.spec.tensorspec import TensorSpec
 
-_LIBRARY = torch.library.Library("quintet", "FRAGMENT")
-_LIBRARY.define(
+_LSTM_LAYER = (
     "lstm_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx, "
     "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, "
     "bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -26,7 +26,7 @@ def _lstm_layer(*args: Any) -> Any:
         return torch.ops.aten.mkldnn_rnn_layer(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args))
 
 
-_LIBRARY.impl("lstm_layer", _lstm_layer, "CompositeExplicitAutograd")
+define_operator(_LSTM_LAYER, _lstm_layer)
 
 
 @meta_rule("aten._thnn_fused_lstm_cell.default")

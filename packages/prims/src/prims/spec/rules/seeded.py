@@ -11,13 +11,9 @@ from typing import Any
 
 import torch
 
+from prims.registry import define_operator
 from prims.spec.infer import meta_rule
 from prims.spec.tensorspec import TensorSpec
-
-_LIBRARY = torch.library.Library("quintet", "DEF")
-
-for _name in ("random_uniform", "random_normal"):
-    _LIBRARY.define(f"{_name}(SymInt[] size, Tensor seed, SymInt offset, *, ScalarType dtype, Device device) -> Tensor")
 
 
 def _kernel(name: str) -> Any:
@@ -31,7 +27,10 @@ def _kernel(name: str) -> Any:
 
 
 for _name in ("random_uniform", "random_normal"):
-    _LIBRARY.impl(_name, _kernel(_name), "CompositeExplicitAutograd")
+    define_operator(
+        f"{_name}(SymInt[] size, Tensor seed, SymInt offset, *, ScalarType dtype, Device device) -> Tensor",
+        _kernel(_name),
+    )
 
 
 @meta_rule("quintet.random_uniform.default", "quintet.random_normal.default")

@@ -1,0 +1,71 @@
+"""Tables that modules fill as they are imported.
+
+An import can be broken off anywhere, by Ctrl-C, by a lack of memory or by the end of the program. Python forgets the
+module then and executes it anew at the next import; what it had put into tables of other modules is still there. So a
+name may be defined again by another execution of the module that defined it, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["Definitions", "define_operator"]
+
+V = TypeVar("V")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Definitions(dict[str, V]):
+    """Named definitions, in the order in which they were first made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._homes: dict[str, dict[str, Any]] = {}
+
+    def define(self, name: str, value: V, what: str) -> None:
+        """Add a definition.
+
+        Raises:
+            ValueError: the name has one, made elsewhere or earlier in the same execution of its module.
+        """
+        home = _executing_module()
+        before = self._homes.get(name)
+        if name in self and (before is None or before is home or before.get("__name__") != home.get("__name__")):
+            raise ValueError(f"{what} {name!r} is defined twice")
+        self._homes[name] = home
+        self[name] = value
+
+
+def _executing_module() -> dict[str, Any]:
+    """The globals of the module whose import makes a definition (of the definer itself, outside of any import)."""
+    frame = first = sys._getframe(2)
+    while frame.f_code.co_name != "<module>":
+        if frame.f_back is None:
+            return first.f_globals
+        frame = frame.f_back
+    return frame.f_globals
+
+
+_LIBRARY = torch.library.Library("quintet", "FRAGMENT")
+_KEY = "CompositeExplicitAutograd"
+#: What runs an operator, by its name: the newest definition counts.
+_IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+
+
+def define_operator(schema: str, implementation: F, tags: tuple[Any, ...] = ()) -> F:
+    """Make ``quintet::name`` of a schema ``name(...) -> ...``, or give the one that is there another implementation."""
+    name = schema.partition("(")[0]
+    _IMPLEMENTATIONS[name] = implementation
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _IMPLEMENTATIONS[name](*args, **kwargs)
+
+    if not hasattr(torch.ops.quintet, name):
+        _LIBRARY.define(schema, tags=tags)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"quintet::{name}", _KEY):
+        _LIBRARY.impl(name, run, _KEY)
+    return implementation

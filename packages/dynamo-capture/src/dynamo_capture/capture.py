@@ -28,6 +28,7 @@ from prims.spec import SymbolContext
 if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
     from dynamo_capture.interpreter.frame import Frame
+    from dynamo_capture.values.iterators import GeneratorValue
 
 __all__ = ["Capture", "FrameRequest"]
 
@@ -91,6 +92,8 @@ class Capture:
         self.nesting = 0
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
+        #: The generators that were started.
+        self.generators: list[GeneratorValue] = []
 
     # --- where we are -------------------------------------------------------------------------------------------
 

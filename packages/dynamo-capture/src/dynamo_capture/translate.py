@@ -124,6 +124,7 @@ def translate(
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
+                root.check_generators()
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
                 raise SkipFrame(restart.brk.text, where=restart.brk.where) from None

@@ -12,10 +12,10 @@ from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.class_tests import is_instance
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.iterators import GeneratorValue
-from dynamo_capture.values.objects import ExceptionValue
+from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 
 __all__ = ["ControlOps"]
 
@@ -169,45 +169,85 @@ class ControlOps(FrameState):
         self.stack.append(self.stack[-1].realize().length(self.tx))
 
     def MATCH_SEQUENCE(self, arg: Any) -> None:
-        self.stack.append(boolean(isinstance(self.stack[-1].realize(), (ListValue, TupleValue))))
+        self._match_flag(_SEQUENCE)
 
     def MATCH_MAPPING(self, arg: Any) -> None:
-        self.stack.append(boolean(isinstance(self.stack[-1].realize(), DictValue)))
+        self._match_flag(_MAPPING)
+
+    def _match_flag(self, flag: int) -> None:
+        """Whether the type of the subject has a flag, which a base or a registration with ``collections.abc`` gives."""
+        self.stack.append(boolean(bool(_type_flags(self.stack[-1].realize().pytype) & flag)))
 
     def MATCH_KEYS(self, arg: Any) -> None:
         keys = self.stack[-1].realize().unpack(self.tx)
         subject: Any = self.stack[-2].realize()
-        found = [subject.find(self.tx, key) for key in keys]
-        values: Value = ConstantValue(None) if None in found else TupleValue(found)
-        self.stack.append(values)
+        if isinstance(subject, DictValue):
+            found = [subject.find(self.tx, key) for key in keys]
+        else:
+            get = subject.getattr(self.tx, "get")
+            missing = ObjectValue(object)
+            values = [get.call(self.tx, [key, missing], {}).realize() for key in keys]
+            found = [None if value is missing else value for value in values]
+        self.stack.append(ConstantValue(None) if None in found else TupleValue(found))  # type: ignore[arg-type]
 
     def MATCH_CLASS(self, arg: int) -> None:
-        names = self.pop().unpack(self.tx)
-        cls = self.pop().const()
+        names = [name.realize().const() for name in self.pop().unpack(self.tx)]
+        cls = self.pop()
         subject = self.pop()
-        if not is_instance(self.tx, subject, ClassValue(cls)):
+        if not isinstance(cls, ClassValue):
+            raise self.tx.observed(TypeError("called match pattern must be a class"))
+        if not is_instance(self.tx, subject, cls):
             self.stack.append(ConstantValue(None))
             return
-        positional: list[str] = []
-        if arg:
-            if cls in _SELF_MATCHING:
-                self.stack.append(TupleValue([subject]))
-                return
-            positional = list(getattr(cls, "__match_args__", ()))[:arg]
-            if len(positional) < arg:
-                n = len(positional)
-                text = f"accepts {n} positional sub-pattern{'s' if n != 1 else ''} ({arg} given)"
-                raise self.tx.observed(TypeError(f"{cls.__name__}() {text}"))
-        values = []
-        for name in [*positional, *(n.realize().const() for n in names)]:
-            try:
-                values.append(subject.getattr(self.tx, name))
-            except ObservedError as error:
-                if not issubclass(error.value.pytype, AttributeError):
-                    raise
-                self.stack.append(ConstantValue(None))
-                return
-        self.stack.append(TupleValue(values))
+        values = self._matched_by_position(cls, subject, arg, names) if arg else []
+        for name in names if values is not None else ():
+            found = self._matched_attribute(subject, name)
+            if found is None:
+                values = None
+                break
+            values.append(found)  # type: ignore[union-attr]
+        self.stack.append(ConstantValue(None) if values is None else TupleValue(values))
+
+    def _matched_by_position(self, cls: ClassValue, subject: Value, count: int, names: list[str]) -> list[Value] | None:
+        """What positional sub-patterns match; their attributes' names come before those of the keywords."""
+        try:
+            args = cls.getattr(self.tx, "__match_args__").realize()
+        except ObservedError as error:
+            if not issubclass(error.value.pytype, AttributeError):
+                raise
+            if not _type_flags(cls.obj) & _MATCH_SELF:
+                raise self._too_many_patterns(cls, count, 0) from None
+            if count > 1:
+                raise self._too_many_patterns(cls, count, 1) from None
+            return [subject]
+        if not isinstance(args, TupleValue) or args.cls is not tuple:
+            text = f"{cls.obj.__name__}.__match_args__ must be a tuple (got {args.pytype.__name__})"
+            raise self.tx.observed(TypeError(text))
+        if len(args.items) < count:
+            raise self._too_many_patterns(cls, count, len(args.items))
+        positional = [item.realize().const() for item in args.items[:count]]
+        if not all(type(name) is str for name in positional) or len({*positional, *names}) < count + len(names):
+            raise GraphBreak("QB19", "a class pattern whose attributes are no names, or occur twice")
+        values: list[Value] = []
+        for name in positional:
+            found = self._matched_attribute(subject, name)
+            if found is None:
+                return None
+            values.append(found)
+        return values
+
+    def _too_many_patterns(self, cls: ClassValue, given: int, allowed: int) -> ObservedError:
+        plural = "" if allowed == 1 else "s"
+        text = f"{cls.obj.__name__}() accepts {allowed} positional sub-pattern{plural} ({given} given)"
+        return self.tx.observed(TypeError(text))
+
+    def _matched_attribute(self, subject: Value, name: str) -> Value | None:
+        try:
+            return subject.getattr(self.tx, name)
+        except ObservedError as error:
+            if not issubclass(error.value.pytype, AttributeError):
+                raise
+            return None
 
     # --- return -------------------------------------------------------------------------------------------------
 
@@ -217,4 +257,9 @@ class ControlOps(FrameState):
         self.finished = True
 
 
-_SELF_MATCHING = frozenset((bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple))
+#: Flags of types that pattern matching looks at (Include/object.h).
+_SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+
+
+def _type_flags(cls: type) -> int:
+    return type.__dict__["__flags__"].__get__(cls)  # type: ignore[no-any-return]

@@ -90,6 +90,20 @@ class Frame(_Ops):
             self.tx.frames.pop()
         return self._run_generator()
 
+    def may_clean_up(self) -> bool:
+        """Whether an exception at the yield where it is suspended would be handled by code of the program."""
+        index, seen = max(self.ip - 1, 0), set()
+        while index not in seen:
+            seen.add(index)
+            entry = self.decoded.handler_for(index)
+            if entry is None:
+                return False
+            handler = self.decoded.instructions[entry.target]
+            if handler.name != "CLEANUP_THROW" and not (handler.name == "CALL_INTRINSIC_1" and handler.arg == 3):
+                return True
+            index = entry.target  # the interpreter's own: it raises on
+        return True
+
     def _run_generator(self) -> Value | None:
         if self.run() is not None:
             return None

@@ -161,6 +161,19 @@ class RootFrame(Frame):
             start -= 1
         return index - start
 
+    def check_generators(self) -> None:
+        """No generator that is left behind has anything to do when it is closed.
+
+        That happens when the last reference to it goes: only the running program knows when, and emitted code would
+        keep one of its own.
+
+        Raises:
+            SkipFrame: one does.
+        """
+        for generator in self.tx.generators:
+            if generator.may_clean_up():
+                raise SkipFrame(f"{generator.describe()} is left inside a try or with statement")
+
     def place(self) -> tuple[int, int]:
         """Where in the user's function the frame has come to, the same for all functions that continue it."""
         info = resume_info(self.code)

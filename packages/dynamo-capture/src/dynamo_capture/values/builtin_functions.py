@@ -21,13 +21,14 @@ from dynamo_capture.values.class_tests import is_instance, is_subclass
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import ListValue, TupleValue, is_namedtuple
+from dynamo_capture.values.containers import TupleValue, is_namedtuple
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.reductions import REDUCTIONS
 from dynamo_capture.values.signatures import check_arguments
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
@@ -35,12 +36,12 @@ from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["BUILTINS", "call_builtin", "sort_values"]
+__all__ = ["BUILTINS", "call_builtin"]
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
 #: Builtin function -> handler(tx, args, kwargs).
-BUILTINS: dict[Any, Handler] = dict(FUNCTIONS)
+BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS}
 
 _PURE = frozenset(
     (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
@@ -250,61 +251,6 @@ def _pow(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return fold(tx, pow, args, kwargs)
 
 
-def _extreme(is_max: bool) -> Handler:
-    fn = max if is_max else min
-    sym_fn = torch.sym_max if is_max else torch.sym_min
-    symbol = operator.gt if is_max else operator.lt
-
-    def handler(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        items = [a.realize() for a in (args if len(args) > 1 else args[0].realize().unpack(tx))]
-        key = kwargs.get("key")
-        if not items:
-            if "default" in kwargs:
-                return kwargs["default"]
-            tx.exact(fn, ())
-        best = items[0]
-        for item in items[1:]:
-            if key is None and (isinstance(best, SymValue) or isinstance(item, SymValue)):
-                best = tx.graph_call(sym_fn, [best, item], {}).realize()
-                continue
-            a, b = (item, best) if key is None else (key.call(tx, [item], {}), key.call(tx, [best], {}))
-            if arith.compare(tx, symbol, a.realize(), b.realize()).realize().truth(tx):
-                best = item
-        return best
-
-    return handler
-
-
-BUILTINS[max] = _extreme(True)
-BUILTINS[min] = _extreme(False)
-
-
-@builtin(sum)
-def _sum(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    total: Value = args[1] if len(args) > 1 else kwargs.get("start", ConstantValue(0))
-    for item in args[0].realize().iterate(tx):
-        total = arith.binary(tx, operator.add, total.realize(), item.realize())
-    return total
-
-
-@builtin(any)
-def _any(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ConstantValue(any(item.realize().truth(tx) for item in args[0].realize().iterate(tx)))
-
-
-@builtin(all)
-def _all(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ConstantValue(all(item.realize().truth(tx) for item in args[0].realize().iterate(tx)))
-
-
-@builtin(math.prod)
-def _prod(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    total: Value = kwargs.get("start", ConstantValue(1))
-    for item in args[0].realize().iterate(tx):
-        total = arith.binary(tx, operator.mul, total.realize(), item.realize())
-    return total
-
-
 @builtin(repr)
 def _repr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     from dynamo_capture.values.texts import text_from
@@ -331,41 +277,6 @@ def _next(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return iterator.call_method(tx, "__next__", [], {})  # type: ignore[no-any-return]
     item = iterator.next(tx)
     return args[1] if item is None else item
-
-
-@builtin(sorted)
-def _sorted(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ListValue(sort_values(tx, args[0].realize().unpack(tx), kwargs))
-
-
-def sort_values(tx: Capture, items: list[Value], kwargs: dict[str, Value]) -> list[Value]:
-    """``sorted(items, **kwargs)``: a stable sort by ``key``."""
-    key = kwargs.get("key", _NONE).realize()
-    keys = [item.realize() for item in items]
-    if not (isinstance(key, ConstantValue) and key.value is None):
-        keys = [key.call(tx, [item], {}).realize() for item in items]
-    reverse = "reverse" in kwargs and kwargs["reverse"].realize().truth(tx)
-
-    def before(i: int, j: int) -> int:
-        if arith.compare(tx, operator.lt, keys[i], keys[j]).realize().truth(tx):
-            return -1
-        return 1 if arith.compare(tx, operator.lt, keys[j], keys[i]).realize().truth(tx) else 0
-
-    order = sorted(range(len(items)), key=functools.cmp_to_key(before), reverse=reverse)
-    return [items[i] for i in order]
-
-
-@builtin(functools.reduce)
-def _reduce(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    items = args[1].realize().unpack(tx)
-    if len(args) > 2:
-        items.insert(0, args[2])
-    if not items:
-        raise tx.observed(TypeError("reduce() of empty iterable with no initial value"))
-    total = items[0]
-    for item in items[1:]:
-        total = args[0].call(tx, [total, item], {})
-    return total
 
 
 # --- operator module ------------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
-from dynamo_capture.values.classes import bind_attribute, lookup
+from dynamo_capture.values.classes import bind_attribute, find, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, named_fields
 from dynamo_capture.values.dicts import DictValue
@@ -82,6 +82,9 @@ def _plain_metaclass_call(meta: type) -> bool:
 
 
 def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if find(tx, cls, "__del__")[1] is not None:
+        # When that is, only the running program knows, and emitted code would keep a reference of its own.
+        raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
     new, _ = lookup(cls, "__new__")
     value: Value
     if isinstance(new, staticmethod) and isinstance(new.__func__, types.FunctionType):

@@ -299,14 +299,14 @@ class ListValue(SequenceValue):
 
     def _sort(self, tx: Capture, kwargs: dict[str, Value]) -> None:
         """As CPython sorts: the list is empty meanwhile, and keeps the order that an exception left."""
-        from dynamo_capture.values.builtin_functions import sort_values
+        from dynamo_capture.values.reductions import sort_in_place
 
         if not kwargs.keys() <= {"key", "reverse"}:
             raise GraphBreak("QB07", "list.sort with these arguments")
         items = list(self.items)
         self.replace(tx, [])
         try:
-            items = sort_values(tx, items, kwargs)
+            sort_in_place(tx, items, kwargs)
             if self.items:
                 raise tx.observed(ValueError("list modified during sort"))
         finally:

@@ -302,6 +302,10 @@ class GeneratorValue(Value):
     def key(self, tx: Capture) -> Any:
         return IdentityKey(self)
 
+    def may_clean_up(self) -> bool:
+        """Whether it is suspended where closing it would run code of the program."""
+        return not self.finished and self.frame.started and self.frame.may_clean_up()
+
     def send(self, tx: Capture, value: Value) -> Value | None:
         """Run to the next yield; None when the generator returns (see ``frame.result``)."""
         return self._run(tx, lambda: self.frame.resume_generator(value))
@@ -316,6 +320,8 @@ class GeneratorValue(Value):
         tx.side.epoch += 1
         if self.running:
             raise tx.observed(ValueError("generator already executing"))
+        if not self.frame.started:
+            tx.generators.append(self)
         self.running = True
         try:
             item: Value | None = step()

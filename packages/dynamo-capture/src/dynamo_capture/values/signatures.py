@@ -6,8 +6,6 @@ the call; so it breaks the graph.
 
 from __future__ import annotations
 
-import functools
-import math
 import operator
 from typing import Any
 
@@ -18,15 +16,13 @@ from dynamo_capture.values.iterating import Signature
 __all__ = ["check_arguments"]
 
 _KNOWN: dict[Any, Signature] = {
-    **dict.fromkeys((len, abs, any, all, repr, hash, callable, id, iter, operator.not_, operator.truth, operator.index),
+    **dict.fromkeys((len, abs, repr, hash, callable, id, operator.not_, operator.truth, operator.index),
                     Signature(1, 1)),
     **dict.fromkeys((hasattr, delattr, isinstance, issubclass, operator.getitem, operator.contains, operator.is_,
                      operator.is_not), Signature(2, 2)),
-    **dict.fromkeys((getattr, functools.reduce, pow), Signature(2, 3)),
+    **dict.fromkeys((getattr, pow), Signature(2, 3)),
     **dict.fromkeys((setattr, operator.setitem), Signature(3, 3)),
-    **dict.fromkeys((max, min), Signature(1, None, "key", "default")),
-    vars: Signature(0, 1), globals: Signature(0, 0), next: Signature(1, 2), math.prod: Signature(1, 1, "start"),
-    sum: Signature(1, 2, "start"), sorted: Signature(1, 1, "key", "reverse"),
+    vars: Signature(0, 1), globals: Signature(0, 0), next: Signature(1, 2),
 }  # fmt: skip
 
 

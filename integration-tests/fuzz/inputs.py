@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["LAYOUTS", "make", "ramp"]
 
@@ -25,6 +28,18 @@ def values(sizes: Sequence[int], dtype: torch.dtype, generator: torch.Generator,
     )
 
 
+def undisturbed(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Keep the making of inputs from a reference's shadows: they are what they are, in every run."""
+
+    @functools.wraps(fn)
+    def inner(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with _disable_current_modes():
+            return fn(*args, **kwargs)
+
+    return inner
+
+
+@undisturbed
 def make(
     sizes: Sequence[int], dtype: str = "float32", layout: str = "contiguous", *, seed: int = 0, grad: bool = False,
     exact: bool = False, device: str = "cpu",

@@ -53,7 +53,7 @@ class Verdict:
 def compare_trees(eager: Any, ours: Any, where: str, pairs: list[tuple[str, Leaf, Leaf]]) -> Difference | None:
     """The first difference outside of numbers; ``pairs`` collects the tensors whose numbers are to be judged."""
     if isinstance(eager, Leaf) and isinstance(ours, Leaf):
-        names = ("type", "shape", "dtype", "device", "strides", "memory", "requires_grad", "leaf", "conj")
+        names = ("type", "shape", "dtype", "device", "strides", "memory", "requires_grad", "leaf")
         for name, a, b in zip(names, eager.meta, ours.meta, strict=True):
             if a != b:
                 return Difference(name, where, str(a), str(b))

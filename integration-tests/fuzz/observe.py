@@ -125,7 +125,7 @@ class Observer:
         strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
         meta = (
             type(t).__name__, tuple(t.shape), str(t.dtype), t.device.type, ("strides", strides), ("memory", shared),
-            ("requires_grad", t.requires_grad), ("leaf", t.is_leaf), ("conj", t.is_conj(), t.is_neg()),
+            ("requires_grad", t.requires_grad), ("leaf", t.is_leaf),
         )  # fmt: skip
         return Leaf(meta, t.detach().clone())
 

@@ -136,27 +136,32 @@ class Shadow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        writes = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
         with torch.no_grad():
-            known = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-            for t in known:
+            for t in _tensors((args, kwargs)):
                 self._bases(t)
-            seeded = torch.Tag.nondeterministic_seeded in func.tags
-            shake = any(part in name for part in ACCUMULATING) and not any(writes)
-            given = None if seeded else [
-                (self._widened(func, args, k, shake), self._widened(func, kwargs, k, shake))
-                for k in range(self.samples + 1)
-            ]  # fmt: skip
+            written = [
+                t
+                for i, a in enumerate(func._schema.arguments)
+                if a.alias_info is not None and a.alias_info.is_write
+                for t in _tensors(kwargs.get(a.name) if a.name in kwargs else args[i : i + 1])
+            ]
+            given = None
+            if not _random(func, args, kwargs):
+                shake = any(part in name for part in ACCUMULATING) and not written
+                given = [
+                    (self._widened(func, args, k, shake), self._widened(func, kwargs, k, shake))
+                    for k in range(self.samples + 1)
+                ]
         result = func(*args, **kwargs)
         with torch.no_grad():
-            self._follow(func, result, given, any(writes))
+            self._follow(func, result, given, written)
         return result
 
-    def _follow(self, func: Any, result: Any, given: Any, writes: bool) -> None:
+    def _follow(self, func: Any, result: Any, given: Any, written: list[torch.Tensor]) -> None:
         """Compute ``func`` on the twins and note what they become."""
-        outs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        outs = _tensors(result)
         fresh = [t for t in outs if t.untyped_storage()._cdata not in self._storages]
-        if not fresh and not writes and outs:
+        if not fresh and not written and outs:
             return
         answers: list[Any] = []
         if given is not None:
@@ -172,22 +177,22 @@ class Shadow(TorchDispatchMode):
                 self.lost.add(func._schema.name)
             finally:
                 torch.set_default_dtype(default)
-        if not outs:
+        if written:
+            self._written(written, bool(answers))
+        elif not outs:
             self._scalar(result, answers)
-        elif writes:
-            self._written(outs, answers, given)
-        else:
-            self._created(func, outs, answers)
+        if fresh:
+            self._created(outs, answers, exact=given is None)
 
     def _scalar(self, result: Any, answers: list[Any]) -> None:
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
         if isinstance(result, (bool, int)) and any(a != answers[0] for a in answers):
             self.unstable = True
 
-    def _written(self, outs: list[torch.Tensor], answers: list[Any], given: Any) -> None:
+    def _written(self, outs: list[torch.Tensor], followed: bool) -> None:
         for t in outs:
             bases = self._bases(t)
-            if not answers:
+            if not followed:
                 real = t.detach()
                 for base in bases:
                     self._view(base, t).copy_(real)
@@ -198,7 +203,7 @@ class Shadow(TorchDispatchMode):
                     view.copy_(self._disturbed(view, inexact, unit(t.dtype)))
                 self._overflow(bases, t)
 
-    def _created(self, func: Any, outs: list[torch.Tensor], answers: list[Any]) -> None:
+    def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool) -> None:
         columns = [[x for x in tree_flatten(a)[0] if isinstance(x, torch.Tensor)] for a in answers]
         if any(len(column) != len(outs) for column in columns):
             columns = []
@@ -216,7 +221,7 @@ class Shadow(TorchDispatchMode):
                     self.unstable = True
                     value = real.to(wide(t.dtype))
                 base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
-                if k and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
+                if k and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
                     inexact = real.to(wide(t.dtype)) != first if first.shape == t.shape and columns else None
                     value = self._disturbed(value.to(wide(t.dtype)), inexact, unit(t.dtype))
                 if not _overlaps(t):
@@ -240,6 +245,20 @@ class Shadow(TorchDispatchMode):
                 view = Shadow._view(base, t)
                 if bool((view.abs() > largest).any()) and not _overlaps(t):
                     view.copy_(view.where(~(view.abs() > largest), view * float("inf")))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [t for t in tree_flatten(values)[0] if isinstance(t, torch.Tensor)]
+
+
+def _random(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the operator draws random numbers (attention only where it drops something)."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for i, a in enumerate(func._schema.arguments):
+        if a.name == "dropout_p":
+            return bool(kwargs.get(a.name, args[i] if i < len(args) else 0.0))
+    return True
 
 
 def _overlaps(t: torch.Tensor) -> bool:

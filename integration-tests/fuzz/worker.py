@@ -7,10 +7,13 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 __all__ = ["KINDS", "examine", "main", "write_program"]
@@ -27,45 +30,77 @@ def write_program(kind: str, seed: int, device: str) -> Any:
     return Program(kind, seed, importlib.import_module(KINDS[kind]).generate(seed, device))
 
 
-def examine(kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0) -> dict[str, Any]:
-    """Generate, compare and (on a difference) shrink one program; a record for the driver."""
+class TooSlow(BaseException):
+    """Raised where the program is when its time is up; no program catches it."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise :class:`TooSlow` in the main thread after that time."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TooSlow
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def examine(kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0, limit: float = 60.0) -> dict[str, Any]:
+    """Generate, compare and (on a difference) shrink one program; a record for the driver.
+
+    Where something ran out of time, the record says ``retire``: the process should do nothing more.
+    """
     from fuzz.program import check, clean
 
     start = time.monotonic()
-    program = write_program(kind, seed, device)
-    outcome = check(program)
+    try:
+        with deadline(limit):
+            program = write_program(kind, seed, device)
+            outcome = check(program)
+    except TooSlow:
+        where = traceback.format_exc()[-3000:]
+        return {"kind": kind, "seed": seed, "failed": "hang", "broken": where, "retire": True}
     record: dict[str, Any] = {"kind": kind, "seed": seed, **asdict(outcome)}
     record["difference"] = None
     if outcome.difference is not None:
         record["difference"] = asdict(outcome.difference)
         record["source"] = program.source
         if shrinking:
-            record["shrunk"] = _smaller(program, outcome.difference, shrinking)
+            record["shrunk"], record["retire"] = _smaller(program, outcome.difference, shrinking)
     clean()
     record["seconds"] = round(time.monotonic() - start, 3)
     return record
 
 
-def _smaller(program: Any, difference: Any, seconds: float) -> str:
-    from dataclasses import replace
-
+def _smaller(program: Any, difference: Any, seconds: float) -> tuple[str, bool]:
+    """The program made small, and whether a candidate ran out of time (one that no longer counts its rounds, say)."""
     from fuzz.program import check
     from fuzz.shrink import shrink
 
     silly = bool(_SILLY.search(difference.eager))
+    slow = []
 
     def fails(source: str) -> bool:
         try:
-            found = check(replace(program, source=source)).difference
+            with deadline(5.0):
+                found = check(replace(program, source=source)).difference
+        except TooSlow:
+            slow.append(source)
+            return False
         except Exception:
             return False
         return found is not None and found.kind == difference.kind and bool(_SILLY.search(found.eager)) <= silly
 
-    return shrink(program.source, fails, seconds)
+    return shrink(program.source, fails, seconds), bool(slow)
 
 
 def main() -> None:
-    """Read ``{"kind", "seed", "device", "shrinking"}`` lines, answer each; anything programs print goes to stderr."""
+    """Read ``{"kind", "seed", "device", "shrinking", "limit"}`` lines, answer each; anything programs print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     faulthandler.enable()
@@ -78,7 +113,7 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         try:
-            record = examine(task["kind"], task["seed"], task["device"], task["shrinking"])
+            record = examine(task["kind"], task["seed"], task["device"], task["shrinking"], task["limit"])
         except Exception:
             record = {"kind": task["kind"], "seed": task["seed"], "broken": traceback.format_exc()[-3000:]}
         answers.write(json.dumps(record) + "\n")

@@ -23,6 +23,7 @@ from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
+from dynamo_capture.values.int_tensors import known_ints, note_int
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.printable import printable_call
@@ -157,6 +158,9 @@ class GraphBuilder:
                 else:
                     result = fn(*examples, **kw_examples)  # type: ignore[operator]
         except DataDependentError:
+            with_ints = [args[0].realize(), *map(known_ints, args[1:])] if method else [known_ints(arg) for arg in args]
+            if any(new is not old.realize() for new, old in zip(with_ints, args, strict=True)):
+                return self.call(fn, with_ints, kwargs, method=method)
             raise GraphBreak("QB02", _name_of(fn)) from None
         except (GraphBreak, ObservedError):
             raise
@@ -173,7 +177,9 @@ class GraphBuilder:
             elif not _has_graph_value(result):
                 return self._constant(result)
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
-        return self.wrap_result(result, node)
+        value = self.wrap_result(result, node)
+        note_int(self.tx, fn, args, kwargs, value)
+        return value
 
     def _constant(self, result: Any) -> Value:
         if isinstance(result, torch.Size):

@@ -214,6 +214,8 @@ def _float(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value], sym_fn: Any) -> Value:
     value = args[0].realize() if args else None
     if isinstance(value, TensorValue):
+        if cls is int and value.number is not None and len(args) + len(kwargs) == 1:
+            return value.number
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")
     if isinstance(value, SymValue) and len(args) + len(kwargs) == 1:
         if value.pytype is cls:

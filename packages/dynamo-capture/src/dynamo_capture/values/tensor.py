@@ -50,7 +50,7 @@ def _flag(args: list[Value], kwargs: dict[str, Value]) -> Any:
 class TensorValue(Value):
     """A tensor: a node of the graph and an abstract example with its metadata."""
 
-    __slots__ = ("cls", "example", "node", "real_tensor")
+    __slots__ = ("_number", "cls", "example", "node", "real_tensor")
 
     mutable = True
 
@@ -60,6 +60,19 @@ class TensorValue(Value):
         self.example = example
         self.real_tensor = real
         self.cls: type = torch.Tensor if real is None else type(real)
+        self._number: tuple[Value, int] | None = None
+
+    @property
+    def number(self) -> Value | None:
+        """The int that a tensor made of a Python int holds, as long as nothing has written into it."""
+        if self._number is None or self._number[1] != self.example._version:
+            return None
+        return self._number[0]
+
+    @number.setter
+    def number(self, value: Value) -> None:
+        if not self.example.is_inference():
+            self._number = (value, self.example._version)
 
     @property
     def pytype(self) -> type:
@@ -117,6 +130,8 @@ class TensorValue(Value):
         added = _added_method(tx, name)
         if added is not None:
             return added.call(tx, [self, *args], kwargs)
+        if name in ("item", "__int__", "__index__") and not args and not kwargs and self.number is not None:
+            return self.number
         if name in _READS_DATA:
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in _AUTOGRAD:

@@ -226,6 +226,8 @@ def operands(p: Any, *xs: Any, dtype: torch.dtype | None = None) -> list[Any]:
     """
     if dtype is None:
         dtype = result_dtype(*xs)
+    if not any(map(is_value, xs)):
+        xs = (p.full((), number(xs[0], dtype), dtype, torch.device("cpu")), *xs[1:])
     shapes = [x.shape for x in xs if is_value(x)]
     shape = broadcast_shapes(*shapes)
     return [expand(p, to_dtype(p, x, dtype), shape) if is_value(x) else number(x, dtype) for x in xs]

@@ -25,10 +25,11 @@ def _is_symbolic(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and any(type(s) is not int for s in x.shape)
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``torch.matmul`` where an operand has three dimensions or more: one matrix product if the other has at
     most two, else a batched one over the broadcast batch dimensions.
     """
+    a, b = input, other
     if a.ndim <= 2 and b.ndim <= 2:
         return aten.matmul(a, b)  # type: ignore[no-any-return]
     if a.ndim == 0 or b.ndim == 0:
@@ -46,12 +47,12 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``torch.nn.functional.linear``: one ``addmm`` of contiguous rows, else a matrix product plus the bias."""
-    if x.ndim > 2 and weight.ndim == 2 and not (bias is not None and x.is_contiguous()):
-        product = matmul(x, weight.t())
+    if input.ndim > 2 and weight.ndim == 2 and not (bias is not None and input.is_contiguous()):
+        product = matmul(input, weight.t())
         return product if bias is None else product + bias
-    return aten.linear(x, weight, bias)  # type: ignore[no-any-return]
+    return aten.linear(input, weight, bias)  # type: ignore[no-any-return]
 
 
 def attention(
@@ -211,7 +212,13 @@ class SymbolicCalls(TorchFunctionMode):
                     return _without_overrides(func)(*args, **kwargs)
             finally:
                 self._running.pop()
-        return (call or func)(*args, **kwargs)
+        return (call if call is not None and _knows(call, kwargs) else func)(*args, **kwargs)
+
+
+def _knows(call: Call, keywords: dict[str, Any]) -> bool:
+    """Whether a definition has parameters of these names, which are PyTorch's; it has none for ``out=``."""
+    code = call.__code__
+    return keywords.keys() <= set(code.co_varnames[: code.co_argcount])
 
 
 #: Modules whose functions call others of ``CALLS``.

@@ -132,6 +132,8 @@ def common_device(tensors: Sequence[TensorSpec]) -> torch.device:
 def iterate(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
     """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped)."""
     tensors = [x for x in operands if type(x) is TensorSpec]
+    if not tensors:
+        return TensorSpec((), dtype, _CPU, ())  # of numbers: a tensor without dimensions
     first = tensors[0]
     if len(tensors) == 1:
         strides = _unary_strides(first)

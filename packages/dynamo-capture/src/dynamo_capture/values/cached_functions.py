@@ -14,6 +14,7 @@ through: they hash by identity, so that no cache has an entry for them, and the 
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ def call_cached(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value
     return known
 
 
+def _only_speaks(values: list[Value]) -> bool:
+    """Whether it is a message of a logger, given once: what the region changes has no part in it."""
+    return bool(values) and issubclass(values[0].pytype, logging.Logger)
+
+
 def _call(
     tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], values: list[Value], keys: tuple[Any, ...]
 ) -> Value:
@@ -59,7 +65,7 @@ def _call(
         return tx.from_python(fn.__wrapped__).call(tx, args, kwargs).realize()
     if not is_real_key(keys) or any(isinstance(value, TensorValue) for value in values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
-    if tx.side or tx.graph.mutated_inputs():
+    if (tx.side or tx.graph.mutated_inputs()) and not _only_speaks(values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
     for value in values:
         pin(tx, value)

@@ -105,14 +105,14 @@ def equal_by_default(tx: Capture, a: Value, b: Value) -> bool:
     """
     from dynamo_capture.values.classes import lookup
     from dynamo_capture.values.functions import MethodValue
-    from dynamo_capture.values.ids import NewId
+    from dynamo_capture.values.ids import UnknownId
 
     if a is b:
         return True
     if isinstance(a, MethodValue) and isinstance(b, MethodValue):
         return identical(tx, a.owner, b.owner) and equals(tx, a.func, b.func)
-    if isinstance(a, NewId) and isinstance(b, NewId):
-        return identical(tx, a.owner, b.owner)
+    if isinstance(a, UnknownId) and isinstance(b, UnknownId):
+        return a.equals(b)
     if a.is_const and b.is_const:
         return bool(a.const() == b.const())
     for value in (a, b):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import IdentityKey, Value, display
-from dynamo_capture.values.compare import existing
+from dynamo_capture.values.compare import existing, identical
 from dynamo_capture.values.constant import ConstantValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["NewId", "id_of"]
+__all__ = ["UnknownId", "id_of"]
 
 _UNIQUE = (type(None), bool, type(Ellipsis), type(NotImplemented))
 
@@ -27,38 +27,37 @@ def id_of(tx: Capture, value: Value) -> Value:
     value = value.realize()
     obj = existing(value)
     if value.is_const and not value.mutable:
-        if type(obj) not in _UNIQUE and not isinstance(obj, type) and value.source is None:
-            raise GraphBreak("QB06", f"the id of {display(value)}")
-        if value.source is not None:
-            tx.guards.is_object(value.source, obj)
-        return ConstantValue(id(obj))
+        if type(obj) in _UNIQUE or not isinstance(value, ConstantValue):
+            return ConstantValue(id(obj))  # there is one, and the guards say which
+        return UnknownId(tx, value)  # equal ones may be one object or two
     if obj is None and value.source is not None:
         obj = tx.object_behind(value)
     if obj is not None:
         if value.source is not None and not value.source.is_fixed:
             tx.guards.is_object(value.source, obj)
         return ConstantValue(id(obj))
-    if not value.mutable or value.source is not None:
+    if value.mutable and value.source is not None:
         raise GraphBreak("QB06", f"the id of {display(value)}")
     tx.keep(value)
-    return NewId(value)
+    return UnknownId(tx, value)
 
 
-class NewId(Value):
-    """The id of an object that the region makes: another than those of all objects that live beside it."""
+class UnknownId(Value):
+    """The id of an object that the region makes, or of a constant: another than those of all other objects."""
 
-    __slots__ = ("owner",)
+    __slots__ = ("owner", "tx")
 
-    def __init__(self, owner: Value) -> None:
+    def __init__(self, tx: Capture, owner: Value) -> None:
         self.source = None
         self.owner = owner
+        self.tx = tx
 
     @property
     def pytype(self) -> type:
         return int
 
     def key(self, tx: Capture) -> Any:
-        return _IdKey(self.owner)
+        return _IdKey(tx, self.owner)
 
     def truth(self, tx: Capture) -> bool:
         return True
@@ -73,15 +72,36 @@ class NewId(Value):
         raise GraphBreak("QB06", f"{name} of {self.describe()}")
 
     def describe(self) -> str:
-        return "the id of an object that the region makes"
+        return f"the id of {self.owner.describe()}"
+
+    def equals(self, other: UnknownId) -> bool:
+        """Whether both are ids of one object.
+
+        Raises:
+            GraphBreak: they may be.
+        """
+        a, b = self.owner, other.owner
+        if a is b:
+            return True
+        if type(a) is ConstantValue and type(b) is ConstantValue:
+            if type(a.value) is type(b.value) and a.value == b.value:
+                raise GraphBreak("QB06", f"whether {a.describe()} and its equal are one object")
+            return False
+        return identical(self.tx, a, b)
 
 
 class _IdKey(IdentityKey):
     """The stand-in of such an id as a key: equal to that of the same object alone."""
 
-    __slots__ = ()
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Capture, owner: Value) -> None:
+        super().__init__(owner)
+        self.tx = tx
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _IdKey) and other.value is self.value
+        return isinstance(other, _IdKey) and UnknownId(self.tx, self.value).equals(UnknownId(self.tx, other.value))
 
-    __hash__ = IdentityKey.__hash__
+    def __hash__(self) -> int:
+        # Objects without an identity of their own must meet, for the question to be asked.
+        return id(self.value) if self.value.mutable else hash(self.value.pytype)

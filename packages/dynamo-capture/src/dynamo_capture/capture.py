@@ -243,10 +243,21 @@ class Capture:
             source = self._global_source(globals_, name)
         elif name in builtins:
             obj, source = builtins[name], None
+            if changed is None:
+                self._guard_builtin(globals_, builtins, name)
         else:
             raise self.observed(NameError(f"name {name!r} is not defined"))
         value = self._globals[key] = self.from_python(obj, source)
         return value
+
+    def _guard_builtin(self, globals_: dict[str, Any], builtins: dict[str, Any], name: str) -> None:
+        """No global of the name hides a builtin, and it is the one that it is now."""
+        if builtins is self.request.builtins:
+            self.guards.is_object(Source("builtin", None, name), builtins[name])
+        if globals_ is self.request.globals:
+            self.guards.contains(Source("globals_dict", None, ()), name, False)
+        elif not rules.is_library_name(globals_.get("__name__")):
+            self.guards.contains(Source("constant", None, (globals_,)), name, False)
 
     def _global_source(self, globals_: dict[str, Any], name: str) -> Source | None:
         if globals_ is self.request.globals:

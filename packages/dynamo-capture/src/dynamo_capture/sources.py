@@ -28,7 +28,7 @@ _FORMATS = {
     "grad": "{0}.grad",
 }
 
-_ROOTS = {"local": 1, "closure": 1, "closure_cell": 1, "global_": 0}
+_ROOTS = frozenset(("local", "closure", "closure_cell", "global_", "builtin"))
 
 
 class Source:
@@ -79,6 +79,8 @@ class Source:
 
     def _render(self) -> str:
         if self.base is None:
+            if self.kind == "globals_dict":
+                return "globals()"
             if self.kind in _ROOTS:
                 key = self.key
                 return str(key[1] if isinstance(key, tuple) else key)

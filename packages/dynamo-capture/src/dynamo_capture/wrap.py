@@ -206,7 +206,7 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
             return TupleValue([tx.from_python(x) for x in obj], cls, Source("constant", None, (obj,)))
         if source is None:
             return TupleValue([tx.from_python(x) for x in obj], cls)
-        return TupleValue(wrap_items(tx, obj, source), cls, source)
+        return TupleValue(wrap_items(tx, obj, source), cls, source, obj)
     return ObjectValue(cls, obj, source, TupleValue(wrap_items(tx, obj, source), tuple))
 
 

@@ -341,8 +341,7 @@ def _compare_natively(tx: Capture, fn: Callable[..., Any], x: Value, y: Value, f
         inner = getattr(y, "payload", None) or y
         return ConstantValue(NotImplemented) if is_values else x.call_method(tx, f"__{fn.__name__}__", [inner], {})
     if isinstance(x, MethodValue) and isinstance(y, MethodValue):
-        same = x.owner.realize() is y.owner.realize() and x.func.realize() is y.func.realize()
-        return ConstantValue(same is (fn is operator.eq))
+        return ConstantValue(equal_by_default(tx, x, y) is (fn is operator.eq))
     if isinstance(x, ObjectValue):
         return x.compare_natively(tx, fn, y, found)
     result = _compare_containers(tx, fn, x, getattr(y, "payload", None) or y)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, Value
-from dynamo_capture.values.identity import is_real_key, pin
+from dynamo_capture.values.identity import object_of, pin
 from dynamo_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
@@ -63,15 +63,16 @@ def _call(
     fresh = [value for value, key in zip(values, keys, strict=True) if isinstance(key, IdentityKey)]
     if fresh and all(isinstance(value, TensorValue) for value in fresh):
         return tx.from_python(fn.__wrapped__).call(tx, args, kwargs).realize()
-    if not is_real_key(keys) or any(isinstance(value, TensorValue) for value in values):
+    if fresh or any(isinstance(value, TensorValue) for value in values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
     if (tx.side or tx.graph.mutated_inputs()) and not _only_speaks(values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
+    real = [object_of(tx, value) for value in values]
+    if any(obj is None and not value.is_const for obj, value in zip(real, values, strict=True)):
+        raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes")
     for value in values:
         pin(tx, value)
-    made = functools.partial(
-        fn, *(value.realize().real() for value in args), **{k: v.realize().real() for k, v in kwargs.items()}
-    )
+    made = functools.partial(fn, *real[: len(args)], **dict(zip(kwargs, real[len(args) :], strict=True)))
     try:
         with _disable_current_modes():
             result = made()

@@ -51,6 +51,8 @@ def class_source(owner: type, name: str) -> Source | None:
 
 def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -> None:
     """No user's class that is asked for ``name`` before ``owner`` comes to define it (None: no class at all)."""
+    if not tx.guards.is_new_lookup(cls, name):
+        return
     for base in cls.__mro__:
         if base is owner:
             return

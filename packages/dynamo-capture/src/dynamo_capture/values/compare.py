@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
@@ -33,9 +34,9 @@ def identical(tx: Capture, a: Value, b: Value) -> bool:
     if type(a) is ConstantValue and type(b) is ConstantValue:
         x, y = a.value, b.value
         return x is y or (type(x) is type(y) and type(x) in (int, str, bytes, float) and x == y)
-    if isinstance(a, TupleValue) and isinstance(b, TupleValue):
-        return _same_tuple(tx, a, b)
     x, y = existing(a), existing(b)
+    if isinstance(a, TupleValue) and isinstance(b, TupleValue) and (x is None or y is None):
+        return _same_tuple(tx, a, b)
     same = x is not None and x is y
     if isinstance(a, TensorValue) and isinstance(b, TensorValue):
         same = same or a.example is b.example
@@ -50,7 +51,7 @@ def existing(value: Value) -> Any:
         return value.value
     if isinstance(value, TensorValue):
         return value.real_tensor
-    for name in ("obj", "fn", "kernel"):
+    for name in ("obj", "fn", "original", "kernel"):
         found = getattr(value, name, None)
         if found is not None:
             return found
@@ -61,7 +62,7 @@ def _guard_identity(tx: Capture, a: Value, b: Value, same: bool) -> None:
     """Two existing objects stay the same one, or stay two."""
     sources = []
     for value in (a, b):
-        if value.is_const:
+        if value.is_const and not value.mutable and getattr(value, "original", None) is None:
             return  # guarded to be what it is
         found = existing(value)
         if value.source is None and found is None:
@@ -106,6 +107,7 @@ def equal_by_default(tx: Capture, a: Value, b: Value) -> bool:
     from dynamo_capture.values.classes import lookup
     from dynamo_capture.values.functions import MethodValue
     from dynamo_capture.values.ids import UnknownId
+    from dynamo_capture.values.objects import ObjectValue
 
     if a is b:
         return True
@@ -116,7 +118,9 @@ def equal_by_default(tx: Capture, a: Value, b: Value) -> bool:
     if a.is_const and b.is_const:
         return bool(a.const() == b.const())
     for value in (a, b):
-        if lookup(value.pytype, "__eq__")[1] is not object and not _never_equal(value, b if value is a else a):
+        found, owner = lookup(value.pytype, "__eq__")
+        asked = owner is object or isinstance(found, types.FunctionType) or isinstance(value, ObjectValue)  # it declined
+        if not asked and not _never_equal(value, b if value is a else a):
             raise GraphBreak("QB06", f"== of {display(a)} and {display(b)}")
     return identical(tx, a, b)
 

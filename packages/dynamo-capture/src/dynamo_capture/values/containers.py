@@ -391,12 +391,13 @@ class DequeValue(ListValue):
 
 
 class TupleValue(SequenceValue):
-    """A tuple, a ``torch.Size``, or a named tuple (``cls``)."""
+    """A tuple, a ``torch.Size``, or a named tuple (``cls``); ``original`` is the existing one, if there is one."""
 
-    __slots__ = ()
+    __slots__ = ("original",)
 
-    def __init__(self, items: list[Value], cls: type = tuple, source: Any = None) -> None:
+    def __init__(self, items: list[Value], cls: type = tuple, source: Any = None, original: Any = None) -> None:
         super().__init__(items, cls, source)
+        self.original = original
 
     def const(self) -> Any:
         if self.source is not None and self.source.kind == "constant":

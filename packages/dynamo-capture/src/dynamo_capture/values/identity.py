@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import datetime
+import enum
 import re
 import types
 from typing import TYPE_CHECKING, Any
@@ -35,16 +36,45 @@ __all__ = ["HashedKey", "builtin_kind", "hash_of", "identity_key", "is_real_key"
 #: C classes whose objects never change, so that a question about one of them has one answer.
 _UNCHANGING = (types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,
                re.Pattern)  # fmt: skip
+_ENUM_HASH = enum.Enum.__dict__["__hash__"]
 _OBJECT_HASH = object.__dict__["__hash__"]
 _OBJECT_EQ = object.__dict__["__eq__"]
 
 
-def real_or_none(value: Value) -> Any:
-    """The existing object behind a value, or None for one that the region makes."""
-    try:
-        return value.real()
-    except GraphBreak:
-        return None
+def object_of(tx: Capture, value: Value) -> Any:
+    """The existing object behind a value, or None for one that the region makes.
+
+    Of a tuple or a method that need not be the very same one, an equal one.
+    """
+    from dynamo_capture.values.compare import existing
+    from dynamo_capture.values.containers import TupleValue
+    from dynamo_capture.values.functions import MethodValue
+    from dynamo_capture.values.tensor import SymValue
+
+    value = value.realize()
+    if isinstance(value, TupleValue):
+        items = [object_of(tx, item) for item in value.items]
+        missing = any(x is None and not _is_none(item) for x, item in zip(items, value.items, strict=True))
+        return None if missing else value.make_real(items)
+    if isinstance(value, MethodValue):
+        func, owner = object_of(tx, value.func), object_of(tx, value.owner)
+        return None if func is None or owner is None else types.MethodType(func, owner)
+    if value.is_const or isinstance(value, SymValue):
+        return value.const()
+    obj = existing(value)
+    return tx.object_behind(value) if obj is None and value.source is not None else obj
+
+
+def _is_none(value: Value) -> bool:
+    value = value.realize()
+    return value.is_const and value.const() is None
+
+
+def never_changes(value: Value) -> bool:
+    """Whether it is an existing object of a C class whose objects never change."""
+    from dynamo_capture.values.compare import existing
+
+    return isinstance(existing(value), _UNCHANGING) and is_library_class(value.pytype)
 
 
 def source_of_existing(value: Value) -> Source | None:
@@ -66,7 +96,7 @@ def pin(tx: Capture, value: Value) -> None:
         pin(tx, value.owner)
         pin(tx, value.func)
     elif not value.is_const and (source := source_of_existing(value)) is not None:
-        tx.guards.is_object(source, value.real())
+        tx.guards.is_object(source, object_of(tx, value))
 
 
 def compares_by_identity(tx: Capture, cls: type) -> bool:
@@ -76,13 +106,13 @@ def compares_by_identity(tx: Capture, cls: type) -> bool:
 
 def identity_key(tx: Capture, value: Value) -> Any:
     """The stand-in of an object that hashes and compares by identity."""
-    real = real_or_none(value)
-    if real is None:
+    obj = object_of(tx, value)
+    if obj is None:
         return IdentityKey(value)
     source = value.source
     if source is not None:
         tx.guards.keyed(source)
-    return real
+    return obj
 
 
 def object_key(tx: Capture, value: Value, cls: type) -> Any:
@@ -93,6 +123,8 @@ def object_key(tx: Capture, value: Value, cls: type) -> Any:
         GraphBreak: its hash is C code that capture does not know.
     """
     hashed = find(tx, cls, "__hash__")[0]
+    if hashed is _ENUM_HASH and compares_by_identity(tx, cls):
+        return object_of(tx, value)  # its identity is guarded
     if hashed is _OBJECT_HASH and compares_by_identity(tx, cls):
         return identity_key(tx, value)
     payload = getattr(value, "payload", None)
@@ -102,9 +134,9 @@ def object_key(tx: Capture, value: Value, cls: type) -> Any:
         raise tx.observed(TypeError(f"unhashable type: {cls.__name__!r}"))
     if isinstance(hashed, types.FunctionType) or hashed is _OBJECT_HASH:
         return HashedKey(tx, value, hash_of(tx, value))
-    if isinstance(real_or_none(value), _UNCHANGING) and is_library_class(cls):
+    if never_changes(value):
         pin(tx, value)
-        return value.real()
+        return object_of(tx, value)
     raise GraphBreak("QB06", f"the hash of {display(value)}")
 
 
@@ -177,7 +209,7 @@ def hash_of(tx: Capture, value: Value) -> int:
     if value.is_const:
         return hash(value.key(tx))
     hashed, owner = find(tx, value.pytype, "__hash__")
-    if isinstance(hashed, types.FunctionType) and not is_library_class(owner):  # type: ignore[arg-type]
+    if isinstance(hashed, types.FunctionType) and hashed is not _ENUM_HASH and not _hashes_itself(value):
         result = bind_attribute(tx, value, value.pytype, "__hash__", hashed, owner).call(tx, [], {}).realize()  # type: ignore[arg-type]
         if not issubclass(result.pytype, int):
             raise tx.observed(TypeError("__hash__ method should return an integer"))
@@ -185,4 +217,11 @@ def hash_of(tx: Capture, value: Value) -> int:
     if isinstance(value.key(tx), IdentityKey):
         raise GraphBreak("QB06", f"the hash of {display(value)}, which the region makes")
     pin(tx, value)
-    return hash(value.real())
+    return hash(object_of(tx, value))
+
+
+def _hashes_itself(value: Value) -> bool:
+    """Whether it is a tensor, a module or another thing whose hash is its identity, though Python code says so."""
+    from dynamo_capture.values.tensor import TensorValue
+
+    return isinstance(value, TensorValue)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import IdentityKey, Value, display
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["UnknownId", "id_of"]
 
-_UNIQUE = (type(None), bool, type(Ellipsis), type(NotImplemented))
+_UNIQUE = (type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, torch.memory_format,
+           types.CodeType)  # fmt: skip
 
 
 def id_of(tx: Capture, value: Value) -> Value:
@@ -26,24 +30,25 @@ def id_of(tx: Capture, value: Value) -> Value:
     """
     value = value.realize()
     obj = existing(value)
-    if value.is_const and not value.mutable:
-        if type(obj) in _UNIQUE or not isinstance(value, ConstantValue):
+    if isinstance(value, ConstantValue) and not value.mutable:
+        if type(obj) in _UNIQUE:
             return ConstantValue(id(obj))  # there is one, and the guards say which
-        return UnknownId(tx, value)  # equal ones may be one object or two
+        if value.source is None:
+            raise GraphBreak("QB06", f"the id of {display(value)}")  # equal ones may be one object or two
     if obj is None and value.source is not None:
         obj = tx.object_behind(value)
     if obj is not None:
         if value.source is not None and not value.source.is_fixed:
             tx.guards.is_object(value.source, obj)
         return ConstantValue(id(obj))
-    if value.mutable and value.source is not None:
+    if value.source is not None:
         raise GraphBreak("QB06", f"the id of {display(value)}")
     tx.keep(value)
     return UnknownId(tx, value)
 
 
 class UnknownId(Value):
-    """The id of an object that the region makes, or of a constant: another than those of all other objects."""
+    """The id of an object that the region makes: another than those of all other objects."""
 
     __slots__ = ("owner", "tx")
 
@@ -78,16 +83,9 @@ class UnknownId(Value):
         """Whether both are ids of one object.
 
         Raises:
-            GraphBreak: they may be.
+            GraphBreak: they may be (two tuples with the same elements).
         """
-        a, b = self.owner, other.owner
-        if a is b:
-            return True
-        if type(a) is ConstantValue and type(b) is ConstantValue:
-            if type(a.value) is type(b.value) and a.value == b.value:
-                raise GraphBreak("QB06", f"whether {a.describe()} and its equal are one object")
-            return False
-        return identical(self.tx, a, b)
+        return identical(self.tx, self.owner, other.owner)
 
 
 class _IdKey(IdentityKey):

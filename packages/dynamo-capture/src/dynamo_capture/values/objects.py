@@ -15,12 +15,12 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
-from dynamo_capture.values.compare import identical
+from dynamo_capture.values.compare import existing, identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.exact import type_error
-from dynamo_capture.values.identity import object_key, pin
+from dynamo_capture.values.identity import never_changes, object_key, pin
 from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class ObjectValue(Value):
         if owner is None or not is_data_descriptor(found):
             value = self._own_attribute(tx, name)
             if value is not None:
+                guard_lookup(tx, cls, name, owner)  # a data descriptor would come first
                 return value
         if owner is None:
             return self.missing_attribute(tx, name) if hook else self._no_attribute_at_all(tx, name)
@@ -492,13 +493,20 @@ class ObjectValue(Value):
 
         if self.payload is not None:
             inner = getattr(other, "payload", None) or other
+            if isinstance(self.payload, ConstantValue):
+                return compare(tx, fn, self.payload, inner) if inner.is_const else ConstantValue(NotImplemented)
             if inner.pytype in _CONTAINERS and issubclass(inner.pytype, _base_container(self.payload)):
                 return compare(tx, fn, self.payload, inner)
             return ConstantValue(NotImplemented)
-        if found in (types.SimpleNamespace.__eq__, types.SimpleNamespace.__ne__) and isinstance(other, ObjectValue):
-            if not issubclass(other.cls, types.SimpleNamespace):
+        if found in (types.SimpleNamespace.__eq__, types.SimpleNamespace.__ne__):
+            if not isinstance(other, ObjectValue) or not issubclass(other.cls, types.SimpleNamespace):
                 return ConstantValue(NotImplemented)
-            return compare(tx, fn, self.plain_getattr(tx, "__dict__"), other.plain_getattr(tx, "__dict__"))
+            own = (side.plain_getattr(tx, "__dict__").realize() for side in (self, other))
+            return compare(tx, fn, *own)
+        if never_changes(self) and (never_changes(other) or type(other) is ConstantValue):
+            pin(tx, self)
+            pin(tx, other)
+            return tx.from_python(tx.exact(fn, self.obj, existing(other)))
         raise GraphBreak("QB06", f"comparison of {self.describe()} by its C method")
 
     def _reduces_plainly(self) -> bool:

@@ -119,7 +119,7 @@ def equal_by_default(tx: Capture, a: Value, b: Value) -> bool:
         return bool(a.const() == b.const())
     for value in (a, b):
         found, owner = lookup(value.pytype, "__eq__")
-        asked = owner is object or isinstance(found, types.FunctionType) or isinstance(value, ObjectValue)  # it declined
+        asked = owner is object or isinstance(found, types.FunctionType) or isinstance(value, ObjectValue)
         if not asked and not _never_equal(value, b if value is a else a):
             raise GraphBreak("QB06", f"== of {display(a)} and {display(b)}")
     return identical(tx, a, b)

@@ -213,7 +213,6 @@ class _Generator:
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
-        self.report.status("graph", "compiled")
         return _Guarded(compiled, env, self.options, self.report)
 
 
@@ -273,7 +272,6 @@ class _Guarded:
         if not self.proved or direct is None:
             results = self(*inputs)
             inputs.clear()
-            self.proved = True
             return results
         try:
             return direct(inputs)
@@ -295,11 +293,16 @@ class _Guarded:
 
     def __call__(self, *inputs: Any) -> Any:
         try:
-            return self.compiled(*inputs)
+            results = self.compiled(*inputs)
         except Exception as error:
             if self._raises(error):
                 raise
             failure = error
+        else:
+            if not self.proved:
+                self.proved = True
+                self.report.status("graph", "compiled")
+            return results
         # Outside the handler: what eager raises is the program's own error, not one that came of handling this one.
         return self._instead(failure, inputs)
 
@@ -320,6 +323,7 @@ class _Guarded:
             results = eager(*inputs)
         if not full:
             self.compiled = eager
+            self.proved = True
         if not (full and self.filled):
             _fall_back("run", error, self.options, self.report, refuses=not full)
         self.filled = self.filled or full

@@ -55,6 +55,8 @@ def test_error_of_eager(name: str) -> None:
             compiled(*args)
         assert str(error.value) == str(expected.value)
         assert error.value.__context__ is None
+        (note,) = error.value.__notes__
+        assert f'File "{__file__}", line {program.__code__.co_firstlineno}, in <lambda>' in note
     report = compiled.report()
     assert report.kernels and not report.fallbacks and not report.breaks
 

@@ -279,6 +279,8 @@ int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 int tensor_meta_check(const TensorMeta *meta, PyObject *value);
 PyObject *tensor_meta_text(const TensorMeta *meta);
 PyObject *tensor_describe(PyObject *value);
+/* In what a value differs from what is wanted, in words; NULL without an exception where it is no tensor. */
+PyObject *tensor_difference(const TensorMeta *meta, PyObject *value);
 StateMeta *state_meta_new(void);
 void state_meta_free(StateMeta *meta);
 int state_meta_check(const StateMeta *meta);

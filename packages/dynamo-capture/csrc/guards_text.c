@@ -353,6 +353,18 @@ append_steal(PyObject *text, PyObject *more, const char *format)
     return text;
 }
 
+/* "x: size [2], now [3]" in place of "x matches ... (found ...)", for a tensor where a tensor is wanted. */
+static PyObject *
+tensor_failure_text(GuardTree *tree, const Check *check, PyObject *value)
+{
+    PyObject *difference = check->text == NULL ? tensor_difference(check->tensor, value) : NULL;
+    PyObject *path = difference != NULL ? guard_path(tree, check->node) : NULL;
+    PyObject *text = path != NULL ? PyUnicode_FromFormat("%U: %U", path, difference) : NULL;
+    Py_XDECREF(difference);
+    Py_XDECREF(path);
+    return text;
+}
+
 /* Which guard failed, its text, the value found, the reason. */
 PyObject *
 guard_failure_text(GuardTree *tree, const GuardFailure *failure)
@@ -367,11 +379,16 @@ guard_failure_text(GuardTree *tree, const GuardFailure *failure)
         return text;
     }
     const Check *check = &tree->checks[failure->check];
-    PyObject *text = guard_check_text(tree, failure->check);
+    PyObject *text = check->kind == CHECK_TENSOR && failure->value != NULL
+                         ? tensor_failure_text(tree, check, failure->value) : NULL;
+    bool told = text != NULL;
+    if (!told) {
+        text = guard_check_text(tree, failure->check);
+    }
     if (check->kind == CHECK_GLOBAL_STATE) {
         text = append_steal(text, state_meta_difference(check->state), "%U (changed: %U)");
     }
-    if (failure->value != NULL) {
+    if (failure->value != NULL && !told) {
         text = append_steal(text, found_text(check, failure->value), "%U (found %U)");
     }
     if (check->reason != NULL) {

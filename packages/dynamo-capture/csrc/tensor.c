@@ -6,7 +6,7 @@
  * missing, attributes are read instead. The fast path is used for plain tensor types only: a subclass may answer
  * for itself.
  */
-#include "capture.h"
+#include "tensor.h"
 #include <dlfcn.h>
 
 #define MAX_PLAIN_TYPES 8
@@ -223,19 +223,6 @@ read_requires_grad(PyObject *tensor)
 
 /* ------------------------------------------------------------------ metadata guards */
 
-struct TensorMeta {
-    PyTypeObject *type; /* owned */
-    bool native;        /* which of the two groups below is used */
-    bool contiguous, requires_grad, check_offset, has_strides;
-    int32_t scalar_type, device_type, device_index;
-    uint64_t keys;
-    PyObject *dtype, *device, *layout;
-    int is_conj, is_neg, is_inference;
-    int64_t offset, min_size;
-    int64_t ndim;
-    int64_t *sizes, *strides; /* -1: unchecked */
-};
-
 static int
 meta_read_native(PyObject *tensor, TensorMeta *out)
 {
@@ -270,8 +257,14 @@ meta_clear_attributes(TensorMeta *meta)
     Py_CLEAR(meta->layout);
 }
 
-static bool
-is_contiguous(int64_t ndim, const int64_t *sizes, const int64_t *strides)
+bool
+tensor_is(PyObject *value)
+{
+    return torch.tensor_type != NULL && PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)torch.tensor_type);
+}
+
+bool
+tensor_contiguous(int64_t ndim, const int64_t *sizes, const int64_t *strides)
 {
     int64_t expected = 1;
     for (int64_t i = 0; i < ndim; i++) {
@@ -344,7 +337,7 @@ meta_set_dims(TensorMeta *meta, PyObject *example, PyObject *sizes, PyObject *st
     if (shape.strides != NULL) {
         memcpy(meta->strides, shape.strides, shape.ndim * sizeof(int64_t));
     }
-    bool contiguous = shape.strides != NULL && is_contiguous(shape.ndim, shape.sizes, shape.strides);
+    bool contiguous = shape.strides != NULL && tensor_contiguous(shape.ndim, shape.sizes, shape.strides);
     int dynamic = override_dims("sizes", sizes, shape.ndim, meta->sizes);
     if (dynamic < 0 || override_dims("strides", strides, shape.ndim, meta->strides) < 0) {
         return -1;
@@ -385,7 +378,11 @@ tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t m
     int grad = requires_grad == NULL || requires_grad == Py_None ? read_requires_grad(example)
                                                                   : PyObject_IsTrue(requires_grad);
     meta->requires_grad = grad > 0;
-    int status = meta->native ? meta_read_native(example, meta) : meta_read_attributes(example, meta);
+    /* The attributes also of those that are compared natively: a failure is told in their words. */
+    int status = meta_read_attributes(example, meta);
+    if (status == 0 && meta->native) {
+        status = meta_read_native(example, meta);
+    }
     if (grad < 0 || status < 0 || meta_set_dims(meta, example, sizes, strides) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_RuntimeError, "check_tensor: cannot read the example's metadata");
@@ -471,70 +468,12 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
             return 0;
         }
     }
-    if ((meta->contiguous && !is_contiguous(shape.ndim, shape.sizes, shape.strides))
+    if ((meta->contiguous && !tensor_contiguous(shape.ndim, shape.sizes, shape.strides))
         || (meta->check_offset && shape.offset != meta->offset)) {
         return 0;
     }
     int grad = read_requires_grad(value);
     return grad < 0 ? -1 : grad == meta->requires_grad;
-}
-
-static PyObject *
-dims_text(int64_t ndim, const int64_t *values)
-{
-    PyObject *list = PyList_New(ndim);
-    for (int64_t i = 0; list != NULL && i < ndim; i++) {
-        PyObject *item = values[i] < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(values[i]);
-        if (item == NULL) {
-            Py_CLEAR(list);
-            break;
-        }
-        PyList_SET_ITEM(list, i, item);
-    }
-    return list;
-}
-
-PyObject *
-tensor_meta_text(const TensorMeta *meta)
-{
-    PyObject *sizes = dims_text(meta->ndim, meta->sizes);
-    PyObject *strides = dims_text(meta->ndim, meta->strides);
-    PyObject *text = NULL;
-    if (sizes != NULL && strides != NULL && meta->native) {
-        char keys[24];
-        snprintf(keys, sizeof keys, "0x%llx", (unsigned long long)meta->keys);
-        text = PyUnicode_FromFormat(
-            "%s(size=%R, stride=%R%s, scalar_type=%d, device=%d:%d, requires_grad=%s, keys=%s)",
-            meta->type->tp_name, sizes, strides, meta->contiguous ? ", contiguous" : "", meta->scalar_type,
-            meta->device_type, meta->device_index, meta->requires_grad ? "True" : "False", keys);
-    }
-    else if (sizes != NULL && strides != NULL) {
-        text = PyUnicode_FromFormat("%s(size=%R, stride=%R%s, dtype=%S, device=%S, requires_grad=%s)",
-                                    meta->type->tp_name, sizes, strides, meta->contiguous ? ", contiguous" : "",
-                                    meta->dtype, meta->device, meta->requires_grad ? "True" : "False");
-    }
-    Py_XDECREF(sizes);
-    Py_XDECREF(strides);
-    return text;
-}
-
-/* Of a value that a tensor check refused; NULL without an exception if it is no tensor. */
-PyObject *
-tensor_describe(PyObject *value)
-{
-    if (torch.tensor_type == NULL || !PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)torch.tensor_type)) {
-        PyErr_Clear();
-        return NULL;
-    }
-    PyObject *none = Py_NewRef(Py_None), *text = NULL;
-    TensorMeta *meta = tensor_meta_new(value, none, none, 0, none, true);
-    if (meta != NULL) {
-        text = tensor_meta_text(meta);
-        tensor_meta_free(meta);
-    }
-    Py_DECREF(none);
-    PyErr_Clear();
-    return text;
 }
 
 /* `_native.read_tensor(tensor)`: what the guards see of a tensor (for tests and probes). */
@@ -548,8 +487,8 @@ tensor_read(PyObject *Py_UNUSED(module), PyObject *tensor)
         }
         return NULL;
     }
-    PyObject *sizes = dims_text(shape.ndim, shape.sizes);
-    PyObject *strides = shape.strides != NULL ? dims_text(shape.ndim, shape.strides) : Py_NewRef(Py_None);
+    PyObject *sizes = tensor_dims_text(shape.ndim, shape.sizes);
+    PyObject *strides = shape.strides != NULL ? tensor_dims_text(shape.ndim, shape.strides) : Py_NewRef(Py_None);
     if (sizes == NULL || strides == NULL) {
         Py_XDECREF(sizes);
         Py_XDECREF(strides);

@@ -18,6 +18,7 @@ from compile_api.environment import unsupported_device
 from prims.eager import leave_to_eager
 from prims.errors import InvalidData, NotCompiled, QuintetError, Refused, UserError
 from prims.ir import Envelope
+from prims.ir.blame import blaming
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -137,7 +138,7 @@ def _fall_back(stage: str, error: Exception, options: Options, report: Report, *
 
 def _eager(options: Options, report: Report) -> Backend:
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return gm.forward
+        return blaming(gm)
 
     return backend
 
@@ -147,7 +148,7 @@ def _aot_eager(options: Options, report: Report) -> Backend:
         import aot_autograd
 
         def run_as_it_is(env: Envelope, report: Report | None = None) -> Callable[..., Any]:
-            return env.module().forward
+            return blaming(env.module())
 
         with report.phase("aot"):
             return aot_autograd.aot_function(
@@ -227,7 +228,7 @@ def _eager_graph(env: Envelope) -> Callable[..., Any]:
     A compiled forward graph may have laid out images that it saved otherwise than eager does, which neither a view nor
     a library's kernel in this graph may take: they are given the strides with which the graph was traced.
     """
-    forward: Callable[..., Any] = env.module().forward
+    forward = blaming(env.module())
     saved = [k for k, desc in enumerate(env.inputs) if desc.kind == "saved" and _is_row_major(desc.spec)]
     if not saved:
         return forward

@@ -351,3 +351,37 @@ def test_nothing_of_the_compiler_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def conjugated():
+    return torch.randn(2, 3, dtype=torch.complex64).conj()
+
+
+def inference():
+    with torch.inference_mode():
+        return torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "words"),
+    [
+        (torch.ones(2, 3), torch.ones(2, 4), "size [2, 3], now [2, 4]"),
+        (torch.ones(2, 3), torch.ones(6), "size [2, 3], now [6]"),
+        (torch.ones(3, 3), torch.ones(3, 3).t(), "stride [3, 1], now [1, 3]"),
+        (torch.ones(2, 3), torch.ones(2, 3).double(), "dtype torch.float32, now torch.float64"),
+        (torch.ones(2, 3), torch.ones(2, 3, device="meta"), "device cpu, now meta"),
+        (torch.ones(2, 3), torch.ones(2, 3).to_sparse(), "layout torch.strided, now torch.sparse_coo; stride [3, 1], now [0, 0]"),
+        (torch.ones(2, 3), torch.ones(2, 3).requires_grad_(), "requires_grad False, now True"),
+        (torch.ones(2, 3), torch.nn.Parameter(torch.ones(2, 3), False), "type Tensor, now Parameter"),
+        (conjugated().resolve_conj(), conjugated(), "conjugate False, now True"),
+        (torch.ones(2, 3), inference(), "inference tensor False, now True"),
+        (torch.ones(2, 3), torch.ones(1, 3).long(), "dtype torch.float32, now torch.int64; size [2, 3], now [1, 3]"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_failures_are_told_in_words(native, mode, wanted, found, words):
+    tree = native.GuardTree()
+    tree.check_tensor(tree.local(0, "x"), wanted)
+    text = tree.explain_failure([found])
+    assert text == f"L['x']: {words}"
+    assert "scalar_type" not in text and "keys" not in text

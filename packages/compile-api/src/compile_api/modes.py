@@ -32,20 +32,22 @@ def make_options(
     Raises:
         UserError: an unknown mode or option, or a bad value.
     """
-    name = "default" if mode is None else mode
-    if not isinstance(name, str) or name not in MODE_OPTIONS:
-        raise UserError(f"unknown mode {name!r}", todo=f"It must be one of {', '.join(map(repr, MODES))}.")
     if options is not None and not isinstance(options, Mapping):
         raise UserError(
             f"options is {options!r} (a {type(options).__name__})",
             todo="Give a dict of option names and values, such as {'memory_budget': 0.5}.",
         )
+    among = (options or {}).get("mode")
+    if mode is not None and among is not None and mode != among:
+        raise UserError(f"mode is {mode!r}, and {among!r} among the options", todo="Give it once.")
+    # A mode that is given stands even where QUINTET_MODE says otherwise.
+    base = Options.from_environment()
+    name = next((one for one in (mode, among) if one is not None), base.mode)
+    if not isinstance(name, str) or name not in MODE_OPTIONS:
+        raise UserError(f"unknown mode {name!r}", todo=f"It must be one of {', '.join(map(repr, MODES))}.")
     for key in options or ():
         if not isinstance(key, str):
             raise UserError(f"option name {key!r} is not a string")
-    # A mode given as an argument stands even where QUINTET_MODE says otherwise.
-    base = Options.from_environment()
-    name = base.mode if mode is None else name
     changes = {"mode": name, **MODE_OPTIONS[name], **(options or {})}
     if fullgraph is not False:
         changes["fullgraph"] = fullgraph

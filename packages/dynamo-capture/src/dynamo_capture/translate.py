@@ -32,6 +32,7 @@ from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.whynot import Why
+from prims.debug import keep
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -223,7 +224,17 @@ def _finish(
     if isinstance(brk, GraphBreak):
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())
     captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
+    keep(options, report, f"captured {name}", lambda: _in_full(captured))
     return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
+
+
+def _in_full(captured: CapturedGraph) -> str:
+    """The graph, its guards and where it breaks."""
+    graph = "no tensor operations" if captured.graph is None else str(captured.graph.meta.get("envelope", ""))
+    lines = [f"# {captured.where}", graph, *(f"# guard: {guard}" for guard in captured.guards)]
+    if captured.brk is not None:
+        lines += [f"# break: {line}" for line in captured.brk.describe().splitlines()]
+    return "\n".join(lines)
 
 
 def _stack_size(cg: CodeGen) -> int:

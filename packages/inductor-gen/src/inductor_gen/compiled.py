@@ -19,7 +19,9 @@ from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
 from inductor_gen.schedule.masks import MaskPlan, has_masks, plan_masks
+from prims.debug import keep
 from prims.ir import Envelope
+from prims.ir.reference import draws
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -104,7 +106,7 @@ def compile_graph(
     from inductor_gen.runtime.masked import ByMasks, asker_for
 
     usual = _compiled(env_prim, options, report, triton, plan.verdicts(True))
-    asker = asker_for(plan.question, any(map(_draws, env_prim.op_nodes)))
+    asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
 
     def general() -> Callable[[Any], list[Any]]:
         return _compiled(env_prim, options, report, triton, plan.constant).boxed
@@ -119,17 +121,6 @@ def _masks(env: Envelope, options: Options, report: Report | None) -> MaskPlan:
         return MaskPlan()
     with nullcontext() if report is None else report.phase("inductor.masks"):
         return plan_masks(build_graph(env), env, size_hint(env))
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    """Does the operator advance a random generator? Attention is said to even where it drops nothing out."""
-    target = node.target
-    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
-        return False
-    for k, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            return (node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0
-    return True
 
 
 def _repeatable(node: torch.fx.Node) -> bool:
@@ -157,6 +148,7 @@ def _compiled(
         untuned = options.replace(max_autotune=False)
         call = while_precision(unit.precision, call, lambda: _compiled(env_prim, untuned, report, triton, masks).boxed)
     kernels = [_kernel(c) for c in launched]
+    keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
     if report is not None:
         for k in kernels:
             report.kernel(k.name, k.ops, k.loops)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prims.errors import UserError
+from prims.errors import CompileWarning, UserError
 
 __all__ = ["CACHE_KEY_FIELDS", "MODES", "Options"]
 
@@ -28,6 +29,10 @@ CACHE_KEY_FIELDS = (
 )
 
 
+#: Variables that were warned of.
+_unknown: set[str] = set()
+
+
 def _environment_cache_dir() -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "quintet")
@@ -40,7 +45,7 @@ class Options:
     Attributes:
         fullgraph: a graph break is an error.
         dynamic: ``True`` makes every size symbolic at once, ``False`` none ever, ``None`` those that change.
-        mode: one of :data:`MODES`.
+        mode: one of :data:`MODES`; ``compile_api.compile`` turns it into the options that it stands for.
         verify: ``"off"``, ``"boundaries"`` (each stage's hand-over), ``"every_pass"``, or ``"reference"``
             (also runs each pass's result against the reference).
         fuel: stop optimising after this many optional passes or rewrites; ``None`` is no limit.
@@ -51,7 +56,9 @@ class Options:
         recompile_limit: captures of one code object before it is left to eager.
         threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.
         compile_workers: parallel compiler processes; 0 means one per available core.
-        debug: keep and print what the stages make.
+        debug: write what each stage makes (captured graphs with their guards and breaks, ATen and primitive graphs,
+            generated code) into files of a folder ``debug`` under ``cache_dir``, print where each is, and list them in
+            the report.
         numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
@@ -120,9 +127,11 @@ class Options:
         """Defaults, overridden by ``QUINTET_<OPTION>`` variables. Nothing else reads the environment.
 
         Raises:
-            UserError: a ``QUINTET_*`` variable holds a value that does not parse.
+            UserError: a ``QUINTET_*`` variable holds a value that does not parse, or is of no option but named almost
+                as one. Others of no option give a warning.
         """
         env = os.environ if environ is None else environ
+        _check_names(env, cls.names())
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             raw = env.get("QUINTET_" + field.name.upper())
@@ -154,6 +163,27 @@ class Options:
     def cache_key(self) -> str:
         """Text of the options that change generated code."""
         return ";".join(f"{name}={getattr(self, name)!r}" for name in CACHE_KEY_FIELDS)
+
+
+def _check_names(env: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """No variable is ignored in silence."""
+    variables = ["QUINTET_" + name.upper() for name in known]
+    for name in env:
+        if not name.upper().startswith("QUINTET_") or name in variables:
+            continue
+        import difflib
+
+        near = difflib.get_close_matches(name.upper(), variables, n=1, cutoff=0.8)
+        if near:
+            raise UserError(f"environment variable {name} is of no option", todo=f"Did you mean {near[0]}?")
+        if name not in _unknown:
+            _unknown.add(name)
+            warnings.warn(
+                f"environment variable {name} has no effect: there is no such option. "
+                f"Options are: {', '.join(variables)}.",
+                CompileWarning,
+                stacklevel=4,
+            )
 
 
 def _is_count(value: object) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "FallbackRecord",
     "GraphRecord",
     "InexactRecord",
+    "KeptRecord",
     "KernelRecord",
     "RecompileRecord",
     "Report",
@@ -103,6 +104,14 @@ class InexactRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """A text that a stage made, kept in a file (``Options.debug``)."""
+
+    what: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecompileRecord:
     """A repeated capture of one code object, and the guard that failed."""
 
@@ -146,6 +155,7 @@ class Report:
     inexact: list[InexactRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
+    kept: list[KeptRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     uncalled: str = ""
     progress: Callable[[str, int, int], None] | None = field(default=None, repr=False, compare=False)
@@ -198,6 +208,10 @@ class Report:
         self.statuses.append(record)
         return True
 
+    def keep(self, what: str, path: str) -> None:
+        """Record a file with what a stage made."""
+        self.kept.append(KeptRecord(what, path))
+
     def warns(self, reason: str) -> bool:
         """Whether the user is to be warned of this: the first time, and no more."""
         new = reason not in self._warned
@@ -248,7 +262,7 @@ class Report:
         ]
         texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
-        texts += _kernel_texts(self.kernels)
+        texts += [f"kernel {k.name} ({k.loops} loops): {' '.join(k.ops)}" for k in self.kernels]
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
@@ -260,11 +274,13 @@ class Report:
             timed = ", ".join(f"{name} {ms:.4f}" for name, ms in ranked[:4])
             lines.append(f"  tuned {tuning.problem}: {tuning.winner} ({timed} ms{', cached' if tuning.cached else ''})")
             lines += [f"    dropped {name}: {why}" for name, why in tuning.dropped.items()]
+        lines += [f"  kept {record.what}: {record.path}" for record in self.kept]
         lines += [f"  {name}: {spent:.3f} s" for name, spent in self.seconds.items() if spent >= 0.0005]
         return "\n".join(lines)
 
 
-_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings")
+_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
+          "kept")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:
@@ -289,19 +305,6 @@ def _verdict(report: Report) -> str:
     if others:
         parts.append(f"eager {'in part' if len(others) == 1 else f'in {len(others)} parts, the first'}: {others[0]}")
     return f"partly: {'; '.join(parts)}" if parts else "compiled"
-
-
-def _kernel_texts(kernels: list[KernelRecord]) -> list[str]:
-    """A line for each kernel; those that differ in their numbers alone have one text, without a number."""
-    names: dict[tuple[object, ...], list[str]] = {}
-    for kernel in kernels:
-        family = kernel.name.rstrip("0123456789").rstrip("_")
-        names.setdefault((family, kernel.loops, kernel.ops), []).append(kernel.name)
-    texts = []
-    for (family, loops, ops), members in names.items():
-        name = members[0] if len(members) == 1 else family
-        texts += [f"kernel {name} ({loops} loops): {' '.join(ops)}"] * len(members)  # type: ignore[arg-type]
-    return texts
 
 
 def _text(where: object) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from ir_examples import Builder, aten, aten_example, prim_example, spec, torch_example
@@ -23,7 +25,9 @@ from prims.ir import (
 )
 from prims.options import Options
 from prims.report import Report
-from prims.spec import SymbolContext
+from prims.spec import SymbolContext, TensorSpec
+
+CPU = torch.device("cpu")
 
 
 def rename(suffix):
@@ -100,6 +104,33 @@ def test_reference_level_finds_a_changed_result():
     with pytest.raises(VerifierError, match="changes it") as caught:
         run_passes(aten_example(), passes, options=Options(verify="reference"))
     assert caught.value.label == "ENV-C14" and caught.value.node == "output 0"
+
+
+def attending(dropout):
+    b = Builder("aten")
+    x = b.input("x", spec(1, 2, 8, 16))
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    pair = b.call(attention, (x, x, x, dropout), (spec(1, 2, 8, 16), TensorSpec((1, 2, 8), torch.float32, CPU, (16, 1, 2))))
+    out = b.call(operator.getitem, (pair, 0), spec(1, 2, 8, 16))
+    return b.finish(b.call(aten.mul.Tensor, (out, 3), spec(1, 2, 8, 16)))
+
+
+def negated(env):
+    graph, _ = env.copy_graph()
+    node = next(n for n in graph.nodes if n.target is aten.mul.Tensor)
+    node.args = (node.args[0], -3)
+    return env.replace(graph=graph)
+
+
+def test_reference_level_compares_attention_and_names_what_it_does_not():
+    passes, options = [Pass("changes it", negated)], Options(verify="reference")
+    with pytest.raises(VerifierError, match="changes it"):
+        run_passes(attending(0.0), passes, options=options)
+    report = Report()
+    run_passes(attending(0.5), passes, options=options, report=report)
+    (record,) = report.fallbacks
+    assert record.stage == "verify" and not record.eager
+    assert "'changes it' was not compared" in record.reason and "flash_attention" in record.reason
 
 
 def test_modules_run_with_any_size():

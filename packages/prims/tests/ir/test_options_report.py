@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 
-from prims.errors import DataDependentError, QuintetError, Unsupported, UserError, VerifierError
+from prims.debug import keep
+from prims.eager import leave_to_eager
+from prims.errors import (
+    CompileWarning,
+    DataDependentError,
+    NotCompiled,
+    QuintetError,
+    Unsupported,
+    UserError,
+    VerifierError,
+)
 from prims.ir import SourceLoc
 from prims.options import CACHE_KEY_FIELDS, Options
 from prims.report import Report
@@ -89,7 +101,9 @@ def test_report_text_and_json():
     for part in ("a.py:3 in f", "data-dependent branch at a.py:4 in f", "k0 (2 loops): sin add",
                  "aten.mm.default x 2", "no rule for aten.foo at a.py:5", "x.shape[0] changed"):  # fmt: skip
         assert part in text, part
+    assert text.startswith("partly: a graph break: data-dependent branch at a.py:4 in f; eager in part: no rule for")
     data = json.loads(report.to_json())
+    assert data["verdict"] == report.verdict
     assert data["kernels"] == [{"name": "k0", "ops": ["sin", "add"], "loops": 2}]
     assert report.extern_counts() == {"aten.mm.default": 2}
     report.clear()
@@ -105,3 +119,92 @@ def test_errors_say_what_where_and_what_to_do():
     assert str(VerifierError("ATEN-C4", "writes", node="add_", after="fuse")) == (
         "[ATEN-C4] writes (at add_) (after pass 'fuse')"
     )
+
+
+def test_equal_lines_are_one_and_no_time_is_left_out():
+    report = Report()
+    for _ in range(3):
+        report.kernel("k_sin", ["sin"])
+    report.kernel("k_cos", ["cos"])
+    for _ in range(2):
+        report.graph_break("a reason", "a.py:3")
+    report.seconds.update(capture=0.0123, nothing=0.0004)
+    text = str(report)
+    assert "  3 x kernel k_sin (1 loops): sin\n" in text and "  kernel k_cos (1 loops): cos\n" in text
+    assert len(report.breaks) == 1 and len(report.kernels) == 4
+    assert "capture: 0.012 s" in text and "nothing" not in text
+
+
+@pytest.mark.parametrize(
+    ("records", "verdict"),
+    [
+        ([], "not called yet"),
+        ([("frame", "compiled", None), ("graph", "compiled", None)], "compiled"),
+        ([("frame", "compiled", None)], "compiled"),
+        ([("frame", "compiled", None), ("graph", "eager", "why")], "eager: why"),
+        ([("graph", "compiled", None), ("graph", "eager", "why")], "partly: eager in part: why"),
+        ([("call", "eager", "why"), ("call", "eager", "because")], "eager: why"),
+        ([("frame", "compiled", None), ("call", "eager", "why"), ("call", "eager", "because")],
+         "partly: eager in 2 parts, the first: why"),
+        ([("frame", "refused", "why")], "eager: why"),
+        ([("call", "raised", "an error")], "eager: an error"),
+        ([("call", "raised", "an error"), ("frame", "compiled", None)], "compiled"),
+        ([("call", "nothing", "no operation")], "eager: no operation"),
+        ([("call", "nothing", "no operation"), ("frame", "compiled", None)], "compiled"),
+    ],
+)  # fmt: skip
+def test_verdicts(records, verdict):
+    report = Report()
+    for subject, status, reason in records:
+        assert report.status(subject, status, reason)
+        assert not report.status(subject, status, reason)
+    assert report.verdict == verdict and str(report).splitlines()[0] == verdict
+    assert len(report.statuses) == len(records)
+
+
+def test_what_is_compiled_otherwise_than_asked_is_not_eager():
+    report = Report()
+    report.status("graph", "compiled")
+    report.fallback("cudagraphs", "inputs live on several devices", eager=False)
+    assert report.verdict == "compiled" and "several devices" in str(report)
+
+
+def test_leaving_to_eager():
+    report, options = Report(), Options()
+    with pytest.warns(CompileWarning, match="why\n  at a.py:3\n  Do better.") as caught:
+        for where in ("a.py:3", "b.py:4"):  # once for a reason, wherever
+            leave_to_eager(report, options, "stage", "why", where, todo="Do better.")
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert [f.stage for f in report.fallbacks] == ["stage"] and len(report.statuses) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        leave_to_eager(report, options, "stage", "in part", subject="frame", quiet=True)
+        with pytest.raises(NotCompiled, match="fullgraph=True, but this runs eagerly: other") as raised:
+            leave_to_eager(report, options.replace(fullgraph=True), "stage", "other", cause=KeyError("behind"))
+    assert isinstance(raised.value.__cause__, KeyError) and isinstance(raised.value, Unsupported)
+    with pytest.warns(CompileWarning):
+        leave_to_eager(None, None, "stage", "why")
+
+
+def test_no_variable_is_ignored_in_silence():
+    with pytest.raises(UserError, match="QUINTET_MEMORY_BUDGET"):
+        Options.from_environment({"QUINTET_MEMRY_BUDGET": "0.5"})
+    with pytest.raises(UserError, match="QUINTET_VERIFY"):
+        Options.from_environment({"quintet_verify": "off"})
+    with pytest.warns(CompileWarning, match="QUINTET_COLOUR has no effect"):
+        assert Options.from_environment({"QUINTET_COLOUR": "red", "QUINTETS": "5"}) == Options()
+
+
+def test_debug_keeps_texts(tmp_path, capsys):
+    report, options = Report(), Options(debug=True, cache_dir=str(tmp_path))
+    keep(options, report, "a graph of <f>", lambda: "text")
+    keep(options, report, "broken", lambda: 1 / 0)
+    keep(options.replace(debug=False), report, "unasked", lambda: 1 / 0)
+    first, second = report.kept
+    assert Path(first.path).read_text() == "text\n" and Path(first.path).is_relative_to(tmp_path / "debug")
+    assert "ZeroDivisionError" in Path(second.path).read_text()
+    assert f"a graph of <f>: {first.path}" in capsys.readouterr().err and first.path in str(report)
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file")
+    with pytest.warns(CompileWarning, match="cannot make the folder"):
+        keep(options.replace(cache_dir=str(blocked)), report, "lost", lambda: "text")

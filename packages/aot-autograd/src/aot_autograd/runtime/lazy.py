@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from aot_autograd.trace.outcome import no_autocast, remove_dead
+from prims.debug import keep
 from prims.eager import leave_to_eager
 from prims.errors import NotCompiled, UserError
 from prims.ir import Envelope, SymbolTable
@@ -37,6 +38,7 @@ def compile_or_run(
     if report is not None:
         ops = [str(node.target) for node in env.op_nodes]
         report.graph(name, dialect="aten", nodes=len(ops), ops=ops)
+    keep(options, report, f"aten {name}", lambda: str(env))
     try:
         if options.verify != "off":
             env.verify(options.verify)

@@ -63,7 +63,8 @@ def run_passes(
     """Run ``passes`` in order.
 
     Verifies the first and the last envelope unless ``options.verify`` is ``"off"``, and every one in between
-    under ``"every_pass"`` and ``"reference"``. Each pass's time is reported as ``pass:<name>``.
+    under ``"every_pass"`` and ``"reference"``. Each pass's time is reported as ``pass:<name>``, and so is what the
+    reference could not compare.
 
     Raises:
         VerifierError: a constraint is broken; the error names the pass after which it was found.
@@ -91,7 +92,7 @@ def run_passes(
         if level == "reference":
             from prims.ir.reference import compare
 
-            compare(before, env, one.name)
+            compare(before, env, one.name, report)
     if level != "off" and not each and after is not None:
         _verify_after(env, level, after)
     return env

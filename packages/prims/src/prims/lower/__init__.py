@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+from prims.debug import keep
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Observer, Pass, run_passes
 from prims.lower.clean import remove_dead_code
@@ -38,7 +39,7 @@ def lower(
     Args:
         claims: overload names (``"aten.mm.default"``) that the backend implements itself: they stay one node.
         options: `verify` sets how often envelopes are verified, `fuel` limits the rewrites, `numerics`
-            ``"fast"`` allows intermediate roundings to be dropped.
+            ``"fast"`` allows intermediate roundings to be dropped, `debug` keeps the result's text.
         report: collects seconds per pass and, per op that is neither claimed nor decomposable, a fallback.
         observer: called after each pass with its name and result.
 
@@ -56,4 +57,6 @@ def lower(
         )
         for step in passes
     ]
-    return run_passes(env_aten, steps, options=context.options, report=report, observer=observer)
+    lowered = run_passes(env_aten, steps, options=context.options, report=report, observer=observer)
+    keep(context.options, report, "prim", lambda: str(lowered))
+    return lowered

@@ -1,0 +1,67 @@
+"""What the stages make, kept as files for a person to read (``Options.debug``)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from prims.eager import warn_user
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["keep"]
+
+_lock = threading.Lock()
+_numbers = itertools.count(1)
+#: This process's folder, by the cache folder and the process (a fork has one of its own).
+_folders: dict[tuple[str, int], str | None] = {}
+
+
+def keep(options: Options, report: Report | None, what: str, text: Callable[[], str], suffix: str = ".txt") -> None:
+    """Under ``options.debug``: write a stage's text into a folder under ``cache_dir``, and print where it is.
+
+    Args:
+        report: gets a record of the file.
+        what: names the text, such as ``"aten forward"``; part of the file's name.
+        text: makes the text; an exception of it is kept in its place.
+        suffix: of the file's name.
+    """
+    if not options.debug:
+        return
+    folder = _folder(options.cache_dir)
+    if folder is None:
+        return
+    try:
+        content = text()
+    except Exception as error:
+        content = f"cannot be written down: {type(error).__name__}: {error}\n"
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", what).strip("-")[:80]
+    path = os.path.join(folder, f"{next(_numbers):04}-{name}{suffix}")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(content if content.endswith("\n") else content + "\n")
+    except OSError as error:
+        warn_user(f"debug=True cannot write {path}: {error}")
+        return
+    print(f"quintet: {what}: {path}", file=sys.stderr)
+    if report is not None:
+        report.keep(what, path)
+
+
+def _folder(cache_dir: str) -> str | None:
+    key = (cache_dir, os.getpid())
+    with _lock:
+        if key not in _folders:
+            path = os.path.join(cache_dir, "debug", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+            try:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            except OSError as error:
+                warn_user(f"debug=True cannot make the folder {path}: {error}")
+                path = ""
+            _folders[key] = path or None
+        return _folders[key]

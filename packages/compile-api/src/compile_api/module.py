@@ -29,7 +29,10 @@ def strip_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _State:
-    """What belongs to the compiled object alone, and so cannot stand in the shared ``__dict__``."""
+    """What belongs to the compiled object alone, and so cannot stand in the shared ``__dict__``.
+
+    It is in a slot of the object, not in its class, for only the cyclic collector frees a class, and the model with it.
+    """
 
     def __init__(
         self,
@@ -62,9 +65,9 @@ class _Forward:
     """``forward`` of a compiled module: a data descriptor, so that it wins over an assigned ``model.forward``."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        state: _State = owner._quintet_state
         if instance is None:
-            return type(state.original).forward
+            return owner._quintet_base.forward
+        state: _State = instance._quintet_state
         # Looked up each time: an instance's or a class's method may be replaced at any moment.
         function = instance.__dict__.get("forward") or type(state.original).forward
         if function is state.function:
@@ -83,7 +86,9 @@ class _Forward:
 class CompiledModule:
     """What a compiled module has beyond the original. ``isinstance(m, CompiledModule)`` tells it apart."""
 
-    _quintet_state: _State
+    __slots__ = ("_quintet_state",)
+
+    _quintet_base: type
     forward = _Forward()
 
     @property  # type: ignore[misc]
@@ -98,7 +103,7 @@ class CompiledModule:
         _follow(self, state)
 
     def __getattr__(self, name: str) -> Any:
-        state = type(self)._quintet_state
+        state = self._quintet_state
         if type(state.original) is not state.base:  # it has been given another class meanwhile
             _follow(self, state)
             return getattr(self, name)
@@ -106,7 +111,7 @@ class CompiledModule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Another instance, such as ``compiled[:2]`` of an ``nn.Sequential`` makes, is a module of its own: plain."""
-        return type(cls._quintet_state.original)(*args, **kwargs)
+        return cls._quintet_base(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """The class made for a compiled module is no subclass that the program's ``__init_subclass__`` should see."""
@@ -157,7 +162,8 @@ def compile_module(
     """
     state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
     report.uncalled = _about_other_methods(type(model))
-    compiled = object.__new__(_class_for(type(model), state))
+    compiled = object.__new__(_class_for(type(model)))
+    object.__setattr__(compiled, "_quintet_state", state)
     object.__setattr__(compiled, "__dict__", model.__dict__)
     return compiled
 
@@ -183,12 +189,12 @@ def _is_torchs(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "torch"
 
 
-def _class_for(base: Any, state: _State) -> Any:
+def _class_for(base: Any) -> Any:
     namespace: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
-        "_quintet_state": state,
+        "_quintet_base": base,
     }
     return type(base)(base.__name__, (CompiledModule, base), namespace)
 
@@ -196,4 +202,4 @@ def _class_for(base: Any, state: _State) -> Any:
 def _follow(compiled: Any, state: _State) -> None:
     """Give the compiled object a class made of the one that the original has now."""
     state.base = type(state.original)
-    object.__dict__["__class__"].__set__(compiled, _class_for(state.base, state))
+    object.__dict__["__class__"].__set__(compiled, _class_for(state.base))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prims.ir import SourceLoc
 
-__all__ = ["REASONS", "BreakInfo", "GraphBreak", "Reason", "SkipFrame", "source_line"]
+__all__ = ["REASONS", "BreakInfo", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,17 @@ class GraphBreak(Exception):
         """The reason in one line."""
         title = REASONS[self.number].title
         return f"{title}: {self.detail} [{self.number}]" if self.detail else f"{title} [{self.number}]"
+
+
+def without_frames(error: BaseException) -> None:
+    """Cut an exception, and those that it came from, off from the frames of the capture that it ended."""
+    while True:
+        error.__traceback__ = None
+        before = error.__cause__ or error.__context__
+        error.__cause__ = error.__context__ = None
+        if before is None:
+            return
+        error = before
 
 
 class SkipFrame(Exception):

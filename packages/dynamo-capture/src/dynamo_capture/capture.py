@@ -83,6 +83,7 @@ class Capture:
         self.known: dict[int, Value] = {}
         self.instructions = 0
         self._alive: list[Any] = []
+        self._lazy: list[LazyValue] = []
         self._globals: dict[tuple[int, str], Value] = {}
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
@@ -94,6 +95,22 @@ class Capture:
         self.cached_calls: dict[Any, Value] = {}
         #: The generators that were started.
         self.generators: list[GeneratorValue] = []
+
+    def close(self) -> None:
+        """The capture has ended: let go of the program's objects, which must die when the program drops them.
+
+        Values and frames refer to the capture, which refers to them; and program objects that refer to each other have
+        values that do. Without this all of it would wait for the cyclic collector.
+        """
+        kept = (self.known, self._cells, self._functions)
+        for value in (*self._lazy, *self.generators, *(value for table in kept for value in table.values())):
+            value.release()
+        for frame in self.frames:
+            frame.release()
+        self.graph.release()
+        self.sizes.stride_guards = []
+        self.symbols.location = lambda: None  # lives on with the graph
+        self.__dict__.clear()
 
     # --- where we are -------------------------------------------------------------------------------------------
 
@@ -114,7 +131,11 @@ class Capture:
 
     def lazy(self, obj: Any, source: Source | None) -> Value:
         """A value for an object that need not be looked at yet."""
-        return LazyValue(self, obj, source) if source is not None else wrap(self, obj, None)
+        if source is None:
+            return wrap(self, obj, None)
+        value = LazyValue(self, obj, source)
+        self._lazy.append(value)
+        return value
 
     def from_python(self, obj: Any, source: Source | None = None) -> Value:
         """A value for an object that Python code has produced or holds."""
@@ -193,7 +214,6 @@ class Capture:
         value = ExceptionValue(type(error), [self._argument(arg) for arg in error.args])
         for name, held in vars(error).items():
             value.attrs[name] = self._argument(held)
-        value.real_error = error.with_traceback(None)
         return ObservedError(value)
 
     def _argument(self, arg: Any) -> Value:

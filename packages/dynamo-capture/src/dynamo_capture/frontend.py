@@ -15,6 +15,7 @@ import torch
 from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
 from dynamo_capture.capture import FrameRequest
+from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.graph_builder import GraphInput
@@ -56,8 +57,9 @@ class Optimizer:
         self.backend = backend
         self.options = options
         self.report = report
-        self.captured: list[CapturedGraph] = []
-        self.states: dict[types.CodeType, CodeState] = {}
+        #: Is told of every captured region.
+        self.on_capture: Callable[[CapturedGraph], None] = lambda captured: None
+        self.states: CodeMap[CodeState] = CodeMap()
         self._breaks: set[BreakInfo] = set()
         self._contract = Contract.of(backend, options)
         self._calls = threading.local()
@@ -208,7 +210,7 @@ class Optimizer:
             state.why = Why(NOTHING.reason, where)
             return _native.RUN if state.empty < 3 else _native.SKIP
         state.sizes.commit()
-        self.captured.append(captured)
+        self.on_capture(captured)
         brk = captured.brk
         if brk is not None and brk not in self._breaks:
             self._breaks.add(brk)
@@ -222,7 +224,6 @@ class Optimizer:
     def forget(self) -> None:
         """Forget what was captured; the report keeps it."""
         self.states.clear()
-        self.captured.clear()
         self._breaks.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Any]:
@@ -406,6 +407,12 @@ class Explanation:
     report: Report = field(default_factory=Report)
     result: Any = None
 
+    def add(self, captured: CapturedGraph) -> None:
+        """Take over what capturing one region gave."""
+        if captured.brk is not None and captured.brk not in self.breaks:
+            self.breaks.append(captured.brk)
+        self.guards.extend(map(str, captured.guards))
+
     @property
     def graph_count(self) -> int:
         """Number of graphs."""
@@ -445,12 +452,8 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
             return gm.forward
 
         compiled: Any = optimize(fn, backend, options=options, report=result.report)
+        compiled.__quintet_optimizer__.on_capture = result.add
         result.result = compiled(*args, **kwargs)
-        optimizer: Optimizer = compiled.__quintet_optimizer__
-        for captured in optimizer.captured:
-            if captured.brk is not None and captured.brk not in result.breaks:
-                result.breaks.append(captured.brk)
-            result.guards.extend(map(str, captured.guards))
         return result
 
     return explained

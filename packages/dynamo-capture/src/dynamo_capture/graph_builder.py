@@ -328,6 +328,10 @@ class GraphBuilder:
         spec = node.meta.get("spec")
         return getattr(node.target, "__module__", None) == "_operator" and hasattr(spec, "expr")
 
+    def release(self) -> None:
+        """Let go of the capture and of the tensors that it was given; the graph itself lives on."""
+        self.__dict__.clear()
+
     def has_tensor_ops(self) -> bool:
         """Whether the graph computes anything on tensors (reads of sizes and modes do not count)."""
         for node in self.graph.nodes:

@@ -20,10 +20,14 @@ import builtins
 import inspect
 import opcode
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CellType, CodeType
 from typing import Any
+
+from dynamo_capture.breaks import SkipFrame
+from dynamo_capture.codemap import CodeMap
 
 __all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
 
@@ -39,17 +43,30 @@ class ResumeInfo:
     """Where a resume code comes from.
 
     Args:
-        original: the code it continues (never itself a resume code: resuming one resumes its original).
+        code: the code it continues (never itself a resume code: resuming one resumes its original). A weak reference:
+            the original's cache entries refer to the resume code.
         index: the instruction of `original` at which it continues.
         shift: the number of instructions before the copy of the body.
         grown: the instructions of `original`, ascending, that are `growth` more in the copy.
     """
 
-    original: CodeType
+    code: weakref.ref[CodeType]
     index: int
     shift: int
     grown: tuple[int, ...] = ()
     growth: int = 0
+
+    @property
+    def original(self) -> CodeType:
+        """The code that is continued.
+
+        Raises:
+            SkipFrame: its function is gone, so that a frame that still runs cannot be continued again.
+        """
+        code = self.code()
+        if code is None:
+            raise SkipFrame("the function that this continues no longer exists")
+        return code
 
     def here(self, index: int) -> int:
         """Where an instruction of `original` is in the resume code."""
@@ -79,9 +96,9 @@ class ResumePoint:
     locals: tuple[str, ...]
 
 
-# By identity: comparing code objects walks all of them. The codes live as long as the cache of `resume_code`.
-_infos: dict[int, tuple[CodeType, ResumeInfo]] = {}
-_made: dict[tuple[int, ResumePoint], tuple[CodeType, CodeType]] = {}
+_infos: CodeMap[ResumeInfo] = CodeMap()
+#: The codes that continue a code object; they live as long as it does.
+_made: CodeMap[dict[ResumePoint, CodeType]] = CodeMap()
 
 
 def parameters(code: CodeType) -> tuple[str, ...]:
@@ -92,8 +109,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 
 def resume_info(code: CodeType) -> ResumeInfo | None:
     """Where a code made by `resume_code` comes from; None for any other code."""
-    found = _infos.get(id(code))
-    return found[1] if found is not None else None
+    return _infos.get(code)
 
 
 def cell_slots(code: CodeType) -> frozenset[str]:
@@ -136,10 +152,13 @@ def resume_code(code: CodeType, point: ResumePoint, line: int) -> CodeType:
         if point.index < info.shift:
             raise ValueError(f"instruction {point.index} is in the prologue of the resumed {code.co_qualname}")
         return resume_code(info.original, replace(point, index=info.there(point.index)), line)
-    made = _made.get((id(code), point))
+    codes = _made.get(code)
+    if codes is None:
+        codes = _made[code] = {}
+    made = codes.get(point)
     if made is None:
-        made = _made[id(code), point] = (code, _make(code, point, line))
-    return made[1]
+        made = codes[point] = _make(code, point, line)
+    return made
 
 
 def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
@@ -182,7 +201,7 @@ def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
         co_exceptiontable=_shift_exceptions(code.co_exceptiontable, shift // 2),
         co_linetable=_no_location(shift // 2) + code.co_linetable,
     )
-    _infos[id(new)] = (new, ResumeInfo(code, index, count, tuple(grown), growth))
+    _infos[new] = ResumeInfo(weakref.ref(code), index, count, tuple(grown), growth)
     return new
 
 

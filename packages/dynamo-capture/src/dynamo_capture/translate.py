@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dynamo_capture import __version__, _native
-from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
+from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
 from dynamo_capture.capture import Capture, FrameRequest
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.dynamic import DynamicSizes
@@ -118,27 +118,32 @@ def translate(
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
         tx = Capture(request, _native.GuardTree(), state.sizes)
-        root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
         try:
+            root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False):
                 brk = root.interpret()
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 root.check_generators()
+            return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
                 raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
+            without_frames(restart)
             break_at = restart
             if options.fullgraph:
                 raise _fullgraph_error(tx, restart.brk, request) from None
             continue
         except ObservedError as error:
+            without_frames(error)
             text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
             raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
         except GraphBreak as late:
+            without_frames(late)
             raise SkipFrame(late.text, where=late.where) from None
-        return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
+        finally:
+            tx.close()
     raise SkipFrame("capture kept breaking at earlier instructions")
 
 
@@ -218,8 +223,6 @@ def _finish(
     code = cg.assemble(request.code, len(slots), _stack_size(cg))
     _final_guards(tx)
     tree.collect(list(slots))
-    # What lives on with the graph (its symbol context) must not keep the capture and the frame's tensors alive.
-    tx.symbols.location = lambda: None
     state_brk = None
     if isinstance(brk, GraphBreak):
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())

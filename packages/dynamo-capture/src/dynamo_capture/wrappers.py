@@ -46,8 +46,8 @@ def is_disabled(obj: Any) -> bool:
 
 def module_behind(module: Any) -> Any:
     """The module that a compiled one was made from; None where the module is no compiled one."""
-    state = class_lookup(type(module), "_quintet_state")
-    return None if state is _MISSING else state.original
+    slot = class_lookup(type(module), "_quintet_state")
+    return None if slot is _MISSING else slot.__get__(module).original
 
 
 def class_lookup(cls: type, name: str) -> Any:

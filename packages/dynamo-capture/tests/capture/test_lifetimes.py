@@ -120,3 +120,50 @@ def test_exceptions_keep_type_message_and_lines(capture):
     for n in (2, 3, 5, 3, 2):
         assert outcome(c, n) == outcome(fn, n)
     assert outcome(fn, 3)[0] is Mine and outcome(fn, 5)[0] is RuntimeError
+
+
+def test_code_maps_forget():
+    from dynamo_capture.codemap import CodeMap
+
+    kept = CodeMap()
+    codes = [compile("x + 1", "same", "eval") for _ in range(3)]
+    assert codes[0] == codes[1] and codes[0] is not codes[1]
+    for i, code in enumerate(codes):
+        kept[code] = i
+    assert [kept.get(code) for code in codes] == [0, 1, 2], "by identity, though they are equal"
+    kept[codes[1]] = 7
+    del codes[0], code
+    assert len(kept) == 2 and kept.get(codes[0]) == 7
+    kept.clear()
+    assert kept.get(codes[0]) is None
+    del codes
+    assert len(kept) == 0
+
+
+def test_a_capture_lets_go_of_everything():
+    """Nothing of a capture is left but what it gave, even where values refer to each other."""
+    from dynamo_capture.graph_builder import GraphBuilder
+    from dynamo_capture.interpreter.state import FrameState
+
+    def fn(x, xs):
+        def again(n):
+            return x if n == 0 else again(n - 1) + 1
+
+        loop = [x]
+        loop.append(loop)
+        print(end="")
+        return again(2) + xs[0]
+
+    c = compiled(fn)
+    gc.collect()
+    gc.disable()
+    try:
+        x, xs = torch.ones(2), [torch.ones(2)]
+        reference = weakref.ref(xs[0])
+        assert c(x, xs).tolist() == [4, 4]
+        del xs
+        assert reference() is None
+        assert not [o for o in gc.get_objects() if isinstance(o, (GraphBuilder, FrameState)) and o.__class__.__dict__
+                    and getattr(o, "tx", None) is not None]  # fmt: skip
+    finally:
+        gc.enable()

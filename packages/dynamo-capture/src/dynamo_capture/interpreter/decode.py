@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dis
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from dynamo_capture.codemap import CodeMap
 from dynamo_capture.resume import cell_slots, implicit_reads, resume_info
 from prims.ir import SourceLoc
 
@@ -62,12 +64,12 @@ class ExceptionEntry:
 
 
 class DecodedCode:
-    """What the interpreter needs of a code object."""
+    """What the interpreter needs of a code object (which it does not keep alive)."""
 
-    __slots__ = ("_lines", "_liveness", "_locations", "_offset_index", "cells", "code", "exceptions", "instructions")
+    __slots__ = ("_code", "_lines", "_liveness", "_locations", "_offset_index", "cells", "exceptions", "instructions")
 
     def __init__(self, code: CodeType) -> None:
-        self.code = code
+        self._code = weakref.ref(code)
         self.instructions, self._offset_index = _decode_instructions(code)
         self.exceptions = [
             ExceptionEntry(self._offset_index[s], self._end_index(e), self._offset_index[t], d, lasti)
@@ -77,6 +79,14 @@ class DecodedCode:
         self._lines: list[int] | None = None
         self._liveness: list[frozenset[str]] | None = None
         self._locations: dict[int, SourceLoc] = {}
+
+    @property
+    def code(self) -> CodeType:
+        """The code object, which a frame of it keeps alive."""
+        code = self._code()
+        if code is None:
+            raise AssertionError("decoded code is used after its code object has died")
+        return code
 
     def location(self, index: int) -> SourceLoc:
         """The source location of an instruction."""
@@ -124,14 +134,14 @@ class DecodedCode:
         return self._liveness[index]
 
 
-_cache: dict[int, DecodedCode] = {}
+_cache: CodeMap[DecodedCode] = CodeMap()
 
 
 def decode(code: CodeType) -> DecodedCode:
-    """The decoded form of a code object, made once (kept by identity: hashing a code object walks all of it)."""
-    decoded = _cache.get(id(code))
+    """The decoded form of a code object, made once."""
+    decoded = _cache.get(code)
     if decoded is None:
-        decoded = _cache[id(code)] = DecodedCode(code)
+        decoded = _cache[code] = DecodedCode(code)
     return decoded
 
 

@@ -7,6 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.codemap import CodeMap
 from dynamo_capture.interpreter.decode import DecodedCode, Instruction, decode
 from dynamo_capture.resume import super_here
 from dynamo_capture.values.base import ObservedError, Value
@@ -66,7 +67,10 @@ class Frame(_Ops):
         self.kw_names = ()
         entry = self.decoded.handler_for(index)
         if entry is None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback refers to this frame
         del self.stack[entry.depth :]
         if entry.push_lasti:
             self.stack.append(ConstantValue(index))
@@ -127,14 +131,14 @@ def _unsupported(self: Frame, arg: Any) -> None:
     raise GraphBreak("QB05", self.decoded.instructions[self.ip - 1].name)
 
 
-_prepared: dict[int, DecodedCode] = {}
+_prepared: CodeMap[DecodedCode] = CodeMap()
 
 
 def prepared(code: types.CodeType) -> DecodedCode:
     """Decoded code with handlers and constant values resolved."""
-    decoded = _prepared.get(id(code))
+    decoded = _prepared.get(code)
     if decoded is None:
-        decoded = _prepared[id(code)] = decode(code)
+        decoded = _prepared[code] = decode(code)
         for inst in decoded.instructions:
             _resolve(inst)
     return decoded

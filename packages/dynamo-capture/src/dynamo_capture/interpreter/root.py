@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from bytecode import Instr, Label, TryBegin, TryEnd
 
-from dynamo_capture.breaks import GraphBreak, SkipFrame
+from dynamo_capture.breaks import GraphBreak, SkipFrame, without_frames
 from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
 from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
 from dynamo_capture.interpreter.frame import Frame, prepared
@@ -117,6 +117,10 @@ class RootFrame(Frame):
         if info is not None and self.decoded.in_loop(info.here(info.index)):
             self.loop_start = info.here(info.index)
 
+    def release(self) -> None:
+        super().release()
+        self.break_at = self.make_resume = None  # type: ignore[assignment]
+
     def interpret(self) -> GraphBreak | LoopEnd | None:
         """Run to the return (None), to the planned break, or to the end of the round of a resumed loop.
 
@@ -149,6 +153,7 @@ class RootFrame(Frame):
                     # Nothing has changed since the instruction began: the graph ends here as it stands.
                     self.stack, self.kw_names = stack, ()
                     self.ip = inst.index - before
+                    without_frames(brk)
                     return brk
                 raise RestartCapture(self.step - before, brk) from brk
             self.step += 1

@@ -51,6 +51,11 @@ class FrameState:
         self.yielded: Value | None = None
         self.send_result: Value = ConstantValue(None)
 
+    def release(self) -> None:
+        """Let go of everything; the capture has ended."""
+        for name in FrameState.__slots__:
+            setattr(self, name, None)
+
     def location(self) -> SourceLoc:
         """The source line being interpreted."""
         return self.decoded.location(max(self.ip - 1, 0))

@@ -7,6 +7,7 @@ class does not support raises :class:`~dynamo_capture.breaks.GraphBreak`; what t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +137,19 @@ class Value:
         """The values that rebuilding this one needs."""
         return iter(())
 
+    def release(self) -> None:
+        """Let go of the object and of all other values; the capture has ended."""
+        for name in _slots(type(self)):
+            setattr(self, name, None)
+
     def describe(self) -> str:
         """How the value is named in a break reason."""
         return type(self).__name__.removesuffix("Value").lower()
+
+
+@functools.cache
+def _slots(cls: type[Value]) -> tuple[str, ...]:
+    return tuple(name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()))
 
 
 class IdentityKey:

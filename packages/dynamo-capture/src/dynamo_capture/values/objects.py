@@ -630,12 +630,11 @@ class InstanceDictValue(DictValue):
 class ExceptionValue(ObjectValue):
     """An exception instance."""
 
-    __slots__ = ("args", "real_error")
+    __slots__ = ("args",)
 
     def __init__(self, cls: type, args: list[Value], source: Any = None, obj: Any = None) -> None:
         super().__init__(cls, obj, source)
         self.args = args
-        self.real_error: BaseException | None = None
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in self.attrs:

@@ -227,7 +227,7 @@ class Capture:
         """Like :meth:`observed`, with values as arguments."""
         return ObservedError(ExceptionValue(cls, args))
 
-    def exact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def exact(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """``fn(*args, **kwargs)``, a real operation on the program's own objects, none of them a stand-in.
 
         Raises:

@@ -103,10 +103,10 @@ class GuardSet:
         if (node := self._new("contains" if present else "lacks", source, key, key)) is not None:
             self.tree.check_contains(node, key, present, reason=self._reason())
 
-    def set_equals(self, source: Source, value: frozenset[Any] | set[Any]) -> None:
+    def set_equals(self, source: Source, value: tuple[Any, ...]) -> None:
         """A set that gives these elements, in this order."""
         if (node := self._new("set", source, value)) is not None:
-            self.tree.check_set(node, tuple(value), reason=self._reason())
+            self.tree.check_set(node, value, reason=self._reason())
 
     def is_new_lookup(self, cls: type, name: str) -> bool:
         """Whether a name is looked up in a class for the first time (its bases do not change in between)."""

@@ -23,11 +23,13 @@ from dynamo_capture.values.containers import (
     DequeValue,
     ListValue,
     TupleValue,
+    core_items,
     is_namedtuple,
+    is_plain_namedtuple,
     is_struct_sequence,
     wrap_items,
 )
-from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.dicts import DictValue, ProxyValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
@@ -199,8 +201,8 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.type_is(source, cls)
         if not is_namedtuple(cls):
-            tx.guards.length(source, len(obj))
-    if cls in (tuple, torch.Size) or is_namedtuple(cls) or is_struct_sequence(cls):
+            tx.guards.length(source, tuple.__len__(obj))
+    if cls in (tuple, torch.Size) or is_plain_namedtuple(cls) or is_struct_sequence(cls):
         if source is None and is_struct_sequence(cls) and cls.__module__ != "torch.return_types":
             # sys.version_info and its like: some of their classes make no second instance.
             return TupleValue([tx.from_python(x) for x in obj], cls, Source("constant", None, (obj,)))
@@ -213,11 +215,12 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
-    tx.guards.length(source, len(obj))
     items = wrap_items(tx, obj, source)
+    tx.guards.length(source, len(items))
     if issubclass(type(obj), collections.deque):
-        tx.guards.equals(source.attr("maxlen"), obj.maxlen)
-        return DequeValue(items, source, obj.maxlen)
+        maxlen = collections.deque.maxlen.__get__(obj)  # type: ignore[attr-defined]
+        tx.guards.equals(source.attr("maxlen"), maxlen)
+        return DequeValue(items, source, maxlen)
     return ListValue(items, list, source)
 
 
@@ -241,16 +244,17 @@ def _inner_dict(tx: Capture, obj: Any, kind: type, source: Source) -> DictValue:
 def _mapping_proxy(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, types.MappingProxyType)
-    return DictValue(dict, Source("call", source, dict), dict(obj))  # the dict behind it may change
+    return ProxyValue(DictValue(dict, Source("call", source, dict), dict(obj)), source)  # the dict behind it may change
 
 
 def _set(tx: Capture, obj: Any, source: Source | None) -> Value:
-    if source is None and isinstance(obj, set):
+    if source is None and type(obj) is set:
         source = Source("constant", None, (obj,))
+    elements = tuple(core_items(obj))
     if source is not None:
         tx.guards.type_is(source, type(obj))
-        tx.guards.set_equals(source, obj)
-    return SetValue.existing(obj, [tx.from_python(item) for item in obj], tx, source)
+        tx.guards.set_equals(source, elements)
+    return SetValue.existing(obj, [tx.from_python(item) for item in elements], tx, source)
 
 
 def _partial(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -335,8 +339,7 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     elif issubclass(cls, (int, float, complex, str, bytes)):
         return instance(tx, obj, source)
     elif issubclass(cls, (set, frozenset)):
-        tx.guards.set_equals(source, obj)
-        payload = SetValue.existing(obj, [tx.from_python(item) for item in obj], tx, source)
+        payload = _set(tx, obj, source)
     return ObjectValue(cls, obj, source, payload)
 
 

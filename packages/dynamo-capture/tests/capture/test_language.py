@@ -830,7 +830,7 @@ def other_containers(a):
     return d["k"][0] + 1, dict(o), list(q)
 
 
-@case(x, breaks=1)
+@case(x)
 def counter(a):
     c = collections.Counter("abca")
     return a + c["a"], c.most_common(1)

@@ -34,7 +34,6 @@ DOCUMENTED = {
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
     "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
-    "values/arith.py": {"_sequence_slot": 2},
     "values/builtin_functions.py": {"make_super": 2},
     "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {

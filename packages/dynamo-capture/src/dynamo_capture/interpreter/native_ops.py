@@ -29,7 +29,7 @@ class NativeOp:
         targets: where the function continues: (next,) or, for a branch, (not taken, taken).
         jump: the branch instruction.
         keeps_when_taken: a taken branch leaves its operand on the stack.
-        null: where the result pair of a method load has its NULL: "below", "above", or None.
+        null: where among its results the call protocol's NULL is: "below", "above", "second", or None.
         terminal: the instruction never continues.
         advances: the instruction is FOR_ITER: it leaves its operand, with the next element, or goes to the second
             target without it.
@@ -50,6 +50,8 @@ class NativeOp:
         """The stack values that the instruction leaves, the call protocol's NULL among them."""
         if self.null == "below":
             return [NULL, *results]
+        if self.null == "second":
+            return [results[0], NULL, *results[2:]]
         return [*results, NULL] if self.null == "above" else list(results)
 
 
@@ -77,7 +79,7 @@ _COUNTED = {
     "IS_OP": lambda n: (2, 1),
     "CALL_KW": lambda n: (n + 3, 1),
 }
-_ON_TOP = ("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
+_ON_TOP = ("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
 
 
 def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
@@ -111,6 +113,10 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
     if name == "LOAD_GLOBAL":
         null = ("above" if PY313 else "below") if arg[1] else None
         return NativeOp(0, 1, [(name, (False, arg[0]))], (index + 1,), line, null=null)
+    if name == "DICT_MERGE" and arg == 1:
+        # Its errors name the function that is about to be called, which it finds below the dict and the arguments.
+        below = 2 if not PY313 else 3
+        return NativeOp(below + 2, below + 1, [(name, 1)], (index + 1,), line, null="second" if PY313 else None)
     if name in _ON_TOP and arg == 1:
         return NativeOp(2, 1, [(name, 1)], (index + 1,), line)
     if name == "RAISE_VARARGS" and arg:

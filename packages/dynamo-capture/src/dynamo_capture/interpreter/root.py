@@ -282,7 +282,9 @@ class _BreakTail:
         if begin is not None:
             cg.instructions.append(begin)
         for value in self.operands:
-            if isinstance(value, NullValue):
+            if isinstance(value, NullValue) and op.null == "second":
+                cg.load_const(None)  # its results are stored, which a NULL cannot be
+            elif isinstance(value, NullValue):
                 cg.emit("PUSH_NULL")
             else:
                 cg.load(value)

@@ -217,24 +217,19 @@ def _is_sequence_slot(value: Value, found: Any) -> bool:
 
 def _sequence_slot(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
     """``+`` and ``*`` of sequences, which Python asks for when no operand has an answer as a number has."""
-    from dynamo_capture.values.containers import DequeValue, SequenceValue
+    from dynamo_capture.values.containers import SequenceValue
 
     x, y = _inner(a), _inner(b)
     if fn is operator.add and isinstance(x, SequenceValue):
         if type(y) is type(x):
             return _of_inner(x, a).concat(tx, y)  # type: ignore[arg-type]
-        kind = next(base.__name__ for base in (list, tuple, x.cls) if issubclass(a.pytype, base))
-        text = f"can only concatenate {kind} (not {b.pytype.__name__!r}) to {kind}".replace("'", '"')
-        raise tx.observed(TypeError(text))
+        type_error(tx, fn, a, b)
     if fn is operator.mul:
         for sequence, number, of in ((x, b, a), (y, a, b)):
             if isinstance(sequence, SequenceValue) and _is_count(number):
                 return _of_inner(sequence, of).repeat(tx, number.const())
-            if isinstance(sequence, SequenceValue) and (isinstance(sequence, DequeValue) or not number.is_const):
-                raise GraphBreak("QB06", f"{display(a)} times {display(b)}")
             if isinstance(sequence, SequenceValue):
-                text = f"can't multiply sequence by non-int of type {number.pytype.__name__!r}"
-                raise tx.observed(TypeError(text))
+                type_error(tx, fn, a, b)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import operator
@@ -21,7 +22,7 @@ from dynamo_capture.values.class_tests import is_instance, is_subclass
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import TupleValue, is_namedtuple
+from dynamo_capture.values.containers import TupleValue, is_plain_namedtuple
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.identity import hash_of
@@ -139,6 +140,8 @@ def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs
     from dynamo_capture.values.dicts import DictValue
 
     if fn.__name__ == "fromkeys" and issubclass(owner, dict):
+        if kwargs or len(args) not in (1, 2) or owner not in (dict, collections.OrderedDict):
+            raise GraphBreak("QB07", f"{owner.__name__}.fromkeys with these arguments")
         value = args[1] if len(args) > 1 else _NONE
         return DictValue.of(tx, ((key, value) for key in args[0].realize().unpack(tx)), owner)
     return fold(tx, fn, args, kwargs)
@@ -324,6 +327,20 @@ def _index(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return value if isinstance(value, SymValue) else fold(tx, operator.index, [value], {})
 
 
+@builtin(collections._count_elements)  # type: ignore[attr-defined]
+def _count(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What counts for ``collections.Counter``: ``mapping[element] += 1``, by the class's ``get`` if it has its own."""
+    mapping = args[0].realize()
+    payload = getattr(mapping, "payload", mapping)
+    plain = mapping.pytype.get is dict.get and mapping.pytype.__setitem__ is dict.__setitem__  # type: ignore[attr-defined]
+    if kwargs or len(args) != 2 or not plain or payload is None:
+        raise GraphBreak("QB07", "counting elements into a mapping of another kind")
+    for element in args[1].realize().iterate(tx):
+        count = payload.call_method(tx, "get", [element, ConstantValue(0)], {}).realize()
+        payload.setitem(tx, element, arith.binary(tx, operator.add, count, ConstantValue(1)))
+    return _NONE
+
+
 # --- object ---------------------------------------------------------------------------------------------------------
 
 
@@ -339,8 +356,10 @@ def _object_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 @builtin(tuple.__new__)
 def _tuple_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     cls = args[0].realize().const()
-    if cls is not tuple and not is_namedtuple(cls):
-        raise GraphBreak("QB03", f"tuple.__new__ of {cls.__qualname__}")
+    if cls is not tuple and not is_plain_namedtuple(cls):
+        from dynamo_capture.values.construct import empty_instance
+
+        return empty_instance(tx, cls, args[1:])
     return TupleValue(args[1].realize().unpack(tx) if len(args) > 1 else [], cls)
 
 

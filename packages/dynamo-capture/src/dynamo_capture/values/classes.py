@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import types
@@ -36,6 +37,8 @@ def lookup(cls: type, name: str) -> tuple[Any, type | None]:
 
 
 _MISSING = object()
+#: The descriptor of a named tuple's field.
+_FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[attr-defined]
 
 
 def class_source(owner: type, name: str) -> Source | None:
@@ -112,6 +115,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())
     if isinstance(found, _C_METHODS):
         return CMethodValue(value, found, name)
+    if kind is _FIELD and isinstance(getattr(value, "payload", None), Value):
+        return value.payload.items[found.__reduce__()[1][0]]  # type: ignore[attr-defined, no-any-return]
     get, _ = lookup(kind, "__get__")
     if get is None or kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
         return tx.from_python(found, class_source(owner, name))

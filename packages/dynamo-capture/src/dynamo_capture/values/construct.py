@@ -18,7 +18,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
 from dynamo_capture.values.classes import bind_attribute, find, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_namedtuple, named_fields
+from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_plain_namedtuple, named_fields
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.iterating import ITERATORS, Signature
@@ -68,7 +68,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta) or cls in _FOLDED:
         return fold(tx, cls, args, kwargs)
-    if is_namedtuple(cls) and _made_by_namedtuple(cls):
+    if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")

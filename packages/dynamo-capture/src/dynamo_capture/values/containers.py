@@ -91,7 +91,10 @@ class SequenceValue(Value):
             case ("__eq__" | "__ne__" | "__lt__" | "__gt__" | "__le__" | "__ge__"), [other]:
                 from dynamo_capture.values.arith import compare
 
-                return compare(tx, getattr(operator, name), self, other.realize())
+                inner = getattr(other.realize(), "payload", None) or other.realize()
+                if not isinstance(inner, SequenceValue) or _kind(inner) is not _kind(self):
+                    return ConstantValue(NotImplemented)
+                return compare(tx, getattr(operator, name), self, inner)
             case "__add__", [other]:
                 other = other.realize()
                 if isinstance(other, SequenceValue) and _kind(self) is _kind(other):
@@ -137,7 +140,8 @@ class SequenceValue(Value):
     def get_iter(self, tx: Capture) -> Value:
         from dynamo_capture.values.iterators import PositionIterator
 
-        return PositionIterator(self, self.items.__getitem__, _ITERATOR_KINDS[_kind(self)])
+        kind = _kind(self)
+        return PositionIterator(self, self.items.__getitem__, _ITERATOR_KINDS[kind], kind.__iter__)  # type: ignore[attr-defined]
 
     def describe(self) -> str:
         return f"a {self.cls.__name__}"
@@ -266,8 +270,8 @@ class ListValue(SequenceValue):
             case "__reversed__", []:
                 return self.backwards()
             case "__init__", ([] | [_]) if self.cls is list:
-                items = args[0].realize().unpack(tx) if args else []
-                self.replace(tx, items)
+                self.replace(tx, [])
+                self.extend(tx, args[0].realize() if args else TupleValue([]))
             case _:
                 return self._other_method(tx, name, args)
         return none
@@ -454,14 +458,14 @@ class TupleValue(SequenceValue):
         common = self.common_method(tx, name, args) if not kwargs else None
         if common is not None:
             return common
-        if name == "numel" and self.cls is torch.Size and not args:
+        if name == "numel" and self.cls is torch.Size and not args and not kwargs:
             total: Value = ConstantValue(1)
             from dynamo_capture.values.arith import binary
 
             for item in self.items:
                 total = binary(tx, operator.mul, total, item.realize())
             return total
-        if name == "__hash__":
+        if name == "__hash__" and not args and not kwargs:
             return ConstantValue(hash(self.const()))
         raise GraphBreak("QB07", f"{self.cls.__name__}.{name}")
 
@@ -583,6 +587,23 @@ class SliceValue(Value):
         cg.call_const(slice, self.parts)
 
 
+def core_items(obj: Any) -> Iterator[Any]:
+    """The elements of a container as its C base gives them, whatever a subclass says of iteration."""
+    base = next(base for base in (list, tuple, set, frozenset, collections.deque) if issubclass(type(obj), base))
+    return base.__iter__(obj)  # type: ignore[attr-defined, no-any-return]
+
+
 def wrap_items(tx: Capture, obj: Any, source: Any) -> list[Value]:
     """The elements of an existing list or tuple, not looked at yet."""
-    return [tx.lazy(item, source and source.item(i)) for i, item in enumerate(obj)]
+    return [tx.lazy(item, source and source.item(i)) for i, item in enumerate(core_items(obj))]
+
+
+#: What a class may say of its instances as containers.
+_PROTOCOL = tuple(
+    f"__{name}__" for name in "iter len getitem contains eq ne lt le gt ge hash add mul rmul bool".split()
+)
+
+
+def is_plain_namedtuple(cls: type) -> bool:
+    """Whether instances of a named tuple's class behave as tuples do."""
+    return is_namedtuple(cls) and all(lookup(cls, name)[1] in (tuple, object, None) for name in _PROTOCOL)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["DictValue", "DictView", "each_pair", "merged", "pairs_of"]
+__all__ = ["DictValue", "DictView", "ProxyValue", "each_pair", "merged", "pairs_of"]
 
 _MISSING = object()
 
@@ -194,7 +194,8 @@ class DictValue(Value):
         return method_of_container(tx, self, self.cls, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if name in ("update", "__init__") and len(args) < 2:
+        fills = name == "update" or (name == "__init__" and self.cls is not collections.defaultdict)
+        if fills and len(args) < 2:
             self._update(tx, args, kwargs)
             return ConstantValue(None)
         if issubclass(self.cls, collections.OrderedDict) and name in _ORDERED_METHODS:
@@ -392,6 +393,66 @@ def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
         yield pair[0], pair[1]
 
 
+class ProxyValue(Value):
+    """``types.MappingProxyType``: a dict that is only read through it.
+
+    Args:
+        mapping: the dict as it is now.
+        source: where the proxy comes from.
+    """
+
+    __slots__ = ("mapping",)
+
+    def __init__(self, mapping: DictValue, source: Any) -> None:
+        self.source = source
+        self.mapping = mapping
+
+    @property
+    def pytype(self) -> type:
+        return types.MappingProxyType
+
+    def real(self) -> Any:
+        raise GraphBreak("QB06", "a mappingproxy as a real object")
+
+    def truth(self, tx: Capture) -> bool:
+        return self.mapping.truth(tx)
+
+    def length(self, tx: Capture) -> Value:
+        return self.mapping.length(tx)
+
+    def contains(self, tx: Capture, item: Value) -> bool:
+        return self.mapping.contains(tx, item)
+
+    def iterate(self, tx: Capture) -> Iterator[Value]:
+        return self.mapping.iterate(tx)
+
+    def get_iter(self, tx: Capture) -> Value:
+        return self.mapping.get_iter(tx)
+
+    def getitem(self, tx: Capture, key: Value) -> Value:
+        return self.mapping.getitem(tx, key)
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        if name == "__class__":
+            return tx.from_python(types.MappingProxyType)
+        return method_of_container(tx, self, types.MappingProxyType, name)
+
+    def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if kwargs or name not in _PROXY_METHODS:
+            raise GraphBreak("QB07", f"mappingproxy.{name}")
+        return self.mapping.call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        raise GraphBreak("QB10", "a mappingproxy")
+
+    def describe(self) -> str:
+        return "a mappingproxy"
+
+
+_PROXY_METHODS = frozenset(("get", "keys", "values", "items", "copy", "__getitem__", "__contains__", "__len__",
+                            "__iter__", "__reversed__"))  # fmt: skip
+
+
 def pairs_of(tx: Capture, value: Value) -> list[tuple[Value, Value]]:
     """The (key, value) pairs that ``dict(value)`` takes."""
     return list(each_pair(tx, value))
@@ -400,12 +461,14 @@ def pairs_of(tx: Capture, value: Value) -> list[tuple[Value, Value]]:
 class DictView(Value):
     """``d.keys()``, ``d.values()`` or ``d.items()``."""
 
-    __slots__ = ("kind", "owner")
+    __slots__ = ("holder", "kind", "owner")
 
     def __init__(self, owner: DictValue, kind: str) -> None:
         self.source = None
         self.owner = owner
         self.kind = kind
+        #: The program's object, where that is an instance of a subclass which the dict is the inside of.
+        self.holder: Value = owner
 
     @property
     def pytype(self) -> type:
@@ -487,12 +550,10 @@ class DictView(Value):
         return not inside if name == "__ne__" else inside
 
     def children(self) -> Iterator[Value]:
-        yield self.owner
+        yield self.holder
 
     def reconstruct(self, cg: CodeGen) -> None:
-        cg.load(self.owner)
-        cg.load_attr(self.kind)
-        cg.call_top()
+        cg.call_const(getattr(self.owner.cls, self.kind), [self.holder])
 
     def describe(self) -> str:
         return f"a dict's {self.kind}()"

@@ -127,11 +127,11 @@ def object_key(tx: Capture, value: Value, cls: type) -> Any:
         return object_of(tx, value)  # its identity is guarded
     if hashed is _OBJECT_HASH and compares_by_identity(tx, cls):
         return identity_key(tx, value)
+    if hashed is None:
+        raise tx.observed(TypeError(f"unhashable type: {cls.__name__!r}"))
     payload = getattr(value, "payload", None)
     if payload is not None and lookup(cls, "__eq__")[1] is lookup(cls, "__hash__")[1] is payload.pytype:
         return payload.key(tx)
-    if hashed is None:
-        raise tx.observed(TypeError(f"unhashable type: {cls.__name__!r}"))
     if isinstance(hashed, types.FunctionType) or hashed is _OBJECT_HASH:
         return HashedKey(tx, value, hash_of(tx, value))
     if never_changes(value):

@@ -105,6 +105,10 @@ class IteratorValue(Value):
             return item
         raise GraphBreak("QB06", f"method {name!r} of an iterator")
 
+    def hold(self, holder: Value, cls: type) -> None:
+        """It is the walk of the inside of ``holder``, an instance of a subclass of ``cls``."""
+        self.rebuild = _refuse
+
     def _left(self) -> tuple[Any, list[Value]]:
         """How to make the iterator as it is now."""
         if self.rebuild is not None:
@@ -123,6 +127,10 @@ class IteratorValue(Value):
 
     def describe(self) -> str:
         return f"an iterator ({self.kind.__name__})"
+
+
+def _refuse() -> tuple[Any, list[Value]]:
+    raise GraphBreak("QB10", "the walk of an instance of a subclass of a container")
 
 
 class Pull:
@@ -153,13 +161,18 @@ class PositionIterator(IteratorValue):
     Args:
         sequence: a list, a tuple or a constant sequence.
         item: the element at a position; IndexError behind the end.
+        kind: the type of the program's iterator.
+        begin: makes it.
     """
 
-    __slots__ = ("item", "position", "sequence")
+    __slots__ = ("begin", "item", "position", "sequence")
 
-    def __init__(self, sequence: Value, item: Callable[[int], Value], kind: type = _TUPLE_ITERATOR) -> None:
+    def __init__(
+        self, sequence: Value, item: Callable[[int], Value], kind: type = _TUPLE_ITERATOR, begin: Any = iter
+    ) -> None:
         super().__init__(iter(()), self._rest, kind)
         self.sequence = sequence
+        self.begin = begin
         self.item = item
         #: -1 once the end was met: then it stays at the end.
         self.position = 0
@@ -179,7 +192,10 @@ class PositionIterator(IteratorValue):
     def _rest(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
             return iterator_over, []
-        return _sequence_iterator, [self.sequence, ConstantValue(self.position)]
+        return _sequence_iterator, [self.sequence, ConstantValue(self.position), ConstantValue(self.begin)]
+
+    def hold(self, holder: Value, cls: type) -> None:
+        self.sequence, self.begin = holder, cls.__iter__  # type: ignore[attr-defined]
 
 
 class BackwardsIterator(IteratorValue):
@@ -205,6 +221,9 @@ class BackwardsIterator(IteratorValue):
         if self.position < 0:
             return iterator_over, []
         return _sequence_iterator_backwards, [self.sequence, ConstantValue(self.position)]
+
+    def hold(self, holder: Value, cls: type) -> None:
+        self.rebuild = _refuse
 
 
 class NativeWalk(IteratorValue):
@@ -250,6 +269,10 @@ class NativeWalk(IteratorValue):
             raise GraphBreak("QB10", f"the walk of {self.owner.describe()} that has changed")
         return iterator_at, [self.owner, ConstantValue(self.position), ConstantValue(self.begin)]
 
+    def hold(self, holder: Value, cls: type) -> None:
+        self.owner = holder
+        self.begin = getattr(cls, "__reversed__" if self.begin is reversed else "__iter__")
+
 
 def iterator_over(*items: Any) -> Any:
     """Runs in the emitted code."""
@@ -264,9 +287,9 @@ def iterator_at(container: Any, position: int, begin: Any = iter) -> Any:
     return iterator
 
 
-def _sequence_iterator(sequence: Any, position: int) -> Any:
+def _sequence_iterator(sequence: Any, position: int, begin: Any) -> Any:
     """Runs in the emitted code."""
-    iterator = iter(sequence)
+    iterator = begin(sequence)
     if position:
         iterator.__setstate__(position)
     return iterator

@@ -74,6 +74,17 @@ _CONTAINERS = frozenset((list, tuple, set, frozenset, dict, collections.OrderedD
                          collections.deque, torch.Size))  # fmt: skip
 
 
+#: Methods that make an instance of the subclass.
+_MAKES_INSTANCES = {
+    collections.deque: ("copy", "__copy__", "__add__", "__mul__", "__rmul__"), set: ("copy",), frozenset: ("copy",),
+    **dict.fromkeys((collections.OrderedDict, collections.defaultdict), ("copy", "__copy__", "__or__", "__ror__")),
+}  # fmt: skip
+#: Methods of OrderedDict and defaultdict that call no other, and the others that those call.
+_ASKS_NO_METHOD = frozenset(("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "get",
+                             "move_to_end", "keys"))  # fmt: skip
+_ASKED_FOR = ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__missing__", "keys")
+
+
 def _base_container(payload: Value) -> type:
     """The C type that compares a payload."""
     cls = payload.pytype
@@ -451,12 +462,9 @@ class ObjectValue(Value):
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
         """A method that a C base of the class defines."""
-        payload = self.payload
-        if isinstance(payload, DictValue) and name == "__getitem__" and self._has(tx, "__missing__"):
-            found = payload.find(tx, args[0])
-            return self._special(tx, "__missing__", args) if found is None else found
-        if payload is not None and name not in ("__setattr__", "__getattribute__", "__delattr__", "__init_subclass__"):
-            return payload.call_method(tx, name, args, kwargs)
+        own = getattr(descriptor, "__objclass__", None) is not object
+        if self.payload is not None and own and name not in ("__getattribute__", "__init_subclass__"):
+            return self._inner_method(tx, name, args, kwargs)
         match name, args:
             case "__setattr__", [key, value]:
                 self.store(tx, key.realize().const(), value)
@@ -466,13 +474,41 @@ class ObjectValue(Value):
                 return ConstantValue(None)
             case "__getattribute__", [key]:
                 return self.plain_getattr(tx, key.realize().const(), hook=False)
-            case ("__init__" | "__init_subclass__"), _ if not isinstance(self, ExceptionValue):
+            case "__init__", _ if not own:
                 return ConstantValue(None)
-            case ("__eq__" | "__ne__" | "__hash__"), _ if getattr(descriptor, "__objclass__", None) is object:
+            case "__init_subclass__", _ if not isinstance(self, ExceptionValue):
+                return ConstantValue(None)
+            case ("__eq__" | "__ne__"), [_] if not own and not kwargs:
+                return self._by_identity(tx, name, args)
+            case "__hash__", [] if not own and not kwargs:
                 return self._by_identity(tx, name, args)
             case ("__reduce_ex__" | "__reduce__"), _ if self._reduces_plainly():
                 return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
+
+    def _inner_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """A method of the list, dict and so on inside an instance of a subclass."""
+        from dynamo_capture.values.dicts import DictView
+        from dynamo_capture.values.iterators import IteratorValue
+
+        payload: Any = self.payload
+        kind = payload.pytype
+        if name in _MAKES_INSTANCES.get(kind, ()):
+            raise GraphBreak("QB07", f"{kind.__name__}.{name} of {self.describe()}")
+        if kind in (collections.OrderedDict, collections.defaultdict) and name not in _ASKS_NO_METHOD:
+            # Their C code calls methods of the subclass.
+            if any(isinstance(lookup(self.cls, asked)[0], types.FunctionType) for asked in _ASKED_FOR):
+                raise GraphBreak("QB07", f"{kind.__name__}.{name} of {self.describe()}")
+        if name == "__getitem__" and isinstance(payload, DictValue) and len(args) == 1:
+            missing, owner = find(tx, self.cls, "__missing__")
+            if isinstance(missing, types.FunctionType) and payload.find(tx, args[0]) is None:
+                return bind_attribute(tx, self, self.cls, "__missing__", missing, owner).call(tx, args, {})  # type: ignore[arg-type]
+        result = payload.call_method(tx, name, args, kwargs)
+        if isinstance(result, IteratorValue):
+            result.hold(self, kind)
+        elif isinstance(result, DictView):
+            result.holder = self
+        return self if result is payload else result
 
     def _by_identity(self, tx: Capture, name: str, args: list[Value]) -> Value:
         """What ``object`` defines: equal to itself, different from what ``__eq__`` refuses, hashed by the address."""

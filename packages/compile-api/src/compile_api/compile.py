@@ -16,6 +16,8 @@ from compile_api.module import CompiledModule, compile_module
 from compile_api.progress import watcher
 from prims.eager import leave_to_eager
 from prims.errors import UserError
+from prims.forking import COMPILING
+from prims.imports import forget_broken_imports
 from prims.options import Options
 from prims.report import Report
 
@@ -91,7 +93,9 @@ def _optimizer(
         return lambda fn: fn
 
     def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
-        import dynamo_capture
+        with COMPILING:
+            forget_broken_imports()
+            import dynamo_capture
 
         return dynamo_capture.optimize(fn, backend, options=options, report=report)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.whynot import Why
 from prims.debug import keep
+from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -303,7 +303,7 @@ class _GraphModule(_LazyGraphModule):
     is raised without a word on standard error about a traced module.
     """
 
-    _generation = threading.Lock()
+    _generation = lock()
 
     def _lazy_forward(self, *args: Any) -> Any:
         self.real_recompile()

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 
 from dynamo_capture.rules import GENERATOR_FLAGS, skip_reason
 from dynamo_capture.wrappers import is_disabled
+from prims.forking import why_cut_off
 
 __all__ = ["NOTHING", "Why", "place_of", "why_before", "why_never", "why_not_now", "why_plain"]
 
@@ -36,7 +37,13 @@ def place_of(code: types.CodeType | None) -> str | None:
 
 
 def why_not_now() -> str | None:
-    """Why a call runs eagerly: a mode sees every operator, or tensors are other than they look. None if neither."""
+    """Why a call runs eagerly: a mode sees every operator, or tensors are other than they look. None if neither.
+
+    In a process that was forked in the middle of a compilation, every call does.
+    """
+    cut_off = why_cut_off()
+    if cut_off is not None:
+        return cut_off
     if torch.overrides._get_current_function_mode() is not None:
         return "called under a torch-function mode (torch.device as a context, for example), which sees eager's calls"
     if torch._C._len_torch_dispatch_stack() > 0:

@@ -56,6 +56,7 @@ class Options:
         recompile_limit: captures of one code object before it is left to eager.
         threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.
         compile_workers: parallel compiler processes; 0 means one per available core.
+        compile_timeout: seconds that a compiler of kernels may take for a part of a graph; 0 is no limit.
         debug: write what each stage makes (captured graphs with their guards and breaks, ATen and primitive graphs,
             generated code) into files of a folder ``debug`` under ``cache_dir``, print where each is, and list them in
             the report.
@@ -81,6 +82,7 @@ class Options:
     recompile_limit: int = 8
     threads: int = 0
     compile_workers: int = 0
+    compile_timeout: int = 600
     debug: bool = False
     numerics: str = "fast"
     memory_budget: float = 1.0
@@ -98,7 +100,7 @@ class Options:
         self._require("verify", self.verify in _VERIFY, "one of " + ", ".join(map(repr, _VERIFY)))
         self._require("numerics", self.numerics in _NUMERICS, "one of " + ", ".join(map(repr, _NUMERICS)))
         self._require("fuel", self.fuel is None or _is_count(self.fuel), "None or an integer >= 0")
-        for name in ("cache_size_limit", "threads", "compile_workers"):
+        for name in ("cache_size_limit", "threads", "compile_workers", "compile_timeout"):
             self._require(name, _is_count(getattr(self, name)), "an integer >= 0")
         self._require(
             "recompile_limit", _is_count(self.recompile_limit) and self.recompile_limit > 0, "an integer >= 1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch.fx
 from aot_autograd.trace.outcome import no_autocast, remove_dead
 from prims.debug import keep
 from prims.eager import leave_to_eager
-from prims.errors import NotCompiled, UserError
+from prims.errors import NotCompiled, Unsupported, UserError
+from prims.forking import COMPILING, why_cut_off
 from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -40,6 +40,9 @@ def compile_or_run(
         report.graph(name, dialect="aten", nodes=len(ops), ops=ops)
     keep(options, report, f"aten {name}", lambda: str(env))
     try:
+        cut_off = why_cut_off()
+        if cut_off is not None:
+            raise Unsupported(cut_off)
         if options.verify != "off":
             env.verify(options.verify)
         return compiler(env, report)
@@ -94,7 +97,6 @@ class LazyBackward:
         self._report = report
         self._full: Callable[[list[Any]], Sequence[Any]] | None = None
         self._partial: dict[tuple[bool, ...], tuple[Callable[[list[Any]], Sequence[Any]], list[int]]] = {}
-        self._lock = threading.Lock()
         self._tangents = sum(desc.kind == "tangent" for desc in env.inputs)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -104,7 +106,7 @@ class LazyBackward:
             return self._run_partial(inputs)
         full = self._full
         if full is None:
-            with self._lock:
+            with COMPILING:
                 if self._full is None:
                     self._full = self._compile(self.env, "backward")
             full = self._full
@@ -112,10 +114,11 @@ class LazyBackward:
 
     def _run_partial(self, inputs: list[Any]) -> Sequence[Any]:
         absent = tuple(tangent is None for tangent in inputs[-self._tangents :])
-        with self._lock:
-            if absent not in self._partial:
-                env, places = without_tangents(self.env, absent)
-                self._partial[absent] = (self._compile(env, "backward for some outputs"), places)
+        if absent not in self._partial:
+            with COMPILING:
+                if absent not in self._partial:
+                    env, places = without_tangents(self.env, absent)
+                    self._partial[absent] = (self._compile(env, "backward for some outputs"), places)
         compiled, places = self._partial[absent]
         results: list[Any] = [None] * len(self.env.outputs)
         inputs[-self._tangents :] = [tangent for tangent in inputs[-self._tangents :] if tangent is not None]

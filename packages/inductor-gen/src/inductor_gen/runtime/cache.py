@@ -1,9 +1,11 @@
 """A content-addressed disk cache of compiled kernels.
 
 ``<dir>/kernels/<key>.json`` names the library that holds a kernel; ``<dir>/lib/<digest>.so`` is the library, its
-name the SHA-256 of its bytes, which is checked before it is loaded. Files appear by an atomic rename, folders are
-readable by their owner only, and the least recently used libraries go when the size limit is passed. Losing any
-file at any time costs a recompilation and nothing else.
+name the SHA-256 of its bytes, which is checked before it is loaded. An entry holds its own key, the library's digest
+and the symbol under one checksum, so that none can be exchanged for another's; names are plain, so that none leads
+elsewhere. Files appear by an atomic rename, folders are their owner's only (:mod:`.folders`), and the least recently
+used libraries go when the size limit is passed. Losing any file at any time, or finding anything else in its place,
+costs a recompilation and nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +13,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import re
 from pathlib import Path
 
-__all__ = ["KernelCache"]
+from inductor_gen.runtime.folders import (
+    UnsafeFolder,
+    private_folder,
+    read_private,
+    temporary_root,
+    warn_of,
+    write_private,
+)
+
+__all__ = ["KernelCache", "open_cache"]
+
+_KEY = re.compile(r"[0-9a-z]{1,128}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ENTRY_FIELDS = {"key", "lib", "symbol", "checksum"}
+_MAX_ENTRY = 1 << 16
+_EMPTY_IT = "Remove it, so that it is made anew."
 
 
 class KernelCache:
@@ -31,66 +48,84 @@ class KernelCache:
         """Create the folders, for their owner only.
 
         Raises:
-            OSError: the folder cannot be made or belongs to somebody else.
+            OSError: a folder cannot be made, or others can write it or one on the way to it.
         """
-        for folder in (self.root, self.kernels, self.libs):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = self.libs.stat()
-        if owner.st_uid != os.getuid() or owner.st_mode & 0o022:
-            raise PermissionError(f"cache folder {self.libs} can be written by others")
+        for name in ("kernels", "lib"):
+            private_folder(self.root, name)
 
     def find(self, key: str) -> tuple[Path, str] | None:
         """``(library, symbol)`` of a kernel, or None. The library's content is not checked yet."""
-        try:
-            entry = json.loads((self.kernels / f"{key}.json").read_text())
-            lib = self.libs / f"{entry['lib']}{self.suffix}"
-            symbol = entry["symbol"]
-        except (OSError, ValueError, KeyError, TypeError):
+        if not _KEY.fullmatch(key):
             return None
-        return (lib, symbol) if isinstance(symbol, str) and lib.is_file() else None
-
-    def verified(self, lib: Path) -> bool:
-        """Does the library hold what its name says? A damaged one is removed."""
         try:
-            data = lib.read_bytes()
+            entry = json.loads(read_private(self.kernels / f"{key}.json", _MAX_ENTRY))
+            if isinstance(entry, dict) and set(entry) == {"lib", "symbol"}:
+                return None  # written before entries had checksums
+            if set(entry) != _ENTRY_FIELDS or entry["key"] != key or entry["checksum"] != _checksum(entry):
+                raise ValueError
+            if not _DIGEST.fullmatch(entry["lib"]) or not isinstance(entry["symbol"], str):
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            self._strange("an entry of it is damaged or is no file of this user's")
+            return None
+        lib = self.libs / f"{entry['lib']}{self.suffix}"
+        return (lib, entry["symbol"]) if os.path.lexists(lib) else None
+
+    def contents(self, lib: Path) -> bytes | None:
+        """The bytes of a library, if they are what its name says. A damaged one is removed."""
+        try:
+            data = read_private(lib)
+        except FileNotFoundError:
+            return None
         except OSError:
-            return False
+            self._strange("a library of it is no file of this user's")
+            return None
         if hashlib.sha256(data).hexdigest() == lib.stem:
             try:
                 os.utime(lib)
             except OSError:
                 pass
-            return True
-        lib.unlink(missing_ok=True)
-        return False
+            return data
+        self._strange("a library of it is damaged")
+        _unlink(lib)
+        return None
+
+    def verified(self, lib: Path) -> bool:
+        """Does the library hold what its name says? A damaged one is removed."""
+        return self.contents(lib) is not None
 
     def add(self, built: Path, symbols: dict[str, str]) -> Path:
-        """Take in a freshly built library; ``symbols`` maps kernel keys to symbol names. Returns its place."""
+        """Take in a freshly built library; ``symbols`` maps kernel keys to symbol names. Returns its place.
+
+        Raises:
+            OSError: it cannot be written; the cause was warned of.
+        """
         data = built.read_bytes()
         lib = self.libs / f"{hashlib.sha256(data).hexdigest()}{self.suffix}"
-        if not self.verified(lib):  # one that is there may be damaged
-            self._write(lib, data)
-        for key, symbol in symbols.items():
-            entry = json.dumps({"lib": lib.stem, "symbol": symbol})
-            self._write(self.kernels / f"{key}.json", entry.encode())
+        try:
+            if not os.path.lexists(lib) or not self.verified(lib):  # one that is there may be damaged
+                write_private(lib, data)
+            for key, symbol in symbols.items():
+                entry = {"key": key, "lib": lib.stem, "symbol": symbol}
+                text = json.dumps({**entry, "checksum": _checksum(entry)})
+                write_private(self.kernels / f"{key}.json", text.encode())
+        except OSError as error:
+            why = f"nothing can be written into it ({error.strerror or error})"
+            self._strange(why, "Make room or give it write permission, or set QUINTET_CACHE_DIR to another folder.")
+            raise
         self._evict(keep=lib)
         return lib
 
-    def _write(self, path: Path, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    def _strange(self, what: str, todo: str = _EMPTY_IT) -> None:
+        warn_of(self.root, what, todo)
 
     def _evict(self, keep: Path) -> None:
         files = []
         for path in self.libs.glob(f"*{self.suffix}"):
             try:
-                info = path.stat()
+                info = path.lstat()
             except OSError:
                 continue
             files.append((info.st_mtime, info.st_size, path))
@@ -99,5 +134,40 @@ class KernelCache:
             if total <= self.limit:
                 return
             if path != keep:
-                path.unlink(missing_ok=True)
+                _unlink(path)
                 total -= size
+
+
+def open_cache(folder: str, kind: str, limit: int, suffix: str = ".so") -> KernelCache | None:
+    """The cache in a sub-folder of ``folder``; a temporary one, and one warning, where that cannot be used.
+
+    None where there is no place for files at all.
+    """
+    cache = KernelCache(os.path.join(folder, kind), limit, suffix)
+    try:
+        cache.prepare()
+        return cache
+    except OSError as error:
+        if isinstance(error, UnsafeFolder):
+            todo = f"Remove {folder} and make it anew with mode 700, or set QUINTET_CACHE_DIR to a folder of your own."
+            warn_of(folder, f"it is not used, because {error}", todo)
+        else:
+            why = f"it is not used, because it cannot be made ({error.strerror or error})"
+            warn_of(folder, why, "Set QUINTET_CACHE_DIR to a folder that you can write.")
+    try:
+        cache = KernelCache(os.path.join(temporary_root(), kind), limit, suffix)
+        cache.prepare()
+        return cache
+    except OSError:
+        return None
+
+
+def _checksum(entry: dict[str, str]) -> str:
+    return hashlib.sha256("\0".join((entry["key"], entry["lib"], entry["symbol"])).encode()).hexdigest()
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from inductor_gen.extern.attention import note, noted
+from prims.forking import lock
 from prims.ir import Envelope
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -27,7 +28,7 @@ LIMIT = 16  # recordings per compiled graph; further kinds of calls run kernel b
 _HELD = ("parameter", "buffer", "constant")
 
 Call = Callable[[Any], list[Any]]
-_RECORDING = threading.Lock()  # a process records one graph at a time
+_RECORDING = lock()  # a process records one graph at a time
 
 
 @dataclass

@@ -19,13 +19,15 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
-from inductor_gen.runtime.cache import KernelCache
+from inductor_gen.runtime.cache import KernelCache, open_cache
 from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.folders import private_folder, read_private, warn_of, write_private
 from inductor_gen.runtime.launch import LAUNCHER
 from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
-from prims.errors import InternalError, QuintetError
+from prims.errors import InternalError, QuintetError, UserError
+from prims.forking import lock
 from prims.ir import Envelope
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -49,7 +51,7 @@ class Loaded:
 MOST_WORKERS = 32
 
 _LOADED: dict[str, Loaded] = {}
-_LOCK = threading.Lock()
+_LOCK = lock()
 
 
 def module_text(sources: Sequence[TritonSource]) -> str:
@@ -70,13 +72,13 @@ def load_module_text(text: str, folder: Path) -> Any:
 
 def _written(text: str, folder: Path) -> Path:
     """The file in ``folder`` that holds a text."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"quintet_{hashlib.sha256(text.encode()).hexdigest()[:20]}.py"
-    if not path.exists():
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
+    try:
+        there = read_private(path)
+    except OSError:
+        there = b""
+    if there != text.encode():  # what is there will run
+        write_private(path, text.encode())
     return path
 
 
@@ -120,12 +122,7 @@ def _key(source: TritonSource, capability: tuple[int, int]) -> str:
 def _cache(options: Options) -> KernelCache | None:
     if not options.cache:
         return None
-    cache = KernelCache(os.path.join(options.cache_dir, "cuda"), options.cache_size_limit, ".cubin")
-    try:
-        cache.prepare()
-    except OSError:
-        return None
-    return cache
+    return open_cache(options.cache_dir, "cuda", options.cache_size_limit, ".cubin")
 
 
 class Build:
@@ -174,7 +171,10 @@ class Build:
     def _folder(self) -> Path:
         """Where the texts of kernels are kept: with the cache, else until the end."""
         if self.cache is not None:
-            return self.cache.root / "source"
+            try:
+                return private_folder(self.cache.root, "source")
+            except OSError as error:
+                warn_of(self.cache.root, f"sources are not kept in it ({error})", "Remove it, so that it is made anew.")
         if self.folder is None:
             self.folder = tempfile.TemporaryDirectory(prefix="quintet-")
         return Path(self.folder.name)
@@ -192,9 +192,15 @@ class Build:
                 try:
                     if name not in self.begun:
                         raise WorkerLost
-                    self._take(name, self.begun[name].result(timeout=600))
-                except (WorkerLost, TimeoutError):
+                    self._take(name, self.begun[name].result(timeout=self.options.compile_timeout or None))
+                except WorkerLost:
                     here.append(source)
+                except TimeoutError:
+                    raise UserError(
+                        f"Triton took more than {self.options.compile_timeout} seconds for kernel {name}",
+                        todo="Give it longer by the option compile_timeout (QUINTET_COMPILE_TIMEOUT, in seconds; 0 is "
+                        "no limit).",
+                    ) from None
                 except InternalError as error:
                     raise _refusal(source, error, self.capability) from None
             if here:
@@ -314,11 +320,16 @@ def _keep(cache: KernelCache, cubin: bytes, key: str, entry: dict[str, Any]) -> 
 
 def _from_disk(cache: KernelCache, key: str, device: torch.device) -> Loaded | None:
     place = cache.find(key)
-    if place is None or not cache.verified(place[0]):
+    cubin = None if place is None else cache.contents(place[0])
+    if place is None or cubin is None:
         return None
     try:
-        return _load(place[0].read_bytes(), json.loads(place[1]), device)
-    except (OSError, ValueError, KeyError, InternalError):
+        entry = json.loads(place[1])
+        sizes = all(type(entry[name]) is int and 0 <= entry[name] < 1 << 20 for name in ("shared", "threads"))
+        if not sizes or not isinstance(entry["name"], str) or not entry["name"].isidentifier():
+            return None
+        return _load(cubin, entry, device)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InternalError):
         return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prims.errors import InternalError
+from prims.forking import lock
 
 __all__ = ["Pool", "WorkerLost", "shared_pool"]
 
@@ -129,7 +130,7 @@ class Pool:
 
 
 _POOL: Pool | None = None
-_LOCK = threading.Lock()
+_LOCK = lock()
 
 
 def shared_pool(capability: tuple[int, int]) -> Pool | None:

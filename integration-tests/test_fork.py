@@ -1,0 +1,113 @@
+"""fork while other threads compile: neither the parent nor the child hangs, and the child compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import os, signal, sys, threading, time, torch, compile_api
+torch.set_num_threads(1)
+x = torch.ones(4)
+
+def busy(count, first=0):
+    for k in range(first, first + count):
+        f = eval(f"lambda x: (x.sin() * {k} + {k}.5).cumsum(0)")
+        y = x.clone().requires_grad_()
+        compile_api.compile(f)(y).sum().backward()
+        assert torch.allclose(y.grad, torch.autograd.grad(f(y).sum(), y)[0])
+
+def child_compiles():
+    signal.alarm(60)
+    c = compile_api.compile(lambda q: q.tan().sum())
+    y = x.clone().requires_grad_()
+    c(y).backward()
+    assert torch.allclose(y.grad, 1 + x.tan() ** 2), y.grad
+    report = c.report()
+    assert len(report.kernels) >= 2 and not report.fallbacks, report
+"""
+
+FORKS = """
+threads = [threading.Thread(target=busy, args=(6, 100 * n)) for n in range(2)]
+for t in threads:
+    t.start()
+for k in range(6):
+    time.sleep(0.01 + 0.13 * k)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child_compiles()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    if status:
+        print("fork", k, "status", status)
+        os._exit(1)
+for t in threads:
+    t.join()
+print("fine")
+"""
+
+WORKERS = """
+import multiprocessing
+def work(number):
+    child_compiles()
+    busy(1, number)
+    return os.getpid()
+t = threading.Thread(target=busy, args=(5, 500))
+t.start()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    pids = pool.map(work, range(4), chunksize=1)
+t.join()
+assert os.getpid() not in pids
+print("fine")
+"""
+
+CUT_OFF = """
+import prims.forking
+prims.forking._WAIT = 0.2
+compile_api.compile(lambda q: q + 1)(x)
+inside, done = threading.Event(), threading.Event()
+def slow(gm, inputs):
+    inside.set()
+    done.wait(60)
+    return gm.forward
+t = threading.Thread(target=lambda: compile_api.compile(lambda q: q.sin() + 2, backend=slow)(x))
+t.start()
+inside.wait(60)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        c = compile_api.compile(lambda q: q.tan().sum())
+        right = c(x) == x.tan().sum()
+    reasons = [f.reason for f in c.report().fallbacks]
+    os._exit(0 if right and len(reasons) == 1 and "forked while another thread compiled" in reasons[0] else 1)
+status = os.waitpid(pid, 0)[1]
+done.set()
+t.join()
+c = compile_api.compile(lambda q: q.tan().sum())
+assert torch.allclose(c(x), x.tan().sum()) and c.report().kernels
+print("fine" if status == 0 else status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("program", [FORKS, WORKERS, CUT_OFF], ids=["forks", "workers", "cut_off"])
+@pytest.mark.parametrize("cold", [False, True])
+def test_fork_while_threads_compile(program, cold, tmp_path):
+    """``cold``: nothing was compiled before, so that threads import the stages while the program forks."""
+    warm = "" if cold else "busy(1, 7)\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HEAD + warm + program],
+        env={**os.environ, "QUINTET_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.strip().endswith("fine"), done.stdout + done.stderr

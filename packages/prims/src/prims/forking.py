@@ -1,0 +1,61 @@
+"""``fork`` beside threads that compile.
+
+A forked child has the thread that forked and no other: what another thread was doing, a lock that it held, a module
+that it was importing, is never finished there. So a fork waits until no other thread compiles, for a while; and where
+that is too long, the child leaves everything to eager, and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+__all__ = ["COMPILING", "lock", "why_cut_off"]
+
+#: Held by the thread that compiles (or imports what compiling needs).
+COMPILING = threading.RLock()
+#: Seconds that a fork waits for other threads' compilations.
+_WAIT = 30.0
+
+_LOCKS: list[Any] = []
+_forking = threading.local()
+_cut_off: list[str] = []
+
+
+def lock() -> threading.Lock:
+    """A lock for short sections; in a forked child it is free."""
+    made = threading.Lock()
+    _LOCKS.append(made)
+    return made
+
+
+def why_cut_off() -> str | None:
+    """Why nothing is compiled in this process: it was forked in the middle of a compilation. None where it was not."""
+    return _cut_off[0] if _cut_off else None
+
+
+def _before() -> None:
+    _forking.held = COMPILING.acquire(timeout=_WAIT)
+
+
+def _in_parent() -> None:
+    if _forking.held:
+        COMPILING.release()
+
+
+def _in_child() -> None:
+    for made in _LOCKS:
+        made._at_fork_reinit()
+    if _forking.held:
+        COMPILING.release()
+    else:
+        COMPILING._at_fork_reinit()  # type: ignore[attr-defined]
+        _cut_off.append(
+            "this process was forked while another thread compiled, for longer than the fork waited; start processes "
+            "before compiling, or by multiprocessing's spawn or forkserver"
+        )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

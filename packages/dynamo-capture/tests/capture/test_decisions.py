@@ -8,6 +8,7 @@ that the program has to ask itself, so that a new graph break is seen.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import datetime
 import enum
@@ -647,3 +648,44 @@ def test_an_enum_members_attributes(capture):
     Color.RED.weight = 77
     assert compiled(torch.ones(1), Color.RED).item() == 78
     assert compiled.graphs and not compiled.report.breaks
+
+
+def test_deep_copies(capture):
+    # copy.deepcopy asks by id() what it has copied already.
+    shared = [1, 2]
+    original = Plain(3)
+    original.names = {"a": shared, "b": (shared, Plain(4))}
+    original.itself = original
+
+    def fn(x):
+        made = copy.deepcopy(original)
+        return x * made.tag + made.names["b"][1].tag, made
+
+    compiled = capture(fn)
+    for _ in range(2):
+        result, made = compiled(torch.ones(1))
+        assert result.item() == 7
+        assert made.itself is made and made.names["a"] is made.names["b"][0] is not shared
+    assert compiled.graphs and not compiled.report.breaks
+
+
+class Countable(collections.abc.Sequence):
+    def __init__(self, *items: int) -> None:
+        self.items = items
+
+    def __getitem__(self, index: int) -> int:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def test_a_generator_that_is_left_where_other_exceptions_are_caught(capture):
+    def fn(x, items):
+        first = next(iter(items))  # collections.abc.Sequence.__iter__, suspended in its ``try``
+        return x * (first if 2 in items else 5)
+
+    compiled = capture(fn)
+    for items in (Countable(7, 2, 3), Countable(7, 3), Countable(1, 2)):
+        assert compiled(torch.ones(1), items).item() == (items[0] if 2 in items else 5)
+    assert compiled.graphs and not compiled.report.breaks and not compiled.report.fallbacks

@@ -102,11 +102,32 @@ class Frame(_Ops):
             entry = self.decoded.handler_for(index)
             if entry is None:
                 return False
-            handler = self.decoded.instructions[entry.target]
-            if handler.name != "CLEANUP_THROW" and not (handler.name == "CALL_INTRINSIC_1" and handler.arg == 3):
+            past = self._past_handler(entry.target)
+            if past is None:
                 return True
-            index = entry.target  # the interpreter's own: it raises on
+            index = past
         return True
+
+    def _past_handler(self, index: int) -> int | None:
+        """Where a handler raises on what a closed generator raises, without running anything; None if it may not.
+
+        The interpreter's own handlers do, and those that ask for other exceptions only.
+        """
+        instructions = self.decoded.instructions
+        names = [inst.name for inst in instructions[index : index + 4]]
+        if names[0] == "CLEANUP_THROW" or (names[0] == "CALL_INTRINSIC_1" and instructions[index].arg == 3):
+            return index
+        if names[:3] == ["COPY", "POP_EXCEPT", "RERAISE"]:
+            return index + 2
+        if names[0] == "PUSH_EXC_INFO":
+            index += 1
+        while [inst.name for inst in instructions[index : index + 2]] == ["LOAD_GLOBAL", "CHECK_EXC_MATCH"]:
+            asked, jump = instructions[index].arg[0], instructions[index + 2]
+            cls = None if asked in self.globals else self.builtins.get(asked)
+            if not isinstance(cls, type) or issubclass(GeneratorExit, cls) or "IF_FALSE" not in jump.name:
+                return None
+            index = jump.arg
+        return index if instructions[index].name == "RERAISE" else None
 
     def _run_generator(self) -> Value | None:
         if self.run() is not None:

@@ -501,8 +501,11 @@ def is_namedtuple(cls: type) -> bool:
 def key_error(tx: Capture, key: Value) -> ObservedError:
     """The key has been looked for, and is not there; a symbolic number is specialised by then."""
     key = key.realize()
-    known = key.is_const or key.pytype in (int, float, bool, str)
-    return tx.observed_value(KeyError, [ConstantValue(key.const()) if known else key])
+    try:
+        shown: Value = ConstantValue(key.const())
+    except GraphBreak:
+        shown = key
+    return tx.observed_value(KeyError, [shown])
 
 
 def method_of_container(tx: Capture, owner: Value, cls: type, name: str) -> Value:

@@ -5,6 +5,7 @@ They are C functions with Python results, or ask for PyTorch's compiler when the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from torch.utils import _foreach_utils
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.functions import FunctionValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special, special_by_name
 
@@ -86,3 +89,16 @@ def _scan(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not examples or len(examples) < len(leaves) or (mode == "pointwise" and examples[0].device.type == "cpu"):
         raise GraphBreak("QB03", "associative_scan")  # nested containers, or what eager refuses
     return tx.from_python(associative_scan).realize().call(tx, args, kwargs)
+
+
+@special(copy.deepcopy)
+def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Numbers and texts are their own copies; their addresses, which the function begins with, are not known."""
+    from dynamo_capture.interpreter.frame import inline_call
+
+    original = args[0].realize() if args else None
+    memo = args[1] if len(args) > 1 else kwargs.get("memo")
+    if type(original) is ConstantValue and original.pytype in copy._deepcopy_dispatch:  # type: ignore[attr-defined]
+        if memo is None or memo.realize().source is None:  # one of the program's own may hold anything
+            return original
+    return inline_call(tx, FunctionValue(copy.deepcopy), args, kwargs)

@@ -181,7 +181,7 @@ def steps(model, call, shape, dtype):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(3):
         torch.manual_seed(step)
-        x = torch.randn(shape).to(dtype).requires_grad_()
+        x = torch.randn(shape).to(next(model.parameters()).device, dtype).requires_grad_()
         optimizer.zero_grad()
         loss = call(x).square().mean()
         loss.backward()

@@ -1,0 +1,77 @@
+"""``numerics="eager_exact"`` and ``"eager_close"`` on a GPU: the CPU's programs and models, and eager's products.
+
+All operators: ``python integration-tests/sweeps/sweep_op_db.py --device cuda --numerics eager_exact --dtype float32 bfloat16
+float16 --forward --grad --jobs 8``.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from on_gpu import DEVICE, gpu_case
+from sweeps.sweep_op_db import other_bits
+from test_numerics import DTYPES, EXACT, MODELS, STEPS, operands, program, steps
+from zoo import tensors
+
+import compile_api
+
+
+def moved(values):
+    return [value.to(DEVICE) for value in values]
+
+
+@pytest.mark.parametrize("numerics", ["eager_exact", "eager_close"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_rounded_once_is_fused_and_exact(seed, dtype, numerics):
+    f = program(seed)
+    compiled = compile_api.compile(f, fullgraph=True, options={"numerics": numerics, "strict": True})
+    x, y = moved(operands(dtype, seed))
+    assert other_bits(list(compiled(x, y)), list(f(x, y)), 0) is None
+    report = compiled.report()
+    assert not report.externs and not report.fallbacks and not report.inexact
+    assert max(len(kernel.ops) for kernel in report.kernels) > 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_each_step(name, dtype):
+    x, y = moved(operands(dtype, 0))
+    compiled = compile_api.compile(STEPS[name], options=EXACT)
+    assert other_bits([compiled(x, y)], [STEPS[name](x, y)], 0) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "residual"])
+def test_training_gives_eagers_bits(name, dtype):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make().to(DEVICE, dtype)
+    model(torch.randn(shape).to(DEVICE, dtype))  # lazy layers
+    twin = copy.deepcopy(model)
+    compiled = compile_api.compile(twin, fullgraph=True, options=EXACT)
+    assert other_bits(steps(twin, compiled, shape, dtype), steps(model, model, shape, dtype), 1) is None
+    assert not compiled.report().fallbacks
+
+
+def test_batch_norm_in_training_is_named():
+    """cuDNN's kernel may compute it in eager, so that its bits are not promised, which the report says."""
+    make, shape = MODELS["residual"]
+    model = make().to(DEVICE)
+    compiled = compile_api.compile(model, fullgraph=True, options=EXACT)
+    compiled(torch.randn(shape, device=DEVICE)).sum().backward()
+    named = {record.op for record in compiled.report().inexact}
+    assert named == {"aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm_backward.default"}
+    assert "not eager's bits" in str(compiled.report())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["transformer", "convnet", "bert", "gpt2", "llama"])
+def test_models_give_eagers_bits(name, dtype):
+    case = gpu_case(name, dtype, small=True)
+    with torch.no_grad():
+        ours = tensors(compile_api.compile(case.model, options=EXACT)(*case.args, **case.kwargs))
+        theirs = tensors(case.model(*case.args, **case.kwargs))
+    assert other_bits(ours, theirs, 0) is None

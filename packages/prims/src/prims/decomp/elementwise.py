@@ -265,7 +265,11 @@ def mul(p: Any, self: Any, other: Any) -> Value:
 
 
 def _true_div(p: Any, self: Any, other: Any) -> Value:
-    x, y = operands(p, self, other, dtype=float_dtype(result_dtype(self, other)))
+    dtype = float_dtype(result_dtype(self, other))
+    x, y = operands(p, self, other, dtype=dtype)
+    if type(y) in (int, float) and x.device.type == "cuda":
+        # As eager does on a GPU, to its last bit, and without a division in every element.
+        return p.mul(x, torch.ones((), dtype=opmath(dtype)).div(torch.tensor(y, dtype=opmath(dtype))).item())
     return p.div(x, y)
 
 

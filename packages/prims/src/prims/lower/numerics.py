@@ -87,12 +87,15 @@ ACCUMULATES = _WIDER | _STEPWISE
 """Overloads that eager's CPU kernels accumulate otherwise than generated ones."""
 
 
-_TRAINING_BATCH_NORM = _names("_native_batch_norm_legit_functional native_batch_norm_backward")
+_BATCH_NORM = _names("""
+_native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training
+native_batch_norm native_batch_norm_backward
+""")
 
 
 def not_exact(node: torch.fx.Node) -> str | None:
     """Why eager's bits cannot be promised for an aten node under ``"eager_exact"``; None where they are."""
-    if str(node.target) not in _TRAINING_BATCH_NORM:
+    if str(node.target) not in _BATCH_NORM:
         return None
     devices = {spec.device.type for spec in _specs(node) if isinstance(spec, TensorSpec)}
     return "eager may take cuDNN's kernel instead of PyTorch's own" if "cuda" in devices else None

@@ -42,7 +42,7 @@ class Observer:
 
     def call(self, label: str, fn: Any, *args: Any, backward: bool = False, **kwargs: Any) -> Any:
         """Call ``fn`` and see its result or error, its arguments afterwards, and (``backward``) their gradients."""
-        versions = [a._version for a in args if isinstance(a, torch.Tensor) and not a.is_inference()]
+        before = [(a, a._version, a.detach().clone()) for a in args if isinstance(a, torch.Tensor)]
         result = None
         try:
             result = fn(*args, **kwargs)
@@ -51,8 +51,7 @@ class Observer:
         else:
             self(f"{label}: result", result)
         self(f"{label}: arguments", [*args, kwargs] if kwargs else list(args))
-        after = [a._version for a in args if isinstance(a, torch.Tensor) and not a.is_inference()]
-        self(f"{label}: written", [b > a for a, b in zip(versions, after, strict=True)])
+        self(f"{label}: counted", [a._version > version if changed(a, old) else "-" for a, version, old in before])
         if backward and result is not None:
             self.gradients(label, result, [a for a in args if isinstance(a, torch.Tensor)])
         return result
@@ -128,6 +127,14 @@ class Observer:
             ("requires_grad", t.requires_grad), ("leaf", t.is_leaf),
         )  # fmt: skip
         return Leaf(meta, t.detach().clone())
+
+
+def changed(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether a tensor's shape or numbers are others than they were."""
+    if now.shape != before.shape:
+        return True
+    same = (now == before) | (now != now) & (before != before)
+    return not bool(same.all())
 
 
 def weigh(values: Any) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 While a program runs eagerly under :class:`Shadow`, every storage has twins of 64-bit numbers (integers and bools keep
 their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
 write goes into the twin. Twin 0 is rounded nowhere but to float64. Each other twin is a run of Monte Carlo arithmetic
-(D. S. Parker, 1997): each result that eager had to round is moved by up to one unit in the last place of the result's
+(D. S. Parker, 1997): each result that eager had to round, or that follows from such, is moved by up to one unit in the last place of the result's
 type, and operators that accumulate (:data:`ACCUMULATING`) also have their operands moved by one unit of the type they
 accumulate in. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an
 integer or bool on which the twins do not agree is one that rounding decides.
@@ -29,6 +29,16 @@ ACCUMULATING = (
     "grid", "bilinear", "baddbmm", "einsum", "trapezoid", "vander", "kron", "std_mean", "var_mean", "nansum", "native",
     "foreach", "fused", "div", "rsqrt", "foreach", "unfold", "col2im", "im2col", "roll", "sort", "bucketize", "ldexp",
 )  # fmt: skip
+#: Operators that pass numbers on as they are.
+MOVING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone cat stack flip roll repeat index index_select gather where constant_pad_nd masked_fill select_backward "
+        "slice_backward neg abs relu clamp clamp_min clamp_max maximum minimum fmax fmin amax amin max min sort topk "
+        "masked_select take tril triu select_scatter slice_scatter diagonal_scatter contiguous copy copy_ fill_ zero_ "
+        "masked_fill_ index_fill index_copy detach alias as_strided _reshape_copy new_zeros zeros_like unfold_backward"
+    ).split()
+)
 _WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 _WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
@@ -86,7 +96,7 @@ class Shadow(TorchDispatchMode):
                 bases = [torch.view_as_real(base).flatten() for base in bases]
             if bases[0].numel() == count and bases[0].dtype == wide(t.dtype):
                 return bases
-        flat = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, 0, (count,), (1,))
+        flat = _flat(t, count)
         bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.samples + 1)]
         self._storages[storage._cdata] = (storage, bases)
         return bases
@@ -178,29 +188,30 @@ class Shadow(TorchDispatchMode):
             finally:
                 torch.set_default_dtype(default)
         if written:
-            self._written(written, bool(answers))
+            self._written(written, bool(answers), func._schema.name in MOVING)
         elif not outs:
             self._scalar(result, answers)
         if fresh:
-            self._created(outs, answers, exact=given is None)
+            self._created(outs, answers, exact=given is None or func._schema.name in MOVING)
 
     def _scalar(self, result: Any, answers: list[Any]) -> None:
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
         if isinstance(result, (bool, int)) and any(a != answers[0] for a in answers):
             self.unstable = True
 
-    def _written(self, outs: list[torch.Tensor], followed: bool) -> None:
+    def _written(self, outs: list[torch.Tensor], followed: bool, moved: bool) -> None:
         for t in outs:
             bases = self._bases(t)
             if not followed:
                 real = t.detach()
                 for base in bases:
                     self._view(base, t).copy_(real)
-            elif _floating(t.dtype) and t.numel() and not _overlaps(t):
-                inexact = t.detach().to(bases[0].dtype) != self._view(bases[0], t)
+            elif not moved and _floating(t.dtype) and t.numel() and not _overlaps(t):
+                first = self._view(bases[0], t)
+                rounded = t.detach().to(first.dtype) != first
                 for base in bases[1:]:
                     view = self._view(base, t)
-                    view.copy_(self._disturbed(view, inexact, unit(t.dtype)))
+                    view.copy_(self._disturbed(view, rounded | (view != first), unit(t.dtype)))
                 self._overflow(bases, t)
 
     def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool) -> None:
@@ -211,7 +222,7 @@ class Shadow(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage._cdata in self._storages:
                 continue
-            real = t.detach()
+            real = torch.zeros_like(t) if t._is_zerotensor() else t.detach()
             count = storage.nbytes() // t.dtype.itemsize
             bases = []
             first = columns[0][i] if columns else real.to(wide(t.dtype))
@@ -222,16 +233,14 @@ class Shadow(TorchDispatchMode):
                     value = real.to(wide(t.dtype))
                 base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
                 if k and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
-                    inexact = real.to(wide(t.dtype)) != first if first.shape == t.shape and columns else None
-                    value = self._disturbed(value.to(wide(t.dtype)), inexact, unit(t.dtype))
+                    value = value.to(wide(t.dtype))
+                    same = columns and first.shape == t.shape
+                    inexact = (real.to(value.dtype) != first) | (value != first) if same else None
+                    value = self._disturbed(value, inexact, unit(t.dtype))
                 if not _overlaps(t):
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
-                    base = (
-                        torch.empty(0, dtype=t.dtype, device=t.device)
-                        .set_(storage, 0, (count,), (1,))
-                        .to(wide(t.dtype))
-                    )
+                    base = _flat(t, count).to(wide(t.dtype))
                 bases.append(base)
             self._storages[storage._cdata] = (storage, bases)
             self._overflow(bases, t)
@@ -245,6 +254,13 @@ class Shadow(TorchDispatchMode):
                 view = Shadow._view(base, t)
                 if bool((view.abs() > largest).any()) and not _overlaps(t):
                     view.copy_(view.where(~(view.abs() > largest), view * float("inf")))
+
+
+def _flat(t: torch.Tensor, count: int) -> torch.Tensor:
+    """The whole storage of a tensor, in its type; autograd's zeros that take no memory are zeros."""
+    if t._is_zerotensor():
+        return torch.zeros(count, dtype=t.dtype, device=t.device)
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage(), 0, (count,), (1,))
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

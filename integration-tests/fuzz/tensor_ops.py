@@ -475,7 +475,7 @@ _WRITE = """
 {a}[..., 0] = 1
 {a}[..., ::2] = 0
 {a}[1:] += 1
-{a}[1:] = {a}[:-1]
+{a}[1:] = {a}[:-1].clone()
 {a}[:-1] += {a}[1:]
 {a}.copy_({b})
 {a}.add_({b})
@@ -513,7 +513,7 @@ _WRITE = """
 {f}.tanh_()
 {f}.exp_()
 {f}.sqrt_()
-{a}.select(0, 0).copy_({a}.select(0, -1))
+{a}.select(0, 0).copy_({a}.select(0, -1).clone())
 {a}.addcmul_({b}, {b})
 {f}.lerp_({g}, 0.5)
 {a}.swapaxes_(0, -1)
@@ -533,7 +533,7 @@ _WRITE = """
 {a}.expand(2, *{a}.shape)[0].add_(1)
 {a}.narrow(0, 0, 1).zero_()
 {a}.chunk(2)[0].mul_(3)
-{a}.split(1)[-1].copy_({a}.split(1)[0])
+{a}.split(1)[-1].copy_({a}.split(1)[0].clone())
 {a}.unbind(0)[0].add_({k})
 {a}.view_as({a}).mul_({b})
 {a}.masked_scatter_({m}, {b})

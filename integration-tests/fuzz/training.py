@@ -253,16 +253,20 @@ def _write(pick: random.Random, device: str) -> str:
     if pick.random() < 0.3:
         batches = [pick.choice([2, 3, 4, 6]) for _ in batches]
     grad = pick.random() < 0.5
+    hooked = any("h.register_hook" in layer for layer in layers)
     for step in range(pick.choice([2, 3])):
-        body = _step(pick, step, batches[step], grad)
+        body = _step(pick, step, batches[step], grad, hooked)
         lines += ["    " + line for line in body]
     lines += ["    see('log', list(LOG))", "    see('state', list(net.state_dict().items()))"]
     return "\n".join(lines) + "\n"
 
 
-def _step(pick: random.Random, step: int, batch: int, grad: bool) -> list[str]:
+def _step(pick: random.Random, step: int, batch: int, grad: bool, hooked: bool) -> list[str]:
     layout = pick.choice(["contiguous", "contiguous", "transposed", "sliced", "offset"])
-    action = pick.choice(STEPS.strip().splitlines())
+    actions = STEPS.strip().splitlines()
+    if hooked:  # a compiled region's second run does not pass the hooks on its first run's results
+        actions = [text for text in actions if "create_graph" not in text]
+    action = pick.choice(actions)
     lines = [
         f"x = make(({batch}, WIDTH), str(net.free.dtype)[6:], {layout!r}, seed={step}, grad={grad or '[x]' in action}, device=DEVICE)",
         f"mask = make(({batch}, WIDTH), 'bool', seed={step + 50}, device=DEVICE)",

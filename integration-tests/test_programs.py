@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from judge import assert_matches
 from reports import assert_all_generated, captured, extern_names, kernel_count
 from torch import nn
@@ -268,3 +269,28 @@ def test_nothing_detected(rows):
     compiled = compile_api.compile(function, fullgraph=True)
     assert_matches(compiled, function, torch.randn(rows, 4), torch.randn(0, 4), torch.randn(rows, 2), exact=True)
     assert_all_generated(compiled.report())
+
+
+@pytest.mark.parametrize(
+    "targets", [lambda x: [x, x], lambda x: [x, x[1:]], lambda x: [x[:2], x[1:]]], ids=["twice", "part", "overlap"]
+)
+def test_lists_whose_tensors_share_memory_are_written_in_turn(targets):
+    """An operator on a list sees, at each tensor, what it wrote at those before."""
+
+    def program(x):
+        torch._foreach_add_(targets(x), 1.0)
+        return x * 2
+
+    mine, theirs = torch.arange(4.0), torch.arange(4.0)
+    assert torch.equal(compile_api.compile(program)(mine), program(theirs))
+    assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_of_a_certain_class_has_eagers_sign(reduction):
+    def program(x, target):
+        return F.nll_loss(x, target, reduction=reduction), F.cross_entropy(x, target, reduction=reduction)
+
+    x, target = torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)
+    for ours, theirs in zip(compile_api.compile(program)(x, target), program(x, target), strict=True):
+        assert torch.equal(ours.signbit(), theirs.signbit()) and torch.equal(ours, theirs)

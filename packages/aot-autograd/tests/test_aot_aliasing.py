@@ -22,6 +22,7 @@ PROGRAMS = {
     "two writes": lambda x, y: (x.add_(y), x.mul_(3), x.sin())[2],
     "both inputs written": lambda x, y: (x.add_(y), y.mul_(x), x - y)[2],
     "lists written": lambda x, y: (torch._foreach_mul_([x, y[1:]], 0.5), torch._foreach_sqrt_([y[0]]), x * y)[2],
+    "parts written as a list": lambda x, y: (torch._foreach_mul_([x[2:], x[:2]], 0.5), x * y)[1],
     "copy_": lambda x, y: x.copy_(y.sin()),
     "copy_ broadcasting": lambda x, y: x.copy_(y[0].sin()),
     "fill_": lambda x, y: (x.mul(y).fill_(3.0), y * 2),

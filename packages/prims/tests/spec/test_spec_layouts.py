@@ -29,6 +29,8 @@ CASES = {
     "gelu": lambda x, y: F.gelu(x),
     "compare": lambda x, y: (x > y) & (y < 0.5),
     "where": lambda x, y: torch.where(x > 0.5, x, y),
+    "angle": lambda x, y: (x.angle(), torch.complex(x, y.contiguous()).angle()),
+    "isin": lambda x, y: (x * 1, torch.isin(x, 0.5), torch.isin(x, y[0, 0, 0]), torch.isin(x, y)),
     "where number": lambda x, y: torch.where(y > 0.5, x, 0.0),
     "clamp": lambda x, y: x.clamp(0.1, 0.9),
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),

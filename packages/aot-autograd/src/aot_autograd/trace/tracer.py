@@ -8,6 +8,7 @@ calls become their functional twins and a new value for the written storage (:mo
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -461,6 +462,8 @@ class Tracer(TorchDispatchMode):
             Unsupported: there is such an operand.
         """
         for target in targets:
+            if isinstance(target, list):  # of an operator on lists, which writes to one after the other
+                self._refuse_repeated(target)
             if not isinstance(target, torch.Tensor):
                 continue
             state = state_of(target)
@@ -472,6 +475,22 @@ class Tracer(TorchDispatchMode):
                             "an in-place write with an operand that shares part of the written memory",
                             where=self._current_source(),
                         )
+
+    def _refuse_repeated(self, targets: list[torch.Tensor]) -> None:
+        """Leave a write to several tensors to eager where one may lie in another: its write is to see the other's.
+
+        Raises:
+            Unsupported: such tensors are among them.
+        """
+        by_storage: dict[int, list[TensorSpec]] = {}
+        for target in targets:
+            state = state_of(target)
+            by_storage.setdefault(id(state.storage), []).append(state.spec)
+        for specs in by_storage.values():
+            if len(specs) > 1 and not _apart(specs):
+                raise Unsupported(
+                    "a write to a list of tensors of which some share memory", where=self._current_source()
+                )
 
     def metadata_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record ``t_``, ``unsqueeze_`` and the like: the tensor object becomes another view of its storage."""
@@ -563,6 +582,19 @@ def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
     if first == second:
         return not same_strides(a, b) or tuple(a.shape) != tuple(b.shape)
     return max(first.start, second.start) < min(first.stop, second.stop)
+
+
+def _apart(specs: Sequence[TensorSpec]) -> bool:
+    """Whether each of these views ends before the next one begins, as far as plain integers tell."""
+    if not all(isinstance(n, int) for s in specs for n in (*s.shape, *s.strides, s.storage_offset)):
+        return False
+    spans = [
+        (s.storage_offset, s.storage_offset + sum((n - 1) * step for n, step in zip(s.shape, s.strides, strict=True)))
+        for s in specs
+        if s.numel()
+    ]
+    spans.sort()
+    return all(last < first for (_, last), (first, _) in itertools.pairwise(spans))
 
 
 def _overlaps(spec: TensorSpec) -> bool:

@@ -231,7 +231,8 @@ def _nll(
     if reduction == NONE and x.ndim > 1:
         return to_dtype(p, loss, dtype), p.full((), 0.0, dtype, self.device)
     total_weight = p.sum(w, everything) if everything else w
-    total = p.sum(loss, everything) if everything else loss
+    # Eager adds to zero, so that the loss of a certain class is 0.0 rather than its negative.
+    total = p.add(p.sum(loss, everything) if everything else loss, 0.0)
     if reduction == MEAN:
         total = p.div(total, total_weight)
     return to_dtype(p, total, dtype), to_dtype(p, total_weight, dtype)

@@ -245,12 +245,12 @@ def bucketize(x: TensorSpec, boundaries: TensorSpec, *, out_int32: bool = False,
 
 @meta_rule("aten.isin.Tensor_Tensor")
 def isin(x: TensorSpec, test: TensorSpec, **kwargs: Any) -> TensorSpec:
-    return with_format(x, None, torch.bool, x.device)
+    return TensorSpec(x.shape, torch.bool, x.device)
 
 
 @meta_rule("aten.isin.Tensor_Scalar")
 def isin_scalar(x: TensorSpec, test: Any, **kwargs: Any) -> TensorSpec:
-    return iterate((x,), torch.bool)
+    return TensorSpec(x.shape, torch.bool, x.device)
 
 
 @meta_rule("aten.isin.Scalar_Tensor")

@@ -10,7 +10,7 @@ import torch
 from prims.errors import DataDependentError
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order, iterate
+from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import numel, wrap_dim

@@ -111,6 +111,7 @@ def captured(function, args, dynamic=None):
     found = []
 
     @dynamo_capture.supports_dynamic_shapes
+    @dynamo_capture.supports_dynamic_shapes
     def backend(gm, inputs):
         found.append((gm, inputs))
         return gm.forward

@@ -6,17 +6,17 @@ import itertools
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable
 
 from prims.eager import warn_user
+from prims.forking import lock
 from prims.options import Options
 from prims.report import Report
 
 __all__ = ["keep"]
 
-_lock = threading.Lock()
+_lock = lock()
 _numbers = itertools.count(1)
 #: This process's folder, by the cache folder and the process (a fork has one of its own).
 _folders: dict[tuple[str, int], str | None] = {}
@@ -59,7 +59,8 @@ def _folder(cache_dir: str) -> str | None:
         if key not in _folders:
             path = os.path.join(cache_dir, "debug", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
             try:
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                os.mkdir(path, mode=0o700)  # a new one: nobody has put links into it
             except OSError as error:
                 warn_user(f"debug=True cannot make the folder {path}: {error}")
                 path = ""

@@ -17,6 +17,7 @@ import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import check_custom, mark_written
+from dynamo_capture.interpreter.catching import is_refused, may_be_caught
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
@@ -66,6 +67,8 @@ class GraphBuilder:
         #: A call took the place of a tensor in its memory as a number.
         self.reads_offsets = False
         self.op_count = 0
+        #: Whether an operator stands where a handler of the program may catch its exception.
+        self.in_try = False
         self._by_example: dict[int, TensorValue] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -148,15 +151,16 @@ class GraphBuilder:
         examples = [ex for _, ex in lowered]
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
         check_custom(fn)
+        if may_be_caught(self.tx.frames):
+            self.in_try = True
+            if _is_known(fn) and is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
+                raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
         before = _versions(examples, kw_examples)
         try:
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
             with SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext():
-                if method:
-                    result = getattr(examples[0], fn)(*examples[1:], **kw_examples)  # type: ignore[arg-type]
-                else:
-                    result = fn(*examples, **kw_examples)  # type: ignore[operator]
+                result = _run(fn, method, examples, kw_examples)
         except DataDependentError:
             with_ints = [args[0].realize(), *map(known_ints, args[1:])] if method else [known_ints(arg) for arg in args]
             if any(new is not old.realize() for new, old in zip(with_ints, args, strict=True)):
@@ -340,6 +344,17 @@ class GraphBuilder:
             if node.op == "call_function" and node.target not in _STATE_SETTERS and not self._is_pure(node):
                 return True
         return False
+
+
+def _run(fn: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return getattr(args[0], fn)(*args[1:], **kwargs) if method else fn(*args, **kwargs)
+
+
+def _is_known(fn: Any) -> bool:
+    """Whether a call does nothing but compute: a function of torch or Python's operators."""
+    if isinstance(fn, torch._ops.OpOverload):
+        return fn.namespace == "aten"
+    return isinstance(fn, str) or str(getattr(fn, "__module__", None)).startswith(("torch", "_operator", "None"))
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from bytecode import Label, TryBegin, TryEnd
 from torch.autograd import forward_ad
 
 # Its Python code is generated when it is first run or printed: a backend that walks the graph never needs it.
@@ -23,6 +24,7 @@ from dynamo_capture.codegen import CodeGen
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.guards import Guard
+from dynamo_capture.interpreter.catching import Again
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
@@ -193,6 +195,10 @@ def _finish(
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
     gm: torch.fx.GraphModule | None = None
     compiled: Any = None
+    in_try = builder.in_try and builder.has_tensor_ops()
+    if in_try and tx.graph.mutated_inputs():
+        reason = "an operator inside try may raise, and the same graph writes into its inputs"
+        raise SkipFrame(reason, where=root.location())
     if builder.has_tensor_ops():
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
@@ -212,14 +218,31 @@ def _finish(
     slots: dict[int, int] = {}
     input_slots = [slots.setdefault(source.node(tree), len(slots)) for source in inputs]
     source_slots = [slots.setdefault(source.node(tree), len(slots)) for source in plan.sources]
+    free = request.code.co_freevars if in_try else ()
+    cells = [Source("closure_cell", None, (i, name)).node(tree) for i, name in enumerate(free)]
+    cell_slots = [slots.setdefault(node, len(slots)) for node in cells]
     cg = CodeGen(plan, tuple(request.args), source_slots)
+    begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if in_try else None
     if compiled is not None:
-        cg.begin_call(_native.activate(compiled, None))
+        if begin is not None:
+            cg.instructions.append(begin)
+        cg.begin_call(_native.activate(_restoring(compiled, tx), None))
         for slot in input_slots:
             cg.emit("LOAD_FAST", cg.parameter_name(slot))
         cg.end_call(len(inputs))
         cg.emit("STORE_FAST", "___out")
+        if begin is not None:
+            cg.instructions.append(TryEnd(begin))
     emit(cg)
+    if begin is not None:
+        cg.instructions.append(begin.target)
+        cg.emit("STORE_FAST", "___error")
+        cg.begin_call(Again(request.code, tuple(request.args), report, where))
+        names = ["___error", *request.args, *map(cg.parameter_name, cell_slots)]
+        for parameter in names:
+            cg.emit("LOAD_FAST", parameter)
+        cg.end_call(len(names))
+        cg.emit("RETURN_VALUE")
     code = cg.assemble(request.code, len(slots), _stack_size(cg))
     _final_guards(tx)
     tree.collect(list(slots))
@@ -238,6 +261,23 @@ def _in_full(captured: CapturedGraph) -> str:
     if captured.brk is not None:
         lines += [f"# break: {line}" for line in captured.brk.describe().splitlines()]
     return "\n".join(lines)
+
+
+def _restoring(compiled: Callable[..., Any], tx: Capture) -> Callable[..., Any]:
+    """A compiled graph which leaves the thread's modes as they were (guarded) when it raises between two settings."""
+    settings = [(setter, (*leading, at_entry)) for (setter, *leading), (at_entry, _) in tx.modes.items()]
+    if not settings:
+        return compiled
+
+    def run(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except BaseException:
+            for setter, arguments in settings:
+                setter(*arguments)
+            raise
+
+    return run
 
 
 def _stack_size(cg: CodeGen) -> int:

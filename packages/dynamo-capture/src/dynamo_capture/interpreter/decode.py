@@ -7,6 +7,7 @@ that index ``i`` here is the ``i``-th instruction there.
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -66,7 +67,8 @@ class ExceptionEntry:
 class DecodedCode:
     """What the interpreter needs of a code object (which it does not keep alive)."""
 
-    __slots__ = ("_code", "_lines", "_liveness", "_locations", "_offset_index", "cells", "exceptions", "instructions")
+    __slots__ = ("_around", "_code", "_lines", "_liveness", "_locations", "_offset_index", "cells", "exceptions",
+                 "instructions")  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
         self._code = weakref.ref(code)
@@ -77,6 +79,7 @@ class DecodedCode:
         ]
         self.cells = cell_slots(code)
         self._lines: list[int] | None = None
+        self._around: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self._liveness: list[frozenset[str]] | None = None
         self._locations: dict[int, SourceLoc] = {}
 
@@ -121,6 +124,36 @@ class DecodedCode:
             if entry.start <= index < entry.end:
                 return entry
         return None
+
+    def handlers_around(self, index: int) -> tuple[bool, tuple[int, ...]]:
+        """What an exception of an instruction may meet in the function: an ``except`` clause, and ``with`` statements
+        (the stack positions of their ``__exit__``). A ``finally`` clause lets it pass.
+        """
+        found = self._around.get(index)
+        if found is None:
+            found = self._around[index] = self._look_around(index)
+        return found
+
+    def _look_around(self, index: int) -> tuple[bool, tuple[int, ...]]:
+        managers: list[int] = []
+        seen: set[int] = set()
+        while (entry := self.handler_for(index)) is not None and entry.target not in seen:
+            seen.add(entry.target)
+            index = entry.target
+            names = [inst.name for inst in self.instructions[index:]]
+            if names[0] != "PUSH_EXC_INFO":
+                continue
+            if names[1] == "WITH_EXCEPT_START":
+                managers.append(entry.depth - 1)
+                index += 1
+                continue
+            for name, following in itertools.pairwise(names):
+                if name == "RERAISE":
+                    break
+                if name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or (name == "POP_EXCEPT" and following != "RERAISE"):
+                    return True, ()
+            index += 1  # what the clause itself raises goes further out
+        return False, tuple(managers)
 
     def in_loop(self, index: int) -> bool:
         """Whether a backward jump encloses the instruction."""

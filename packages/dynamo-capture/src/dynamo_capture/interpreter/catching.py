@@ -1,0 +1,176 @@
+"""Operators inside ``try``: what they raise when the graph runs belongs to the program's handler.
+
+A graph runs at one place of the emitted code, not where its operators stand in the program. An operator whose exception
+a handler of the program may catch is first tried on tensors like its own, so that a call which eager refuses breaks the
+graph; and should the graph raise nevertheless, because of what its tensors hold, the whole frame is run again eagerly
+(:class:`Again`), which is possible as the graph comes first and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dynamo_capture import _native
+from dynamo_capture.rules import is_library_class, is_library_name
+from dynamo_capture.values.base import Value
+
+if TYPE_CHECKING:
+    from dynamo_capture.interpreter.frame import Frame
+    from prims.report import Report
+
+__all__ = ["Again", "is_refused", "may_be_caught"]
+
+#: Elements of all tensors of a call, above which it is not tried.
+_MOST_ELEMENTS = 1 << 22
+
+
+def may_be_caught(frames: list[Frame]) -> bool:
+    """Whether an exception of the instruction that is being interpreted may meet a handler of the program."""
+    for frame in frames:
+        if frame.decoded.exceptions:
+            catches, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
+            if catches or any(_may_swallow(frame.stack[at]) for at in managers if at < len(frame.stack)):
+                return True
+    return False
+
+
+def _may_swallow(leave: Value) -> bool:
+    """Whether the ``__exit__`` of a context manager may give a true value."""
+    owner: Any = getattr(leave.realize(), "owner", None)
+    if owner is None:
+        return True
+    owner = owner.realize()
+    cls = owner.pytype
+    if cls is contextlib.nullcontext or (is_library_class(cls) and cls.__module__.startswith("torch")):
+        return False
+    if cls is contextlib._GeneratorContextManager:
+        made_by: Any = getattr(owner.attrs.get("gen"), "frame", None)
+        if made_by is None:
+            return True
+        name = made_by.globals.get("__name__")
+        catching = any(made_by.decoded.handlers_around(i)[0] for i, inst in enumerate(made_by.decoded.instructions)
+                       if inst.name == "YIELD_VALUE")  # fmt: skip
+        return catching and not (is_library_name(name) and str(name).startswith("torch"))
+    function = getattr(cls, "__exit__", None)
+    return not (isinstance(function, types.FunctionType) and _gives_none(function.__code__))
+
+
+def _gives_none(code: types.CodeType) -> bool:
+    """Whether a function returns nothing but None and False."""
+    from dynamo_capture.interpreter.decode import decode
+
+    before = None
+    for inst in decode(code).instructions:
+        if inst.name == "RETURN_CONST" and inst.arg:
+            return False
+        if inst.name == "RETURN_VALUE" and not (before is not None and before.name == "LOAD_CONST" and not before.arg):
+            return False
+        before = inst
+    return True
+
+
+def is_refused(call: Callable[[Any], Any], examples: Any) -> bool:
+    """Whether a call raises on tensors of ones like the abstract ones among its arguments.
+
+    Args:
+        call: takes the arguments.
+        examples: tuples, lists and dicts of abstract tensors, symbolic numbers and constants.
+    """
+    with _disable_current_modes(), _same_random_numbers():
+        for make in (torch.zeros, torch.ones):  # of ints: indices that exist, divisors that are not zero
+            try:
+                call(_like(examples, make, [_MOST_ELEMENTS]))
+            except _TooLarge:
+                return False
+            except Exception:
+                continue
+            return False
+    return True
+
+
+class _TooLarge(Exception):
+    """The tensors of a call are too large to be made."""
+
+
+def _like(example: Any, make_ints: Callable[..., Any], left: list[int]) -> Any:
+    if isinstance(example, torch.Tensor):
+        shape = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in example.shape]
+        numel = 1
+        for size in shape:
+            numel *= size
+        left[0] -= numel
+        if left[0] < 0:
+            raise _TooLarge
+        make = torch.ones if example.is_floating_point() or example.is_complex() else make_ints
+        made = make(shape, dtype=example.dtype, device=example.device)
+        return made.requires_grad_() if example.requires_grad and not example.is_inference() else made
+    if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return example.node.hint
+    if type(example) in (tuple, list):
+        return type(example)(_like(x, make_ints, left) for x in example)
+    if isinstance(example, tuple) and hasattr(example, "_fields"):
+        return type(example)(*(_like(x, make_ints, left) for x in example))
+    if type(example) is dict:
+        return {key: _like(x, make_ints, left) for key, x in example.items()}
+    if isinstance(example, slice):
+        return slice(*(_like(x, make_ints, left) for x in (example.start, example.stop, example.step)))
+    return example
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    state = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+
+
+class Again:
+    """Runs in the emitted code where a graph has raised inside ``try``: the frame from its beginning, without capture.
+
+    Args:
+        code: the frame's code.
+        names: the names of its parameters, in the order in which their values are given; after them come its cells.
+        report: told once.
+    """
+
+    def __init__(self, code: types.CodeType, names: tuple[str, ...], report: Report | None, where: str) -> None:
+        self.code = weakref.ref(code)  # which owns the emitted code, and lives as long as the frame
+        self.names = names
+        self.report = report
+        self.where = where
+
+    def __call__(self, error: BaseException, *values: Any) -> Any:
+        if not isinstance(error, Exception):
+            raise error
+        if self.report is not None:
+            self.report.fallback("capture", "an operator raised inside try: such calls run eagerly", self.where)
+            self.report = None
+        code: Any = self.code()
+        given = dict(zip(self.names, values, strict=False))
+        globals_ = sys._getframe(1).f_globals
+        function = types.FunctionType(code, globals_, code.co_name, None, values[len(self.names) :])
+        positional = code.co_varnames[: code.co_argcount]
+        by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        at = code.co_argcount + code.co_kwonlyargcount
+        rest: tuple[Any, ...] = ()
+        named: dict[str, Any] = {}
+        if code.co_flags & 0x04:
+            rest = given[code.co_varnames[at]]
+            at += 1
+        if code.co_flags & 0x08:
+            named = given[code.co_varnames[at]]
+        args = [given[name] for name in positional]
+        return _native.activate(function, None)(*args, *rest, **{name: given[name] for name in by_name}, **named)

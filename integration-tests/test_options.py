@@ -167,14 +167,11 @@ def threads(tmp_path, monkeypatch):
 
 @effect
 def compile_workers(tmp_path, monkeypatch):
-    asked, real = [], compiler._compile
-    monkeypatch.setattr(compiler, "_LOADED", {})
-    monkeypatch.setattr(
-        compiler, "_compile", lambda missing, cc, workers, *rest: asked.append(workers) or real(missing, cc, workers, *rest)
-    )
-    compiled(wave, torch.ones(3), compile_workers=3)
-    monkeypatch.setattr(compiler, "_LOADED", {})
-    compiled(wave, torch.ones(3), compile_workers=0)
+    asked, real = [], compiler._shares
+    monkeypatch.setattr(compiler, "_shares", lambda units, workers: asked.append(workers) or real(units, workers))
+    for workers in (3, 0):
+        monkeypatch.setattr(compiler, "_LOADED", {})
+        compiled(wave, torch.ones(3), compile_workers=workers)
     assert asked == [3, len(os.sched_getaffinity(0))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import types
 import weakref
@@ -23,7 +24,7 @@ from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
 from dynamo_capture.values.torch_calls import ALLOWED
-from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_never, why_not_now, why_plain
+from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.eager import leave_to_eager
 from prims.errors import QuintetError, Unsupported, UserError
@@ -60,7 +61,6 @@ class Optimizer:
         #: Is told of every captured region.
         self.on_capture: Callable[[CapturedGraph], None] = lambda captured: None
         self.states: CodeMap[CodeState] = CodeMap()
-        self._breaks: set[BreakInfo] = set()
         self._contract = Contract.of(backend, options)
         self._calls = threading.local()
         #: The code of the compiled function itself; ``fullgraph`` is about it.
@@ -147,13 +147,21 @@ class Optimizer:
                 why = why or Why("the call ended in an exception", place_of(self.root_code))
                 self.report.status("call", "raised", why.reason, why.where)
             return
-        why = why or self._never
+        why = why or self._why_not_asked()
         if raising is not None:
             why = raising.why = Why(f"{why.reason}, while it is captured and not else", why.where, why.todo)
         if why.reason == NOTHING.reason:
             self.report.status("call", "nothing", why.reason, why.where)
         else:
             self._leave(why, "call")
+
+    def _why_not_asked(self) -> Why:
+        """Why translation was not asked about a call, which ran eagerly."""
+        if sys.gettrace() is not None:  # set while it ran
+            return why_before(None, self.root_code)
+        if self.root_code is not None and _native.marked(self.root_code) in (_native.SKIP, _native.SKIP_RECURSIVE):
+            return why_disabled(self.root_code)
+        return self._never
 
     def _note(self, why: Why) -> None:
         """The call that runs on this thread was left to eager here, if it turns out to come to no compiled code."""
@@ -212,8 +220,7 @@ class Optimizer:
         state.sizes.commit()
         self.on_capture(captured)
         brk = captured.brk
-        if brk is not None and brk not in self._breaks:
-            self._breaks.add(brk)
+        if brk is not None:
             self.report.graph_break(brk.reason, brk.where)
         if captured.graph is not None:
             self.report.status("frame", "compiled", where=where)
@@ -224,7 +231,6 @@ class Optimizer:
     def forget(self) -> None:
         """Forget what was captured; the report keeps it."""
         self.states.clear()
-        self._breaks.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Any]:
         try:
@@ -409,8 +415,9 @@ class Explanation:
 
     def add(self, captured: CapturedGraph) -> None:
         """Take over what capturing one region gave."""
-        if captured.brk is not None and captured.brk not in self.breaks:
-            self.breaks.append(captured.brk)
+        brk = captured.brk
+        if brk is not None and all((brk.reason, brk.where) != (b.reason, b.where) for b in self.breaks):
+            self.breaks.append(brk)
         self.guards.extend(map(str, captured.guards))
 
     @property
@@ -430,6 +437,7 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} operators"]
+        lines.append(f"verdict: {self.report.verdict}")
         for i, item in enumerate(self.breaks):
             lines.append(f"break {i + 1}: {item.describe()}")
         for i, gm in enumerate(self.graphs):

@@ -15,7 +15,7 @@ from dynamo_capture.rules import GENERATOR_FLAGS, skip_reason
 from dynamo_capture.wrappers import is_disabled
 from prims.forking import why_cut_off
 
-__all__ = ["NOTHING", "Why", "place_of", "why_before", "why_never", "why_not_now", "why_plain"]
+__all__ = ["NOTHING", "Why", "place_of", "why_before", "why_disabled", "why_never", "why_not_now", "why_plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,15 @@ def why_before(plain: Why | None, code: types.CodeType | None) -> Why:
     return Why(what, place_of(code), "Run without it; profilers (cProfile, sys.setprofile) do see compiled code.")
 
 
+def why_disabled(code: types.CodeType | None) -> Why:
+    """Why a call runs eagerly whose function is under ``disable()``."""
+    return Why("it is marked by disable()", place_of(code), "Remove the disable() to have it compiled.")
+
+
 def why_never(target: Any, function: types.FunctionType | None) -> Why:
     """Why a call runs eagerly where translation is not asked, or has nothing to say."""
     if is_disabled(target):
-        code = None if function is None else function.__code__
-        return Why("it is marked by disable()", place_of(code), "Remove the disable() to have it compiled.")
+        return why_disabled(None if function is None else function.__code__)
     if function is None:
         return Why(f"a {type(target).__name__} has no Python code to capture")
     reason = skip_reason(function.__code__, function.__globals__)

@@ -297,3 +297,49 @@ def test_nested_compiled_functions_answer_for_themselves():
     with pytest.warns(CompileWarning, match="generator function"):
         list(call(torch.ones(2)))
     assert report.verdict.startswith("eager") and inner_report.verdict == "compiled"
+
+
+def test_marked_or_traced_after_it_was_compiled():
+    def fn(x):
+        return x * 2
+
+    call, report = compiled(fn)
+    disable(fn, recursive=False)
+    with pytest.warns(CompileWarning, match="marked by disable"):
+        call(torch.ones(2))
+    assert "disable()" in report.verdict
+
+    def starts_a_debugger(x):
+        old = sys.gettrace()
+        sys.settrace(lambda *_: None)
+        try:
+            return helper(x)
+        finally:
+            sys.settrace(old)
+
+    def helper(x):
+        return x + 1
+
+    call, report = compiled(starts_a_debugger)
+    with pytest.warns(CompileWarning):
+        torch.testing.assert_close(call(torch.ones(2)), torch.full((2,), 2.0))
+    assert report.verdict.startswith("eager: ")
+
+
+def test_one_break_site_is_listed_once():
+    def inner(x):
+        y = x.sin()
+        print(end="")
+        return y + 1
+
+    def middle(x):
+        return inner(x) * 2
+
+    def outer(x):
+        return middle(x) - 1
+
+    call, report = compiled(outer)
+    call(torch.ones(2))
+    assert len(report.breaks) == 1 and "print" in report.breaks[0].reason
+    found = dynamo_capture.explain(outer)(torch.ones(2))
+    assert found.graph_break_count == 1 and "verdict: partly: a graph break" in str(found)

@@ -1,6 +1,10 @@
 /* What guards ask of keys, classes and functions. */
 #include "capture.h"
 
+#if PY_VERSION_HEX >= 0x030D0000 /* exported, but declared in a private header */
+extern int _PySet_NextEntry(PyObject *set, Py_ssize_t *position, PyObject **item, Py_hash_t *hash);
+#endif
+
 /* ------------------------------------------------------------------ keys and elements */
 
 /* Whether equal objects of this type are the same to every program: a C type, whose objects hold no others. */

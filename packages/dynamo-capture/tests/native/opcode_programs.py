@@ -112,10 +112,14 @@ class Options:
 
 class Report:
     def __init__(self):
-        self.breaks, self.fallbacks = [], []
+        self.sites, self.fallbacks = {}, []
+
+    @property
+    def breaks(self):
+        return list(self.sites.values())
 
     def graph_break(self, reason, where):
-        self.breaks.append(reason)
+        self.sites[reason, where] = reason
 
     def fallback(self, stage, reason, where):
         self.fallbacks.append(reason)
@@ -644,7 +648,7 @@ class Breaking(Base):
         return super().value() + k
 
 
-@program(3, breaks=2)
+@program(3, breaks=1)
 def break_in_a_method(n):
     b = Breaking(n)
     return b.value() + n

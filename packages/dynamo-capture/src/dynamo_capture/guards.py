@@ -51,7 +51,7 @@ class GuardSet:
         self._reasons: dict[int, str] = {}
         self._subclasses: list[tuple[type, type, bool]] = []
         self._keyed: dict[int, Source] = {}
-        self._lookups: set[tuple[int, str]] = set()
+        self._lookups: set[tuple[int, str, int]] = set()
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
@@ -108,10 +108,10 @@ class GuardSet:
         if (node := self._new("set", source, value)) is not None:
             self.tree.check_set(node, value, reason=self._reason())
 
-    def is_new_lookup(self, cls: type, name: str) -> bool:
-        """Whether a name is looked up in a class for the first time (its bases do not change in between)."""
+    def is_new_lookup(self, cls: type, name: str, owner: type | None) -> bool:
+        """Whether a name is looked up in a class, and found in ``owner``, for the first time."""
         before = len(self._lookups)
-        self._lookups.add((id(cls), name))
+        self._lookups.add((id(cls), name, id(owner)))
         return len(self._lookups) > before
 
     def class_lacks(self, cls: type, name: str) -> None:

@@ -10,7 +10,7 @@ from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.class_tests import is_instance
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -69,7 +69,7 @@ class ControlOps(FrameState):
     def BEFORE_WITH(self, arg: Any) -> None:
         manager = self.pop()
         for name in ("__enter__", "__exit__"):
-            if lookup(manager.pytype, name)[1] is None:
+            if find(self.tx, manager.pytype, name)[1] is None:
                 text = f"{manager.pytype.__name__!r} object does not support the context manager protocol"
                 missed = " (missed __exit__ method)" if name == "__exit__" else ""
                 raise self.tx.observed(TypeError(text + missed))

@@ -171,15 +171,15 @@ def _of_types(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 
 def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, reflected: str) -> Value:
     """The protocol of user-defined operators (Python reference, 3.3.8)."""
-    from dynamo_capture.values.classes import lookup
+    from dynamo_capture.values.classes import find
     from dynamo_capture.values.containers import SequenceValue
 
     type_a, type_b = a.pytype, b.pytype
     order = [(a, b, name), (b, a, reflected)]
-    if type_b is not type_a and issubclass(type_b, type_a) and lookup(type_b, reflected)[0] is not None:
+    if type_b is not type_a and issubclass(type_b, type_a) and find(tx, type_b, reflected)[0] is not None:
         order.reverse()
     for x, y, method in order:
-        found, _owner = lookup(x.pytype, method)
+        found, _owner = find(tx, x.pytype, method)
         if found is None:
             continue
         if isinstance(x, SequenceValue) or _is_sequence_slot(x, found):
@@ -254,10 +254,10 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
         return a.call_method(tx, "__imul__", [b], {})
     if not isinstance(a, (ConstantValue, SymValue)):
-        from dynamo_capture.values.classes import lookup
+        from dynamo_capture.values.classes import find
 
         name = f"__i{_NAMES[plain]}__"
-        if lookup(a.pytype, name)[0] is not None:
+        if find(tx, a.pytype, name)[0] is not None:
             result = a.call_method(tx, name, [b], {}).realize()
             if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
                 return result
@@ -298,7 +298,7 @@ def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value)
 
 
 def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
-    from dynamo_capture.values.classes import find, lookup
+    from dynamo_capture.values.classes import find
 
     name, reflected = _COMPARISONS[fn]
     order = [(a, b, name), (b, a, reflected)]
@@ -307,7 +307,7 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
     for x, y, method in order:
         found, owner = find(tx, x.pytype, method)
         if found is None or owner is object or isinstance(x, ConstantValue):
-            if method == "__ne__" and lookup(x.pytype, "__eq__")[1] is not object:
+            if method == "__ne__" and find(tx, x.pytype, "__eq__")[1] is not object:
                 if not isinstance(x, ConstantValue):
                     return ConstantValue(not compare(tx, operator.eq, x, y).truth(tx))
             continue
@@ -355,9 +355,9 @@ def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
         return tx.graph_call(fn, [a], {})
     if a.is_const:
         return fold(tx, fn, [a], {})
-    from dynamo_capture.values.classes import lookup
+    from dynamo_capture.values.classes import find
 
-    if lookup(a.pytype, _UNARY[fn])[1] is None:
+    if find(tx, a.pytype, _UNARY[fn])[1] is None:
         type_error(tx, fn, a)
     return a.call_method(tx, _UNARY[fn], [], {})
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_library_name
+from dynamo_capture.rules import is_library_class
+from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, class_source, guard_found, guard_lookup, lookup
+from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 
 if TYPE_CHECKING:
@@ -192,7 +193,10 @@ class ClassValue(_FixedValue):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         cls = self.obj
-        if name in ("__name__", "__qualname__", "__module__", "__mro__", "__bases__", "__doc__"):
+        if name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            source = None if is_library_class(cls) else Source("attr", Source("constant", None, (cls,)), name)
+            return tx.from_python(getattr(cls, name), source)
+        if name in ("__mro__", "__bases__"):
             return tx.from_python(getattr(cls, name))
         if name == "__class__":
             return tx.from_python(type(cls))
@@ -201,16 +205,16 @@ class ClassValue(_FixedValue):
         found, owner = lookup(cls, name)
         if owner is not None:
             return self._own_attribute(tx, name, found, owner)
-        meta_found, meta_owner = lookup(type(cls), name)
+        guard_lookup(tx, cls, name)
+        meta_found, meta_owner = find(tx, type(cls), name)
         if meta_owner is not None:
             if meta_owner in (type, object):
                 return BuiltinValue(getattr(cls, name)) if callable(getattr(cls, name)) else tx.from_python(
                     getattr(cls, name)
                 )
             return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
-        if isinstance(lookup(type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
+        if isinstance(find(tx, type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
             raise GraphBreak("QB06", f"__getattr__ of the metaclass of {cls.__name__}")
-        guard_lookup(tx, cls, name)
         return tx.from_python(tx.exact(getattr, cls, name))
 
     def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
@@ -225,6 +229,10 @@ class ClassValue(_FixedValue):
             return MethodValue(self, FunctionValue(found.__func__))
         if isinstance(found, property):
             return tx.from_python(found)
+        get, _ = lookup(type(found), "__get__")
+        if isinstance(get, types.FunctionType) and not is_library_class(type(found)):
+            descriptor = tx.from_python(found, class_source(owner, name))
+            return FunctionValue(get).call(tx, [descriptor, ConstantValue(None), self], {})
         value = getattr(self.obj, name)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             return BuiltinValue(value)
@@ -243,13 +251,13 @@ class ClassValue(_FixedValue):
         raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
 
     def getitem(self, tx: Capture, key: Value) -> Value:
-        on_meta, _ = lookup(type(self.obj), "__getitem__")
-        on_class, owner = lookup(self.obj, "__class_getitem__")
+        on_meta, _ = find(tx, type(self.obj), "__getitem__")
+        on_class, owner = find(tx, self.obj, "__class_getitem__")
         if isinstance(self.obj, enum.EnumMeta) and key.is_const:
             return tx.from_python(tx.exact(operator.getitem, self.obj, key.const()))
         if isinstance(on_meta, types.FunctionType):
             return tx.function(on_meta, None).call(tx, [self, key], {})
-        if owner is not None and isinstance(on_class, classmethod) and not is_library_name(owner.__module__):
+        if owner is not None and isinstance(on_class, classmethod) and not is_library_class(owner):
             return self.getattr(tx, "__class_getitem__").call(tx, [key], {})
         if (plain := _plain(key)) is not None:
             return tx.from_python(tx.exact(operator.getitem, self.obj, plain))  # list[int], Callable[[int], str]

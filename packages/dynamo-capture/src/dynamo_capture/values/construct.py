@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
 from dynamo_capture.values.classes import bind_attribute, find, lookup
@@ -66,26 +67,40 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         if signature is not None and not signature.admits(args, kwargs):
             raise GraphBreak("QB07", f"{cls.__qualname__}() with these arguments")
         return handler(tx, args, kwargs)
+    if isinstance(cls, enum.EnumMeta):
+        _check_missing(tx, cls, args)
     if isinstance(cls, enum.EnumMeta) or cls in _FOLDED:
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
-    if not (type(cls) in _PLAIN_METACLASSES or _plain_metaclass_call(type(cls))):
+    if not (type(cls) in _PLAIN_METACLASSES or _plain_metaclass_call(tx, type(cls))):
         raise GraphBreak("QB03", f"the class {cls.__qualname__}, whose metaclass defines __call__")
     return _user_class(tx, cls, args, kwargs)
 
 
-def _plain_metaclass_call(meta: type) -> bool:
-    return not isinstance(lookup(meta, "__call__")[0], types.FunctionType)
+def _check_missing(tx: Capture, cls: Any, args: list[Value]) -> None:
+    """The program's own ``_missing_`` is not run in the capture.
+
+    Raises:
+        GraphBreak: it would be.
+    """
+    owner = find(tx, cls, "_missing_")[1]
+    known = len(args) == 1 and (args[0].realize().pytype is cls or args[0].realize().key(tx) in cls._value2member_map_)
+    if owner is not None and not is_library_class(owner) and not known:
+        raise GraphBreak("QB03", f"{cls.__qualname__}._missing_")
+
+
+def _plain_metaclass_call(tx: Capture, meta: type) -> bool:
+    return not isinstance(find(tx, meta, "__call__")[0], types.FunctionType)
 
 
 def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if find(tx, cls, "__del__")[1] is not None:
         # When that is, only the running program knows, and emitted code would keep a reference of its own.
         raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
-    new, _ = lookup(cls, "__new__")
+    new, _ = find(tx, cls, "__new__")
     value: Value
     if isinstance(new, staticmethod) and isinstance(new.__func__, types.FunctionType):
         from dynamo_capture.values.callables import ClassValue
@@ -95,7 +110,7 @@ def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
             return value
     else:
         value = empty_instance(tx, cls, args)
-    init, owner = lookup(cls, "__init__")
+    init, owner = find(tx, cls, "__init__")
     if isinstance(init, types.FunctionType):
         bind_attribute(tx, value, cls, "__init__", init, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
     elif isinstance(value, ObjectValue):

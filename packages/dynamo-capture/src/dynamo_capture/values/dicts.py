@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import IdentityKey, Value
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue, key_error, method_of_container
@@ -373,12 +373,12 @@ def merged(tx: Capture, a: DictValue, b: DictValue) -> Value:
 def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
     """The (key, value) pairs that ``dict(value)`` takes, one by one."""
     payload = getattr(value, "payload", None)
-    if isinstance(payload, DictValue) and not isinstance(lookup(value.pytype, "__iter__")[0], types.FunctionType):
+    if isinstance(payload, DictValue) and not isinstance(find(tx, value.pytype, "__iter__")[0], types.FunctionType):
         value = payload
     if isinstance(value, DictValue):
         yield from list(value.whole(tx).values())
         return
-    if lookup(value.pytype, "keys")[1] is not None:
+    if find(tx, value.pytype, "keys")[1] is not None:
         for key in value.call_method(tx, "keys", [], {}).realize().iterate(tx):
             yield key, value.getitem(tx, key.realize())
         return

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute
+from dynamo_capture.values.classes import bind_attribute, class_source
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.identity import identity_key, pin
@@ -399,14 +400,17 @@ class SuperValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         mro = self.owner_type.__mro__
         for base in mro[mro.index(self.after) + 1 :]:
-            if name in base.__dict__:
+            if name not in base.__dict__:
+                if not is_library_class(base):
+                    tx.guards.class_lacks(base, name)
+            else:
                 found = base.__dict__[name]
                 from dynamo_capture.values.callables import ClassValue
 
                 owner = self.owner.realize()
                 of_class = isinstance(owner, ClassValue) and owner.obj is self.owner_type
                 if isinstance(found, types.FunctionType) and of_class:
-                    return tx.function(found, None)
+                    return tx.function(found, class_source(base, name))
                 return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
         if name in ("__thisclass__", "__self__", "__self_class__"):
             raise GraphBreak("QB06", f"attribute {name!r} of super()")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
@@ -258,7 +258,7 @@ iterator(itertools.filterfalse, 2, 2)(_filtering(itertools.filterfalse))
 def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     value = args[0].realize()
     if isinstance(value, ObjectValue):
-        if lookup(value.cls, "__reversed__")[1] is not None:
+        if find(tx, value.cls, "__reversed__")[1] is not None:
             return value.call_method(tx, "__reversed__", [], {})
         n = value.length(tx).const()
 
@@ -271,7 +271,7 @@ def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
         return BackwardsIterator(value, value.items, kind)
     if isinstance(value, ConstantValue) and isinstance(value.value, (str, bytes, range)):
         return NativeIterator(reversed(value.value), None, type(reversed(value.value)), ConstantValue)
-    if lookup(value.pytype, "__reversed__")[1] is None:
+    if find(tx, value.pytype, "__reversed__")[1] is None:
         raise GraphBreak("QB07", f"reversed() of {value.describe()}")
     return value.call_method(tx, "__reversed__", [], {})
 

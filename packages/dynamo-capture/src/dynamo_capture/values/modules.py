@@ -11,7 +11,7 @@ from torch.nn.modules import module as nn_module
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, lookup
+from dynamo_capture.values.classes import bind_attribute, find, lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue
 from dynamo_capture.values.objects import ObjectValue, is_data_descriptor
@@ -41,7 +41,7 @@ class ModuleValue(ObjectValue):
         return super().truth(tx) if self._has(tx, "__len__") or self._has(tx, "__bool__") else True
 
     def missing_attribute(self, tx: Capture, name: str) -> Value:
-        if lookup(self.cls, "__getattr__")[0] is not _MODULE_GETATTR:
+        if find(tx, self.cls, "__getattr__")[0] is not _MODULE_GETATTR:
             return super().missing_attribute(tx, name)
         value = self._registered(tx, name)
         return super().missing_attribute(tx, name) if value is None else value
@@ -62,7 +62,7 @@ class ModuleValue(ObjectValue):
         return None
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
-        if lookup(self.cls, "__setattr__")[0] is not _MODULE_SETATTR:
+        if find(tx, self.cls, "__setattr__")[0] is not _MODULE_SETATTR:
             super().setattr(tx, name, value)
             return
         self.module_setattr(tx, name, value.realize())
@@ -80,7 +80,7 @@ class ModuleValue(ObjectValue):
         self.write(tx, name, value)
 
     def delattr(self, tx: Capture, name: str) -> None:
-        if lookup(self.cls, "__delattr__")[0] is not _MODULE_DELATTR:
+        if find(tx, self.cls, "__delattr__")[0] is not _MODULE_DELATTR:
             super().delattr(tx, name)
             return
         self.module_delattr(tx, name)
@@ -92,7 +92,7 @@ class ModuleValue(ObjectValue):
         self.remove(tx, name)
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        found, owner = lookup(self.cls, "__call__")
+        found, owner = find(tx, self.cls, "__call__")
         if found is not _MODULE_CALL:
             return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
         if any(base.__module__ == "torch.jit._script" for base in self.cls.__mro__):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -33,7 +33,7 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
     if conversion:
         value = text_from(tx, _CONVERSIONS[conversion], value)
     elif isinstance(value, ObjectValue):
-        method, owner = lookup(value.cls, "__format__")
+        method, owner = find(tx, value.cls, "__format__")
         if owner is not object:
             if not isinstance(method, types.FunctionType):
                 raise GraphBreak("QB07", f"formatting {display(value)}")
@@ -64,7 +64,7 @@ def text_from(tx: Capture, make: Any, value: Value) -> Value:
         return text_of(value, make)
     if not isinstance(value, ObjectValue):
         return fold(tx, make, [value], {})
-    name = "__str__" if make is str and lookup(value.cls, "__str__")[1] is not object else "__repr__"
+    name = "__str__" if make is str and find(tx, value.cls, "__str__")[1] is not object else "__repr__"
     text = _string(value.call_method(tx, name, [], {}).realize())
     return text if make is not ascii else fold(tx, _to_ascii, [text], {})
 

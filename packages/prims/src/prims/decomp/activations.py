@@ -31,13 +31,13 @@ def relu(p: Any, self: Value) -> Value:
     """max(x, 0)"""
     if self.dtype == torch.bool:
         raise unsupported("relu of a bool tensor")
-    return p.maximum(self, number(0, self.dtype))
+    return p.maximum(number(0, self.dtype), self)  # in this order: of equal zeros the input's
 
 
 @decomposition("aten.relu6.default")
 def relu6(p: Any, self: Value) -> Value:
     """min(max(x, 0), 6)"""
-    return p.minimum(p.maximum(self, number(0, self.dtype)), number(6, self.dtype))
+    return hardtanh(p, self, 0, 6)
 
 
 @decomposition("aten.threshold.default")
@@ -116,7 +116,7 @@ def tanh_backward(p: Any, grad_output: Value, output: Value) -> Value:
 @decomposition("aten.hardtanh.default")
 def hardtanh(p: Any, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
     """Clamp to [min_val, max_val]."""
-    return p.minimum(p.maximum(self, number(min_val, self.dtype)), number(max_val, self.dtype))
+    return p.minimum(number(max_val, self.dtype), p.maximum(number(min_val, self.dtype), self))
 
 
 @decomposition("aten.hardtanh_backward.default")

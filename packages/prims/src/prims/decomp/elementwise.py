@@ -215,6 +215,18 @@ def logical_not(p: Any, self: Value) -> Value:
 # ---- two operands ---------------------------------------------------------------------------------------
 
 
+def _is_precise(scalar: Any, dtype: torch.dtype, other: Any = None) -> bool:
+    """Is this an operand that eager takes, for a result of reduced precision, in the precision in which it computes?
+
+    So it takes 0-dimensional tensors on the CPU: the second one of products and quotients; and where `other`, the other
+    operand, is on a GPU, either one of products and sums too.
+    """
+    if dtype not in REDUCED or not is_value(scalar) or scalar.ndim or scalar.dtype in REDUCED:
+        return False
+    beside = other is None or (is_value(other) and other.device.type != "cpu")
+    return is_float(scalar.dtype) and scalar.device.type == "cpu" and beside
+
+
 def _sum(p: Any, self: Any, other: Any, alpha: Any, combine: str) -> Value:
     dtype = result_dtype(self, other)
     if dtype == torch.bool:
@@ -223,7 +235,8 @@ def _sum(p: Any, self: Any, other: Any, alpha: Any, combine: str) -> Value:
         x, y = operands(p, self, other)
         return p.logical_or(x, y) if alpha else expand(p, to_dtype(p, self, dtype), x.shape)
     plain = isinstance(alpha, (int, float)) and alpha == 1
-    compute = dtype if plain else opmath(dtype)
+    wide = _is_precise(self, dtype, other) or _is_precise(other, dtype, self)
+    compute = dtype if plain and not wide else opmath(dtype)
     if plain and dtype in REDUCED:
         self, other = (_as_added(x, dtype, self, other) for x in (self, other))
     x, y = operands(p, self, other, dtype=compute)
@@ -260,17 +273,19 @@ def rsub(p: Any, self: Any, other: Any, alpha: Any = 1) -> Value:
 @decomposition("aten.mul.Tensor", "aten.mul.Scalar")
 def mul(p: Any, self: Any, other: Any) -> Value:
     """self * other"""
-    x, y = operands(p, self, other)
-    return p.logical_and(x, y) if result_dtype(self, other) == torch.bool else p.mul(x, y)
+    dtype = result_dtype(self, other)
+    compute = torch.float32 if _is_precise(other, dtype) or _is_precise(self, dtype, other) else dtype
+    x, y = operands(p, self, other, dtype=compute)
+    return p.logical_and(x, y) if dtype == torch.bool else to_dtype(p, p.mul(x, y), dtype)
 
 
 def _true_div(p: Any, self: Any, other: Any) -> Value:
     dtype = float_dtype(result_dtype(self, other))
-    x, y = operands(p, self, other, dtype=dtype)
+    x, y = operands(p, self, other, dtype=torch.float32 if _is_precise(other, dtype) else dtype)
     if type(y) in (int, float) and x.device.type == "cuda":
         # As eager does on a GPU, to its last bit, and without a division in every element.
         return p.mul(x, torch.ones((), dtype=opmath(dtype)).div(torch.tensor(y, dtype=opmath(dtype))).item())
-    return p.div(x, y)
+    return to_dtype(p, p.div(x, y), dtype)
 
 
 @decomposition("aten.div.Tensor", "aten.div.Scalar")
@@ -480,17 +495,22 @@ def logaddexp2(p: Any, self: Value, other: Value) -> Value:
 
 @decomposition("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor")
 def clamp(p: Any, self: Value, min: Any = None, max: Any = None) -> Value:
-    """min(max(x, lo), hi); NaN stays NaN, and `max` wins where the bounds cross."""
+    """min(max(x, lo), hi); NaN stays NaN, `max` wins where the bounds cross, and a zero is x's own among equal ones."""
     dtype = result_dtype(self, min, max)
     bounds = [b for b in (min, max) if b is not None]
     fitted = operands(p, self, *bounds, dtype=dtype)
     x = fitted[0]
     rest = iter(fitted[1:])
     if min is not None:
-        x = p.maximum(x, rounded(next(rest), dtype))
+        x = p.maximum(*_bound_first(x, rounded(next(rest), dtype)))
     if max is not None:
-        x = p.minimum(x, rounded(next(rest), dtype))
+        x = p.minimum(*_bound_first(x, rounded(next(rest), dtype)))
     return x
+
+
+def _bound_first(x: Value, bound: Any) -> tuple[Any, Any]:
+    """Of two equal operands an extremum is the second one."""
+    return (x, bound) if is_value(bound) else (bound, x)
 
 
 @decomposition("aten.clamp_min.default", "aten.clamp_min.Tensor")

@@ -12,6 +12,7 @@ from prims.decomp.common import (
     Size,
     Value,
     full_like,
+    is_float,
     is_integral,
     keep,
     norm_dim,
@@ -69,7 +70,13 @@ def sum_dims(
         return _finish(p, _bool_result(p, self, "sum", dims), self, dims, keepdim)
     x, out = _accumulated(p, self, dtype)
     dims = norm_dims(dim, x.ndim)
-    return _finish(p, to_dtype(p, reduced(p, "sum", x, dims), out), x, dims, keepdim)
+    total = reduced(p, "sum", x, dims) if dims else _sum_of_one(p, x)
+    return _finish(p, to_dtype(p, total, out), x, dims, keepdim)
+
+
+def _sum_of_one(p: Any, x: Value) -> Value:
+    """The sum of a single number, which begins with 0, so that it is never -0.0."""
+    return p.add(x, 0.0) if is_float(x.dtype) else x
 
 
 @decomposition("aten.sum.default")
@@ -111,7 +118,7 @@ def mean_dims(
 def mean_of(p: Any, x: Value, dims: Sequence[int]) -> Value:
     """Mean of a float value, the dimensions dropped."""
     if not dims:
-        return x
+        return _sum_of_one(p, x)
     return p.div(p.sum(x, tuple(dims)), number(count(x.shape, dims), x.dtype))
 
 

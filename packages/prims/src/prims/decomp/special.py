@@ -30,6 +30,7 @@ from prims.decomp.common import (
     unsupported,
     whole,
 )
+from prims.decomp.elementwise import mul
 from prims.decomp.reductions import linalg_vector_norm, sum_dims
 from prims.decomp.registry import decomposition
 from prims.decomp.views import diagonal, reshaped, swapped
@@ -63,11 +64,28 @@ def angle(p: Any, self: Value) -> Value:
 
 @decomposition("aten.ldexp.Tensor")
 def ldexp(p: Any, self: Value, other: Value) -> Value:
-    """self * 2 ** other"""
+    """self * 2 ** other; exactly, for integers `other`."""
+    if is_float(self.dtype) and is_integral(other.dtype):
+        return _scaled(p, self, other)
     power_dtype = float_dtype(other.dtype)
     power = p.exp2(to_dtype(p, other, power_dtype))
-    x, y = operands(p, self, power)
-    return p.mul(x, y)
+    return mul(p, self, power)
+
+
+def _scaled(p: Any, self: Value, exponent: Value) -> Value:
+    """A float times a power of two, in three steps of which none overflows where the result does not."""
+    compute = opmath(self.dtype)
+    bits, integer, bias, reach = (
+        (52, torch.int64, 1023, 2200) if compute == torch.float64 else (23, torch.int32, 127, 280)
+    )
+    shape = broadcast_shapes(self.shape, exponent.shape)
+    x = expand(p, to_dtype(p, self, compute), shape)
+    steps = p.maximum(-reach, p.minimum(reach, expand(p, to_dtype(p, exponent, torch.int64), shape)))
+    third = p.trunc_div(steps, 3)
+    for part in (third, third, p.sub(steps, p.mul(third, 2))):
+        raised = p.convert(p.mul(p.add(part, bias), 1 << bits), integer)
+        x = p.mul(x, p.bitcast(raised, compute))
+    return to_dtype(p, x, self.dtype)
 
 
 @decomposition("aten.nansum.default")

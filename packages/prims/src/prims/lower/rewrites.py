@@ -276,10 +276,23 @@ def _key(size: Any) -> Any:
     return getattr(size, "expr", size)
 
 
-@rewrite("scan_one", "cumsum", "cumprod")
+@rewrite("scan_one", "cumprod")
 def _scan_one(p: Any, args: Args, spec: Any) -> Any:
     x, dim = args
     return x if _is_one(x.shape[dim]) else None
+
+
+@rewrite("scan_one", "cumsum")
+def _add_up_one(p: Any, args: Args, spec: Any) -> Any:
+    x, dim = args
+    if not _is_one(x.shape[dim]):
+        return None
+    return _summed(p, x) if x.device.type == "cpu" else x  # a GPU's scan begins with the first term
+
+
+def _summed(p: Any, x: Any) -> Any:
+    """The sum of one term, which begins with 0: it is never -0.0."""
+    return p.add(x, 0.0) if x.dtype.is_floating_point else x
 
 
 def _reduce_ones(name: str) -> Callable[..., Any]:
@@ -292,7 +305,9 @@ def _reduce_ones(name: str) -> Callable[..., Any]:
             return None
         left = [d for d in range(x.ndim) if d in rest or d not in dims]
         squeezed = p.reshape(x, tuple(x.shape[d] for d in left))
-        return getattr(p, name)(squeezed, tuple(left.index(d) for d in rest)) if rest else squeezed
+        if rest:
+            return getattr(p, name)(squeezed, tuple(left.index(d) for d in rest))
+        return _summed(p, squeezed) if name == "sum" else squeezed
 
     return fn
 

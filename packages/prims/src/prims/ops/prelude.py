@@ -166,6 +166,32 @@ static inline float q_round_bf16(float x) {
 _c("q_round_f16", """
 static inline float q_round_f16(float x) { return (float)(_Float16)x; }""")
 
+# ---- floats to integers -----------------------------------------------------------------------------------
+
+
+def _c_truncation(ctype: str, bits: int, suffix: str) -> None:
+    """A float as an integer, as x86 processors (and so eager's kernels there) have it: the least one where it does not
+    fit. Other processors saturate by themselves, with 0 for NaN.
+
+    Blended by hand: in C it is undefined, and gcc makes of a conversion and its inverse, also through a condition, a
+    `trunc`, which keeps the sign of zero, infinities and NaN.
+    """
+    limit, t = f"0x1p{bits - 1}{suffix}", f"int{bits}_t"
+    _c(f"q_{ctype[0]}2i{bits}", f"""
+static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
+#if defined(__x86_64__)
+  const {t} fits = -({t})(x >= -{limit} && x < {limit});
+  return (({t})x & fits) | (INT{bits}_MIN & ~fits);
+#else
+  return ({t})x & -({t})(x == x);
+#endif
+}}""")
+
+
+for _bits in (32, 64):
+    _c_truncation("float", _bits, "f")
+    _c_truncation("double", _bits, "")
+
 # ---- Philox 4x32-10 (layout: prims.ops.rng) -------------------------------------------------------------
 
 _c("q_philox4", """

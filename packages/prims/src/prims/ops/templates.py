@@ -165,7 +165,9 @@ def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
     if dst in (torch.float16, torch.bfloat16):
         helper = "q_round_f16" if dst == torch.float16 else "q_round_bf16"
         return f"{helper}({arg if c_type(src) == 'float' else f'(float){arg}'})"
-    if src.is_floating_point and not dst.is_floating_point and dst.itemsize < 8:
+    if src.is_floating_point and dst in (torch.int32, torch.int64):
+        return f"q_{'d' if c_type(src) == 'double' else 'f'}2i{8 * dst.itemsize}({arg})"
+    if src.is_floating_point and not dst.is_floating_point:
         return f"(({c_type(dst)})(int64_t){arg})"
     return arg if c_type(src) == c_type(dst) else f"(({c_type(dst)}){arg})"
 

@@ -43,7 +43,7 @@ UNARY: dict[DtypeRule, str] = {
         special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
         special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
         special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0 sinc
-        mvlgamma deg2rad rad2deg""",
+        deg2rad rad2deg""",
     _same: """neg sign sgn floor ceil trunc round frac positive bitwise_not relu silu mish hardswish hardsigmoid
         hardtanh elu celu selu leaky_relu softplus hardshrink threshold log_sigmoid
         nan_to_num conj_physical _conj_physical""",
@@ -159,8 +159,18 @@ def float_power(x: Any, y: Any) -> TensorSpec:
     return iterate((x, y), wide)
 
 
+#: Since torch 2.13 a product by an integer power of two is a kernel of its own, whose result has the factor's type.
+_LDEXP_OF_INTEGERS = not torch.ops.aten.ldexp.Tensor.has_kernel_for_dispatch_key(
+    torch._C.DispatchKey.CompositeImplicitAutograd
+)
+
+
 @meta_rule("aten.ldexp.Tensor")
 def ldexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
+    if _LDEXP_OF_INTEGERS and x.dtype.is_floating_point and not (y.dtype.is_floating_point or y.dtype.is_complex):
+        if y.dtype == torch.bool:
+            raise NotImplementedError("ldexp of a power that is a bool")
+        return iterate((x, y), x.dtype)
     power = iterate((y,), to_float_dtype(result_dtype((2.0, y))))
     return iterate((x, power), result_dtype((x, power)))
 
@@ -266,11 +276,18 @@ def rrelu_backward(grad: TensorSpec, x: TensorSpec, noise: TensorSpec, *args: An
     return iterate((grad, noise), result_dtype((grad, noise)))
 
 
+@meta_rule("aten.mvlgamma.default")
+def mvlgamma(x: TensorSpec, p: int) -> TensorSpec:
+    """A sum over a new last dimension, contiguous as sums are."""
+    return TensorSpec(x.shape, _float((x,)), x.device)
+
+
 @meta_rule("aten.log_sigmoid_forward.default")
 def log_sigmoid_forward(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    out = iterate((x,), x.dtype)
-    buffer = out if x.device.type == "cpu" else TensorSpec((0,), x.dtype, x.device)
-    return out, buffer
+    if x.device.type != "cpu":
+        return iterate((x,), x.dtype), TensorSpec((0,), x.dtype, x.device)
+    out = TensorSpec(x.shape, x.dtype, x.device)  # the CPU's kernel takes no strides over
+    return out, out
 
 
 @meta_rule("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")

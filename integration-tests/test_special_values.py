@@ -1,0 +1,236 @@
+"""Zeros of either sign, infinities, NaN, denormals and the ends of the integers: what eager makes of them, bit for bit
+where that is a matter of kind (sign of a zero, NaN or not, finite or not), and to a few roundings else.
+
+Every elementwise operator of PyTorch's database on every dtype, over enough elements for vectors and a tail, with steps
+between the elements, and on single elements.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import compile_api
+
+pytest.importorskip("expecttest")  # torch.testing's own need
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool]
+COUNT = 67  # vectors and a tail
+
+#: Random numbers.
+RANDOM = {"bernoulli", "nn_functional_dropout", "nn_functional_rrelu"}
+#: Where eager's vectors and its tails do not agree with one another: ours are as its tails (IEEE's remainder, -0.0).
+DISAGREES = {"fmod", "remainder", "nn_functional_softshrink"}
+DIVISIONS = ("div", "floor_divide", "true_divide", "remainder", "fmod", "__rdiv", "__rmod", "gcd", "lcm")
+#: Halves that eager rounds between the steps of a formula, where ours are more precise.
+ROUNDED_BETWEEN = {"nn_functional_tanhshrink", "special_ndtr", "ldexp"}
+#: bfloat16 denormals that eager's vectors take for zero.
+FLUSHED = {"erf"}
+
+
+def special(dtype):
+    if dtype == torch.bool:
+        return torch.tensor([True, False, False, True, True])
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        plain = [0.0, 0.3, 0.5, 1.0, 1.5, 2.5, 3.0, 100.5, 127.0, 128.0, 129.0, 255.0, 256.0, 32768.0, 2.0**31, 9.3e18]
+        ends = [info.max, info.tiny, info.smallest_normal / 2, info.eps, math.inf]
+        values = [v for x in (*plain, *ends) for v in (x, -x)] + [math.nan]
+        return torch.tensor(values, dtype=torch.float64).to(dtype)
+    info = torch.iinfo(dtype)
+    negative = [-1, -2, -3, -7] if info.min else [128, 255]
+    return torch.tensor([0, 1, 2, 3, 5, 7, info.max, info.min, info.max - 1, info.min + 1, *negative], dtype=dtype)
+
+
+def layouts(values):
+    """The values one after the other, with steps between them, and the second, a negative one or zero, alone."""
+    dense = values.repeat(COUNT // len(values) + 1)[:COUNT] if len(values) < COUNT else values
+    stepped = torch.zeros(2 * len(dense), dtype=values.dtype)[::2]
+    return [dense.clone(), stepped.copy_(dense), values[1:2].clone()]
+
+
+def other_kind(ours, theirs):
+    """Where two results differ in kind, or by more than roundings."""
+    assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+    if ours.is_complex():
+        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+    if not ours.is_floating_point():
+        return ours != theirs
+    signs = (torch.signbit(ours) != torch.signbit(theirs)) & ~theirs.isnan()
+    kinds = [(f(ours) != f(theirs)) for f in (torch.isnan, torch.isinf, lambda x: x == 0)]
+    rtol = 2e-2 if theirs.dtype in (torch.half, torch.bfloat16) else 1e-4
+    far = ~torch.isclose(ours.double(), theirs.double(), rtol=rtol, atol=1e-30, equal_nan=True)
+    return signs | kinds[0] | kinds[1] | kinds[2] | far
+
+
+def compare(function, arguments, allowed=None):
+    """One compiled program that calls the function on all of the arguments, against eager's calls."""
+    cases = []
+    for args in arguments:
+        try:
+            result = function(*args)
+        except (RuntimeError, TypeError, NotImplementedError):
+            continue
+        if isinstance(result, torch.Tensor):
+            cases.append((args, result))
+    if not cases:
+        pytest.skip("eager refuses all of them")
+    counts = [len(args) for args, _ in cases]
+
+    def program(*flat):
+        results, at = [], 0
+        for count in counts:
+            results.append(function(*flat[at : at + count]))
+            at += count
+        return results
+
+    compile_api.reset()
+    compiled = compile_api.compile(program)
+    found = compiled(*[x for args, _ in cases for x in args])
+    wrong = []
+    for (args, want), got in zip(cases, found, strict=True):
+        bad = other_kind(got, want)
+        if allowed is not None:
+            bad &= ~allowed(got, want, *args)
+        if bad.any():
+            where = tuple(bad.nonzero()[0].tolist())
+            at = [x.expand(bad.shape)[where].item() for x in args]
+            wrong.append(f"{[str(x.dtype) for x in args]} {at}: {got[where].item()} instead of {want[where].item()}")
+    assert not wrong, "\n".join(wrong)
+    assert not compiled.report().breaks
+
+
+def _allowed(name):
+    if name in DISAGREES:
+        # One of two answers that eager itself gives, of which only one is IEEE's.
+        return lambda got, want, *args: (want.isnan() & ~got.isnan()) | ((got == 0) & (want == 0))
+    if name in ROUNDED_BETWEEN:
+        return lambda got, want, *args: torch.full_like(want, want.dtype in (torch.half, torch.bfloat16), dtype=torch.bool)
+    if name in FLUSHED:
+        return lambda got, want, x: (x.abs() <= torch.finfo(x.dtype).tiny) if x.dtype == torch.bfloat16 else want != want
+    return None
+
+
+ALL = [op for op in op_db if op.formatted_name not in RANDOM and not op.formatted_name.startswith("jiterator")]
+UNARY = [op for op in ALL if isinstance(op, UnaryUfuncInfo)]
+BINARY = [op for op in ALL if isinstance(op, BinaryUfuncInfo)]
+
+
+@pytest.mark.parametrize("op", UNARY, ids=lambda op: op.formatted_name)
+def test_unary(op):
+    arguments = [(x,) for dtype in (*FLOATS, *INTEGERS) for x in layouts(special(dtype))]
+    compare(lambda x: op.op(x), arguments, _allowed(op.formatted_name))
+
+
+@pytest.mark.parametrize("op", BINARY, ids=lambda op: op.formatted_name)
+def test_binary(op):
+    arguments = []
+    for dtype in (*FLOATS, *INTEGERS):
+        values = special(dtype)
+        x, y = values.repeat_interleave(len(values)), values.repeat(len(values))
+        if dtype in INTEGERS[:-1]:  # some of these end the process in eager
+            least = torch.iinfo(dtype).min
+            harmless = ~((x == least) & (y.long() == -1) | (y == least) & (x.long() == -1))
+            harmless &= ((x != least) & (y != least)) | (op.formatted_name != "lcm")
+            harmless &= (y != 0) | (not op.formatted_name.startswith(DIVISIONS))
+            x, y = x[harmless], y[harmless]
+        whole = len(x) // 16 * 16  # eager's tails and vectors differ in which zero is the greater
+        arguments.append((x[:whole], y[:whole]))
+    compare(lambda x, y: op.op(x, y), arguments, _allowed(op.formatted_name))
+
+
+@pytest.mark.parametrize("target", [*FLOATS, *INTEGERS], ids=str)
+def test_conversions_there_and_back(target):
+    arguments = [(x,) for dtype in (*FLOATS, *INTEGERS) for x in layouts(special(dtype))]
+    compare(lambda x: x.to(target), arguments)
+    compare(lambda x: x.to(target).to(x.dtype), arguments)
+    compare(lambda x: torch.where(x.to(target) > 1, x, -x), arguments)
+
+
+CLAMPS = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(0, 1),
+    "clamp_min": lambda x: x.clamp_min(0),
+    "clamp_min of -0.0": lambda x: x.clamp_min(-0.0),
+    "clamp_max": lambda x: x.clamp_max(0),
+    "clamp_max of -0.0": lambda x: x.clamp_max(-0.0),
+    "hardtanh": lambda x: F.hardtanh(x, 0, 6),
+    "hardtanh below": lambda x: F.hardtanh(x, -6, 0),
+    "threshold": lambda x: F.threshold(x, 0, 0),
+    "round to tenths": lambda x: torch.round(x, decimals=1),
+    "times -0.0": lambda x: x * -0.0,
+    "plus 0.0": lambda x: x + 0.0,
+    "plus -0.0": lambda x: x + -0.0,
+    "minus 0.0": lambda x: x - 0.0,
+    "pad": lambda x: F.pad(x, (1, 1), value=-0.0),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPS)
+def test_zeros_at_bounds(name):
+    compare(CLAMPS[name], [(x,) for dtype in FLOATS for x in layouts(special(dtype))])
+
+
+REDUCTIONS = "sum mean prod cumsum cumprod amax amin std var logsumexp".split()
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_zeros(name):
+    """All of one sign: which of two equal zeros is the greatest depends on eager's order."""
+    zeros = [torch.zeros(shape) * sign for shape in ((1,), (2,), (37,), (5, 3), (1, 4), (4, 1)) for sign in (1, -1)]
+    for dim in (-1, 0):
+        compare(lambda x, dim=dim: getattr(torch, name)(x, dim), [(x.to(t),) for x in zeros for t in FLOATS])
+    if name in ("sum", "mean"):
+        numbers = [(torch.tensor(-0.0).to(t),) for t in FLOATS]
+        compare(lambda x: getattr(torch, name)(x), [*numbers, *((x.to(t),) for x in zeros for t in FLOATS)])
+
+
+def test_constants_keep_the_sign_of_zero():
+    def program(x):
+        made = [torch.full((3,), value) for value in (0.0, -0.0, -0.3)]
+        results = [f(m) for m in made for f in (torch.ceil, torch.trunc, torch.round, torch.neg, torch.abs, torch.sum)]
+        return [*made, *results, x * -0.0, x * 0.0, torch.where(x > 2, x, -0.0), torch.where(x > 2, x, 0.0)]
+
+    x = torch.ones(3)
+    for got, want in zip(compile_api.compile(program)(x), program(x), strict=True):
+        assert not other_kind(got, want).any()
+
+
+PRECISE = [1e6, 1e-9, 1.0011, 70000.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["mul", "div", "add", "sub"])
+def test_products_with_a_number_in_a_tensor(name, dtype):
+    """A 0-dimensional operand of higher precision does not make the result more precise, but may be more precise itself."""
+    function = getattr(torch, name)
+    halves = torch.tensor([1.0, 0.5, 3.0, 0.0], dtype=dtype)
+    for value in PRECISE:
+        for number in (torch.tensor(value), torch.tensor(value, dtype=torch.double), torch.tensor(value, dtype=dtype)):
+            for pair in ((halves, number), (number, halves)):
+                got, want = compile_api.compile(function)(*pair), function(*pair)
+                assert not other_kind(got, want).any(), (value, number.dtype, got, want)
+
+
+@pytest.mark.parametrize("exponent", [torch.int8, torch.int32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
+def test_ldexp(dtype, exponent):
+    if exponent == torch.bool and dtype.is_floating_point and torch.__version__ >= "2.13":
+        with pytest.raises(NotImplementedError):
+            compile_api.compile(torch.ldexp)(torch.ones(2, dtype=dtype), torch.ones(2, dtype=exponent))
+        return
+    values, powers = torch.tensor([1, 2, 3, 0, 1, 1e-3]).to(dtype), torch.tensor([1, -3, 2, 120, -120, 7]).to(exponent)
+    for x, y in ((values, powers), (values, powers[0]), (values[1], powers), (values[:, None], powers)):
+        got, want = compile_api.compile(torch.ldexp)(x, y), torch.ldexp(x, y)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=0 if dtype.is_floating_point else 1e-6, atol=0, equal_nan=True)

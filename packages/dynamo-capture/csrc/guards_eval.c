@@ -48,7 +48,7 @@ guard_const_equal(PyObject *a, PyObject *b)
     if (PyFloat_CheckExact(a)) {
         return double_equal(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
     }
-    if (PyComplex_CheckExact(a)) {
+    if (PyComplex_Check(a)) {
         Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
         return double_equal(x.real, y.real) && double_equal(x.imag, y.imag);
     }
@@ -116,7 +116,7 @@ get_item(PyObject *container, PyObject *key, Py_ssize_t index)
         Py_ssize_t n = PyTuple_GET_SIZE(container), i = index < 0 ? index + n : index;
         return i >= 0 && i < n ? Py_NewRef(PyTuple_GET_ITEM(container, i)) : NULL;
     }
-    if (PyList_CheckExact(container) && PyLong_CheckExact(key)) {
+    if (PyList_Check(container) && PyLong_CheckExact(key)) {
         Py_ssize_t n = PyList_GET_SIZE(container), i = index < 0 ? index + n : index;
         return i >= 0 && i < n ? Py_NewRef(PyList_GET_ITEM(container, i)) : NULL;
     }

@@ -131,9 +131,9 @@ def _replace_list(target: list[Any], items: tuple[Any, ...]) -> None:
 
 
 def _replace_deque(target: Any, items: tuple[Any, ...]) -> None:
-    if len(target) == len(items):  # as the program wrote, without disturbing who walks it
+    if collections.deque.__len__(target) == len(items):  # as the program wrote, without disturbing who walks it
         for i, item in enumerate(items):
-            if target[i] is not item:
+            if collections.deque.__getitem__(target, i) is not item:
                 collections.deque.__setitem__(target, i, item)
         return
     collections.deque.clear(target)
@@ -142,7 +142,7 @@ def _replace_deque(target: Any, items: tuple[Any, ...]) -> None:
 
 def _replace_values(target: Any, items: dict[Any, Any]) -> bool:
     """Write the values of the keys that are there already; False when the keys are others or in another order."""
-    if len(target) != len(items) or not all(map(operator.is_, dict.keys(target), items)):
+    if dict.__len__(target) != len(items) or not all(map(operator.is_, dict.keys(target), items)):
         return False
     for key, value in items.items():
         if dict.__getitem__(target, key) is not value:

@@ -37,10 +37,10 @@ DOCUMENTED = {
     "values/builtin_functions.py": {"make_super": 2},
     "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
-        "SequenceValue._index": 2, "ListValue.key": 1, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
+        "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
         "method_of_container": 1,
     },
-    "values/dicts.py": {"DictValue.key": 1, "DictValue._popitem": 1, "each_pair": 1, "DictView.getattr": 1},
+    "values/dicts.py": {"DictValue._popitem": 1, "DictView.getattr": 1},
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 2, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },

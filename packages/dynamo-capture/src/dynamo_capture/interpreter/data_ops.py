@@ -13,6 +13,7 @@ from dynamo_capture.rules import is_library_name
 from dynamo_capture.sources import Source
 from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SequenceValue, SliceValue, TupleValue
@@ -268,7 +269,7 @@ class DataOps(FrameState):
         self.stack.append(TupleValue(self.pop().unpack(self.tx)))
 
     def LIST_EXTEND(self, arg: int) -> None:
-        other = self.pop()
+        other = _iterable(self.pop())
         if other.pytype in _NOT_ITERABLE:
             raise GraphBreak("QB07", f"{display(other)} after *")
         target: Any = self.stack[-arg].realize()
@@ -321,7 +322,7 @@ class DataOps(FrameState):
             items = value.unpack(self.tx)
         else:
             limit = None if most is None else most + 1
-            items = list(itertools.islice(value.get_iter(self.tx).iterate(self.tx), limit))
+            items = list(itertools.islice(_iterable(value).get_iter(self.tx).iterate(self.tx), limit))
         if len(items) < least:
             text = f"not enough values to unpack (expected {said}{least}, got {len(items)})"
             raise self.tx.observed(ValueError(text))
@@ -357,7 +358,7 @@ class DataOps(FrameState):
                 if key.pytype is not str:
                     raise GraphBreak("QB07", f"a call with {display(key.realize())} as a keyword")
                 named[key.realize().const()] = value
-        self.call(function, args.realize().unpack(self.tx), named)
+        self.call(function, _iterable(args).unpack(self.tx), named)
 
     def new_function(self, code: Any, flags: int, parts: list[Value]) -> FunctionValue:
         """A function made by MAKE_FUNCTION; ``parts`` in the order of the flag bits."""
@@ -397,6 +398,14 @@ def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -
         function.annotations = part
     else:
         function.closure = tuple(part.unpack(tx))  # type: ignore[arg-type]
+
+
+def _iterable(value: Value) -> Value:
+    """What follows a ``*``, or is unpacked; the error for something that is no iterable is worded for the place."""
+    value = value.realize()
+    if lookup(value.pytype, "__iter__")[1] is None and lookup(value.pytype, "__getitem__")[1] is None:
+        raise GraphBreak("QB19", f"unpacking {display(value)}")
+    return value
 
 
 def make_slice(parts: list[Value]) -> Value:

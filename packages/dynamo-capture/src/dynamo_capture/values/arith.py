@@ -56,10 +56,10 @@ _SYMBOL = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.tru
 _GRAPH = (TensorValue, SymValue)
 
 
-def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
-    """``fn(a, b)`` for a binary operator from ``operator``."""
+def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Callable[..., Any] | None = None) -> Value:
+    """``fn(a, b)`` for a binary operator from ``operator``; ``written`` is the one that an error names."""
     if type(a) is ConstantValue and type(b) is ConstantValue:
-        return _fold(tx, fn, a, b)
+        return _fold(tx, written or fn, a, b)
     if isinstance(a, _GRAPH) or isinstance(b, _GRAPH):
         if isinstance(a, ConstantValue) and is_numpy_scalar(a.value):
             raise GraphBreak("QB09", "an operator of a numpy scalar on a tensor")
@@ -71,7 +71,7 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if result is not None:
         return result
     name = _NAMES[fn]
-    return _dunder(tx, fn, a, b, f"__{name}__", f"__r{name}__")
+    return _dunder(tx, fn, a, b, f"__{name}__", f"__r{name}__", written or fn)
 
 
 def _fold(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
@@ -115,7 +115,7 @@ def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Valu
         return b.repeat(tx, a.const())
     if (a.pytype in _TEXTS or b.pytype in _TEXTS) and _is_plain(a.pytype) and _is_plain(b.pytype):
         return _of_text(tx, fn, a, b)
-    if _is_type(a) and _is_type(b):
+    if (_is_type(a) and (_is_type(b) or b.is_const)) or (_is_type(b) and a.is_const):
         return _of_types(tx, fn, a, b)
     return None
 
@@ -169,7 +169,9 @@ def _of_types(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     return tx.from_python(tx.exact(fn, x, y))
 
 
-def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, reflected: str) -> Value:
+def _dunder(
+    tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, reflected: str, written: Callable[..., Any]
+) -> Value:
     """The protocol of user-defined operators (Python reference, 3.3.8)."""
     from dynamo_capture.values.classes import find
     from dynamo_capture.values.containers import SequenceValue
@@ -193,11 +195,11 @@ def _dunder(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, name: str, 
             return result
         if type_a is type_b:
             break
-    if (result := _sequence_slot(tx, fn, a, b)) is not None:
+    if (result := _sequence_slot(tx, fn, a, b, written)) is not None:
         return result
     if isinstance(a, TensorValue) or isinstance(b, TensorValue):
         raise GraphBreak("QB06", f"{_SYMBOL[fn]} between {display(a)} and {display(b)}")
-    type_error(tx, fn, a, b)
+    type_error(tx, written, a, b)
 
 
 #: Builtin types whose operators decline objects of other classes, but for those that say how to be used as theirs.
@@ -212,10 +214,14 @@ def _inner(value: Value) -> Value:
 def _is_sequence_slot(value: Value, found: Any) -> bool:
     from dynamo_capture.values.containers import SequenceValue
 
-    return isinstance(_inner(value), SequenceValue) and not _has_python_method(found)
+    inner = _inner(value)
+    is_sequence = isinstance(inner, SequenceValue) or (inner is not value and _is_text(inner))
+    return is_sequence and not _has_python_method(found) and found.__name__ in ("__add__", "__mul__", "__rmul__")
 
 
-def _sequence_slot(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
+def _sequence_slot(
+    tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Callable[..., Any]
+) -> Value | None:
     """``+`` and ``*`` of sequences, which Python asks for when no operand has an answer as a number has."""
     from dynamo_capture.values.containers import SequenceValue
 
@@ -223,14 +229,23 @@ def _sequence_slot(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> V
     if fn is operator.add and isinstance(x, SequenceValue):
         if type(y) is type(x):
             return _of_inner(x, a).concat(tx, y)  # type: ignore[arg-type]
-        type_error(tx, fn, a, b)
+        type_error(tx, written, a, b)
     if fn is operator.mul:
         for sequence, number, of in ((x, b, a), (y, a, b)):
             if isinstance(sequence, SequenceValue) and _is_count(number):
                 return _of_inner(sequence, of).repeat(tx, number.const())
             if isinstance(sequence, SequenceValue):
-                type_error(tx, fn, a, b)
+                type_error(tx, written, a, b)
+    if fn in (operator.add, operator.mul) and any(v is not _inner(v) and _is_text(_inner(v)) for v in (a, b)):
+        try:
+            return ConstantValue(fn(x.const(), y.const()))
+        except TypeError:
+            raise GraphBreak("QB06", f"{_SYMBOL[fn]} between {display(a)} and {display(b)}") from None
     return None
+
+
+def _is_text(value: Value) -> bool:
+    return isinstance(value, ConstantValue) and isinstance(value.value, (str, bytes))
 
 
 def _of_inner(inner: Any, value: Value) -> Any:
@@ -253,7 +268,7 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         return a.call_method(tx, "__iadd__", [b], {})
     if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
         return a.call_method(tx, "__imul__", [b], {})
-    if not isinstance(a, (ConstantValue, SymValue)):
+    if not isinstance(a, (ConstantValue, SymValue, ListValue)):
         from dynamo_capture.values.classes import find
 
         name = f"__i{_NAMES[plain]}__"
@@ -261,7 +276,7 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
             result = a.call_method(tx, name, [b], {}).realize()
             if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
                 return result
-    return binary(tx, plain, a, b)
+    return binary(tx, plain, a, b, fn)
 
 
 def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
@@ -306,17 +321,19 @@ def _compare_objects(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) ->
         order.reverse()
     for x, y, method in order:
         found, owner = find(tx, x.pytype, method)
+        # What ``object`` says to ``!=`` is the opposite of what ``==`` says.
+        negated = owner is object and method == "__ne__"
+        if negated:
+            method = "__eq__"
+            found, owner = find(tx, x.pytype, method)
         if found is None or owner is object or isinstance(x, ConstantValue):
-            if method == "__ne__" and find(tx, x.pytype, "__eq__")[1] is not object:
-                if not isinstance(x, ConstantValue):
-                    return ConstantValue(not compare(tx, operator.eq, x, y).truth(tx))
             continue
         if _has_python_method(found):
             result = x.call_method(tx, method, [y], {}).realize()
         else:
             result = _compare_natively(tx, _DUNDER_COMPARISONS[method], x, y, found)
         if not (isinstance(result, ConstantValue) and result.value is NotImplemented):
-            return result
+            return ConstantValue(not result.truth(tx)) if negated else result
     if fn in (operator.eq, operator.ne):
         return ConstantValue(equal_by_default(tx, a, b) is (fn is operator.eq))
     if a.is_const and b.is_const:
@@ -334,7 +351,10 @@ def _compare_natively(tx: Capture, fn: Callable[..., Any], x: Value, y: Value, f
     if isinstance(x, (SetValue, DictView, DictValue)):
         is_values = isinstance(x, DictView) and x.kind == "values"
         inner = getattr(y, "payload", None) or y
-        return ConstantValue(NotImplemented) if is_values else x.call_method(tx, f"__{fn.__name__}__", [inner], {})
+        ordered = isinstance(x, DictValue) and fn not in (operator.eq, operator.ne)
+        if is_values or ordered:
+            return ConstantValue(NotImplemented)
+        return x.call_method(tx, f"__{fn.__name__}__", [inner], {})
     if isinstance(x, MethodValue) and isinstance(y, MethodValue):
         return ConstantValue(equal_by_default(tx, x, y) is (fn is operator.eq))
     if isinstance(x, ObjectValue):

@@ -17,9 +17,9 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.cached_functions import call_cached
-from dynamo_capture.values.callables import BuiltinValue, ClassValue
+from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleValue
 from dynamo_capture.values.class_tests import is_instance, is_subclass
-from dynamo_capture.values.classes import find
+from dynamo_capture.values.classes import find, lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import TupleValue, is_plain_namedtuple
@@ -133,7 +133,15 @@ def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, V
     owner = args[0].realize()
     if isinstance(owner, ObjectValue):
         return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)
+    if type(owner) is ConstantValue:
+        return fold(tx, fn, args, kwargs)
+    if lookup(owner.pytype, fn.__name__)[0] is not fn and issubclass(owner.pytype, _OVERRIDDEN):
+        raise GraphBreak("QB07", f"{fn.__qualname__} of {display(owner)}")
     return owner.call_method(tx, fn.__name__, args[1:], kwargs)
+
+
+#: Builtin classes whose own methods are not those of ``object``.
+_OVERRIDDEN = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -226,7 +234,10 @@ def _id(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _vars(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not args:
         raise GraphBreak("QB07", "vars() without an argument")
-    return args[0].realize().getattr(tx, "__dict__")
+    owner = args[0].realize()
+    if not (isinstance(owner, (ClassValue, FunctionValue, ObjectValue, PyModuleValue))):
+        raise GraphBreak("QB07", f"vars() of {display(owner)}")
+    return owner.getattr(tx, "__dict__")
 
 
 @builtin(globals)

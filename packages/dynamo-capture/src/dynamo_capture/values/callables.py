@@ -263,6 +263,12 @@ class ClassValue(_FixedValue):
             return tx.from_python(tx.exact(operator.getitem, self.obj, plain))  # list[int], Callable[[int], str]
         raise GraphBreak("QB06", f"subscript of the class {self.obj.__name__}")
 
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        raise GraphBreak("QB06", f"an item of the class {self.obj.__name__} is set")
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        raise GraphBreak("QB06", f"an item of the class {self.obj.__name__} is deleted")
+
     def contains(self, tx: Capture, item: Value) -> bool:
         if isinstance(self.obj, enum.EnumMeta) and item.is_const:
             return bool(tx.exact(operator.contains, self.obj, item.const()))

@@ -55,6 +55,8 @@ class ConstantValue(Value):
         return self.value
 
     def key(self, tx: Capture) -> Any:
+        if isinstance(self.value, slice):
+            tx.exact(hash, self.value)
         return self.value
 
     def truth(self, tx: Capture) -> bool:

@@ -184,7 +184,7 @@ class ListValue(SequenceValue):
         return False
 
     def key(self, tx: Capture) -> Any:
-        raise tx.observed(TypeError(f"unhashable type: {self.pytype.__name__!r}"))
+        tx.exact(hash, self.items)
 
     def slice_of(self, items: list[Value]) -> Value:
         return ListValue(items)
@@ -320,6 +320,13 @@ class ListValue(SequenceValue):
         cg.build("BUILD_LIST", self.items)
 
 
+def _deque_index(tx: Capture, key: Value) -> int:
+    index = index_of(tx, key.realize())
+    if type(index) not in (int, bool):
+        raise GraphBreak("QB19", f"an index of a deque that is {index!r:.40}")
+    return index  # type: ignore[no-any-return]
+
+
 class DequeValue(ListValue):
     """A deque; ``items`` is a real deque of values."""
 
@@ -340,10 +347,13 @@ class DequeValue(ListValue):
         return ConstantValue(self.maxlen) if name == "maxlen" else super().getattr(tx, name)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
-        return tx.exact(operator.getitem, self.items, index_of(tx, key.realize()))  # type: ignore[no-any-return]
+        return tx.exact(operator.getitem, self.items, _deque_index(tx, key))  # type: ignore[no-any-return]
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
-        self.native(tx, "__setitem__", index_of(tx, key.realize()), value)
+        self.native(tx, "__setitem__", _deque_index(tx, key), value)
+
+    def delitem(self, tx: Capture, key: Value) -> None:
+        self.native(tx, "__delitem__", _deque_index(tx, key))
 
     def get_iter(self, tx: Capture) -> Value:
         return self._walk(iter)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
@@ -78,7 +79,7 @@ class DictValue(Value):
         return self.obj if self.obj is not None else self.const()
 
     def key(self, tx: Capture) -> Any:
-        raise tx.observed(TypeError(f"unhashable type: {self.cls.__name__!r}"))
+        tx.exact(hash, collections.defaultdict() if self.cls is collections.defaultdict else _new_entries(self.cls))
 
     def _take_entry(self, tx: Capture, key: Any) -> tuple[Value, Value]:
         source = self.source
@@ -88,11 +89,15 @@ class DictValue(Value):
     def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
         """All entries; an existing dict's keys are guarded."""
         if not self._whole:
+            is_ordered = issubclass(self.cls, collections.OrderedDict)
+            keys = _ordered_keys(self.obj) if is_ordered else tuple(dict.keys(self.obj))
             if self.source is not None:
-                tx.guards.dict_keys(self.source, list(self.obj))
+                tx.guards.dict_keys(self.source, list(dict.keys(self.obj)))
+                if is_ordered and len(keys) > 1:  # which has an order of its own
+                    tx.guards.equals(Source("call", self.source, _ordered_keys), keys)
             taken = self.entries
             self.entries = _new_entries(self.cls)
-            for real_key in dict.keys(self.obj):
+            for real_key in keys:
                 key, value = self._take_entry(tx, real_key)
                 stand_in = key.key(tx)
                 self.entries[stand_in] = taken.get(stand_in) or (key, value)
@@ -232,9 +237,9 @@ class DictValue(Value):
                 return ConstantValue(NotImplemented)
             case ("__or__" | "__ror__"), [other]:
                 other = other.realize()
-                if not isinstance(other, DictValue):
+                if not isinstance(getattr(other, "payload", other), DictValue):
                     return ConstantValue(NotImplemented)
-                return merged(tx, self, other) if name == "__or__" else merged(tx, other, self)
+                return merged(tx, self, other, self) if name == "__or__" else merged(tx, other, self, self)
         return None
 
     def _changing_method(self, tx: Capture, name: str, args: list[Value]) -> Value:
@@ -361,13 +366,17 @@ def _new_entries(cls: type) -> dict[Any, tuple[Value, Value]]:
     return collections.OrderedDict() if issubclass(cls, collections.OrderedDict) else {}
 
 
-def merged(tx: Capture, a: DictValue, b: DictValue) -> Value:
-    """``a | b``: of the kind of ``a``, unless that is a plain dict."""
-    like = a if a.cls is not dict else b
+def merged(tx: Capture, a: Value, b: Value, like: DictValue) -> Value:
+    """``a | b``, as the method of ``like`` makes it."""
     result = DictValue(like.cls, default_factory=like.default_factory)
-    result.entries.update(a.whole(tx))
+    result.call_method(tx, "update", [a], {})
     result.call_method(tx, "update", [b], {})
     return result
+
+
+def _ordered_keys(ordered: Any) -> tuple[Any, ...]:
+    """The keys of an OrderedDict in its order (a step of a guard's path)."""
+    return tuple(collections.OrderedDict.keys(ordered))
 
 
 def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
@@ -388,8 +397,7 @@ def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
             raise GraphBreak("QB19", "a dict of elements that are no pairs")
         pair = element.unpack(tx)
         if len(pair) != 2:
-            text = f"dictionary update sequence element #{i} has length {len(pair)}; 2 is required"
-            raise tx.observed(ValueError(text))
+            raise GraphBreak("QB19", f"a dict of elements that are no pairs: element {i}")
         yield pair[0], pair[1]
 
 

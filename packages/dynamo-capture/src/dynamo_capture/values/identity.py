@@ -128,7 +128,9 @@ def object_key(tx: Capture, value: Value, cls: type) -> Any:
     if hashed is _OBJECT_HASH and compares_by_identity(tx, cls):
         return identity_key(tx, value)
     if hashed is None:
-        raise tx.observed(TypeError(f"unhashable type: {cls.__name__!r}"))
+        from dynamo_capture.values.objects import full_name
+
+        raise tx.observed(TypeError(f"unhashable type: {full_name(cls)!r}"))
     payload = getattr(value, "payload", None)
     if payload is not None and lookup(cls, "__eq__")[1] is lookup(cls, "__hash__")[1] is payload.pytype:
         return payload.key(tx)

@@ -76,13 +76,20 @@ _CONTAINERS = frozenset((list, tuple, set, frozenset, dict, collections.OrderedD
 
 #: Methods that make an instance of the subclass.
 _MAKES_INSTANCES = {
-    collections.deque: ("copy", "__copy__", "__add__", "__mul__", "__rmul__"), set: ("copy",), frozenset: ("copy",),
+    str: ("format", "format_map"), set: ("copy",), frozenset: ("copy",),
+    collections.deque: ("copy", "__copy__", "__add__", "__mul__", "__rmul__"),
     **dict.fromkeys((collections.OrderedDict, collections.defaultdict), ("copy", "__copy__", "__or__", "__ror__")),
 }  # fmt: skip
 #: Methods of OrderedDict and defaultdict that call no other, and the others that those call.
 _ASKS_NO_METHOD = frozenset(("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "get",
                              "move_to_end", "keys"))  # fmt: skip
 _ASKED_FOR = ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__missing__", "keys")
+
+
+def full_name(cls: type) -> str:
+    """The name by which the interpreter's errors call a class: with its module where it is made in C."""
+    is_plain = cls.__flags__ & 1 << 9 or cls.__module__ == "builtins"
+    return cls.__name__ if is_plain else f"{cls.__module__}.{cls.__name__}"
 
 
 def _base_container(payload: Value) -> type:
@@ -400,7 +407,7 @@ class ObjectValue(Value):
             from dynamo_capture.values.iterators import IteratorValue
 
             return IteratorValue(self._by_index(tx))
-        raise tx.observed(TypeError(f"{self.cls.__name__!r} object is not iterable"))
+        raise tx.observed(TypeError(f"{full_name(self.cls)!r} object is not iterable"))
 
     def _by_index(self, tx: Capture) -> Iterator[Value]:
         index = 0
@@ -495,6 +502,8 @@ class ObjectValue(Value):
         kind = payload.pytype
         if name in _MAKES_INSTANCES.get(kind, ()):
             raise GraphBreak("QB07", f"{kind.__name__}.{name} of {self.describe()}")
+        if name == "__ror__" and isinstance(lookup(self.cls, "__iter__")[0], types.FunctionType):
+            raise GraphBreak("QB07", f"{kind.__name__}.{name} of {self.describe()}")
         if kind in (collections.OrderedDict, collections.defaultdict) and name not in _ASKS_NO_METHOD:
             # Their C code calls methods of the subclass.
             if any(isinstance(lookup(self.cls, asked)[0], types.FunctionType) for asked in _ASKED_FOR):
@@ -530,7 +539,11 @@ class ObjectValue(Value):
         if self.payload is not None:
             inner = getattr(other, "payload", None) or other
             if isinstance(self.payload, ConstantValue):
-                return compare(tx, fn, self.payload, inner) if inner.is_const else ConstantValue(NotImplemented)
+                known = inner.is_const and type(inner) is ConstantValue
+                method = getattr(type(self.payload.value), f"__{fn.__name__}__")
+                return ConstantValue(method(self.payload.value, inner.const()) if known else NotImplemented)
+            if isinstance(self.payload, DictValue) and fn not in (operator.eq, operator.ne):
+                return ConstantValue(NotImplemented)
             if inner.pytype in _CONTAINERS and issubclass(inner.pytype, _base_container(self.payload)):
                 return compare(tx, fn, self.payload, inner)
             return ConstantValue(NotImplemented)

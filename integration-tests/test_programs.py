@@ -294,3 +294,29 @@ def test_the_loss_of_a_certain_class_has_eagers_sign(reduction):
     x, target = torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)
     for ours, theirs in zip(compile_api.compile(program)(x, target), program(x, target), strict=True):
         assert torch.equal(ours.signbit(), theirs.signbit()) and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_version_counters_move_as_in_eager(grad):
+    """A write through ``.data`` is behind the counter's back: what was saved of the tensor before stays usable."""
+
+    def behind(x, y):
+        x.data.mul_(2)
+        return x * y
+
+    def before(x, y):
+        with torch.no_grad():
+            x.mul_(2)
+        return x * y
+
+    with torch.enable_grad():
+        for program, moved in ((behind, 0), (before, 1)):
+            compiled = compile_api.compile(program)
+            for fn in (program, compiled):
+                x, y = torch.ones(3, requires_grad=grad), torch.ones(3, requires_grad=True)
+                saved = x * y
+                assert torch.equal(fn(x, y), torch.full((3,), 2.0))
+                assert x._version == moved and torch.equal(x, torch.full((3,), 2.0))
+                if not moved:
+                    saved.sum().backward()
+                    assert torch.equal(y.grad, torch.full((3,), 2.0))

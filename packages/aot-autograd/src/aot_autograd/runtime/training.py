@@ -134,7 +134,7 @@ def _forward_source(
     source.line(f"{', '.join(outputs)}, = compiled(*args)")
     emit_mutations(
         source,
-        [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
+        [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
         no_grad=any(inputs[i].requires_grad for i, _, through in outcome.mutations if not through),
     )
     returned = _returned(joint)

@@ -58,6 +58,7 @@ class Outcome:
         nodes, specs, tensors: the graph's outputs; ``tensors`` are the abstract ones that autograd knows.
         user_outputs: how many of them are not mutations; some may serve only as bases of aliases.
         mutations: ``(input index, output index, differentiable)``.
+        uncounted: inputs written through ``.data`` alone, of which no version counter is to know.
     """
 
     program: Program
@@ -68,6 +69,11 @@ class Outcome:
     aliases: list[Alias] = field(default_factory=list)
     user_outputs: int = 0
     mutations: list[tuple[int, int, bool]] = field(default_factory=list)
+    uncounted: set[int] = field(default_factory=set)
+
+    def target(self, index: int) -> str:
+        """The expression of a written input in a function that takes ``args``."""
+        return f"args[{index}].data" if index in self.uncounted else f"args[{index}]"
 
     @property
     def differentiable(self) -> list[int]:
@@ -255,6 +261,8 @@ def _settle_mutations(outcome: Outcome) -> None:
         if node.op == "placeholder" or any(node is other for other in outcome.nodes):
             node, _ = tracer.emit(aten.clone.default, (node,), {})
         through = bool(tensor.requires_grad and tensor.grad_fn is not program.grad_fns.get(index))
+        if not tensor.is_inference() and tensor._version == 0:
+            outcome.uncounted.add(index)
         outcome.mutations.append((index, len(outcome.nodes), through))
         outcome.nodes.append(node)
         outcome.tensors.append(tensor)

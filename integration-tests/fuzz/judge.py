@@ -8,7 +8,8 @@ Everything but floating-point numbers is compared exactly. Floating-point number
 ``unit`` being the relative distance of the type's neighbouring numbers; 32 rounded runs stand behind every verdict
 "wrong". Where eager and all runs are NaN, or the same infinity, so must ours be. Elements on which the runs do not agree
 whether they are finite, and integers and bools on which they differ, are decided by rounding: they are counted as
-undecided and not judged. Numbers within two units of eager's are not brought before the reference at all: eager's own
+undecided and not judged. A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by
+vectors or one by one. Numbers within two units of eager's are not brought before the reference at all: eager's own
 number has |eager - S0| of slack, so that they pass in any case.
 """
 

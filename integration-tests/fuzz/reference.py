@@ -2,7 +2,9 @@
 
 While a program runs eagerly under :class:`Shadow`, every storage has twins of 64-bit numbers (integers and bools keep
 their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
-write goes into the twin. Twin 0 is rounded nowhere but to float64. Each other twin is a run of Monte Carlo arithmetic
+write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose operators read their
+operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by vectors, which some
+of them answer with the other zero (``softshrink`` and ``maximum`` of 0.0 and -0.0). Each other twin is a run of Monte Carlo arithmetic
 (D. S. Parker, 1997): each result that eager had to round, or that follows from such, is moved by up to one unit in the last place of the result's
 type, and operators that accumulate (:data:`ACCUMULATING`) also have their operands moved by one unit of the type they
 accumulate in. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an
@@ -97,12 +99,12 @@ class Shadow(TorchDispatchMode):
             if bases[0].numel() == count and bases[0].dtype == wide(t.dtype):
                 return bases
         flat = _flat(t, count)
-        bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.samples + 1)]
+        bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.samples + 2)]
         self._storages[storage._cdata] = (storage, bases)
         return bases
 
     def twins(self, t: torch.Tensor) -> list[torch.Tensor]:
-        """The exact run's tensor, then the randomly rounded ones."""
+        """The exact runs' tensors (by vectors, one by one), then the randomly rounded ones."""
         with torch.no_grad():
             return [self._view(base, t) for base in self._bases(t)]
 
@@ -123,11 +125,13 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, func: Any, args: Any, k: int, shake: bool) -> Any:
+    def _widened(self, args: Any, k: int, shake: bool, scalar: bool) -> Any:
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
-                if shake and k and _floating(value.dtype) and not self._grid(value):
+                if k == 1 and scalar:
+                    return torch.stack([twin, twin], -1)[..., 0]
+                if shake and k > 1 and _floating(value.dtype) and not self._grid(value):
                     return self._disturbed(twin, None, _inner(value.dtype))
                 return twin
             return wide(value) if isinstance(value, torch.dtype) else value
@@ -159,8 +163,8 @@ class Shadow(TorchDispatchMode):
             if not _random(func, args, kwargs):
                 shake = any(part in name for part in ACCUMULATING) and not written
                 given = [
-                    (self._widened(func, args, k, shake), self._widened(func, kwargs, k, shake))
-                    for k in range(self.samples + 1)
+                    (self._widened(args, k, shake, not written), self._widened(kwargs, k, shake, not written))
+                    for k in range(self.samples + 2)
                 ]
         result = func(*args, **kwargs)
         with torch.no_grad():
@@ -209,7 +213,7 @@ class Shadow(TorchDispatchMode):
             elif not moved and _floating(t.dtype) and t.numel() and not _overlaps(t):
                 first = self._view(bases[0], t)
                 rounded = t.detach().to(first.dtype) != first
-                for base in bases[1:]:
+                for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(self._disturbed(view, rounded | (view != first), unit(t.dtype)))
                 self._overflow(bases, t)
@@ -226,13 +230,13 @@ class Shadow(TorchDispatchMode):
             count = storage.nbytes() // t.dtype.itemsize
             bases = []
             first = columns[0][i] if columns else real.to(wide(t.dtype))
-            for k in range(self.samples + 1):
+            for k in range(self.samples + 2):
                 value = columns[k][i] if columns else first
                 if value.shape != t.shape:
                     self.unstable = True
                     value = real.to(wide(t.dtype))
                 base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
-                if k and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
+                if k > 1 and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
                     value = value.to(wide(t.dtype))
                     same = columns and first.shape == t.shape
                     inexact = (real.to(value.dtype) != first) | (value != first) if same else None

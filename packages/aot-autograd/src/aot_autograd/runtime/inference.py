@@ -44,8 +44,9 @@ def build_inference(
         source.line("with no_grad():")
         call = f"    {call}"
     source.line(call)
-    tracked = [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, _ in outcome.mutations if inputs[i].requires_grad]
-    plain = [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, _ in outcome.mutations if not inputs[i].requires_grad]
+    triples = [(inputs[i], (outcome.target(i), outputs[o], inputs[i].spec)) for i, o, _ in outcome.mutations]
+    tracked = [triple for desc, triple in triples if desc.requires_grad]
+    plain = [triple for desc, triple in triples if not desc.requires_grad]
     emit_mutations(source, plain, no_grad=False)
     emit_mutations(source, tracked, no_grad=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")

@@ -176,6 +176,20 @@ def compile_workers(tmp_path, monkeypatch):
 
 
 @effect
+def compile_timeout(tmp_path, monkeypatch):
+    cc = tmp_path / "cc"
+    cc.write_text("#!/bin/sh\n[ $1 = --version ] && exec gcc --version\nsleep 1\nexec gcc \"$@\"\n")
+    cc.chmod(0o755)
+    monkeypatch.setenv("CC", str(cc))
+    with pytest.warns(CompileWarning, match="took more than 1 seconds"):
+        monkeypatch.setattr(compiler, "_LOADED", {})
+        (fallback,) = compiled(wave, torch.ones(3), compile_timeout=1).report().fallbacks
+    assert "QUINTET_COMPILE_TIMEOUT" in fallback.reason
+    monkeypatch.setattr(compiler, "_LOADED", {})
+    assert compiled(wave, torch.ones(3), compile_timeout=0).report().kernels
+
+
+@effect
 def debug(tmp_path, monkeypatch):
     x = torch.ones(3, requires_grad=True)
     made = compile_api.compile(wave, options={"debug": True, "cache_dir": str(tmp_path)})

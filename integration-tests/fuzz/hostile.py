@@ -304,7 +304,7 @@ class Hostile:
     def graph_json(self, r: random.Random) -> str:
         name, other = r.choice(self.names), r.choice(self.names)
         if r.random() < 0.7:
-            text = damage_json(self.json[name], r)
+            text = _damaged_json(self.json[name].encode(), r)
         else:
             data = damage_bytes(self.json[name].encode(), r, self.json[other].encode())
             text = data.decode(errors=r.choice(["replace", "ignore"]))
@@ -403,7 +403,7 @@ class Hostile:
             if kind < 3:
                 victim.write_bytes(damage_bytes(data, r, foreign))
             elif kind < 6 and victim.suffix == ".json":
-                victim.write_text(damage_json(data.decode(errors="replace"), r) if _is_json(data) else "")
+                victim.write_text(_damaged_json(data, r))
             elif kind == 6:
                 victim.write_bytes(foreign)
             elif kind == 7:
@@ -449,7 +449,7 @@ class Hostile:
         if kind == 0:
             victim.write_bytes(damage_bytes(victim.read_bytes(), r, other.read_bytes()))
         elif kind == 1:
-            victim.write_text(damage_json(victim.read_text(), r))
+            victim.write_text(_damaged_json(victim.read_bytes(), r))
         elif kind == 2:
             victim.write_bytes(other.read_bytes())
         else:
@@ -478,12 +478,11 @@ def _copies(inputs: list[Any]) -> list[Any]:
     return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
 
 
-def _is_json(data: bytes) -> bool:
+def _damaged_json(data: bytes, r: random.Random) -> str:
     try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return damage_json(data.decode(), r)
+    except (ValueError, RecursionError):  # it is damaged already, or too deep to be written down
+        return ""
 
 
 def _in_its_place(path: pathlib.Path, kind: int, r: random.Random) -> None:

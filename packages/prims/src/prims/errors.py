@@ -30,6 +30,11 @@ class CompileWarning(UserWarning):
     """A program, or a part of it that was to be compiled, runs eagerly; the message says why."""
 
 
+def _clipped(text: str) -> str:
+    """A message that shows what a file says is no longer than people read."""
+    return text if len(text) <= 1000 else text[:700] + " ... " + text[-200:]
+
+
 class QuintetError(Exception):
     """Base of every error that Quintet raises on its own account."""
 
@@ -66,7 +71,7 @@ class StoredGraphError(UserError):
     def __init__(
         self, label: str, what: str, *, where: SourceLoc | str | None = None, todo: str | None = None
     ) -> None:
-        super().__init__(f"[{label}] {what}", where=where, todo=todo)
+        super().__init__(f"[{label}] {_clipped(what)}", where=where, todo=todo)
         self.label = label
 
 
@@ -114,6 +119,7 @@ class VerifierError(QuintetError):
     """
 
     def __init__(self, label: str, message: str, *, node: str | None = None, after: str | None = None) -> None:
+        message = _clipped(message)
         text = f"[{label}] {message}"
         if node:
             text += f" (at {node})"

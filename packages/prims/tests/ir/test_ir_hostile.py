@@ -94,6 +94,17 @@ def test_file_c1_refuses_attributes(name):
     refused(call("@torch.sin", {"target": "@builtins.getattr"}), "FILE-C1")
 
 
+def test_file_c1_callable_arguments_are_overloads():
+    back = from_json(json.dumps(call("@torch.sin", {"target": "aten.add.Tensor"})))
+    assert back.op_nodes[0].args[1:] == (torch.ops.aten.add.Tensor,)
+    back.module()
+    refused(call("@torch.sin", {"target": "@builtins.int"}), "FILE-C1")
+    refused(call("@torch.sin", {"target": "@torch.cos"}), "FILE-C1")
+    b = Builder("torch")
+    with pytest.raises(StoredGraphError, match="FILE-C1"):
+        to_json(b.finish(b.call(torch.sin, (b.input("x", spec(2)), torch.cos), spec(2))))
+
+
 def test_file_c1_imports_nothing(tmp_path, monkeypatch):
     (tmp_path / "hostile_module_of_a_file.py").write_text("raise SystemExit('imported')\ndef sin(x): return x\n")
     monkeypatch.syspath_prepend(tmp_path)

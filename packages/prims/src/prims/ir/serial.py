@@ -149,7 +149,9 @@ class _Encoder:
         if expr is not None:
             return {"size": str(expr)}
         if callable(value):
-            return {"target": storable_name(value)}
+            name = storable_name(value)
+            callable_value(name)
+            return {"target": name}
         raise UserError(f"cannot serialise an argument of type {type(value).__name__}: {value!r}")
 
     def spec(self, spec: Any) -> Any:

@@ -194,10 +194,10 @@ def _argument_names(name: Any) -> list[str]:
 
 
 def callable_value(name: Any) -> Any:
-    """A callable as an argument."""
+    """A callable as an argument: an overload, which alone ``fx`` can write down."""
     found = target_of(name)
-    if found is getattr:  # its attribute could not be checked
-        raise StoredGraphError("FILE-C1", "getattr is an argument")
+    if not isinstance(found, torch._ops.OpOverload):
+        raise StoredGraphError("FILE-C1", f"an argument is {name[:200]}, no overload of an operator")
     return found
 
 

@@ -85,6 +85,8 @@ def aot_function(
     try:
         with _phase(report, "aot"):
             outcome = trace(gm, example_inputs, not options.eager_random)
+            if outcome.differentiable:
+                _refuse_inference_tensors(example_inputs)
             joint = finish_joint(outcome) if outcome.differentiable else None
             env = None if joint is not None else finish_inference(outcome)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
@@ -103,6 +105,12 @@ def aot_function(
         compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
     return build_training(joint, partition, compiled, backward, gm, options, report)
+
+
+def _refuse_inference_tensors(example_inputs: Sequence[Any]) -> None:
+    """Eager knows which of them its backward pass needs, and refuses to save those alone; a partition saves others."""
+    if any(isinstance(example, torch.Tensor) and example.is_inference() for example in example_inputs):
+        raise Unsupported("an inference tensor beside one that needs a gradient")
 
 
 def _forward(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:

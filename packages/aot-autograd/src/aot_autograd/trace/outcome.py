@@ -7,7 +7,7 @@ runtime replays its views on the base, so that users see eager's aliasing and au
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ import aot_autograd
 from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
+from aot_autograd.trace.unused import check_unused
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
@@ -282,14 +283,20 @@ def _output_descs(outcome: Outcome) -> list[OutputDesc]:
     ]
 
 
-def remove_dead(graph: torch.fx.Graph) -> None:
-    """Remove nodes that nothing uses, except those with an effect and those that draw random numbers."""
+def remove_dead(graph: torch.fx.Graph, check: Callable[[torch.fx.Node], None] | None = None) -> None:
+    """Remove nodes that nothing uses, except those with an effect and those that draw random numbers.
+
+    Args:
+        check: called with each that is removed.
+    """
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.users:
             continue
         if isinstance(node.target, torch._ops.OpOverload):
             if op_info(node.target).effect or draws_random(node.target, node.args, node.kwargs):
                 continue
+        if check is not None:
+            check(node)
         graph.erase_node(node)
 
 
@@ -297,7 +304,7 @@ def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> 
     tracer = outcome.program.tracer
     graph = tracer.graph
     graph.output(tuple(results))
-    remove_dead(graph)
+    remove_dead(graph, check_unused)
     inputs = tuple(tracer.inputs)
     return Envelope(
         dialect="aten",

@@ -347,7 +347,12 @@ def linalg_vector_norm(
         raise unsupported("norm of a tensor that is not real floating point")
     x = to_dtype(p, to_dtype(p, self, out), opmath(out))
     dims = norm_dims(dim, x.ndim)
-    return _finish(p, to_dtype(p, _vector_norm(p, x, ord, dims), out), x, dims, keepdim)
+    if ord != 0 and all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims):
+        # As eager, without a power that could overflow.
+        norm = p.reshape(p.abs(x), tuple(s for d, s in enumerate(x.shape) if d not in dims))
+    else:
+        norm = _vector_norm(p, x, ord, dims)
+    return _finish(p, to_dtype(p, norm, out), x, dims, keepdim)
 
 
 @decomposition("aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype")

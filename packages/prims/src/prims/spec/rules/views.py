@@ -372,6 +372,8 @@ def unfold(x: TensorSpec, dimension: int, size: Size, step: Size) -> TensorSpec:
     d = wrap_dim(dimension, x.ndim)
     if not x.shape:
         return view_of(x, (size,), (1,))
+    if size > x.shape[d] or size < 0 or step <= 0:
+        raise RuntimeError(f"unfold: windows of {size}, {step} apart, in a dimension of size {x.shape[d]}")
     count = (x.shape[d] - size) // step + 1
     shape = (*x.shape[:d], count, *x.shape[d + 1 :], size)
     strides = (*x.strides[:d], x.strides[d] * step, *x.strides[d + 1 :], x.strides[d])

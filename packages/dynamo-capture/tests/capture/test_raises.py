@@ -34,7 +34,7 @@ DOCUMENTED = {
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
     "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
-    "values/builtin_functions.py": {"make_super": 2},
+    "values/builtin_functions.py": {"_vars": 1, "make_super": 2},
     "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
         "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
@@ -51,7 +51,7 @@ DOCUMENTED = {
         "GeneratorValue.call_method": 1, "GeneratorValue._end": 2, "GeneratorValue._close": 2,
     },
     "values/objects.py": {
-        "ObjectValue._no_attribute": 1, "ObjectValue.store": 2, "ObjectValue.remove": 1,
+        "ObjectValue._no_attribute": 1, "ObjectValue.store": 1, "ObjectValue.remove": 1,
         "ObjectValue._through_descriptor": 1, "ObjectValue.call": 1, "ObjectValue.get_iter": 1,
         "InstanceDictValue.__init__": 1, "InstanceDictValue.delitem": 1,
     },

@@ -170,6 +170,8 @@ isinstance(n, 5);; isinstance(n, int);; issubclass(n, int);; operator.itemgetter
 (lambda a, b: a)(*[n]);; (lambda **k: k)(**{'a': n});; (lambda a: a)(**[n]);; [*5];; {**[1]};; [a for a, b in [(n,)]]
 [a for a, *b, c in [(n,)]];; unbound;; KeyError((n,)).args;; str(KeyError(n));; ValueError('%d' % n).args;; float('q')
 [*(i for i in range(n) if 1 // (i - n + 1))];; list(itertools.islice([1, 2], -n));; itertools.repeat(n, 'a')
+setattr(Slotted(), 'z', n);; delattr(Slotted(), 'a');; setattr(Property(), 'broken', n);; delattr(NoArguments(), 'z');; delattr(Property(), 'broken')
+setattr(n, 'a', 1);; setattr([n], 'a', 1);; delattr(n, 'real');; setattr(NoArguments(), 5, n);; vars(Slotted());; vars(n)
 x.view(n, n, n);; x.reshape(-1, 999);; x[7];; x[1.5];; x['a'];; x @ x.new_ones(n + 300);; x.sum(n + 5);; len(x.sum())
 [*x.sum()];; torch.zeros(-n);; torch.cat([]);; x.tril(0).tril(0).sum() if x.ndim == 1 else 0;; x.flip(5);; -x.bool()
 """.replace("\n", ";;").split(";;")

@@ -237,7 +237,12 @@ def _vars(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     owner = args[0].realize()
     if not (isinstance(owner, (ClassValue, FunctionValue, ObjectValue, PyModuleValue))):
         raise GraphBreak("QB07", f"vars() of {display(owner)}")
-    return owner.getattr(tx, "__dict__")
+    try:
+        return owner.getattr(tx, "__dict__")
+    except ObservedError as error:
+        if issubclass(error.value.pytype, AttributeError):
+            raise tx.observed(TypeError("vars() argument must have __dict__ attribute")) from None
+        raise
 
 
 @builtin(globals)

@@ -7,7 +7,7 @@ import copyreg
 import operator
 import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -187,15 +187,26 @@ class ObjectValue(Value):
         if self.obj is None or value is DELETED:
             if not is_slot(descriptor):
                 raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__} made in the region")
-            raise self._no_attribute(tx, name)
+            self._fail(tx, descriptor.__get__, self.cls)
         if not self._slot_is_filled(tx, name, descriptor):
-            raise self._no_attribute(tx, name)
+            self._fail(tx, descriptor.__get__, self.cls)
         source = self.source
         if source is not None:
             getter, _ = find(tx, self.cls, "__getattribute__")
             overridden = isinstance(getter, types.FunctionType) or find(tx, self.cls, "__getattr__")[1] is not None
             source = Source("call", source, descriptor.__get__) if overridden else source.attr(name)
         return tx.lazy(descriptor.__get__(self.obj, self.cls), source)
+
+    def _fail(self, tx: Capture, operation: Any, *args: Any) -> NoReturn:
+        """Raise what an operation on attributes raises for an empty instance of the class, in Python's own words.
+
+        Raises:
+            ObservedError: that error.
+            GraphBreak: there is none, or the program would see the instance go.
+        """
+        if lookup(self.cls, "__del__")[1] is None:
+            tx.exact(operation, _c_new(self.cls)(self.cls), *args)
+        raise GraphBreak("QB06", f"an attribute of {self.describe()} that is not there")
 
     def _slot_is_filled(self, tx: Capture, name: str, descriptor: Any) -> bool:
         """Whether the real object has a value in the slot (guarded when it has none)."""
@@ -270,8 +281,7 @@ class ObjectValue(Value):
         if name in ("__class__", "__dict__", "__weakref__"):
             raise GraphBreak("QB06", f"assignment to {name}")
         if not is_slot(found) and not self.cls.__dictoffset__:
-            text = f"object attribute {name!r} is read-only" if owner else f"object has no attribute {name!r}"
-            raise tx.observed(AttributeError(f"{self.cls.__name__!r} {text}"))
+            self._fail(tx, object.__setattr__, name, None)
         self.write(tx, name, value)
 
     def write(self, tx: Capture, name: str, value: Value) -> None:
@@ -315,7 +325,7 @@ class ObjectValue(Value):
         written = self.attrs.get(name)
         existed = self._existed(tx, name)
         if written is DELETED or (written is None and not existed):
-            raise self._no_attribute(tx, name)
+            self._fail(tx, object.__delattr__, name)
         if existed:
             tx.side.write_attribute(self, name)
             self.attrs[name] = DELETED

@@ -533,3 +533,21 @@ def test_no_compiler_of_torch_is_imported():
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_break_in_nested_functions_is_listed_once():
+    def inner(x):
+        y = x.sin()
+        dynamo_capture.graph_break()
+        return y * 2
+
+    def middle(x):
+        return inner(x) + 1
+
+    def outer(x):
+        return middle(x) * 3
+
+    explanation = dynamo_capture.explain(outer)(torch.ones(3))
+    assert explanation.graph_count > 1
+    assert explanation.graph_break_count == len(explanation.report.breaks) == 1
+    assert explanation.breaks[0].where.function.endswith("inner")

@@ -17,6 +17,7 @@ import json
 import sys
 import sysconfig
 import traceback
+import threading
 import types
 from pathlib import Path
 
@@ -150,6 +151,9 @@ SPECIAL = {
     "prims.ir.SourceLoc": SourceLoc,
     "prims.options.Options": Options,
     "prims.report.Report": Report,
+    "prims.forking.COMPILING": threading.RLock(),
+    "prims.forking.lock": threading.Lock,
+    "prims.forking.why_cut_off": lambda: None,
     "prims.eager.leave_to_eager": lambda report, options, stage, reason, where, **_: report.fallback(stage, reason, where),
 }
 for _name in ("QuintetError", "Unsupported", "UserError", "DataDependentError", "VerifierError", "InternalError"):

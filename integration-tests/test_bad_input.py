@@ -195,7 +195,7 @@ def test_out_of_memory_in_eager_too_is_eagers_error(monkeypatch, full_memory):
     def forward(*inputs):
         raise torch.OutOfMemoryError("eager's own")
 
-    monkeypatch.setattr(Envelope, "module", lambda self: types.SimpleNamespace(forward=forward))
+    monkeypatch.setattr(Envelope, "module", lambda self: types.SimpleNamespace(forward=forward, graph=torch.fx.Graph()))
     function = lambda x, total: (x.sin() + 1, total.add_(x))
     compiled = compile_api.compile(function)
     x, total = torch.ones(4), torch.zeros(4)

@@ -16,8 +16,8 @@ import importlib.machinery
 import json
 import sys
 import sysconfig
-import traceback
 import threading
+import traceback
 import types
 from pathlib import Path
 

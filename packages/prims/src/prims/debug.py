@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from prims.eager import warn_user
 from prims.forking import lock
-from prims.forking import lock
 from prims.options import Options
 from prims.report import Report
 

@@ -45,6 +45,9 @@ def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     present = [part for part in parts if part is not None]
     if any(part.meta["spec"].dtype != node.meta["spec"].dtype for part in present):
         return None
+    if node.meta["spec"].dtype in (torch.float16, torch.bfloat16):
+        # Statistics in so few bits give values of which some have another sign: a rectifier's gradient would differ.
+        return None
     return present
 
 

@@ -172,14 +172,15 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
         if linear or called_by is not None:
             dependent.add(node)
         missing = [source for source in linear if mapping[source] is None]
+        other = _other_term(node, mapping) if missing and called_by is None else None
         if called_by is None:
             left_out = bool(linear) and len(missing) == len(linear)
         else:
             left_out = all(absent[tangent] for tangent in called_by)
-        if left_out:
+        if other is not None:
+            mapping[node] = other
+        elif left_out:
             mapping[node] = None
-        elif missing and called_by is None and _other_term(node, mapping) is not None:
-            mapping[node] = _other_term(node, mapping)
         else:
             for source in missing:
                 mapping[source] = _zeros(graph, source)

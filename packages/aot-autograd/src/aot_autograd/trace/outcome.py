@@ -350,8 +350,15 @@ def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
         def enter(gradients: Any) -> None:
             tracer.called_by = called_by
 
-        def leave(*gradients: Any) -> None:
+        def leave(given: Any, coming: Any) -> tuple[Any, ...]:
+            # A gradient that was there before, such as a saved tensor, becomes one that this backward gives.
+            made = tuple(
+                tracer.pure(torch.ops.aten.clone.default, (gradient,), {})
+                if gradient is not None and tracer.read(gradient).meta.get("called_by") is not called_by else gradient
+                for gradient in given
+            )  # fmt: skip
             tracer.called_by = None
+            return made
 
         # Not by the current autograd node: that is still this one while its gradients are added to others.
         node.register_prehook(enter)

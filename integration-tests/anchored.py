@@ -1,0 +1,220 @@
+"""Gradients judged block by block, each block on eager's own inputs and gradients.
+
+Rounding grows on its way through a deep network: in a ResNet in bfloat16 eager's gradients of the first layers are so far
+from float64's that a gradient of zero is no further. So each block's result is replaced by what eager computed there, and the
+gradient that comes back to it by eager's: a block's error is then its own, a few roundings, against which damage shows.
+The network is still compiled as a whole; only what could be fused across two blocks is not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from judge import error
+from torch import nn
+from torch.utils import _pytree as pytree
+from zoo import tensors
+
+#: A result's error may be this many times that of eager, at the worst element ...
+LARGEST = 4.0
+#: ... and this many times over all,
+NORM = 2.0
+#: plus this many roundings of its largest value, and of all values: where there are few, eager's error is small by luck.
+ROUNDINGS = 4.0
+
+
+class Replace(torch.autograd.Function):
+    """``value`` in the place of ``x``; the gradient of ``x`` is ``gradient``, and ``value``'s is what came back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, value: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gradient)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, coming: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient, coming, None
+
+
+@dataclass
+class Record:
+    """What eager had at the end of a block: its result, and the gradient that came back to it."""
+
+    value: torch.Tensor
+    gradient: torch.Tensor
+
+
+class Anchored(nn.Module):
+    """A model whose blocks' results are replaced by records; gives the model's results and what the blocks computed."""
+
+    def __init__(self, model: nn.Module, records: dict[str, Record], dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.seen: list[torch.Tensor] = []
+        self.values = nn.ParameterDict()
+        for name, record in records.items():
+            key = name.replace(".", "_")
+            self.values[key] = nn.Parameter(record.value.to(dtype))
+            self.register_buffer("gradient_" + key, record.gradient.to(dtype), persistent=False)
+            model.get_submodule(name).register_forward_hook(self._hook(key))
+
+    def _hook(self, key: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, result: Any) -> Any:
+            first = result if isinstance(result, torch.Tensor) else result[0]
+            self.seen.append(first)
+            replaced = Replace.apply(first, self.values[key], getattr(self, "gradient_" + key))
+            return replaced if isinstance(result, torch.Tensor) else (replaced, *result[1:])
+
+        return hook
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+        self.seen = []
+        return self.model(*args, **kwargs), self.seen
+
+
+def blocks(model: nn.Module) -> list[str]:
+    """The blocks of a model: members of sequences with several layers of their own, the smallest such."""
+    found: list[str] = []
+
+    def layers(module: nn.Module) -> int:
+        return sum(1 for m in module.modules() if any(True for _ in m.parameters(recurse=False)))
+
+    def visit(module: nn.Module, name: str) -> bool:
+        inner = [visit(child, f"{name}.{key}" if name else key) for key, child in module.named_children()]
+        if any(inner):
+            return True
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if name and isinstance(parent, (nn.ModuleList, nn.Sequential)) and layers(module) > 1:
+            found.append(name)
+            return True
+        return False
+
+    visit(model, "")
+    return found
+
+
+def recorded(model: nn.Module, names: list[str], loss: Callable[[Any], torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """Eager's records of the blocks that ran once and gave a gradient, from one step."""
+    values: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+    gradients: dict[str, torch.Tensor] = {}
+    handles = []
+    for name in names:
+
+        def hook(module: nn.Module, given: Any, result: Any, name: str = name) -> None:
+            first = result if isinstance(result, torch.Tensor) else result[0]
+            values[name].append(first.detach().clone())
+            if first.requires_grad:
+                first.register_hook(lambda grad: gradients.update({name: grad.detach().clone()}))
+
+        handles.append(model.get_submodule(name).register_forward_hook(hook))
+    twin_state = copy.deepcopy([b for b in model.buffers()])
+    loss(model(*args, **kwargs)).backward()
+    for handle in handles:
+        handle.remove()
+    with torch.no_grad():
+        for buffer, old in zip(model.buffers(), twin_state, strict=True):
+            buffer.copy_(old)
+    model.zero_grad(set_to_none=True)
+    return {
+        name: Record(found[0], gradients[name]) for name, found in values.items() if len(found) == 1 and name in gradients
+    }
+
+
+def step(call: Any, holder: Anchored, loss: Callable[[Any], torch.Tensor], args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+    """Loss, blocks' results, all gradients and buffers of one step, by name."""
+    holder.zero_grad(set_to_none=True)
+    result, seen = call(*args, **kwargs)
+    value = loss(result)
+    value.backward()
+    found = {"the loss": value.detach()}
+    found |= {f"the result of block {k}": t.detach() for k, t in enumerate(seen)}
+    found |= {f"the gradient of {name}": p.grad for name, p in holder.named_parameters() if p.grad is not None}
+    return found | {f"the buffer {name}": b.detach().clone() for name, b in holder.model.named_buffers()}
+
+
+@dataclass
+class Judgement:
+    """What was found wrong, and which share of planted damage the judge sees."""
+
+    wrong: list[str] = field(default_factory=list)
+    planted: int = 0
+    unseen: list[str] = field(default_factory=list)
+
+    @property
+    def power(self) -> float:
+        """The share of damaged gradients that are seen."""
+        return 1.0 - len(self.unseen) / max(self.planted, 1)
+
+
+def judge(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> Judgement:
+    """Compare a step with eager's and float64's, and with each gradient damaged."""
+    assert ours.keys() == theirs.keys() == exact.keys(), (ours.keys() ^ theirs.keys(), theirs.keys() ^ exact.keys())
+    made = Judgement()
+    for name, reference in exact.items():
+        if not reference.is_floating_point():
+            if not torch.equal(ours[name], theirs[name]):
+                made.wrong.append(name)
+            continue
+        problem = not_as_good(ours[name], theirs[name], reference)
+        if problem is not None:
+            made.wrong.append(f"{name}: {problem}")
+        if not name.startswith("the gradient") or vanishes(theirs[name], reference):
+            continue
+        for kind, damaged in damages(theirs[name]):
+            made.planted += 1
+            if not_as_good(damaged, theirs[name], reference) is None:
+                made.unseen.append(f"{name}: {kind}")
+    return made
+
+
+def vanishes(theirs: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Is a gradient zero but for roundings, as that of a bias which softmax or a normalisation takes away again?"""
+    return float(exact.norm()) <= 0.1 * float((theirs.double() - exact).norm())
+
+
+def damages(gradient: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wrong gradients: none at all, a wrong factor, two blocks in each other's place."""
+    yield "zero", torch.zeros_like(gradient)
+    yield "a quarter too large", gradient * 1.25
+    flat = gradient.reshape(-1)
+    part = flat.numel() // 4
+    if part and not torch.equal(flat[:part], flat[part : 2 * part]):
+        yield "two blocks exchanged", torch.cat([flat[part : 2 * part], flat[:part], flat[2 * part :]]).view_as(gradient)
+
+
+def not_as_good(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> str | None:
+    """None if ``ours`` is about as close to float64 as eager's, at the worst element and over all."""
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return f"{ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
+    eps = torch.finfo(ours.dtype).eps
+    largest, norm = float(exact.abs().max()) if exact.numel() else 0.0, float(exact.norm())
+    got, allowed = error(ours, exact), LARGEST * error(theirs, exact) + ROUNDINGS * eps * largest
+    if not got <= allowed:
+        return f"largest error {got:.3e}, allowed {allowed:.3e}"
+    apart = [float((t.double() - exact).norm()) for t in (ours, theirs)]
+    allowed = NORM * apart[1] + ROUNDINGS * eps * norm
+    return None if apart[0] <= allowed else f"error's norm {apart[0]:.3e}, allowed {allowed:.3e}"
+
+
+def judged(model: nn.Module, compiled_by: Callable[[nn.Module], Any], args: Any, kwargs: Any) -> tuple[Judgement, Any]:
+    """Judge one training step of a compiled model block by block; also gives the compiled callable."""
+    loss = lambda result: sum(
+        (t.float() if t.dtype != torch.float64 else t).square().mean() for t in tensors(result) if t.requires_grad
+    )
+    records = recorded(model, blocks(model), loss, args, kwargs)
+    assert records, "the model has no blocks"
+    double = lambda tree: pytree.tree_map(
+        lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, tree
+    )
+    dtype = next(model.parameters()).dtype
+    eager, mine = (Anchored(copy.deepcopy(model), records, dtype) for _ in range(2))
+    exact = Anchored(copy.deepcopy(model).double(), records, torch.float64)
+    call = compiled_by(mine)
+    ours = step(call, mine, loss, args, kwargs)
+    theirs, wanted = step(eager, eager, loss, args, kwargs), step(exact, exact, loss, double(args), double(kwargs))
+    return judge(ours, theirs, wanted), call

@@ -8,15 +8,15 @@ The network is still compiled as a whole; only what could be fused across two bl
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from judge import error
+from judge import error, to_float64
 from torch import nn
-from torch.utils import _pytree as pytree
 from zoo import tensors
 
 #: A result's error may be this many times that of eager, at the worst element ...
@@ -25,6 +25,11 @@ LARGEST = 4.0
 NORM = 2.0
 #: plus this many roundings of its largest value, and of all values: where there are few, eager's error is small by luck.
 ROUNDINGS = 4.0
+
+#: The share of planted damage that a judge must see for its verdict to count.
+LEAST_POWER = 0.95
+
+Around = Callable[[], Any]
 
 
 class Replace(torch.autograd.Function):
@@ -59,8 +64,8 @@ class Anchored(nn.Module):
         self.values = nn.ParameterDict()
         for name, record in records.items():
             key = name.replace(".", "_")
-            self.values[key] = nn.Parameter(record.value.to(dtype))
-            self.register_buffer("gradient_" + key, record.gradient.to(dtype), persistent=False)
+            self.values[key] = nn.Parameter(record.value.to(dtype or record.value.dtype))
+            self.register_buffer("gradient_" + key, record.gradient.to(dtype or record.gradient.dtype), persistent=False)
             model.get_submodule(name).register_forward_hook(self._hook(key))
 
     def _hook(self, key: str) -> Callable[..., Any]:
@@ -89,7 +94,7 @@ def blocks(model: nn.Module) -> list[str]:
         if any(inner):
             return True
         parent = model.get_submodule(name.rpartition(".")[0])
-        if name and isinstance(parent, (nn.ModuleList, nn.Sequential)) and layers(module) > 1:
+        if name and isinstance(parent, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and layers(module) > 1:
             found.append(name)
             return True
         return False
@@ -98,7 +103,15 @@ def blocks(model: nn.Module) -> list[str]:
     return found
 
 
-def recorded(model: nn.Module, names: list[str], loss: Callable[[Any], torch.Tensor], args: Any, kwargs: Any) -> Any:
+def loss_of(result: Any) -> torch.Tensor:
+    """A loss that every result contributes to, with a gradient that is not constant; at least float32."""
+    wide = [t if t.dtype == torch.float64 else t.float() for t in tensors(result) if t.requires_grad]
+    return sum((t.square().mean() for t in wide[1:]), wide[0].square().mean())
+
+
+def recorded(
+    model: nn.Module, names: list[str], args: Any, kwargs: Any, around: Around = contextlib.nullcontext
+) -> dict[str, Record]:
     """Eager's records of the blocks that ran once and gave a gradient, from one step."""
     values: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     gradients: dict[str, torch.Tensor] = {}
@@ -112,12 +125,14 @@ def recorded(model: nn.Module, names: list[str], loss: Callable[[Any], torch.Ten
                 first.register_hook(lambda grad: gradients.update({name: grad.detach().clone()}))
 
         handles.append(model.get_submodule(name).register_forward_hook(hook))
-    twin_state = copy.deepcopy([b for b in model.buffers()])
-    loss(model(*args, **kwargs)).backward()
+    before = copy.deepcopy(list(model.buffers()))
+    with around():
+        loss = loss_of(model(*args, **kwargs))
+    loss.backward()
     for handle in handles:
         handle.remove()
     with torch.no_grad():
-        for buffer, old in zip(model.buffers(), twin_state, strict=True):
+        for buffer, old in zip(model.buffers(), before, strict=True):
             buffer.copy_(old)
     model.zero_grad(set_to_none=True)
     return {
@@ -125,11 +140,12 @@ def recorded(model: nn.Module, names: list[str], loss: Callable[[Any], torch.Ten
     }
 
 
-def step(call: Any, holder: Anchored, loss: Callable[[Any], torch.Tensor], args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+def step(call: Any, holder: Anchored, args: Any, kwargs: Any, around: Around) -> dict[str, torch.Tensor]:
     """Loss, blocks' results, all gradients and buffers of one step, by name."""
     holder.zero_grad(set_to_none=True)
-    result, seen = call(*args, **kwargs)
-    value = loss(result)
+    with around():
+        result, seen = call(*args, **kwargs)
+        value = loss_of(result)
     value.backward()
     found = {"the loss": value.detach()}
     found |= {f"the result of block {k}": t.detach() for k, t in enumerate(seen)}
@@ -151,8 +167,10 @@ class Judgement:
         return 1.0 - len(self.unseen) / max(self.planted, 1)
 
 
-def judge(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> Judgement:
-    """Compare a step with eager's and float64's, and with each gradient damaged."""
+def judge(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], eps: float = 0.0
+) -> Judgement:
+    """Compare a step with eager's and float64's, and with each gradient damaged. ``eps``: a rounding of the work."""
     assert ours.keys() == theirs.keys() == exact.keys(), (ours.keys() ^ theirs.keys(), theirs.keys() ^ exact.keys())
     made = Judgement()
     for name, reference in exact.items():
@@ -160,14 +178,14 @@ def judge(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], exact:
             if not torch.equal(ours[name], theirs[name]):
                 made.wrong.append(name)
             continue
-        problem = not_as_good(ours[name], theirs[name], reference)
+        problem = not_as_good(ours[name], theirs[name], reference, eps)
         if problem is not None:
             made.wrong.append(f"{name}: {problem}")
         if not name.startswith("the gradient") or vanishes(theirs[name], reference):
             continue
         for kind, damaged in damages(theirs[name]):
             made.planted += 1
-            if not_as_good(damaged, theirs[name], reference) is None:
+            if not_as_good(damaged, theirs[name], reference, eps) is None:
                 made.unseen.append(f"{name}: {kind}")
     return made
 
@@ -187,34 +205,45 @@ def damages(gradient: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield "two blocks exchanged", torch.cat([flat[part : 2 * part], flat[:part], flat[2 * part :]]).view_as(gradient)
 
 
-def not_as_good(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> str | None:
+def not_as_good(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, eps: float = 0.0) -> str | None:
     """None if ``ours`` is about as close to float64 as eager's, at the worst element and over all."""
     if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         return f"{ours.dtype} {tuple(ours.shape)} instead of {theirs.dtype} {tuple(theirs.shape)}"
-    eps = torch.finfo(ours.dtype).eps
+    eps = max(torch.finfo(ours.dtype).eps, eps)
     largest, norm = float(exact.abs().max()) if exact.numel() else 0.0, float(exact.norm())
     got, allowed = error(ours, exact), LARGEST * error(theirs, exact) + ROUNDINGS * eps * largest
     if not got <= allowed:
         return f"largest error {got:.3e}, allowed {allowed:.3e}"
     apart = [float((t.double() - exact).norm()) for t in (ours, theirs)]
-    allowed = NORM * apart[1] + ROUNDINGS * eps * norm
+    times = LARGEST if vanishes(theirs, exact) else NORM  # of roundings alone, where the exact value is zero
+    allowed = times * apart[1] + ROUNDINGS * eps * norm
     return None if apart[0] <= allowed else f"error's norm {apart[0]:.3e}, allowed {allowed:.3e}"
 
 
-def judged(model: nn.Module, compiled_by: Callable[[nn.Module], Any], args: Any, kwargs: Any) -> tuple[Judgement, Any]:
-    """Judge one training step of a compiled model block by block; also gives the compiled callable."""
-    loss = lambda result: sum(
-        (t.float() if t.dtype != torch.float64 else t).square().mean() for t in tensors(result) if t.requires_grad
-    )
-    records = recorded(model, blocks(model), loss, args, kwargs)
+def judged(
+    model: nn.Module, compile_it: Callable[[nn.Module], Any], args: Any, kwargs: Any, *, steps: int = 1,
+    around: Around = contextlib.nullcontext, working: torch.dtype | None = None,
+) -> tuple[Judgement, Any]:  # fmt: skip
+    """Judge training steps of a compiled model block by block; also gives the compiled callable.
+
+    Args:
+        steps: how many steps to take on the same inputs; the last one is judged (a replayed recording, say).
+        around: entered around each forward pass (autocast).
+        working: the dtype that products round to, where that is not the parameters'.
+    """
+    records = recorded(model, blocks(model), args, kwargs, around)
     assert records, "the model has no blocks"
-    double = lambda tree: pytree.tree_map(
-        lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t, tree
-    )
-    dtype = next(model.parameters()).dtype
-    eager, mine = (Anchored(copy.deepcopy(model), records, dtype) for _ in range(2))
-    exact = Anchored(copy.deepcopy(model).double(), records, torch.float64)
-    call = compiled_by(mine)
-    ours = step(call, mine, loss, args, kwargs)
-    theirs, wanted = step(eager, eager, loss, args, kwargs), step(exact, exact, loss, double(args), double(kwargs))
-    return judge(ours, theirs, wanted), call
+    eager, mine = (Anchored(copy.deepcopy(model), records) for _ in range(2))
+    exact = Anchored(to_float64(model), records, torch.float64)
+    call = compile_it(mine)
+    for _ in range(steps):
+        ours, theirs = (step(*both, args, kwargs, around) for both in ((call, mine), (eager, eager)))
+        wanted = step(exact, exact, *to_float64((args, kwargs)), contextlib.nullcontext)
+    return judge(ours, theirs, wanted, 0.0 if working is None else torch.finfo(working).eps / 8), call
+
+
+def assert_judged(judgement: Judgement, least: float = LEAST_POWER) -> None:
+    """Nothing is wrong, by a judge that has just shown that it sees damage."""
+    assert not judgement.wrong, f"{len(judgement.wrong)} wrong: {'; '.join(judgement.wrong[:5])}"
+    assert judgement.planted >= 12
+    assert judgement.power >= least, f"{judgement.power:.3f} of damage seen, not {'; '.join(judgement.unseen[:8])}"

@@ -10,9 +10,12 @@ from zoo import build, tensors
 
 import compile_api
 
-#: Generated kernels per model at the small sizes, so that a lost fusion shows. A smaller number is an improvement:
+#: Loop nests in generated kernels per model at the small sizes, so that a lost fusion shows. A smaller number is an improvement:
 #: record it.
-KERNELS: dict[str, int] = {}
+KERNELS = {
+    "transformer": 17, "convnet": 8, "densenet121": 657, "resnet18": 45, "resnet50": 104, "resnext101_32x8d": 101,
+    "bert": 19, "gpt2": 18, "llama": 29, "t5_encoder": 13, "vit_b_16": 21,
+}  # fmt: skip
 
 MODELS = [
     "transformer", "convnet", "densenet121", "resnet18", "resnet50", "resnext101_32x8d", "bert", "gpt2", "llama",
@@ -38,7 +41,7 @@ def test_small(name):
     report = run_case(name, small=True)
     assert_all_generated(report, graphs=1)
     assert report.recompiles == []
-    assert kernel_count(report) <= KERNELS.get(name, 10_000)
+    assert kernel_count(report) <= KERNELS[name]
 
 
 @pytest.mark.parametrize("name", ["bert", "resnet50", "densenet121"])

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from on_gpu import DEVICE, all_generated, gpu_case, inference, training, working_dtype
+from on_gpu import DEVICE, all_generated, blockwise, gpu_case, inference, training, working_dtype
 
 MODELS = [
     "transformer", "convnet", "densenet121", "resnet18", "resnet50", "resnext101_32x8d", "convnext_tiny",
@@ -74,6 +74,28 @@ def test_training_autocast(name, dtype):
 def test_training_modes(name, mode):
     case = gpu_case(name, small=True, **_batch(name))
     training(case, steps=4, mode=mode, working=working_dtype(case))
+
+
+#: Statistics over a few values leave too little of a block's gradients to tell damage from rounding.
+IMAGES = {name: {"batch": 16} for name in BATCH} | {"convnext_tiny": {"batch": 4}}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_low_precision(name, dtype):
+    blockwise(gpu_case(name, dtype, small=True, **IMAGES.get(name, {})))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_autocast(name):
+    around = functools.partial(torch.autocast, "cuda", torch.bfloat16)
+    blockwise(gpu_case(name, small=True, **IMAGES.get(name, {})), around=around, working=torch.bfloat16)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["transformer", "resnet18", "bert", "llama"])
+def test_blocks_modes(name, mode):
+    blockwise(gpu_case(name, torch.bfloat16, small=True, **IMAGES.get(name, {})), steps=4, mode=mode)
 
 
 def _batch(name):

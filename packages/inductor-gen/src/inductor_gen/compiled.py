@@ -31,12 +31,16 @@ __all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests."""
+    """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
+
+    ``parts``: how many kernels it is made of that share nothing but the launch.
+    """
 
     name: str
     ops: tuple[str, ...]
     source: str
     loops: int = 1
+    parts: int = 1
 
 
 class CompiledGraph:
@@ -151,7 +155,7 @@ def _compiled(
     keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
     if report is not None:
         for k in kernels:
-            report.kernel(k.name, k.ops, k.loops)
+            report.kernel(k.name, k.ops, k.loops, k.parts)
         for name in wrapper.externs:
             report.extern(name)
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
@@ -194,7 +198,8 @@ def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options, begun
 def _kernel(call: KernelCall) -> Kernel:
     parts = {p.name: p for p in call.parts}
     text = "\n".join(_commented(p) + p.text.replace("KERNEL", p.name, 1) for p in parts.values())
-    return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts))
+    pasted = sum(len(getattr(p, "joined", ())) or 1 for p in call.parts)
+    return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts), pasted)
 
 
 def _commented(source: KernelSource) -> str:

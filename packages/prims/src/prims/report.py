@@ -48,11 +48,12 @@ class BreakRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A generated kernel: the operators fused into it and the number of its loop nests."""
+    """A generated kernel: its operators, the number of its loop nests, and of the kernels pasted into it."""
 
     name: str
     ops: tuple[str, ...]
     loops: int = 1
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,9 @@ class Report:
         if record not in self.breaks:
             self.breaks.append(record)
 
-    def kernel(self, name: str, ops: Iterable[str], loops: int = 1) -> None:
+    def kernel(self, name: str, ops: Iterable[str], loops: int = 1, parts: int = 1) -> None:
         """Record a generated kernel."""
-        self.kernels.append(KernelRecord(name, tuple(ops), loops))
+        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts))
 
     def extern(self, name: str) -> None:
         """Record a call into a library kernel."""

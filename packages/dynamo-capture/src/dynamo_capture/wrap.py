@@ -215,6 +215,8 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
     source = source or Source("constant", None, (obj,))
     tx.guards.type_is(source, type(obj))
+    if issubclass(type(obj), collections.deque) and type(obj).__getitem__ is not collections.deque.__getitem__:
+        raise GraphBreak("QB06", f"a {type(obj).__name__}, a deque that gives its items in its own way")
     items = wrap_items(tx, obj, source)
     tx.guards.length(source, len(items))
     if issubclass(type(obj), collections.deque):

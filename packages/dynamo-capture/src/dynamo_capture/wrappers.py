@@ -63,6 +63,8 @@ def own_dict(obj: Any) -> dict[str, Any] | None:
     """The instance's real ``__dict__``, whatever its class makes of attribute access; None when it has none."""
     for base in type(obj).__mro__:
         found = base.__dict__.get("__dict__")
-        if type(found) is types.GetSetDescriptorType and found.__objclass__ is base:
+        # SimpleNamespace has a member for it.
+        kinds = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        if type(found) in kinds and found.__objclass__ is base:
             return found.__get__(obj)  # type: ignore[no-any-return]
     return None

@@ -215,7 +215,7 @@ def _is_sequence_slot(value: Value, found: Any) -> bool:
     from dynamo_capture.values.containers import SequenceValue
 
     inner = _inner(value)
-    is_sequence = isinstance(inner, SequenceValue) or (inner is not value and _is_text(inner))
+    is_sequence = isinstance(inner, SequenceValue) or (type(value) is not ConstantValue and _is_text(inner))
     return is_sequence and not _has_python_method(found) and found.__name__ in ("__add__", "__mul__", "__rmul__")
 
 
@@ -236,10 +236,12 @@ def _sequence_slot(
                 return _of_inner(sequence, of).repeat(tx, number.const())
             if isinstance(sequence, SequenceValue):
                 type_error(tx, written, a, b)
-    if fn in (operator.add, operator.mul) and any(v is not _inner(v) and _is_text(_inner(v)) for v in (a, b)):
+    if fn in (operator.add, operator.mul) and (_is_text(x) or _is_text(y)):
+        if a.is_const and b.is_const:
+            return _fold(tx, written, a, b)
         try:
             return ConstantValue(fn(x.const(), y.const()))
-        except TypeError:
+        except (TypeError, GraphBreak):
             raise GraphBreak("QB06", f"{_SYMBOL[fn]} between {display(a)} and {display(b)}") from None
     return None
 
@@ -348,6 +350,8 @@ def _compare_natively(tx: Capture, fn: Callable[..., Any], x: Value, y: Value, f
     from dynamo_capture.values.objects import ObjectValue
     from dynamo_capture.values.sets import SetValue
 
+    if isinstance(x, DictView) and isinstance(y, ObjectValue) and y.payload is not None:
+        raise GraphBreak("QB06", f"comparison of {display(x)} and {display(y)}")
     if isinstance(x, (SetValue, DictView, DictValue)):
         is_values = isinstance(x, DictView) and x.kind == "values"
         inner = getattr(y, "payload", None) or y

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.cached_functions import call_cached
@@ -400,7 +400,13 @@ def make_super(tx: Capture, args: list[Value]) -> Value:
         if content is None or owner_value is None:
             raise GraphBreak("QB07", "super() where the class or the first argument is gone")
         cls, owner = content.realize().const(), owner_value
-    owner = owner.realize()
+    try:
+        owner = owner.realize()
+    except GraphBreak as brk:
+        if args or len(tx.frames) > 1:
+            raise
+        # The code that goes on at a break is another function, in which super() finds nothing.
+        raise SkipFrame(f"{brk.text}; in super()", where=tx.location()) from None
     if not issubclass(owner.pytype, cls) and not (isinstance(owner, ClassValue) and issubclass(owner.obj, cls)):
         raise GraphBreak("QB07", f"super() of {display(owner)}, which is no {cls.__name__}")
     if isinstance(owner, ClassValue):

@@ -16,7 +16,7 @@ from dynamo_capture.values.base import Value
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["bind_attribute", "class_source", "find", "lookup"]
+__all__ = ["bind_attribute", "class_source", "find", "full_name", "lookup"]
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
               types.ClassMethodDescriptorType)  # fmt: skip
@@ -39,6 +39,12 @@ def lookup(cls: type, name: str) -> tuple[Any, type | None]:
 _MISSING = object()
 #: The descriptor of a named tuple's field.
 _FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[attr-defined]
+
+
+def full_name(cls: type) -> str:
+    """The name by which the interpreter's errors call a class: with its module where it is made in C."""
+    is_plain = cls.__flags__ & 1 << 9 or cls.__module__ == "builtins"
+    return cls.__name__ if is_plain else f"{cls.__module__}.{cls.__name__}"
 
 
 def class_source(owner: type, name: str) -> Source | None:

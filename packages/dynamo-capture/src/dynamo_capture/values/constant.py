@@ -71,6 +71,8 @@ class ConstantValue(Value):
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         value = self.value
+        if name == "__iter__" and not args and not kwargs and isinstance(value, (range, str, bytes)):
+            return self.get_iter(tx)
         return fold(tx, tx.exact(getattr, value, name), args, kwargs)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
@@ -80,8 +82,8 @@ class ConstantValue(Value):
         from dynamo_capture.values.iterators import PositionIterator
 
         value = self.value
-        if isinstance(value, (range, str, bytes)):
-            return PositionIterator(self, lambda i: tx.from_python(value[i]))
+        if type(value) in (range, str, bytes):
+            return PositionIterator(self, lambda i: tx.from_python(value[i]), type(iter(value)))
         return super().get_iter(tx)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
@@ -148,4 +150,25 @@ def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> V
     except GraphBreak:
         name = getattr(fn, "__qualname__", repr(fn))
         raise GraphBreak("QB07", f"{name} of values that are not constants") from None
-    return tx.from_python(tx.exact(fn, *real_args, **real_kwargs))
+    return _new_object(tx, tx.exact(fn, *real_args, **real_kwargs))
+
+
+def _new_object(tx: Capture, obj: Any) -> Value:
+    """What an operation has made: one that can change is made anew in every call.
+
+    Raises:
+        GraphBreak: it is of a kind that cannot be.
+    """
+    kind = type(obj)
+    if kind in CONST_TYPES:
+        return ConstantValue(obj)
+    if kind in (list, tuple, dict):
+        from dynamo_capture.values.containers import ListValue, TupleValue
+        from dynamo_capture.values.dicts import DictValue
+
+        if kind is dict:
+            return DictValue.of(tx, ((tx.from_python(key), _new_object(tx, value)) for key, value in obj.items()))
+        return (ListValue if kind is list else TupleValue)([_new_object(tx, item) for item in obj])
+    if kind in (set, bytearray) or hasattr(kind, "__next__"):
+        raise GraphBreak("QB07", f"a {kind.__name__} made of constants")
+    return tx.from_python(obj)

@@ -12,7 +12,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import full_name, lookup
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue
@@ -537,7 +537,7 @@ def method_of_container(tx: Capture, owner: Value, cls: type, name: str) -> Valu
             raise GraphBreak("QB06", f"attribute {name!r} of {owner.describe()}")
         if owner.source is not None:
             tx.guards.no_instance_attr(owner.source, name)
-    raise tx.observed(AttributeError(f"{cls.__name__!r} object has no attribute {name!r}"))
+    raise tx.observed(AttributeError(f"{full_name(cls)!r} object has no attribute {name!r}"))
 
 
 class BoundMethodOfContainer(Value):

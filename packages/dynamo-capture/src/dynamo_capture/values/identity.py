@@ -17,6 +17,7 @@ import collections
 import datetime
 import enum
 import re
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, Value, display
-from dynamo_capture.values.classes import bind_attribute, find, lookup
+from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -128,8 +129,6 @@ def object_key(tx: Capture, value: Value, cls: type) -> Any:
     if hashed is _OBJECT_HASH and compares_by_identity(tx, cls):
         return identity_key(tx, value)
     if hashed is None:
-        from dynamo_capture.values.objects import full_name
-
         raise tx.observed(TypeError(f"unhashable type: {full_name(cls)!r}"))
     payload = getattr(value, "payload", None)
     if payload is not None and lookup(cls, "__eq__")[1] is lookup(cls, "__hash__")[1] is payload.pytype:
@@ -215,11 +214,20 @@ def hash_of(tx: Capture, value: Value) -> int:
         result = bind_attribute(tx, value, value.pytype, "__hash__", hashed, owner).call(tx, [], {}).realize()  # type: ignore[arg-type]
         if not issubclass(result.pytype, int):
             raise tx.observed(TypeError("__hash__ method should return an integer"))
-        return hash(result.const())
+        return _as_hash(result.const())
+    payload = getattr(value, "payload", None)
+    if payload is not None and owner is payload.pytype:
+        return hash_of(tx, payload)
     if isinstance(value.key(tx), IdentityKey):
         raise GraphBreak("QB06", f"the hash of {display(value)}, which the region makes")
     pin(tx, value)
     return hash(object_of(tx, value))
+
+
+def _as_hash(number: int) -> int:
+    """What ``hash`` makes of the number that a ``__hash__`` in Python gives."""
+    fits = -(1 << sys.hash_info.width - 1) <= number < 1 << sys.hash_info.width - 1
+    return (-2 if number == -1 else int(number)) if fits else hash(number)
 
 
 def _hashes_itself(value: Value) -> bool:

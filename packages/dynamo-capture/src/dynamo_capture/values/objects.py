@@ -14,7 +14,15 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
+from dynamo_capture.values.classes import (
+    bind_attribute,
+    class_source,
+    find,
+    full_name,
+    guard_found,
+    guard_lookup,
+    lookup,
+)
 from dynamo_capture.values.compare import existing, identical
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
@@ -84,12 +92,6 @@ _MAKES_INSTANCES = {
 _ASKS_NO_METHOD = frozenset(("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "get",
                              "move_to_end", "keys"))  # fmt: skip
 _ASKED_FOR = ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__missing__", "keys")
-
-
-def full_name(cls: type) -> str:
-    """The name by which the interpreter's errors call a class: with its module where it is made in C."""
-    is_plain = cls.__flags__ & 1 << 9 or cls.__module__ == "builtins"
-    return cls.__name__ if is_plain else f"{cls.__module__}.{cls.__name__}"
 
 
 def _base_container(payload: Value) -> type:
@@ -518,11 +520,16 @@ class ObjectValue(Value):
             # Their C code calls methods of the subclass.
             if any(isinstance(lookup(self.cls, asked)[0], types.FunctionType) for asked in _ASKED_FOR):
                 raise GraphBreak("QB07", f"{kind.__name__}.{name} of {self.describe()}")
-        if name == "__getitem__" and isinstance(payload, DictValue) and len(args) == 1:
+        if name == "__getitem__" and isinstance(payload, DictValue) and len(args) == 1 and not kwargs:
             missing, owner = find(tx, self.cls, "__missing__")
             if isinstance(missing, types.FunctionType) and payload.find(tx, args[0]) is None:
                 return bind_attribute(tx, self, self.cls, "__missing__", missing, owner).call(tx, args, {})  # type: ignore[arg-type]
-        result = payload.call_method(tx, name, args, kwargs)
+        try:
+            result = payload.call_method(tx, name, args, kwargs)
+        except ObservedError:
+            if isinstance(payload, ConstantValue):  # the error names the class
+                raise GraphBreak("QB19", f"{kind.__name__}.{name} of {self.describe()}") from None
+            raise
         if isinstance(result, IteratorValue):
             result.hold(self, kind)
         elif isinstance(result, DictView):

@@ -13,7 +13,8 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values import arith
-from dynamo_capture.values.base import Value
+from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue
 from dynamo_capture.values.iterating import Handler, Signature, checked
@@ -137,7 +138,10 @@ def _all(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _reduce(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fn = args[0].realize()
     total = args[2] if len(args) > 2 else None
-    for item in args[1].realize().iterate(tx):
+    items = args[1].realize()
+    if lookup(items.pytype, "__iter__")[1] is None and lookup(items.pytype, "__getitem__")[1] is None:
+        raise GraphBreak("QB19", f"reduce() of {display(items)}")
+    for item in items.iterate(tx):
         total = item if total is None else fn.call(tx, [total, item], {})
     if total is None:
         tx.exact(functools.reduce, operator.add, ())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import HashedKey
@@ -461,8 +462,9 @@ class SetIterator(IteratorValue):
 def _element(tx: Capture, value: Value) -> Token:
     """The token of an element to look for: a set may be asked for a set, as for the frozenset of the same elements."""
     value = value.realize()
-    if isinstance(value, SetValue) and value.cls is set:
-        return Token.of_constant(frozenset(token.key for token in value.items), value)
+    inner = getattr(value, "payload", value)
+    if isinstance(inner, SetValue) and inner.cls is set and lookup(value.pytype, "__hash__")[0] is None:
+        return Token.of_constant(frozenset(token.key for token in inner.items), value)
     return Token(tx, value)
 
 
@@ -547,7 +549,12 @@ class _Recipe:
         if owner.made_by is None:
             return "object", owner.obj
         name, operands = owner.made_by
-        return "made", name, tuple(map(self._operand, operands)), self.steps(owner, 0, steps)
+        # An operation of a set with itself has ways of its own.
+        encoded = [
+            ("first",) if i and isinstance(operand, SetState) and operand == operands[0] else self._operand(operand)
+            for i, operand in enumerate(operands)
+        ]
+        return "made", name, tuple(encoded), self.steps(owner, 0, steps)
 
     def steps(self, owner: SetValue, begin: int, end: int) -> tuple[Any, ...]:
         """Steps done to a set."""
@@ -584,7 +591,9 @@ def _follow(recipe: Any, values: Any) -> Any:
             keys = kind.fromkeys([values[i] for i in indices])
             return keys.keys() if as_view else keys
         case _, name, operands, steps:
-            args = [_follow(operand, values) for operand in operands]
+            args: list[Any] = []
+            for operand in operands:
+                args.append(args[0] if operand == ("first",) else _follow(operand, values))
             made = _OPERATORS[name](*args) if name in _OPERATORS else getattr(args[0], name)(*args[1:])
             return _follow_steps(made, steps, values)
 

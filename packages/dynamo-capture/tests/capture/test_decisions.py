@@ -689,3 +689,20 @@ def test_a_generator_that_is_left_where_other_exceptions_are_caught(capture):
     for items in (Countable(7, 2, 3), Countable(7, 3), Countable(1, 2)):
         assert compiled(torch.ones(1), items).item() == (items[0] if 2 in items else 5)
     assert compiled.graphs and not compiled.report.breaks and not compiled.report.fallbacks
+
+
+class Output(collections.OrderedDict):
+    """Like the results of transformers' models: reading by position, views by their C methods."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(v for _, v in self.items())[key]
+
+
+def test_views_of_an_ordered_dict_whose_class_reads_in_its_own_way(capture):
+    def fn(x, made):
+        return x + made[1] + sum(made.values()) + len(made.keys())
+
+    compiled = capture(fn)
+    x, made = torch.ones(1), Output(first=torch.ones(1), second=torch.zeros(1))
+    assert compiled(x, made).item() == fn(x, made).item() == 4
+    assert compiled.graphs and not compiled.report.breaks

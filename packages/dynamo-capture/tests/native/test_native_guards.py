@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import enum
 import gc
 import random
@@ -522,3 +523,80 @@ def test_deep_trees(native, tree):
     tree.check_equals(node, "end")
     assert holds(tree, value)
     assert tree.path(node).count("[0]") == 501
+
+
+# ---------------------------------------------------------------- keys, classes, functions
+
+
+class Unequal:
+    """Equal to everything, which no guard asks."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+def test_keys_and_elements_are_told_by_identity(native):
+    key = Unequal()
+    for check, holder in (("check_dict_keys", lambda k: {k: 1}), ("check_set", lambda k: {k})):
+        tree = native.GuardTree()
+        getattr(tree, check)(tree.local(0), [key])
+        assert holds(tree, holder(key))
+        assert not holds(tree, holder(Unequal()))
+
+
+def test_a_set_keeps_its_order(tree):
+    forth, back = {0, 8}, {8, 0}
+    tree.check_set(tree.local(0), list(forth))
+    assert holds(tree, set(forth)) is (list(set(forth)) == list(forth))
+    assert holds(tree, back) is (list(back) == list(forth))
+    assert not holds(tree, {0.0, 8})
+
+
+def test_class_attributes(tree):
+    class Base:
+        there = property(lambda self: 1)
+
+    class Changing(Base):
+        pass
+
+    node = tree.constant(Base)
+    tree.check_class_attr(node, "there", Base.__dict__["there"])
+    tree.check_class_attr(tree.constant(Changing), "there")
+    for _ in range(3):
+        assert holds(tree)
+    Changing.unrelated = 1
+    Base.unrelated = 1
+    assert holds(tree)
+    Changing.there = 2
+    assert not holds(tree)
+    del Changing.there
+    assert holds(tree)
+    old, Base.there = Base.__dict__["there"], 3
+    assert not holds(tree)
+    Base.there = old
+    assert holds(tree)
+
+
+def test_functions_by_code_and_globals(tree):
+    tree.check_function(tree.local(0), FN)
+    assert holds(tree, FN) and holds(tree, outer("another cell"))
+    assert not holds(tree, outer) and not holds(tree, len)
+    assert not holds(tree, types.FunctionType(FN.__code__, {}, "fn", None, FN.__closure__))
+
+
+def test_answers_of_abstract_classes(tree):
+    class Base(abc.ABC):
+        pass
+
+    class Other:
+        pass
+
+    tree.check_subclasses(abc.get_cache_token, abc.get_cache_token(), [(Other, Base, False), (int, Base, False)])
+    assert holds(tree)
+    Base.register(float)
+    assert holds(tree)
+    Base.register(Other)
+    assert not holds(tree)

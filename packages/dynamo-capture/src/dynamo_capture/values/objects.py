@@ -90,7 +90,7 @@ _MAKES_INSTANCES = {
 }  # fmt: skip
 #: Methods of OrderedDict and defaultdict that call no other, and the others that those call.
 _ASKS_NO_METHOD = frozenset(("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "get",
-                             "move_to_end", "keys"))  # fmt: skip
+                             "move_to_end", "keys", "items", "values"))  # fmt: skip
 _ASKED_FOR = ("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__missing__", "keys")
 
 

@@ -28,7 +28,7 @@ _SAMPLES: dict[type, Callable[[], Any]] = {
                             collections.OrderedDict, collections.defaultdict)},
     types.FunctionType: lambda: lambda: None,
     types.MethodType: lambda: types.MethodType(len, ()),
-    types.GeneratorType: lambda: (x for x in ()),
+    types.GeneratorType: lambda: (x for x in (1,)),
 }  # fmt: skip
 #: What C functions look for in the objects of any class.
 _ASKED_FOR = (

@@ -119,7 +119,7 @@ def damage_bytes(data: bytes, r: random.Random, other: bytes) -> bytes:
         start = r.randrange(len(other) + 1)
         return data[:at] + other[start : start + r.randrange(1, 400)] + data[at + r.randrange(400) :]
     if kind == 5:
-        return r.choice([b"[", b"{\"a\":", b"(", b"\"", b"-", b"9"]) * r.choice([70, 5000, 100_000]) + data[at:]
+        return r.choice([b"[", b'{"a":', b"(", b'"', b"-", b"9"]) * r.choice([70, 5000, 100_000]) + data[at:]
     flipped = bytearray(data)
     for _ in range(r.choice([1, 1, 2, 8])):
         if flipped:
@@ -152,7 +152,9 @@ def damage_json(text: str, r: random.Random) -> str:
         elif kind == 1:
             inner[last] = r.choice(NUMBERS)
         elif kind == 2:
-            inner[last] = r.choice([None, True, False, [], {}, [[]], {"": 0}, {"node": 0}, {"target": r.choice(STRANGE)}])
+            inner[last] = r.choice(
+                [None, True, False, [], {}, [[]], {"": 0}, {"node": 0}, {"target": r.choice(STRANGE)}]
+            )
         elif kind == 3:
             for _ in range(r.choice([3, 65, 300])):
                 inner[last] = r.choice([[inner[last]], {"tuple": [inner[last]]}])

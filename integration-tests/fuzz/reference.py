@@ -2,13 +2,15 @@
 
 While a program runs eagerly under :class:`Shadow`, every storage has twins of 64-bit numbers (integers and bools keep
 their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
-write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose operators read their
-operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by vectors, which some
-of them answer with the other zero (``softshrink`` and ``maximum`` of 0.0 and -0.0). Each other twin is a run of Monte Carlo arithmetic
-(D. S. Parker, 1997): each result that eager had to round, or that follows from such, is moved by up to one unit in the last place of the result's
-type, and operators that accumulate (:data:`ACCUMULATING`) also have their operands moved by one unit of the type they
-accumulate in. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an
-integer or bool on which the twins do not agree is one that rounding decides.
+write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose pointwise operators
+read their operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by
+vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0).
+
+Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
+follows from such, is moved by up to one unit in the last place of the result's type, and operators that accumulate
+(:data:`ACCUMULATING`) also have their operands moved by one unit of the type they accumulate in. How far the twins lie
+apart says how far any correct order of rounding may lie from eager's, and an integer or bool on which the twins do not
+agree is one that rounding decides.
 """
 
 from __future__ import annotations
@@ -125,11 +127,11 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, args: Any, k: int, shake: bool, scalar: bool) -> Any:
+    def _widened(self, args: Any, k: int, shake: bool, gaps: bool) -> Any:
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
-                if k == 1 and scalar:
+                if k == 1 and gaps:
                     return torch.stack([twin, twin], -1)[..., 0]
                 if shake and k > 1 and _floating(value.dtype) and not self._grid(value):
                     return self._disturbed(twin, None, _inner(value.dtype))
@@ -150,6 +152,8 @@ class Shadow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
+        if any(t.is_meta for t in _tensors((args, kwargs))):  # autograd's zeros ask for shapes in this way
+            return func(*args, **kwargs)
         with torch.no_grad():
             for t in _tensors((args, kwargs)):
                 self._bases(t)
@@ -161,42 +165,48 @@ class Shadow(TorchDispatchMode):
             ]
             given = None
             if not _random(func, args, kwargs):
+                gaps = not written and torch.Tag.pointwise in func.tags
                 shake = any(part in name for part in ACCUMULATING) and not written
                 given = [
-                    (self._widened(args, k, shake, not written), self._widened(kwargs, k, shake, not written))
+                    (self._widened(args, k, shake, gaps), self._widened(kwargs, k, shake, gaps))
                     for k in range(self.samples + 2)
                 ]
         result = func(*args, **kwargs)
         with torch.no_grad():
-            self._follow(func, result, given, written)
+            self._follow(func, result, given, written, (args, kwargs))
         return result
 
-    def _follow(self, func: Any, result: Any, given: Any, written: list[torch.Tensor]) -> None:
+    def _follow(self, func: Any, result: Any, given: Any, written: list[torch.Tensor], original: Any) -> None:
         """Compute ``func`` on the twins and note what they become."""
-        outs = _tensors(result)
+        outs = [t for t in _tensors(result) if not t.is_meta]
         fresh = [t for t in outs if t.untyped_storage()._cdata not in self._storages]
         if not fresh and not written and outs:
             return
         answers: list[Any] = []
         if given is not None:
-            default = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float64)
             try:
-                for a, k in given:
-                    if "half_to_float" in str(func._schema):
-                        a = [False if i == 2 else v for i, v in enumerate(a)]
-                    answers.append(func(*a, **k))
+                answers = _computed(func, given)
             except Exception:
-                answers = []
                 self.lost.add(func._schema.name)
-            finally:
-                torch.set_default_dtype(default)
+                answers = self._narrowly(func, given, original)
         if written:
             self._written(written, bool(answers), func._schema.name in MOVING)
         elif not outs:
             self._scalar(result, answers)
         if fresh:
             self._created(outs, answers, exact=given is None or func._schema.name in MOVING)
+
+    @staticmethod
+    def _narrowly(func: Any, given: Any, original: Any) -> list[Any]:
+        """The twins' results of an operator that has no kernel for 64 bits, in the types of its own operands."""
+
+        def narrow(value: Any, twin: Any) -> Any:
+            return torch.empty_like(value).copy_(twin) if isinstance(value, torch.Tensor) else value
+
+        try:
+            return [func(*a, **k) for a, k in (tree_map(narrow, original, tuple(twins)) for twins in given)]
+        except Exception:
+            return []
 
     def _scalar(self, result: Any, answers: list[Any]) -> None:
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
@@ -226,12 +236,12 @@ class Shadow(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage._cdata in self._storages:
                 continue
-            real = torch.zeros_like(t) if t._is_zerotensor() else t.detach()
+            real = _solid(t.detach())
             count = storage.nbytes() // t.dtype.itemsize
             bases = []
-            first = columns[0][i] if columns else real.to(wide(t.dtype))
+            first = _solid(columns[0][i]) if columns else real.to(wide(t.dtype))
             for k in range(self.samples + 2):
-                value = columns[k][i] if columns else first
+                value = _solid(columns[k][i]) if columns else first
                 if value.shape != t.shape:
                     self.unstable = True
                     value = real.to(wide(t.dtype))
@@ -258,6 +268,26 @@ class Shadow(TorchDispatchMode):
                 view = Shadow._view(base, t)
                 if bool((view.abs() > largest).any()) and not _overlaps(t):
                     view.copy_(view.where(~(view.abs() > largest), view * float("inf")))
+
+
+def _computed(func: Any, given: Any) -> list[Any]:
+    """The operator's results on the twins; what it makes without being told a type is of 64 bits."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        answers = []
+        for args, kwargs in given:
+            if "half_to_float" in str(func._schema):
+                args = [False if i == 2 else value for i, value in enumerate(args)]
+            answers.append(func(*args, **kwargs))
+        return answers
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _solid(t: torch.Tensor) -> torch.Tensor:
+    """A tensor with memory in place of autograd's zeros that have none."""
+    return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if t._is_zerotensor() else t
 
 
 def _flat(t: torch.Tensor, count: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ import functools
 import pytest
 from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
+from fuzz.driver import Settings, describe, run
 from fuzz.program import Program, check
 from fuzz.shrink import shrink
 
@@ -25,6 +26,17 @@ POWER = [
 @functools.cache
 def program(kind: str, seed: int) -> Program:
     return Program(kind, seed, GENERATORS[kind](seed))
+
+
+@pytest.mark.parametrize(
+    "kind,first,count", [("python", 2000, 500), ("mutation", 1000, 260), ("tensor", 2000, 165), ("training", 3000, 75)]
+)
+def test_programs_agree_with_eager(kind: str, first: int, count: int) -> None:
+    """A thousand programs, which also must not have agreed by running eagerly."""
+    totals, failures = run(Settings((kind,), seed=first, count=count, jobs=2, shrinking=10.0, quiet=True))
+    assert totals[kind].programs == count
+    assert not failures, "\n".join(map(describe, failures))
+    assert not totals[kind].shortfalls(kind)
 
 
 @pytest.mark.parametrize("kind,how", POWER, ids=lambda v: v)

@@ -309,8 +309,13 @@ def test_version_counters_move_as_in_eager(grad):
             x.mul_(2)
         return x * y
 
+    def listed(x, y):
+        with torch.no_grad():
+            torch._foreach_mul_([x], 2)
+        return x * y
+
     with torch.enable_grad():
-        for program, moved in ((behind, 0), (before, 1)):
+        for program, moved in ((behind, 0), (before, 1), (listed, 1)):
             compiled = compile_api.compile(program)
             for fn in (program, compiled):
                 x, y = torch.ones(3, requires_grad=grad), torch.ones(3, requires_grad=True)

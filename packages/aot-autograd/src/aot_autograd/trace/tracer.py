@@ -438,10 +438,13 @@ class Tracer(TorchDispatchMode):
             spec = list(spec)
         # The operators on lists (_foreach_) write to every tensor of one.
         single = [t for target in targets for t in (target if isinstance(target, list) else [target])]
+        lists = any(isinstance(target, list) for target in targets)
         fresh = len(values) - len(single)
         for target, value, value_spec in zip(single, values[fresh:], specs[fresh:], strict=True):
             if target is not None:
                 self.write(target, value, value_spec)
+                if lists:  # of one tensor the dispatcher has counted the write before it came here
+                    torch.autograd.graph.increment_version(target)
         results: list[Any] = []
         taken = 0
         for index in info.returns_written:

@@ -59,6 +59,7 @@ REASONS = _table(
     ("QB18", "generator or coroutine used in an unsupported way", "Use a list instead."),
     ("QB19", "the program raises an exception here", "It is run eagerly, so that the exception is the program's own."),
     ("QB20", "graph_break() was called", "Remove the call for one graph instead of two."),
+    ("QB21", "the program looks at its own frame", "Pass the values that are wanted as arguments."),
 )  # fmt: skip
 
 
@@ -68,12 +69,15 @@ class GraphBreak(Exception):
     Args:
         number: a key of :data:`REASONS`.
         detail: names the object or operation.
+        leaves: what has to run as the program wrote it, since the operation sees more of it than its operands:
+            ``"frame"``, the frame that does it (``locals()``), or ``"callers"``, all frames (``sys._getframe(1)``).
     """
 
-    def __init__(self, number: str, detail: str = "") -> None:
+    def __init__(self, number: str, detail: str = "", *, leaves: str | None = None) -> None:
         super().__init__(number, detail)
         self.number = number
         self.detail = detail
+        self.leaves = leaves
         self.where: SourceLoc | None = None
 
     @property
@@ -83,15 +87,18 @@ class GraphBreak(Exception):
         return f"{title}: {self.detail} [{self.number}]" if self.detail else f"{title} [{self.number}]"
 
 
-def without_frames(error: BaseException) -> None:
-    """Cut an exception, and those that it came from, off from the frames of the capture that it ended."""
-    while True:
-        error.__traceback__ = None
-        before = error.__cause__ or error.__context__
-        error.__cause__ = error.__context__ = None
-        if before is None:
-            return
-        error = before
+def without_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Cut an exception, and those that it came from, off from the frames of the capture that it ended.
+
+    Args:
+        handled: what the program was handling when the capture began, which is the program's own.
+    """
+    last: BaseException | None = error
+    while last is not None and last is not handled:
+        last.__traceback__ = None
+        before = last.__cause__ or last.__context__
+        last.__cause__ = last.__context__ = None
+        last = before
 
 
 class SkipFrame(Exception):

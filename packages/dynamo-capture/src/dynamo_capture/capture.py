@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,8 @@ class Capture:
         self.sizes = sizes
         self.known: dict[int, Value] = {}
         self.instructions = 0
+        #: What the program handles as the capture begins.
+        self.outer_error = sys.exception()
         self._alive: list[Any] = []
         self._lazy: list[LazyValue] = []
         self._globals: dict[tuple[int, str], Value] = {}
@@ -223,6 +226,10 @@ class Capture:
             return ConstantValue(arg)
         raise GraphBreak("QB19", f"an exception that holds an object of type {type(arg).__name__}")
 
+    def handled(self) -> Value | None:
+        """The exception being handled, as ``sys.exception()`` tells it; None where the region handles none."""
+        return next((frame.handled for frame in reversed(self.frames) if frame.handled is not None), None)
+
     def observed_value(self, cls: type, args: list[Value]) -> ObservedError:
         """Like :meth:`observed`, with values as arguments."""
         return ObservedError(ExceptionValue(cls, args))
@@ -251,6 +258,11 @@ class Capture:
         Raises:
             ObservedError: a NameError.
         """
+        if (held := self.changed(globals_)) is not None:  # written by ``globals()[name] = value``
+            found = held.find(self, ConstantValue(name))  # type: ignore[attr-defined]
+            if found is None:
+                raise GraphBreak("QB06", f"the name {name!r} where globals() is used")
+            return found  # type: ignore[no-any-return]
         changed = self.side.global_value(globals_, name)
         if changed is not None and changed is not DELETED:
             return changed

@@ -22,7 +22,12 @@ from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
-from dynamo_capture.values import autograd_functions, checkpoints, stand_ins  # noqa: F401  (register what calls mean)
+from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
+    autograd_functions,
+    checkpoints,
+    frame_functions,
+    stand_ins,
+)
 from dynamo_capture.values.torch_calls import ALLOWED
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled

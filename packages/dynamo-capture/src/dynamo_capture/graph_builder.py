@@ -213,6 +213,10 @@ class GraphBuilder:
         """A node for a call whose abstract result is known already."""
         return self._node(fn, args, {}, False)
 
+    def input_list(self) -> list[GraphInput]:
+        """The inputs so far."""
+        return self.inputs
+
     def mutated_inputs(self) -> list[GraphInput]:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
         return [

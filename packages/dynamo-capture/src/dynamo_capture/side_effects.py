@@ -72,6 +72,10 @@ class SideEffects:
         self.epoch += 1
         self._globals[(id(globals_), name)] = (globals_, name, value if value is not None else DELETED)
 
+    def stores_into(self, globals_: dict[str, Any]) -> bool:
+        """Whether the region has set or deleted one of these globals."""
+        return any(key == id(globals_) for key, _ in self._globals)
+
     def global_value(self, globals_: dict[str, Any], name: str) -> Value | None:
         """What the region has stored under a global name; ``DELETED`` when it deleted it."""
         found = self._globals.get((id(globals_), name))
@@ -228,7 +232,9 @@ def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -
     """Write to (or delete from) the object itself: what its class makes of it has been done in the capture."""
     key = ConstantValue(name)
     found, _ = lookup(owner.cls, name)
-    if found is not None and not is_slot(found) and is_data_descriptor(found):
+    if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)) and not is_slot(found):
+        cg.call_const(object.__setattr__, [owner, key, value])  # what a C type keeps
+    elif found is not None and not is_slot(found) and is_data_descriptor(found):
         cg.call_const(_write_own_dict, [owner, key] if value is DELETED else [owner, key, value])
     elif value is DELETED:
         cg.call_const(object.__delattr__, [owner, key])

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.graph_builder import GraphBuilder
+from dynamo_capture.graph_builder import GraphBuilder, GraphInput
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.values.base import LazyValue, Value
 from dynamo_capture.values.objects import ObjectValue
@@ -61,6 +61,9 @@ class SubgraphBuilder(GraphBuilder):
         made.meta["spec"] = spec
         self._last_placeholder = made
         return made
+
+    def input_list(self) -> list[GraphInput]:
+        return self.outer.input_list()
 
     def tensor_input(self, source: Any, real: torch.Tensor, dynamic: Any) -> TensorValue:
         return self.outer.tensor_input(source, real, dynamic)

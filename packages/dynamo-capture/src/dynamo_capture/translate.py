@@ -132,17 +132,17 @@ def translate(
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
                 raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
-            without_frames(restart)
+            without_frames(restart, tx.outer_error)
             break_at = restart
             if options.fullgraph:
                 raise _fullgraph_error(tx, restart.brk, request) from None
             continue
         except ObservedError as error:
-            without_frames(error)
+            without_frames(error, tx.outer_error)
             text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
             raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
         except GraphBreak as late:
-            without_frames(late)
+            without_frames(late, tx.outer_error)
             raise SkipFrame(late.text, where=late.where) from None
         finally:
             tx.close()

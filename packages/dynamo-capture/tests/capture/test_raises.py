@@ -30,11 +30,11 @@ FROM_REAL = {"capture.py": {"Capture.exact"}, "values/exact.py": {"type_error"}}
 DOCUMENTED = {
     "capture.py": {"Capture.load_global": 1},
     "interpreter/control_ops.py": {
-        "ControlOps.BEFORE_WITH": 1, "ControlOps.RAISE_VARARGS": 2, "ControlOps.MATCH_CLASS": 1,
+        "ControlOps.BEFORE_WITH": 1, "ControlOps.RAISE_VARARGS": 1, "ControlOps.MATCH_CLASS": 1,
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
     "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
-    "values/builtin_functions.py": {"_vars": 1, "make_super": 2},
+    "values/builtin_functions.py": {"_vars": 1, "_super": 2},
     "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
         "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,

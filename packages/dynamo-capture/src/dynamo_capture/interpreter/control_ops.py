@@ -15,7 +15,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.iterators import GeneratorValue
-from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.objects import ExceptionValue, ObjectValue, TracebackValue
 
 __all__ = ["ControlOps"]
 
@@ -81,7 +81,7 @@ class ControlOps(FrameState):
     def WITH_EXCEPT_START(self, arg: Any) -> None:
         error = self.stack[-1].realize()
         leave = self.stack[-4]
-        args: list[Value] = [ClassValue(error.pytype), error, ConstantValue(None)]
+        args: list[Value] = [ClassValue(error.pytype), error, TracebackValue()]
         self.stack.append(leave.call(self.tx, args, {}))
 
     # --- exceptions ---------------------------------------------------------------------------------------------
@@ -116,9 +116,10 @@ class ControlOps(FrameState):
 
     def RAISE_VARARGS(self, arg: int) -> None:
         if arg == 0:
-            if self.handled is None:
-                raise self.tx.observed(RuntimeError("No active exception to reraise"))
-            raise ObservedError(self.handled)
+            handled = self.tx.handled()
+            if handled is None:  # unless a caller outside of the region handles one
+                raise GraphBreak("QB06", "raise without an exception that the region handles")
+            raise ObservedError(handled)
         cause = self.pop() if arg == 2 else None
         error = self.pop()
         if isinstance(error, ClassValue):
@@ -131,7 +132,9 @@ class ControlOps(FrameState):
             is_none = isinstance(cause, ConstantValue) and cause.value is None
             if not isinstance(error, ExceptionValue) or not (is_none or issubclass(cause.pytype, BaseException)):
                 raise GraphBreak("QB19", f"raise {display(error)} from {display(cause)}")
-            error.attrs["__cause__"] = cause
+            error.store(self.tx, "__cause__", cause)
+        if isinstance(error, ObjectValue) and error.obj is not None:
+            raise GraphBreak("QB06", "an exception that exists outside is raised")  # and gets a traceback and a context
         raise ObservedError(error)
 
     def END_ASYNC_FOR(self, arg: Any) -> None:

@@ -132,6 +132,8 @@ class DataOps(FrameState):
         return self.tx.load_global(self.globals, self.builtins, name)
 
     def STORE_GLOBAL(self, arg: str) -> None:
+        if id(self.globals) in self.tx.known:
+            raise GraphBreak("QB06", "a global is set where globals() is used")
         self.tx.side.store_global(self.globals, arg, self.stack.pop())
 
     def DELETE_GLOBAL(self, arg: str) -> None:

@@ -38,6 +38,11 @@ _ENDS = frozenset(
 )  # fmt: skip
 
 
+#: Builtins that are about the frame where they are called without an argument.
+_OF_NO_ARGUMENT = frozenset(("locals", "vars", "dir"))
+_FRAME_FUNCTIONS = frozenset(("_getframe", "currentframe"))
+
+
 class Instruction:
     """One instruction: ``arg`` is a name, a constant, a target's index ... whatever its handler wants."""
 
@@ -67,8 +72,8 @@ class ExceptionEntry:
 class DecodedCode:
     """What the interpreter needs of a code object (which it does not keep alive)."""
 
-    __slots__ = ("_around", "_code", "_lines", "_liveness", "_locations", "_offset_index", "cells", "exceptions",
-                 "instructions")  # fmt: skip
+    __slots__ = ("_around", "_asks", "_code", "_lines", "_liveness", "_locations", "_offset_index", "cells",
+                 "exceptions", "instructions")  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
         self._code = weakref.ref(code)
@@ -78,6 +83,7 @@ class DecodedCode:
             for s, e, t, d, lasti in _exception_table(code)
         ]
         self.cells = cell_slots(code)
+        self._asks: bool | None = None
         self._lines: list[int] | None = None
         self._around: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self._liveness: list[frozenset[str]] | None = None
@@ -90,6 +96,26 @@ class DecodedCode:
         if code is None:
             raise AssertionError("decoded code is used after its code object has died")
         return code
+
+    @property
+    def asks_for_frame(self) -> bool:
+        """Whether the code may read its variables by other ways than its instructions: ``locals()``, ``eval(text)``."""
+        if self._asks is None:
+            self._asks = any(self._asks_at(i) for i in range(len(self.instructions)))
+        return self._asks
+
+    def _asks_at(self, index: int) -> bool:
+        inst = self.instructions[index]
+        name = inst.arg[0] if isinstance(inst.arg, tuple) and inst.arg else inst.arg
+        if inst.name in ("LOAD_ATTR", "LOAD_METHOD"):
+            name = inst.arg[0] if isinstance(inst.arg, tuple) else inst.arg
+            return name in _FRAME_FUNCTIONS
+        if inst.name not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            return False
+        if name in _OF_NO_ARGUMENT:
+            after = self.instructions[index + 1 : index + 4]
+            return any(other.name == "CALL" and other.arg == 0 for other in after)
+        return name in _FRAME_FUNCTIONS or name in ("eval", "exec")
 
     def location(self, index: int) -> SourceLoc:
         """The source location of an instruction."""

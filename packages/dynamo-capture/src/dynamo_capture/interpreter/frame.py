@@ -16,6 +16,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import FunctionValue, bind_arguments
 from dynamo_capture.values.iterators import GeneratorValue
+from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.sets import SetValue
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Frame(_Ops):
         except GraphBreak as brk:
             if brk.where is None:
                 brk.where = tx.location()
+            if brk.leaves == "frame":
+                brk.leaves = None  # the call of this function can run natively
             raise
         finally:
             tx.frames.pop()
@@ -65,6 +68,8 @@ class Frame(_Ops):
     def unwind(self, error: ObservedError, index: int) -> None:
         """Continue at the handler that covers the instruction, or raise on to the caller."""
         self.kw_names = ()
+        if isinstance(error.value, ExceptionValue):
+            error.value.raised = True
         entry = self.decoded.handler_for(index)
         if entry is None:
             try:

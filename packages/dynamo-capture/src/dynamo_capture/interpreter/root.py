@@ -148,12 +148,14 @@ class RootFrame(Frame):
             except GraphBreak as brk:
                 if brk.where is None:
                     brk.where = tx.location()
+                if brk.leaves is not None:
+                    raise SkipFrame(brk.text, where=brk.where) from None
                 before = self._start_of_call(inst.index) if inst.name == "CALL" else 0
                 if tx.side.epoch == epoch:
                     # Nothing has changed since the instruction began: the graph ends here as it stands.
                     self.stack, self.kw_names = stack, ()
                     self.ip = inst.index - before
-                    without_frames(brk)
+                    without_frames(brk, tx.outer_error)
                     return brk
                 raise RestartCapture(self.step - before, brk) from brk
             self.step += 1
@@ -227,6 +229,8 @@ class RootFrame(Frame):
             raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
         if self.handled is not None:
             raise SkipFrame(f"{brk.text}; inside an exception handler", where=where)
+        if self.decoded.asks_for_frame and isinstance(brk, GraphBreak):
+            raise SkipFrame(f"{brk.text}; in a function that looks at its own variables by name", where=where)
         operands = self.stack[len(self.stack) - op.pops :]
         below = self.stack[: len(self.stack) - op.pops]
         handler = self.decoded.handler_for(index)

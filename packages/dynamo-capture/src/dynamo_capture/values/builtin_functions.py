@@ -233,7 +233,7 @@ def _id(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @builtin(vars)
 def _vars(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not args:
-        raise GraphBreak("QB07", "vars() without an argument")
+        raise GraphBreak("QB21", "vars() without an argument", leaves="frame")
     owner = args[0].realize()
     if not (isinstance(owner, (ClassValue, FunctionValue, ObjectValue, PyModuleValue))):
         raise GraphBreak("QB07", f"vars() of {display(owner)}")
@@ -247,7 +247,15 @@ def _vars(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(globals)
 def _globals(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return tx.from_python(tx.frames[-1].globals)
+    names = tx.frames[-1].globals
+    if tx.side.stores_into(names):
+        raise GraphBreak("QB06", "globals() after a global was set")
+    return tx.from_python(names)
+
+
+@builtin(dir)
+def _dir(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    raise GraphBreak("QB21" if not args else "QB07", "dir()", leaves=None if args else "frame")
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
@@ -381,6 +389,15 @@ def _tuple_new(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
 
 def make_super(tx: Capture, args: list[Value]) -> Value:
     """``super()`` or ``super(cls, obj)``."""
+    try:
+        return _super(tx, args)
+    except GraphBreak as brk:
+        if not args:
+            brk.leaves = "frame"  # which has the first argument and the cell of the class
+        raise
+
+
+def _super(tx: Capture, args: list[Value]) -> Value:
     if len(args) == 1:
         raise GraphBreak("QB07", "super() with one argument")
     if args:

@@ -389,6 +389,8 @@ class GeneratorValue(Value):
             return self._end(tx, ended) if item is None else item
         if name == "throw":
             error = args[0].realize()
+            if len(args) == 3 and (given := args[1].realize()).pytype is error.const():
+                error, args = given, [given]  # the older form: type, instance, traceback
             if len(args) != 1 or not isinstance(error.pytype, type) or not issubclass(error.pytype, BaseException):
                 raise GraphBreak("QB18", f"throw() of {display(error)} into a generator")
             if self.finished:

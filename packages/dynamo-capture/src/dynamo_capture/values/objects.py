@@ -25,7 +25,7 @@ from dynamo_capture.values.classes import (
 )
 from dynamo_capture.values.compare import existing, identical
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.identity import never_changes, object_key, pin
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
 
 __all__ = [
-    "DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "class_attribute", "is_data_descriptor", "is_slot",
+    "DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "TracebackValue", "class_attribute",
+    "is_data_descriptor", "is_slot",
 ]  # fmt: skip
 
 
@@ -693,31 +694,92 @@ class InstanceDictValue(DictValue):
         cg.load_attr("__dict__")
 
 
-class ExceptionValue(ObjectValue):
-    """An exception instance."""
+class TracebackValue(Value):
+    """The traceback of an exception that the region has caught; it is the program's own frames that it would show."""
 
-    __slots__ = ("args",)
+    __slots__ = ()
+
+    @property
+    def pytype(self) -> type:
+        return types.TracebackType
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def key(self, tx: Capture) -> Any:
+        raise GraphBreak("QB06", "a traceback", leaves="callers")
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        raise GraphBreak("QB06", f"{name!r} of a traceback", leaves="callers")
+
+    def children(self) -> Iterator[Value]:
+        raise GraphBreak("QB10", "a traceback")
+
+    def describe(self) -> str:
+        return "a traceback"
+
+
+class ExceptionValue(ObjectValue):
+    """An exception instance.
+
+    Attributes:
+        raised: the region has raised it. Then it has a traceback and perhaps a context, which only eager's has.
+    """
+
+    __slots__ = ("args", "raised")
 
     def __init__(self, cls: type, args: list[Value], source: Any = None, obj: Any = None) -> None:
         super().__init__(cls, obj, source)
         self.args = args
+        self.raised = False
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in self.attrs:
             return super().getattr(tx, name)
         if name == "args":
             return TupleValue(list(self.args))
-        if name in ("__cause__", "__context__", "__traceback__"):
-            return ConstantValue(None)
+        if self.obj is None and name in ("__cause__", "__context__", "__traceback__", "__suppress_context__"):
+            if self.raised and name in ("__context__", "__traceback__"):
+                raise GraphBreak("QB06", f"{name} of an exception that was raised", leaves="callers")
+            return ConstantValue("__cause__" in self.attrs if name == "__suppress_context__" else None)
         if name == "with_traceback":
             from dynamo_capture.values.callables import HandlerValue
 
-            return HandlerValue(lambda tx, args, kwargs: self, name)
+            return HandlerValue(self._with_traceback, name)
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else ConstantValue(None)
         if self.obj is None and isinstance(lookup(self.cls, name)[0], _DATA_DESCRIPTORS) and name != "__dict__":
             raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}")  # what C code keeps in it
         return super().getattr(tx, name)
+
+    def _with_traceback(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if len(args) != 1 or kwargs:
+            raise GraphBreak("QB07", "with_traceback()")
+        self.store(tx, "__traceback__", args[0])
+        return self
+
+    def store(self, tx: Capture, name: str, value: Value) -> None:
+        value = value.realize()
+        is_none = isinstance(value, ConstantValue) and value.value is None
+        if self.obj is None and name == "__traceback__" and (is_none or isinstance(value, TracebackValue)):
+            # Nobody can tell: it is not read here, and the exception does not live on.
+            self.raised = self.raised or not is_none
+        elif self.obj is None and name == "__cause__" and (is_none or isinstance(value, ExceptionValue)):
+            self.write(tx, name, value)
+        elif self.obj is None and name == "args":
+            tx.side.epoch += 1
+            self.args = value.unpack(tx)
+        else:
+            super().store(tx, name, value)
+
+    def _add_note(self, tx: Capture, note: Value) -> None:
+        note = note.realize()
+        if note.pytype is not str:
+            raise GraphBreak("QB19", "add_note() of what is no text")
+        notes = self.attrs.get("__notes__")
+        if notes is None:
+            notes = self.attrs["__notes__"] = ListValue([])
+        notes.realize().call_method(tx, "append", [note], {})
 
     def _has(self, tx: Capture, name: str) -> bool:
         return find(tx, self.cls, name)[1] not in (None, object, BaseException)
@@ -728,6 +790,9 @@ class ExceptionValue(ObjectValue):
         if name == "__init__" and not kwargs:
             self.args = list(args)
             return ConstantValue(None)
+        if name == "add_note" and len(args) == 1 and self.obj is None:
+            self._add_note(tx, args[0])
+            return ConstantValue(None)
         if name in ("__str__", "__repr__") and all(a.realize().is_const for a in self.args):
             base = next(c for c in self.cls.__mro__ if c.__module__ == "builtins")  # KeyError's str() differs
             real = base(*[a.realize().const() for a in self.args])
@@ -736,6 +801,8 @@ class ExceptionValue(ObjectValue):
         return super().call_c_method(tx, name, descriptor, args, kwargs)
 
     def children(self) -> Iterator[Value]:
+        if self.raised:
+            raise GraphBreak("QB10", f"a {self.cls.__name__} that was raised, with its traceback")
         yield from self.args
         yield from super().children()
 

@@ -14,6 +14,7 @@ from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
+from dynamo_capture.values.tensor_state import STATE, tensor_state
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -25,18 +26,20 @@ __all__ = ["SymValue", "TensorMethodValue", "TensorValue", "size_value"]
 
 _READS_DATA = frozenset(
     ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
-     "data_ptr", "untyped_storage", "storage", "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
+     "data_ptr", "const_data_ptr", "untyped_storage", "storage", "_typed_storage", "is_set_to",
+     "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
      "is_nonzero", "equal", "allclose")
 )  # fmt: skip
 _AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
 _PYTHON_STATE = frozenset(
     ("apply_", "map_", "map2_", "share_memory_", "pin_memory", "__deepcopy__", "__reduce_ex__", "__setstate__",
-     "set_", "resize_", "resize_as_", "requires_grad_", "record_stream", "to_sparse", "register_module_full")
+     "set_", "resize_", "resize_as_", "requires_grad_", "record_stream", "to_sparse", "register_module_full",
+     "is_pinned", "is_shared", "_fix_weakref")
 )  # fmt: skip
 _CONST_ATTRIBUTES = frozenset(
     ("dtype", "device", "layout", "requires_grad", "ndim", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
      "is_mps", "is_mkldnn", "is_meta", "is_nested", "is_xpu", "is_mtia", "is_ipu", "is_xla", "is_vulkan",
-     "is_sparse_csr", "is_maia", "names", "itemsize", "_version", "output_nr", "is_leaf", "retains_grad")
+     "is_sparse_csr", "is_maia", "names", "itemsize")
 )  # fmt: skip
 _TENSOR_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
@@ -94,6 +97,8 @@ class TensorValue(Value):
             return size_value(tx, self)
         if name in _CONST_ATTRIBUTES:
             return tx.from_python(getattr(self.example, name))
+        if name in STATE and not callable(getattr(torch.Tensor, name)):
+            return tensor_state(tx, self, name)
         if name in _TENSOR_ATTRIBUTES:
             return tx.graph_call(getattr, [self, ConstantValue(name)], {})
         if name == "__class__":
@@ -109,8 +114,6 @@ class TensorValue(Value):
             from dynamo_capture.sources import Source
 
             return tx.wrap(real.grad, Source("grad", self.source))
-        if name == "grad_fn" and self.example.grad_fn is None:
-            return tx.from_python(None)
         if real is not None:
             own = real.__dict__
             if name in own:
@@ -134,6 +137,8 @@ class TensorValue(Value):
             return self.number
         if name in _READS_DATA:
             raise GraphBreak("QB02", f"Tensor.{name}()")
+        if name in STATE and not args and not kwargs:
+            return tensor_state(tx, self, name)
         if name in _AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
         if name == "requires_grad_" and self.example.requires_grad is _flag(args, kwargs):

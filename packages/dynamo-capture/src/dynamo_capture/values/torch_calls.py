@@ -78,6 +78,10 @@ _READERS = ("is_", "get_", "_get", "_is", "has_", "_has", "are_", "_jit_get", "_
             "_cuda_get", "_cuda_is")  # fmt: skip
 
 
+#: Functions that ask a tensor what its method of the same name does.
+_STATE_FUNCTIONS = frozenset((torch.is_conj, torch.is_neg, torch.is_inference))
+
+
 def is_operator_function(fn: Any) -> bool:
     """Whether a Python function of torch (or one the user allowed) becomes one node of the graph."""
     if fn in ALLOWED or fn in _OPERATORS_ELSEWHERE:
@@ -125,6 +129,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
         _guard_setting(tx, fn, [a.realize().const() for a in args], {k: v.realize().const() for k, v in kwargs.items()})
+    if fn in _STATE_FUNCTIONS and len(args) == 1 and isinstance(tensor := args[0].realize(), TensorValue):
+        return tensor.call_method(tx, fn.__name__, [], kwargs)
     if fn is torch.is_tensor:
         return ConstantValue(isinstance(args[0].realize(), TensorValue))
     if fn in _RECURRENT and torch.is_grad_enabled():

@@ -1,0 +1,76 @@
+"""What a tensor is asked about itself that its abstract stand-in does not know: versions, views, bits, leaves.
+
+The stand-in is made of the metadata that a guard checks. Whatever else a tensor can tell is read from the real one,
+with a guard of its own; or the graph breaks, so that the program asks the real tensor; or the frame runs as it is,
+where the tensors that compiled code makes would tell something else than eager's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.values.tensor import TensorValue
+
+__all__ = ["STATE", "tensor_state"]
+
+#: Bits of an input's dispatch keys, which are guarded.
+_KEYS = frozenset(("is_conj", "is_neg", "is_inference"))
+_AUTOGRAD = frozenset(("is_leaf", "grad_fn", "output_nr", "retains_grad"))
+_COUNTERS = frozenset(("_version", "_base", "_is_view", "_use_count", "_cdata"))
+#: The attributes and methods without arguments that :func:`tensor_state` answers.
+STATE = _KEYS | _AUTOGRAD | _COUNTERS
+
+
+def tensor_state(tx: Capture, tensor: TensorValue, name: str) -> Value:
+    """``tensor.name``, or ``tensor.name()`` where that is a method.
+
+    Raises:
+        GraphBreak: only the real tensor can tell.
+    """
+    if name in _KEYS:
+        return ConstantValue(_key(tx, tensor, name))
+    if name in _AUTOGRAD:
+        return _autograd(tx, tensor, name)
+    if name == "_is_view" and tensor.real_tensor is None and not _any_input(tx, "is_inference"):
+        return ConstantValue(tensor.example._is_view())
+    changed = tensor.real_tensor is None or tensor.example.is_inference() or tensor.example._version
+    raise GraphBreak("QB06", f"Tensor.{name}", leaves="callers" if changed else None)
+
+
+def _any_input(tx: Capture, question: str) -> bool:
+    from dynamo_capture.values.tensor import TensorValue
+
+    return any(isinstance(inp.value, TensorValue) and getattr(inp.real, question)() for inp in tx.graph.input_list())
+
+
+def _key(tx: Capture, tensor: TensorValue, name: str) -> bool:
+    if tensor.real_tensor is not None:
+        return bool(getattr(tensor.real_tensor, name)())
+    if _any_input(tx, name):
+        # What is computed of such a tensor may be such a tensor, which its stand-in is not.
+        raise GraphBreak("QB06", f"Tensor.{name}() of what is computed of such a tensor", leaves="callers")
+    return bool(getattr(tensor.example, name)())
+
+
+def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
+    real, example = tensor.real_tensor, tensor.example
+    if real is None or not real.requires_grad or example._version:
+        value = getattr(example, name)
+        if name == "grad_fn" and value is not None:
+            raise GraphBreak("QB06", "attribute 'grad_fn' of a tensor", leaves="callers" if real is None else None)
+        return ConstantValue(value)
+    leaf = real.is_leaf
+    if tensor.source is not None:
+        text = f"{tensor.source} is {'a' if leaf else 'no'} leaf of the autograd graph"
+        tx.guards.predicate(tensor.source, lambda found: found.is_leaf is leaf, text)
+    if name == "is_leaf":
+        return ConstantValue(leaf)
+    if leaf:
+        return ConstantValue({"grad_fn": None, "output_nr": 0, "retains_grad": False}[name])
+    raise GraphBreak("QB06", f"attribute {name!r} of a tensor")

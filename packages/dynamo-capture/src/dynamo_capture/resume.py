@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from types import CellType, CodeType
 from typing import Any
 
-from dynamo_capture.breaks import SkipFrame
 from dynamo_capture.codemap import CodeMap
 
 __all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
@@ -61,11 +60,11 @@ class ResumeInfo:
         """The code that is continued.
 
         Raises:
-            SkipFrame: its function is gone, so that a frame that still runs cannot be continued again.
+            ReferenceError: its function is gone, so that a frame that still runs cannot be continued again.
         """
         code = self.code()
         if code is None:
-            raise SkipFrame("the function that this continues no longer exists")
+            raise ReferenceError("the function that this continues no longer exists")
         return code
 
     def here(self, index: int) -> int:

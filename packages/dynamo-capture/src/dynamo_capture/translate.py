@@ -141,6 +141,8 @@ def translate(
             without_frames(error, tx.outer_error)
             text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
             raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
+        except ReferenceError as gone:  # of :class:`ResumeInfo`
+            raise SkipFrame(str(gone)) from None
         except GraphBreak as late:
             without_frames(late, tx.outer_error)
             raise SkipFrame(late.text, where=late.where) from None

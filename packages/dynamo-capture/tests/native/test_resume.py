@@ -15,13 +15,14 @@ import pytest
 
 def load_resume():
     """The module without the package, whose import needs torch."""
-    name = "dynamo_capture.resume"
-    if name not in sys.modules:
-        path = Path(__file__).parents[2] / "src" / "dynamo_capture" / "resume.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    for part in ("codemap", "resume"):
+        name = f"dynamo_capture.{part}"
+        if name not in sys.modules:
+            path = Path(__file__).parents[2] / "src" / "dynamo_capture" / f"{part}.py"
+            spec = importlib.util.spec_from_file_location(name, path)
+            sys.modules[name] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    return sys.modules["dynamo_capture.resume"]
 
 
 resume = load_resume()
@@ -396,6 +397,18 @@ def test_far_jumps_and_many_slots():
     code = cut(fn.__code__, index, [True])
     new = types.FunctionType(code, {})
     assert new(1, *range(1, 300), None, 300) == fn(1)
+
+
+def test_a_resume_code_does_not_keep_the_original():
+    names = {}
+    exec("def f(x):\n    y = x + 1\n    return y", names)
+    made = cut(names["f"].__code__, 3)
+    assert cut(names["f"].__code__, 3) is made
+    info = resume.resume_info(made)
+    assert info.original is names["f"].__code__
+    names.clear()
+    with pytest.raises(ReferenceError, match="no longer exists"):
+        info.original  # noqa: B018
 
 
 def test_resuming_a_resume_code_resumes_the_original():

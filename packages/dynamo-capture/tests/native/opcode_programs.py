@@ -148,8 +148,6 @@ SPECIAL = {
     "torch._C._functorch": types.SimpleNamespace(peek_interpreter_stack=lambda: None),
     "torch.autograd.forward_ad._current_level": -1,
     "torch.is_grad_enabled": lambda: True,
-    "prims.forking.why_cut_off": lambda: None,
-    "prims.forking.COMPILING": threading.RLock(),
     "prims.ir.SourceLoc": SourceLoc,
     "prims.options.Options": Options,
     "prims.report.Report": Report,

@@ -135,6 +135,8 @@ def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, V
         return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)
     if type(owner) is ConstantValue:
         return fold(tx, fn, args, kwargs)
+    if isinstance(owner, BuiltinValue):
+        raise GraphBreak("QB07", f"{fn.__qualname__} of {display(owner)}")
     if lookup(owner.pytype, fn.__name__)[0] is not fn and issubclass(owner.pytype, _OVERRIDDEN):
         raise GraphBreak("QB07", f"{fn.__qualname__} of {display(owner)}")
     return owner.call_method(tx, fn.__name__, args[1:], kwargs)

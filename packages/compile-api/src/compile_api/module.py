@@ -176,8 +176,8 @@ def _about_other_methods(cls: type) -> str:
         name for base in own for name, value in vars(base).items()
         if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _OF_EVERY_MODULE
     }  # fmt: skip
-    likely = [name for name in ("training_step", "validation_step", "test_step", "predict_step", "generate", "loss")
-              if name in names]  # fmt: skip
+    steps = ("training_step", "validation_step", "test_step", "predict_step", "generate", "loss")
+    likely: list[str] = [name for name in steps if name in names]
     named = (likely or sorted(names))[:3]
     if not named:
         return text

@@ -28,11 +28,12 @@ COUNT = 67  # vectors and a tail
 
 #: Random numbers.
 RANDOM = {"bernoulli", "nn_functional_dropout", "nn_functional_rrelu"}
-#: Where eager's vectors and its tails do not agree with one another: ours are as its tails (IEEE's remainder, -0.0).
-DISAGREES = {"fmod", "remainder", "nn_functional_softshrink"}
+#: Where eager does not agree with itself, between vectors and tails or between types: ours are as its tails (IEEE's
+#: remainder, -0.0), and of two equal zeros as in float32.
+DISAGREES = {"fmod", "remainder", "__rmod__", "nn_functional_softshrink", "fmax", "fmin"}
 DIVISIONS = ("div", "floor_divide", "true_divide", "remainder", "fmod", "__rdiv", "__rmod", "gcd", "lcm")
 #: Halves that eager rounds between the steps of a formula, where ours are more precise.
-ROUNDED_BETWEEN = {"nn_functional_tanhshrink", "special_ndtr", "ldexp"}
+ROUNDED_BETWEEN = {"nn_functional_tanhshrink", "special_ndtr", "special_xlog1py", "ldexp"}
 #: bfloat16 denormals that eager's vectors take for zero.
 FLUSHED = {"erf"}
 

@@ -352,7 +352,7 @@ def test_program(fn, first, capture):
 
 @pytest.mark.parametrize(
     "fn", [cause, no_cause, never_raised, notes, exc_info, raised_again_by_a_callee, context_manager,
-           generator_manager_swallows, generator_manager_passes_on, exit_stack, arguments_set],
+           generator_manager_swallows, generator_manager_passes_on, arguments_set],
     ids=lambda fn: fn.__name__,
 )  # fmt: skip
 def test_captured_whole(fn, capture):

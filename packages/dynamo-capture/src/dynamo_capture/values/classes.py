@@ -43,7 +43,8 @@ _FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[a
 
 def full_name(cls: type) -> str:
     """The name by which the interpreter's errors call a class: with its module where it is made in C."""
-    is_plain = cls.__flags__ & 1 << 9 or cls.__module__ == "builtins"
+    made_in_python = cls.__flags__ & 1 << 9 and not cls.__flags__ & 1 << 8  # on the heap, and open to change
+    is_plain = made_in_python or cls.__module__ == "builtins"
     return cls.__name__ if is_plain else f"{cls.__module__}.{cls.__name__}"
 
 

@@ -255,7 +255,7 @@ class ObjectValue(Value):
             tx.guards.no_instance_attr(self.source, name)
 
     def _no_attribute(self, tx: Capture, name: str) -> ObservedError:
-        return tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+        return tx.observed(AttributeError(f"{full_name(self.cls)!r} object has no attribute {name!r}"))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         setter, owner = find(tx, self.cls, "__setattr__")

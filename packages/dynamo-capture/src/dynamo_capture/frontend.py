@@ -9,7 +9,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -391,7 +391,7 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
     for code in (_code_of(fn), _code_of(not_captured)):
         if code is not None:
             _native.mark(code, _native.SKIP)
-    register_disabled(not_captured)
+    register_disabled(cast(types.FunctionType, not_captured))
     return not_captured
 
 

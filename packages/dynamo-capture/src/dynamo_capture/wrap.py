@@ -235,7 +235,7 @@ def _dict(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _inner_dict(tx: Capture, obj: Any, kind: type, source: Source) -> DictValue:
     factory = None
     if kind is collections.defaultdict:
-        made = collections.defaultdict.default_factory.__get__(obj)  # type: ignore[attr-defined]
+        made = vars(collections.defaultdict)["default_factory"].__get__(obj)
         if made is None:
             tx.guards.is_object(source.attr("default_factory"), None)
         else:

@@ -62,7 +62,7 @@ def class_lookup(cls: type, name: str) -> Any:
 def own_dict(obj: Any) -> dict[str, Any] | None:
     """The instance's real ``__dict__``, whatever its class makes of attribute access; None when it has none."""
     for base in type(obj).__mro__:
-        found = base.__dict__.get("__dict__")
+        found: Any = base.__dict__.get("__dict__")
         # SimpleNamespace has a member for it.
         kinds = (types.GetSetDescriptorType, types.MemberDescriptorType)
         if type(found) in kinds and found.__objclass__ is base:

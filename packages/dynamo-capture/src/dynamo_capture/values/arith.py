@@ -195,8 +195,8 @@ def _dunder(
             return result
         if type_a is type_b:
             break
-    if (result := _sequence_slot(tx, fn, a, b, written)) is not None:
-        return result
+    if (joined := _sequence_slot(tx, fn, a, b, written)) is not None:
+        return joined
     if isinstance(a, TensorValue) or isinstance(b, TensorValue):
         raise GraphBreak("QB06", f"{_SYMBOL[fn]} between {display(a)} and {display(b)}")
     type_error(tx, written, a, b)

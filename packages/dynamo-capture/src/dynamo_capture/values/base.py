@@ -139,7 +139,7 @@ class Value:
 
     def release(self) -> None:
         """Let go of the object and of all other values; the capture has ended."""
-        for name in _slots(type(self)):
+        for name in _slots(type(self)):  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
             setattr(self, name, None)
 
     def describe(self) -> str:
@@ -148,7 +148,7 @@ class Value:
 
 
 @functools.cache
-def _slots(cls: type[Value]) -> tuple[str, ...]:
+def _slots(cls: type) -> tuple[str, ...]:
     return tuple(name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()))
 
 

@@ -358,7 +358,8 @@ def _count(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What counts for ``collections.Counter``: ``mapping[element] += 1``, by the class's ``get`` if it has its own."""
     mapping = args[0].realize()
     payload = getattr(mapping, "payload", mapping)
-    plain = mapping.pytype.get is dict.get and mapping.pytype.__setitem__ is dict.__setitem__  # type: ignore[attr-defined]
+    kind: Any = mapping.pytype
+    plain = getattr(kind, "get", None) is dict.get and kind.__setitem__ is dict.__setitem__
     if kwargs or len(args) != 2 or not plain or payload is None:
         raise GraphBreak("QB07", "counting elements into a mapping of another kind")
     for element in args[1].realize().iterate(tx):

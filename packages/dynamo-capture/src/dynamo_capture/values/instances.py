@@ -55,7 +55,7 @@ def instance(tx: Capture, obj: Any, source: Source) -> Value:
     return InstanceConstant(obj, source, inner)
 
 
-def _plain(base: type, obj: Any) -> Any:
+def _plain(base: Any, obj: Any) -> Any:
     """The number or text itself, whatever conversions the class defines."""
     if base is complex:
         return complex(complex.real.__get__(obj), complex.imag.__get__(obj))  # type: ignore[attr-defined]

@@ -267,7 +267,7 @@ def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 
         return NativeIterator(map(element, range(n - 1, -1, -1)), _refuse_rebuild, reversed)
     if isinstance(value, (ListValue, TupleValue)) and isinstance(value.items, list):
-        kind = type(reversed([])) if isinstance(value, ListValue) else reversed
+        kind: type = type(reversed([])) if isinstance(value, ListValue) else reversed
         return BackwardsIterator(value, value.items, kind)
     if isinstance(value, ConstantValue) and isinstance(value.value, (str, bytes, range)):
         return NativeIterator(reversed(value.value), None, type(reversed(value.value)), ConstantValue)

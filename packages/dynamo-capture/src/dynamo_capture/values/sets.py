@@ -423,25 +423,25 @@ def _with_itself(name: str) -> str:
 class SetIterator(IteratorValue):
     """The walk of a set, which notices changes."""
 
-    __slots__ = ("length", "order", "owner", "position", "steps")
+    __slots__ = ("order", "owner", "population", "position", "steps")
 
     def __init__(self, tx: Capture, owner: SetValue) -> None:
         super().__init__(iter(()), self._rest, kind=type(iter(set())))
         self.owner = owner
         self.order = owner.tokens(tx)
-        self.length = len(owner.items)
+        self.population = len(owner.items)
         self.steps = len(owner.log)
         #: -1 once the end was met.
         self.position = 0
 
     def _unchanged(self) -> bool:
-        return len(self.owner.log) == self.steps and len(self.owner.items) == self.length
+        return len(self.owner.log) == self.steps and len(self.owner.items) == self.population
 
     def next(self, tx: Capture) -> Value | None:
         tx.side.epoch += 1
         if self.position < 0:
             return None
-        if len(self.owner.items) != self.length:
+        if len(self.owner.items) != self.population:
             raise tx.observed(RuntimeError("Set changed size during iteration"))
         if not self._unchanged():
             raise GraphBreak("QB06", "a set that changes while it is walked")

@@ -6,8 +6,9 @@ They are C functions with Python results, or ask for PyTorch's compiler when the
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils import _foreach_utils
@@ -101,4 +102,4 @@ def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
     if type(original) is ConstantValue and original.pytype in copy._deepcopy_dispatch:  # type: ignore[attr-defined]
         if memo is None or memo.realize().source is None:  # one of the program's own may hold anything
             return original
-    return inline_call(tx, FunctionValue(copy.deepcopy), args, kwargs)
+    return inline_call(tx, FunctionValue(cast(types.FunctionType, copy.deepcopy)), args, kwargs)

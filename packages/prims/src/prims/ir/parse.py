@@ -428,7 +428,8 @@ class _Arguments:
             self.parser.depth -= 1
             if token == "complex" and not all(isinstance(item, (int, float)) for item in items):
                 raise self.parser.fail("a complex number is made of two numbers")
-            return {"slice": slice, "complex": complex, "device": device_of}[token](*items)
+            makers: dict[str, Callable[..., Any]] = {"slice": slice, "complex": complex, "device": device_of}
+            return makers[token](*items)
         if token.startswith("torch."):
             return torch_value(token[len("torch.") :])
         if token.count(".") >= 1:

@@ -166,3 +166,41 @@ def test_slices_from_the_end_by_another_size():
         assert_matches(compiled, function, torch.randn(3, there), torch.randn(2, wanted), exact=True)
     assert_all_generated(compiled.report())
     assert len(captured(compiled.report())) <= 3
+
+
+@pytest.mark.parametrize(
+    "program,apart",
+    [
+        (lambda x: torch.sum(x, 0, out=x[0]), False),
+        (lambda x: x[:, :2].add_(x[:, :1]), False),
+        (lambda x: x[1:].mul_(x[:1]), True),
+        (lambda x: x[:, 1].mul_(x[:, 0]), True),
+        (lambda x: x[:, :1].add_(x[:, 2:3]), True),
+    ],
+)
+def test_a_write_beside_its_operand_is_compiled_and_one_into_it_is_left_to_eager(program, apart):
+    compiled = compile_api.compile(program, dynamic=True)
+    for rows, columns in ((4, 3), (5, 6)):
+        x, y = (torch.arange(1.0, rows * columns + 1).reshape(rows, columns) for _ in range(2))
+        compiled(x)
+        program(y)
+        assert torch.equal(x, y)
+    assert bool(compiled.report().fallbacks) is not apart
+
+
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.diagonal().add_(1),
+        lambda x: x.diagonal_scatter(x.diagonal() + 1),
+        lambda x: x.select_scatter(x[0] + 100, 0, 1),
+        lambda x: x.slice_scatter(x[:2] + 100, 0, 1, 3),
+    ],
+)
+def test_writes_to_tensors_whose_elements_overlap_agree_with_eager(program, dynamic):
+    compiled = compile_api.compile(program, dynamic=dynamic)
+    for rows, columns in ((4, 3), (6, 5), (5, 7)):
+        x, y = (torch.arange(24.0).as_strided((rows, columns), (1, 1), 1) for _ in range(2))
+        ours, eager = compiled(x), program(y)
+        assert torch.equal(ours, eager) and torch.equal(x, y) and ours.stride() == eager.stride()

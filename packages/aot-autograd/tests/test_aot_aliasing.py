@@ -158,7 +158,40 @@ def test_a_write_that_overlaps_its_operand_raises_as_in_eager(program):
 
 
 @pytest.mark.parametrize(
-    "program", [lambda x: x[1:].copy_(x[:1]), lambda x: x.add_(x), lambda x: x[0].mul_(x[2]), lambda x: x[:, 0].add_(x[:, 1])]
+    "program",
+    [
+        lambda x: torch.sum(x, 0, out=x[0]),
+        lambda x: torch.sum(x[:, ::2], 0, out=x[0, ::2]),
+        lambda x: x[:, :2].add_(x[:, :1]),
+        lambda x: x[:, :2].copy_(x[:, 1:]),
+        lambda x: torch._foreach_add_([x[0], x[1]], [x[1], x[0]]),
+    ],
+)
+def test_a_write_whose_operand_changes_with_it_is_left_to_eager(program):
+    x, y = torch.arange(9.0).reshape(3, 3), torch.arange(9.0).reshape(3, 3)
+    report = Report()
+    compiled = aot_autograd.aot_function(
+        torch.fx.symbolic_trace(program), [x.clone()], fw_compiler=lambda env, report=None: env.module().forward,
+        report=report,
+    )  # fmt: skip
+    compiled(x)
+    program(y)
+    assert torch.equal(x, y)
+    assert len(report.fallbacks) == 1 and "shares part" in report.fallbacks[0].reason
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[1:].copy_(x[:1]),
+        lambda x: x.add_(x),
+        lambda x: x[0].mul_(x[2]),
+        lambda x: x[:, 0].add_(x[:, 1]),
+        lambda x: x[:, :1].mul_(x[:, 1:2]),
+        lambda x: x[::2, :2].mul_(x[::2, :2]),
+        lambda x: x.view(-1)[:8:2].add_(x.view(-1)[1:8:2]),
+        lambda x: torch._foreach_add_([x[0], x[1]], [x[2], x[1]]),
+    ],
 )
 def test_a_write_beside_its_operand_is_compiled(program):
     x, y = torch.arange(9.0).reshape(3, 3), torch.arange(9.0).reshape(3, 3)

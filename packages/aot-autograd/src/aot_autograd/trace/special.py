@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aot_autograd.trace.opinfo import op_info
+from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import abstract_from_spec, to_torch
@@ -193,7 +194,7 @@ def _within(whole: TensorSpec, size: Any, stride: Any, offset: Any) -> bool:
 @handles("copy_.default")
 def _copy_(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
-    tracer.refuse_overlap([target], [source])
+    refuse_overlap(tracer, func, op_info(func), args, kwargs)
     own, other = _state(target).spec, _state(source).spec
     if own.dtype == other.dtype and own.device == other.device and own.shape == other.shape:
         node, spec = tracer.emit(aten.clone.default, (tracer.read(source),), {})

@@ -8,7 +8,6 @@ calls become their functional twins and a new value for the written storage (:mo
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aot_autograd.trace import checks, seeded
 from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
+from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
+from prims.spec.layout import may_overlap
 
 __all__ = ["Tracer", "state_of"]
 
@@ -411,7 +412,7 @@ class Tracer(TorchDispatchMode):
         if info.twin is None:
             raise Unsupported(f"{func} writes to its arguments in a way not known", where=self._current_source())
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
-        self.refuse_overlap(targets, (*args, *kwargs.values()))
+        refuse_overlap(self, func, info, args, kwargs)
         if info.twin is aten.bernoulli.p:
             order = _memory_order(state_of(args[0]).spec)
             if order is not None:
@@ -458,43 +459,6 @@ class Tracer(TorchDispatchMode):
             return None
         return results[0] if len(results) == 1 else tuple(results)
 
-    def refuse_overlap(self, targets: Sequence[Any], operands: Sequence[Any]) -> None:
-        """Leave a write to eager, which raises, where an operand is another part of the memory that is written.
-
-        Raises:
-            Unsupported: there is such an operand.
-        """
-        for target in targets:
-            if isinstance(target, list):  # of an operator on lists, which writes to one after the other
-                self._refuse_repeated(target)
-            if not isinstance(target, torch.Tensor):
-                continue
-            state = state_of(target)
-            for x in operands:
-                if isinstance(x, torch.Tensor) and x is not target and hasattr(x, "_aot_state"):
-                    other = state_of(x)
-                    if other.storage is state.storage and _partly_overlap(state.spec, other.spec):
-                        raise Unsupported(
-                            "an in-place write with an operand that shares part of the written memory",
-                            where=self._current_source(),
-                        )
-
-    def _refuse_repeated(self, targets: list[torch.Tensor]) -> None:
-        """Leave a write to several tensors to eager where one may lie in another: its write is to see the other's.
-
-        Raises:
-            Unsupported: such tensors are among them.
-        """
-        by_storage: dict[int, list[TensorSpec]] = {}
-        for target in targets:
-            state = state_of(target)
-            by_storage.setdefault(id(state.storage), []).append(state.spec)
-        for specs in by_storage.values():
-            if len(specs) > 1 and not _apart(specs):
-                raise Unsupported(
-                    "a write to a list of tensors of which some share memory", where=self._current_source()
-                )
-
     def metadata_op(self, func: OpOverload, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record ``t_``, ``unsqueeze_`` and the like: the tensor object becomes another view of its storage."""
         target = args[0]
@@ -539,7 +503,7 @@ class Tracer(TorchDispatchMode):
             if not torch.can_cast(spec.dtype, own.dtype):
                 raise Unsupported(f"a write of {spec.dtype} into {own.dtype}", where=self._current_source())
             node, spec = self.emit(aten._to_copy.default, (node,), {"dtype": own.dtype})
-        if any(not spec.is_contiguous() and not is_dense(spec) and _overlaps(spec) for spec in (own, storage.spec)):
+        if any(may_overlap(spec.shape, spec.strides) for spec in (own, storage.spec)):
             raise Unsupported("an in-place write to a tensor whose elements share memory")
         value, value_spec = node, spec
         # The source of each step before the write, so that partial views can be pushed back into it.
@@ -573,46 +537,6 @@ def _memory_order(spec: TensorSpec) -> list[int] | None:
     if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
         return None
     return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])
-
-
-def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two views share some elements but not one by one, as far as eager would find out (both dense)."""
-    if not all(isinstance(n, int) for s in (a, b) for n in (*s.shape, *s.strides, s.storage_offset)):
-        return False
-    if not (a.dtype == b.dtype and a.numel() and b.numel() and is_dense(a) and is_dense(b)):
-        return False
-    first, second = (range(s.storage_offset, s.storage_offset + s.numel()) for s in (a, b))
-    if first == second:
-        return not same_strides(a, b) or tuple(a.shape) != tuple(b.shape)
-    return max(first.start, second.start) < min(first.stop, second.stop)
-
-
-def _apart(specs: Sequence[TensorSpec]) -> bool:
-    """Whether each of these views ends before the next one begins, as far as plain integers tell."""
-    if not all(isinstance(n, int) for s in specs for n in (*s.shape, *s.strides, s.storage_offset)):
-        return False
-    spans = [
-        (s.storage_offset, s.storage_offset + sum((n - 1) * step for n, step in zip(s.shape, s.strides, strict=True)))
-        for s in specs
-        if s.numel()
-    ]
-    spans.sort()
-    return all(last < first for (_, last), (first, _) in itertools.pairwise(spans))
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether elements of a tensor may share memory: a dimension does not step past what is inside it."""
-    steps = [(stride, size) for size, stride in zip(spec.shape, spec.strides, strict=True) if size != 1]
-    if any(stride == 0 for stride, _ in steps):
-        return True
-    if not all(type(n) is int for step in steps for n in step):
-        return False  # sliced from a tensor with symbolic sizes
-    reach = 0
-    for stride, size in sorted(steps):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def _has_tensor(spec: Any) -> bool:

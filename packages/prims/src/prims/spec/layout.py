@@ -138,6 +138,25 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     return True
 
 
+def may_overlap(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether elements may share memory: some dimension does not step past what is inside it.
+
+    Unlike the other questions of this module it guards where the answer depends on a symbol, for neither answer is
+    the safe one to give without.
+    """
+    if any(type(n) is int and n == 0 for n in shape) or is_dense(shape, strides):
+        return False
+    dims = [d for d, n in enumerate(shape) if not (type(n) is int and n == 1)]
+    if any(type(strides[d]) is int and strides[d] == 0 for d in dims):
+        return True
+    reach: Size = 0
+    for d in sort_dims(dims, shape, strides):
+        if bool(strides[d] <= reach):
+            return True
+        reach = reach + strides[d] * (shape[d] - 1)
+    return False
+
+
 def sort_dims(dims: Sequence[int], shape: Sequence[Size], strides: Sequence[Size]) -> list[int]:
     """Dimensions from the smallest stride to the largest; ties go to the later dimension."""
     if all(type(strides[d]) is int for d in dims):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.errors import DataDependentError
+from prims.errors import DataDependentError, Unsupported
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
@@ -88,9 +88,15 @@ def put(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     "aten.diagonal_scatter.default",
 )
 def view_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    """A copy with the very strides, gaps included, unless elements share memory."""
+    """A copy with the very strides, gaps included, unless elements share memory.
+
+    Raises:
+        Unsupported: they share it otherwise than by expansion; the copy then shares it in the same way.
+    """
     if any(isinstance(s, int) and s == 0 and n != 1 for s, n in zip(x.strides, x.shape, strict=True)):
         return with_format(x, None, x.dtype, x.device)
+    if layout.may_overlap(x.shape, x.strides):
+        raise Unsupported("a write into a copy of a tensor whose elements share memory")
     return x
 
 

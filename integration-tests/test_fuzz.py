@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
+from fuzz.judge import judge
 from fuzz.program import Program, check
+from fuzz.reference import Shadow
 from fuzz.shrink import shrink
 
 GENERATORS = {
@@ -61,6 +64,61 @@ def test_eager_agrees_with_itself(kind: str) -> None:
     for seed in range(12):
         outcome = check(program(kind, seed), instead=lambda fn: fn)
         assert outcome.difference is None, (seed, outcome.difference)
+
+
+@torch.library.custom_op("fuzzing::narrow", mutates_args=())
+def narrow(x: torch.Tensor) -> torch.Tensor:
+    """Has no kernel for 64 bits."""
+    assert x.dtype == torch.float32
+    return x + x.sin()
+
+
+OWN: list[int] = []
+
+
+@torch.library.custom_op("fuzzing::own", mutates_args=())
+def own(x: torch.Tensor) -> torch.Tensor:
+    """Can be computed on one tensor only, which no twin is."""
+    if x.data_ptr() not in OWN:
+        raise NotImplementedError
+    return x + x.sin()
+
+
+def test_operators_without_kernels_for_64_bits_have_noise() -> None:
+    x = torch.linspace(0.1, 2, 50)
+    with Shadow(8) as shadow:
+        result = narrow(x) * 2
+    runs = torch.stack(shadow.twins(result))
+    assert not shadow.lost
+    spread = (runs[2:] - runs[0]).abs().amax(0) / result
+    assert bool((spread > 2.0**-26).all()) and bool((spread < 2.0**-19).all())
+
+
+def test_what_the_reference_cannot_follow_is_not_judged() -> None:
+    """Whatever depends on such an operator's result is undecided, and a number read of it ends the comparison."""
+    x = torch.linspace(0.1, 2, 50)
+    OWN[:] = [x.data_ptr()]
+    with Shadow(3) as shadow:
+        odd, even = own(x) * 2, x + x.sin()
+        grid = torch.cat([odd, even]).cumsum(0)
+    assert shadow.lost == {"fuzzing::own"} and not shadow.unstable
+    for result, decided in ((odd, False), (even, True), (grid, False)):
+        for ours in (result, result * 1.25):
+            wrong, undecided = judge(result, ours, shadow.twins(result))
+            assert bool(undecided.all()) is not decided and bool(undecided.any()) is not decided
+            assert bool(wrong.all()) is (decided and ours is not result)
+    with Shadow(3) as shadow:
+        assert bool((own(x) > 0.5).any())
+        assert shadow.unstable
+
+
+def test_eager_may_have_rounded_any_64_bit_number() -> None:
+    x = torch.linspace(0.1, 2, 50, dtype=torch.float64)
+    with Shadow(8) as shadow:
+        rounded, exact = x.sin() + 1, (x * 100).round() * 0.5
+    for result, spreads in ((rounded, True), (exact, False)):
+        runs = torch.stack(shadow.twins(result))
+        assert bool(((runs != runs[0]).any(0) == spreads).all())
 
 
 def test_programs_depend_on_their_seed_alone() -> None:

@@ -8,13 +8,17 @@ vectors, which some of them answer with the other zero (``softshrink``, and ``ma
 
 Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
 follows from such, is moved by up to one unit in the last place of the result's type, and operators that accumulate
-(:data:`ACCUMULATING`) also have their operands moved by one unit of the type they accumulate in. How far the twins lie
-apart says how far any correct order of rounding may lie from eager's, and an integer or bool on which the twins do not
-agree is one that rounding decides.
+(:data:`ACCUMULATING`) also have their operands moved by one unit of the type they accumulate in. Of eager's 64-bit numbers nobody knows which it had to round: all but small multiples of 1/4 count
+as rounded. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an integer
+or bool on which the twins do not agree is one that rounding decides.
+
+Where an operator cannot be computed on the twins it is computed in its own operands' types, with operands and results
+moved by a unit. Where not even that succeeds, the last twin becomes NaN, so that what depends on it is undecided.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +75,7 @@ class Shadow(TorchDispatchMode):
 
     Attributes:
         unstable: rounding decides a shape or a branch of the program, so that there is nothing to compare.
-        lost: operators that the twins could not follow; their results are taken over from eager.
+        lost: operators that the twins could not follow: nothing that depends on their results is decided.
     """
 
     def __init__(self, samples: int, seed: int = 0) -> None:
@@ -183,30 +187,55 @@ class Shadow(TorchDispatchMode):
         if not fresh and not written and outs:
             return
         answers: list[Any] = []
+        moved = func._schema.name in MOVING
         if given is not None:
             try:
                 answers = _computed(func, given)
             except Exception:
+                answers = [] if written else self._narrowly(func, given, original)
+                moved = False
+            if not answers or fresh and any(len(_tensors(answer)) != len(outs) for answer in answers):
                 self.lost.add(func._schema.name)
-                answers = self._narrowly(func, given, original)
+                self._give_up(result, outs, written)
+                return
         if written:
-            self._written(written, bool(answers), func._schema.name in MOVING)
+            self._written(written, bool(answers), moved)
         elif not outs:
             self._scalar(result, answers)
         if fresh:
-            self._created(outs, answers, exact=given is None or func._schema.name in MOVING)
+            self._created(outs, answers, exact=given is None or moved)
 
-    @staticmethod
-    def _narrowly(func: Any, given: Any, original: Any) -> list[Any]:
-        """The twins' results of an operator that has no kernel for 64 bits, in the types of its own operands."""
+    def _narrowly(self, func: Any, given: Any, original: Any) -> list[Any]:
+        """The twins' results of an operator that has no kernel for 64 bits, in the types of its own operands.
 
-        def narrow(value: Any, twin: Any) -> Any:
-            return torch.empty_like(value).copy_(twin) if isinstance(value, torch.Tensor) else value
+        The exact runs take them as they are, the others each moved by a unit.
+        """
+
+        def narrow(k: int, value: Any, twin: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if k > 1 and _floating(value.dtype):
+                twin = self._disturbed(twin, None, unit(value.dtype))
+            return torch.empty_like(value).copy_(twin)
 
         try:
-            return [func(*a, **k) for a, k in (tree_map(narrow, original, tuple(twins)) for twins in given)]
+            operands = [tree_map(partial(narrow, k), original, tuple(twins)) for k, twins in enumerate(given)]
+            return [func(*a, **k) for a, k in operands]
         except Exception:
             return []
+
+    def _give_up(self, result: Any, outs: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        """Leave undecided what an operator has made or written that could not be followed."""
+        if not outs and not written and result is not None:
+            self.unstable = True
+        for t in [*outs, *written]:
+            bases = self._bases(t)
+            if not _floating(t.dtype) or _overlaps(t):
+                self.unstable = True
+            else:
+                for base in bases[:-1]:
+                    self._view(base, t).copy_(t.detach())
+                self._view(bases[-1], t).fill_(complex("nan+nanj") if t.is_complex() else float("nan"))
 
     def _scalar(self, result: Any, answers: list[Any]) -> None:
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
@@ -222,16 +251,14 @@ class Shadow(TorchDispatchMode):
                     self._view(base, t).copy_(real)
             elif not moved and _floating(t.dtype) and t.numel() and not _overlaps(t):
                 first = self._view(bases[0], t)
-                rounded = t.detach().to(first.dtype) != first
+                rounded = _rounded(t.detach(), first)
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(self._disturbed(view, rounded | (view != first), unit(t.dtype)))
                 self._overflow(bases, t)
 
     def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool) -> None:
-        columns = [[x for x in tree_flatten(a)[0] if isinstance(x, torch.Tensor)] for a in answers]
-        if any(len(column) != len(outs) for column in columns):
-            columns = []
+        columns = [_tensors(answer) for answer in answers]
         for i, t in enumerate(outs):
             storage = t.untyped_storage()
             if storage._cdata in self._storages:
@@ -249,7 +276,7 @@ class Shadow(TorchDispatchMode):
                 if k > 1 and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
                     value = value.to(wide(t.dtype))
                     same = columns and first.shape == t.shape
-                    inexact = (real.to(value.dtype) != first) | (value != first) if same else None
+                    inexact = _rounded(real, first) | (value != first) if same else None
                     value = self._disturbed(value, inexact, unit(t.dtype))
                 if not _overlaps(t):
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
@@ -283,6 +310,15 @@ def _computed(func: Any, given: Any) -> list[Any]:
         return answers
     finally:
         torch.set_default_dtype(default)
+
+
+def _rounded(real: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Where eager had to round; of 64-bit numbers, all but small multiples of 1/4 may be such."""
+    if real.dtype != exact.dtype:
+        return real.to(exact.dtype) != exact
+    parts = torch.view_as_real(exact.resolve_conj().resolve_neg()) if exact.is_complex() else exact
+    rounded = ((parts * 4).round() != parts * 4) | (parts.abs() > 2.0**20)
+    return rounded.any(-1) if exact.is_complex() else rounded
 
 
 def _solid(t: torch.Tensor) -> torch.Tensor:

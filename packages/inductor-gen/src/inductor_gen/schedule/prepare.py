@@ -22,6 +22,7 @@ from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, siz
 from inductor_gen.loops.views import view_strides
 from inductor_gen.schedule import products
 from inductor_gen.schedule.activations import join_activations
+from inductor_gen.schedule.empty import settle_empty
 from inductor_gen.schedule.heads import share_heads
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.masks import settle_masks
@@ -91,6 +92,7 @@ class _Preparer:
         self.env = env
         self.exact = numerics == "eager_exact"
         self.old = build_graph(env, own_strides=self.exact)
+        settle_empty(self.old)
         unmasked = settle_masks(self.old, masks)
         if numerics == "fast" and hint is not None:  # where results need not be rounded between operators
             join_activations(self.old)

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.utils.weak import TensorWeakRef
@@ -96,11 +97,18 @@ class RunAgain:
             return args, versions, gate
         return tuple(TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)), versions, gate
 
-    def gradients(self, kept: Any, tangents: Sequence[torch.Tensor | None], box: list[Any]) -> Sequence[Any]:
+    def gradients(
+        self,
+        kept: Any,
+        firsts: Sequence[ref[torch.Tensor]],
+        tangents: Sequence[torch.Tensor | None],
+        box: list[Any],
+    ) -> Sequence[Any]:
         """The gradients with a history, in the order of the backward graph's outputs.
 
         Args:
             kept: what :meth:`keep` gave.
+            firsts: the differentiable results of the call, as far as they are still there.
             tangents: the gradients of the differentiable results, with their own history.
             box: what the compiled backward pass takes.
         """
@@ -125,13 +133,18 @@ class RunAgain:
         made = [self._result(results, i) for i in present]
         if any(result is None for result in made):
             return _refusing(self._backward(box), "its results are views of one another", kept[2], tangents)
-        return torch.autograd.grad(
+        gradients = torch.autograd.grad(
             made,
             [args[i] for i in self._wanted],
             [tangents[i] for i in present],
             create_graph=True,
             allow_unused=True,
         )
+        for result, i in zip(made, present, strict=True):
+            first = _alive(firsts[i])
+            if first is not None:
+                result.register_hook(_Unhooked(firsts[i], _hooked(first)))  # type: ignore[union-attr]
+        return gradients
 
     def _result(self, results: list[Any], tangent: int) -> torch.Tensor | None:
         """The second run's result that a tangent belongs to."""
@@ -198,6 +211,39 @@ def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
     return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
+def _alive(first: ref[torch.Tensor]) -> torch.Tensor | None:
+    tensor = first()
+    if tensor is not None:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
+
+
+def _hooked(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
+class _Unhooked:
+    """On a result of the second run, which stands for the call's own: gradients that come here should have gone there.
+
+    That is no matter but where somebody sees or changes what arrives there: a hook, or a ``grad`` that is retained.
+    """
+
+    def __init__(self, first: ref[torch.Tensor], hooked: bool) -> None:
+        self._first = first
+        self._hooked = hooked
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        first = _alive(self._first)
+        if self._hooked if first is None else _hooked(first):
+            raise RuntimeError(_REFUSAL.format(reason="a result of it has a hook or retains its gradient"))
+
+
+_REFUSAL = (
+    "the gradient of a compiled region's gradient was asked for. That takes a second run of the region, which is not "
+    "possible: {reason}. Run the part of the program that needs second derivatives eagerly (compile_api.disable)."
+)
+
+
 class _NoSecondDerivative(torch.autograd.Function):
     """Passes gradients on, and explains itself when they are to be differentiated again."""
 
@@ -208,11 +254,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
-            "the gradient of a compiled region's gradient was asked for. That takes a second run of the region, which "
-            f"is not possible: {ctx.reason}. Run the part of the program that needs second derivatives eagerly "
-            "(compile_api.disable)."
-        )
+        raise RuntimeError(_REFUSAL.format(reason=ctx.reason))
 
 
 def _refusing(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -144,6 +145,8 @@ def _forward_source(
         # does not know its inputs as such, and must not return one.
         test = "" if results[i].op == "placeholder" else f"if {outputs[i]}._is_view(): "
         source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
+    source.globals["ref"] = ref
+    source.line(f"ctx.results = ({''.join(f'ref({outputs[i]}), ' for i in joint.tangents)})")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
     if partition.sizes:
@@ -172,7 +175,7 @@ def _collecting_source(joint: Joint, partition: Partition) -> Source:
     source.globals["grad_enabled"] = torch.is_grad_enabled
     source.line("gate = empty(0, device=device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
-    source.line(f"gate.again = (ctx.kept, ({at})) if grad_enabled() else None")
+    source.line(f"gate.again = (ctx.kept, ctx.results, ({at})) if grad_enabled() else None")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):

@@ -315,6 +315,22 @@ def test_scans_of_one_element_and_of_a_broadcast() -> None:
     check(fn, [torch.randn(1), torch.randn(())])
 
 
+@pytest.mark.parametrize("shape", [(7, 300), (7, 3), (300, 7)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_scan_that_is_read_again_after_a_reduction_starts_anew(dim: int, shape: tuple[int, int]) -> None:
+    def over(p: Any, x: Any) -> Any:
+        return p.broadcast(x, shape, (1 - dim,))
+
+    def fn(p: Any, x: Any) -> Any:
+        total = over(p, p.sum(x, (dim,)))
+        added, multiplied = p.cumsum(x, dim), p.cumprod(x, dim)
+        centred = p.sub(added, over(p, p.amax(added, (dim,))))
+        again = p.mul(p.cumsum(p.add(added, total), dim), added)
+        return p.mul(total, multiplied), centred, again, p.sub(added, over(p, p.sum(again, (dim,))))
+
+    check(fn, [torch.rand(shape, dtype=torch.float64) * 0.4 + 0.8])
+
+
 def test_kernels_of_equal_text_and_different_names() -> None:
     check(lambda p, x: (p.sum(x, (0,)), p.amax(x, (0,))), [torch.randn(1, 7)], options=OPTIONS.replace(cache=False))
 

@@ -33,8 +33,8 @@ class _Stage:
         self.w = kernel.w
         self.stage = stage
         self.reduces = [v for v in kernel.reduces if v.op == "reduce" and v.args[0].stage == stage]
-        self.scans = [v for v in kernel.reduces if v.op == "scan" and v.stage == stage]
         self.vals = kernel._needed(stage)
+        self.scans = [v for v in self.vals if v.op == "scan" and (v.stage == stage or v.id not in kernel.rows)]
         self.stores = [s for s in kernel.body.stores if kernel.stores_inside(s) and s.value.stage == stage]
         self.tiled = kernel.tiled
         loops = list(kernel.nest.inner)
@@ -103,7 +103,11 @@ class _Stage:
             if self._has_nan(r):
                 self.declare("int", n + "n", "0")
         for s in self.scans:
-            self.declare(c.acc_type(s.attr, s.dtype), self.name(s) + "s", c.identity(s.attr, s.dtype))
+            name, start = self.name(s) + "s", c.identity(s.attr, s.dtype)
+            if s.stage < self.stage:  # an earlier section ran it to its end
+                self.fill(name, start)
+            else:
+                self.declare(c.acc_type(s.attr, s.dtype), name, start)
 
     def _has_nan(self, r: Val) -> bool:
         return r.attr in ("amax", "amin") and r.dtype.is_floating_point

@@ -104,9 +104,12 @@ def blocks(model: nn.Module) -> list[str]:
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """A loss that every result contributes to, with a gradient that is not constant; at least float32."""
+    """A loss that every result contributes to, with a gradient that is not constant; at least float32.
+
+    It is large enough for float16's gradients, whose smallest numbers are 6e-8.
+    """
     wide = [t if t.dtype == torch.float64 else t.float() for t in tensors(result) if t.requires_grad]
-    return sum((t.square().mean() for t in wide[1:]), wide[0].square().mean())
+    return 1024 * sum((t.square().mean() for t in wide[1:]), wide[0].square().mean())
 
 
 def recorded(

@@ -77,7 +77,7 @@ def test_training_modes(name, mode):
 
 
 #: Statistics over a few values leave too little of a block's gradients to tell damage from rounding.
-IMAGES = {name: {"batch": 16} for name in BATCH} | {"convnext_tiny": {"batch": 4}}
+IMAGES = {name: {"batch": 16} for name in BATCH} | {"convnext_tiny": {"batch": 4}, "efficientnet_b0": {"batch": 64}}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -104,7 +104,7 @@ def test_report_text_and_json():
     assert text.startswith("partly: a graph break: data-dependent branch at a.py:4 in f; eager in part: no rule for")
     data = json.loads(report.to_json())
     assert data["verdict"] == report.verdict
-    assert data["kernels"] == [{"name": "k0", "ops": ["sin", "add"], "loops": 2}]
+    assert data["kernels"] == [{"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1}]
     assert report.extern_counts() == {"aten.mm.default": 2}
     report.clear()
     assert not report.graphs and not report.seconds

@@ -45,17 +45,19 @@ def step_of(case, module):
 
 
 def peaks(case, module) -> list[int]:
-    """The peaks of three steps whose gradients start as None, after two that compile and that keep their inputs."""
+    """The peaks of three steps whose gradients start as None, after two that compile and that keep their inputs, and one
+    that the profiler starts with: it may miss allocations of the first step that it sees.
+    """
     found = []
     step = step_of(case, module)
-    for count in range(5):
+    for count in range(6):
         case.model.zero_grad(set_to_none=True)
         torch.manual_seed(1)
         if count < 2:
             step()
         else:
             found.append(peak_bytes(step))
-    return found
+    return found[1:]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -93,9 +93,13 @@ class RunAgain:
             versions = [args[i]._version for i in self._tensors]
         except RuntimeError:  # inference tensors have none
             versions = None
-        if not weak:
+        on_cpu = [i for device, i in self._seeds.items() if device.type == "cpu"]
+        if not weak and not on_cpu:
             return args, versions, gate
-        return tuple(TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)), versions, gate
+        held = [TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)]
+        for i in on_cpu:
+            held[i] = int(args[i])  # a number is no memory of the program's
+        return tuple(held), versions, gate
 
     def gradients(
         self,
@@ -126,7 +130,7 @@ class RunAgain:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled))
             if self._seeds:
-                stack.enter_context(Redraw({device: args[i] for device, i in self._seeds.items()}))
+                stack.enter_context(Redraw({device: torch.as_tensor(args[i]) for device, i in self._seeds.items()}))
             results: list[Any] = []
             flatten(self._eager(*args[: self._arguments]), results)
         present = [i for i, tangent in enumerate(tangents) if tangent is not None]

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from anchored import LEAST_POWER
 from on_gpu import DEVICE, all_generated, blockwise, gpu_case, inference, training, working_dtype
 
 MODELS = [
@@ -80,16 +81,23 @@ def test_training_modes(name, mode):
 IMAGES = {name: {"batch": 16} for name in BATCH} | {"convnext_tiny": {"batch": 4}, "efficientnet_b0": {"batch": 64}}
 
 
+#: What the judge sees of damage where float16 or mobile blocks leave gradients of a few roundings. Measured: ConvNeXt in
+#: float16 0.55 (layer scales of 1e-6 make its gradients denormal), EfficientNet 0.94 to 0.95.
+POWER = {("convnext_tiny", torch.float16): 0.5, ("efficientnet_b0", torch.float16): 0.93}
+POWER |= {("efficientnet_b0", torch.bfloat16): 0.93}
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_low_precision(name, dtype):
-    blockwise(gpu_case(name, dtype, small=True, **IMAGES.get(name, {})))
+    blockwise(gpu_case(name, dtype, small=True, **IMAGES.get(name, {})), least=POWER.get((name, dtype), LEAST_POWER))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_autocast(name):
     around = functools.partial(torch.autocast, "cuda", torch.bfloat16)
-    blockwise(gpu_case(name, small=True, **IMAGES.get(name, {})), around=around, working=torch.bfloat16)
+    least = POWER.get((name, torch.bfloat16), LEAST_POWER)
+    blockwise(gpu_case(name, small=True, **IMAGES.get(name, {})), around=around, working=torch.bfloat16, least=least)
 
 
 @pytest.mark.parametrize("mode", MODES)

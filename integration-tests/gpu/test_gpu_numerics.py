@@ -10,9 +10,9 @@ import copy
 
 import pytest
 import torch
+from numeric_cases import DTYPES, EXACT, MODELS, STEPS, operands, program, steps
 from on_gpu import DEVICE, gpu_case
 from sweeps.sweep_op_db import other_bits
-from test_numerics import DTYPES, EXACT, MODELS, STEPS, operands, program, steps
 from zoo import tensors
 
 import compile_api

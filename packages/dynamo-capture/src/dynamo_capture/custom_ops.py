@@ -12,6 +12,7 @@ from dynamo_capture.breaks import GraphBreak
 __all__ = ["check_custom", "mark_written", "visible_body"]
 
 _OWN = ("aten", "prims", "prim")
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,12 +42,26 @@ def check_custom(fn: Any) -> None:
                 raise GraphBreak("QB02", f"the operator {schema.name} returns a {returned.type}")
 
 
-def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Advance the version counters of the tensors that a custom operator's schema says it writes.
+@functools.lru_cache(maxsize=4096)
+def _writing(fn: Any) -> tuple[Any, ...]:
+    """The schemas of PyTorch's own that a function of ``torch`` which returns nothing may mean."""
+    name = getattr(fn, "__name__", "")
+    packet = None if isinstance(fn, (str, *_OPERATORS)) else getattr(torch.ops.aten, name, None)
+    if isinstance(fn, torch._ops.OpOverload):
+        schemas = [fn._schema]
+    else:
+        packet = fn if isinstance(fn, torch._ops.OpOverloadPacket) else packet
+        schemas = [] if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
+    return tuple(schema for schema in schemas if not schema.returns)
+
+
+def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
+    """Advance the version counters of the tensors that an operator's schema says it writes.
 
     PyTorch does so only for operators with an autograd kernel; capture tells by the counters what was written.
+    Its own that return nothing may lack one, as ``torch._amp_foreach_non_finite_check_and_unscale_`` does.
     """
-    for schema in _schemas(fn):
+    for schema in _schemas(fn) or (_writing(fn) if result is None else ()):
         for i, argument in enumerate(schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

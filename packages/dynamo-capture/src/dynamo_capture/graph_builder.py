@@ -172,13 +172,15 @@ class GraphBuilder:
             raise GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}") from error
         except Exception as error:
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
-        mark_written(fn, examples, kw_examples)
+        mark_written(fn, examples, kw_examples, result)
         if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
                 if known is not None:
                     return known  # the very argument, as x.contiguous() may give
             elif not _has_graph_value(result):
+                if result is None and before and fn not in _STATE_SETTERS:
+                    raise GraphBreak("QB03", f"{_name_of(fn)}, which returns nothing and is run for its effect")
                 return self._constant(result)
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
         value = self.wrap_result(result, node)

@@ -198,7 +198,7 @@ def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options, begun
 def _kernel(call: KernelCall) -> Kernel:
     parts = {p.name: p for p in call.parts}
     text = "\n".join(_commented(p) + p.text.replace("KERNEL", p.name, 1) for p in parts.values())
-    pasted = sum(len(getattr(p, "joined", ())) or 1 for p in call.parts)
+    pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.parts)  # stages of one are no paste
     return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts), pasted)
 
 

@@ -434,8 +434,12 @@ class Tracer(TorchDispatchMode):
         if isinstance(spec, TensorSpec):
             values, specs = [node], [node_spec]
         else:
-            specs = list(node_spec)
-            values = [self._item(node, i, s) for i, s in enumerate(specs)]
+            values, specs = [], []
+            for i, s in enumerate(node_spec):
+                item = self._item(node, i, s)
+                nested = list(s) if isinstance(s, (list, tuple)) else None  # a list of tensors beside others
+                values += [item] if nested is None else [self._item(item, j, t) for j, t in enumerate(nested)]
+                specs += [s] if nested is None else nested
             spec = list(spec)
         # The operators on lists (_foreach_) write to every tensor of one.
         single = [t for target in targets for t in (target if isinstance(target, list) else [target])]

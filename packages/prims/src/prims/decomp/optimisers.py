@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Value, is_value, opmath, to_dtype, unsupported
+from prims.decomp.common import Value, expand, is_value, numel, opmath, to_dtype, unsupported
 from prims.decomp.registry import decomposition
 
 Values = Sequence[Value]
@@ -119,3 +119,36 @@ def fused_sgd(
             g = p.add(g, p.mul(buffer, float(momentum))) if nesterov else buffer
         params.append(to_dtype(p, p.sub(x, p.mul(g, _scalar(p, lr, x))), param.dtype))
     return tuple(params), tuple(grads), tuple(buffers)
+
+
+# ---- gradient scaling (`torch.amp.GradScaler`; Micikevicius et al., 2018) ---------------------------------
+
+
+@decomposition("aten._amp_foreach_non_finite_check_and_unscale.default")
+def unscale(p: Any, self: Values, found_inf: Value, inv_scale: Value) -> tuple[Values, Value]:
+    """Gradients times ``inv_scale`` (left alone where it is 1), and 1.0 where one of their numbers is not finite."""
+    grads = []
+    for grad in self:
+        x = to_dtype(p, grad, opmath(grad.dtype))
+        strange = p.logical_or(p.isnan(x), p.isinf(x))
+        strange = p.any(p.reshape(strange, (numel(strange),)), (0,))
+        found_inf = p.where(p.reshape(strange, tuple(found_inf.shape)), 1.0, found_inf)
+        factor = expand(p, p.reshape(to_dtype(p, inv_scale, x.dtype), ()), x.shape)
+        grads.append(to_dtype(p, p.where(p.eq(factor, 1.0), x, p.mul(x, factor)), grad.dtype))
+    return tuple(grads), found_inf
+
+
+@decomposition("aten._amp_update_scale.default")
+def update_scale(
+    p: Any, self: Value, growth_tracker: Value, found_inf: Value, growth: float, backoff: float, interval: int
+) -> tuple[Value, Value]:
+    """The scale shrinks after a step that was skipped, and grows after ``interval`` steps that were not."""
+    failed = p.ne(p.reshape(found_inf, tuple(self.shape)), 0.0)
+    count = p.add(growth_tracker, 1)
+    due = p.eq(count, interval)
+    grown = p.mul(self, float(growth))
+    fits = p.logical_not(p.logical_or(p.isnan(grown), p.isinf(grown)))
+    here = p.reshape(due, tuple(self.shape))
+    scale = p.where(failed, p.mul(self, float(backoff)), p.where(p.logical_and(here, fits), grown, self))
+    rest = p.where(due, 0, count)
+    return scale, p.where(p.reshape(failed, tuple(growth_tracker.shape)), 0, rest)

@@ -316,10 +316,105 @@ def stored(x):
     return x + 1, holder.error.__traceback__ is not None, holder.error.args
 
 
+def breaks(x):
+    """Cannot be captured, so that the rest is a capture of its own: with the handled exception as it is."""
+    return bool(x.sum() > 0)
+
+
+@program
+def break_in_a_handler(x):
+    try:
+        raise KeyError("a")
+    except KeyError as e:
+        x = x + breaks(x)
+        kept = e
+    return x + 1, kept
+
+
+@program
+def breaks_in_a_function_that_a_handler_calls(x):
+    def late(x):
+        x = x * 2
+        y = x + breaks(x)
+        try:
+            raise IndexError("late")
+        except IndexError as e:
+            return y, e
+
+    try:
+        raise KeyError("a")
+    except KeyError as e:
+        first = e
+        try:
+            raise ValueError("b")  # noqa: B904
+        except ValueError as second:
+            y, third = late(x)
+            return y, first, second, third
+
+
+@program
+def raised_through_handlers(x):
+    try:
+        try:
+            raise KeyError("a")
+        except KeyError:
+            x = x + breaks(x)
+            {}[x.shape[0]]
+    finally:
+        x = x + breaks(x)
+        raise ValueError("b")
+
+
+@program
+def raised_through_a_manager(x):
+    with managed([]):
+        try:
+            breaks(x)
+            raise IndexError("i")
+        finally:
+            [].index(x.shape[0])
+
+
+@program
+def raised_from_none_through_a_manager(x):
+    try:
+        with managed([]):
+            raise TypeError("t")
+    except TypeError as e:
+        breaks(x)
+        if e.args:
+            raise Exception("last") from None  # noqa: TRY002
+    finally:
+        x = x + breaks(x)
+
+
+@program
+def suppressed_before(x):
+    with contextlib.suppress(KeyError):
+        x = x * 2
+        raise StopIteration("s")
+    return x
+
+
+@program
+def raised_in_a_handler_of_what_was_raised(x):
+    with contextlib.suppress(IndexError):
+        try:
+            suppressed_before(x)
+        except Exception:
+            breaks(x)
+            raise IndexError("q")  # noqa: B904
+    try:
+        suppressed_before(x)
+    except Exception:
+        x = x + breaks(x)
+        suppressed_before(x)
+
+
 def shown(value):
     if isinstance(value, BaseException):
-        return (type(value).__name__, value.args, value.__traceback__ is None, type(value.__cause__).__name__,
-                type(value.__context__).__name__, getattr(value, "__notes__", None))  # fmt: skip
+        return (type(value).__name__, value.args, value.__traceback__ is None, shown(value.__cause__),
+                shown(value.__context__), value.__suppress_context__, getattr(value, "__notes__", None))  # fmt: skip
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [shown(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -330,7 +425,7 @@ def run(fn):
     try:
         return shown(fn(torch.ones(2)))
     except Exception as error:
-        return type(error).__name__, error.args
+        return "raised", shown(error)
 
 
 @pytest.mark.parametrize("first", ["alone", "handling"])

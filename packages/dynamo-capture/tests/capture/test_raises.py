@@ -40,18 +40,18 @@ DOCUMENTED = {
         "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
         "method_of_container": 1,
     },
-    "values/dicts.py": {"DictValue._popitem": 1, "DictView.getattr": 1},
+    "values/dicts.py": {"DictValue._popitem": 1},
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 2, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },
     "values/identity.py": {"object_key": 1, "hash_of": 1},
     "values/iterating.py": {"_StrictZip": 1},
     "values/iterators.py": {
-        "IteratorValue.next": 1, "IteratorValue.getattr": 1, "IteratorValue.call_method": 1, "GeneratorValue._run": 2,
+        "IteratorValue.next": 1, "IteratorValue.call_method": 1, "GeneratorValue._run": 2,
         "GeneratorValue.call_method": 1, "GeneratorValue._end": 2, "GeneratorValue._close": 2,
     },
     "values/objects.py": {
-        "ObjectValue._no_attribute": 1, "ObjectValue.store": 1, "ObjectValue.remove": 1,
+        "ObjectValue._no_attribute": 1,
         "ObjectValue._through_descriptor": 1, "ObjectValue.call": 1, "ObjectValue.get_iter": 1,
         "InstanceDictValue.__init__": 1, "InstanceDictValue.delitem": 1,
     },

@@ -10,7 +10,7 @@ from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.class_tests import is_instance
-from dynamo_capture.values.classes import find
+from dynamo_capture.values.classes import find, full_name
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.dicts import DictValue
@@ -70,7 +70,7 @@ class ControlOps(FrameState):
         manager = self.pop()
         for name in ("__enter__", "__exit__"):
             if find(self.tx, manager.pytype, name)[1] is None:
-                text = f"{manager.pytype.__name__!r} object does not support the context manager protocol"
+                text = f"{full_name(manager.pytype)!r} object does not support the context manager protocol"
                 missed = " (missed __exit__ method)" if name == "__exit__" else ""
                 raise self.tx.observed(TypeError(text + missed))
         leave = manager.getattr(self.tx, "__exit__")
@@ -224,7 +224,7 @@ class ControlOps(FrameState):
                 raise self._too_many_patterns(cls, count, 1) from None
             return [subject]
         if not isinstance(args, TupleValue) or args.cls is not tuple:
-            text = f"{cls.obj.__name__}.__match_args__ must be a tuple (got {args.pytype.__name__})"
+            text = f"{full_name(cls.obj)}.__match_args__ must be a tuple (got {full_name(args.pytype)})"
             raise self.tx.observed(TypeError(text))
         if len(args.items) < count:
             raise self._too_many_patterns(cls, count, len(args.items))
@@ -241,7 +241,7 @@ class ControlOps(FrameState):
 
     def _too_many_patterns(self, cls: ClassValue, given: int, allowed: int) -> ObservedError:
         plural = "" if allowed == 1 else "s"
-        text = f"{cls.obj.__name__}() accepts {allowed} positional sub-pattern{plural} ({given} given)"
+        text = f"{full_name(cls.obj)}() accepts {allowed} positional sub-pattern{plural} ({given} given)"
         return self.tx.observed(TypeError(text))
 
     def _matched_attribute(self, subject: Value, name: str) -> Value | None:

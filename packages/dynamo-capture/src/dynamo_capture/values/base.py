@@ -8,7 +8,8 @@ class does not support raises :class:`~dynamo_capture.breaks.GraphBreak`; what t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
@@ -109,15 +110,25 @@ class Value:
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         """``self[key]``."""
+        self._must_have(tx, "__getitem__", operator.getitem, key)
         return self.call_method(tx, "__getitem__", [key], {})
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         """``self[key] = value``."""
+        self._must_have(tx, "__setitem__", operator.setitem, key, value)
         self.call_method(tx, "__setitem__", [key, value], {})
 
     def delitem(self, tx: Capture, key: Value) -> None:
         """``del self[key]``."""
+        self._must_have(tx, "__delitem__", operator.delitem, key)
         self.call_method(tx, "__delitem__", [key], {})
+
+    def _must_have(self, tx: Capture, name: str, operation: Callable[..., Any], *args: Value) -> None:
+        """Raise the operation's TypeError where the class lacks the method, as Python does."""
+        from dynamo_capture.values.exact import type_error
+
+        if not hasattr(self.pytype, name):
+            type_error(tx, operation, self, *args)
 
     def contains(self, tx: Capture, item: Value) -> bool:
         """``item in self``."""

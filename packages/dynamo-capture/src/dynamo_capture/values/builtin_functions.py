@@ -302,6 +302,8 @@ def _next(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         type_error(tx, next, iterator)
     if not hasattr(iterator, "next"):
         raise GraphBreak("QB07", f"next() of {display(iterator)}")
+    if isinstance(iterator, ObjectValue) and find(tx, iterator.cls, "__next__")[1] is None:
+        type_error(tx, next, iterator)
     if len(args) == 1:
         return iterator.call_method(tx, "__next__", [], {})  # type: ignore[no-any-return]
     item = iterator.next(tx)

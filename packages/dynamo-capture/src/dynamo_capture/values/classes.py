@@ -42,10 +42,15 @@ _FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[a
 
 
 def full_name(cls: type) -> str:
-    """The name by which the interpreter's errors call a class: with its module where it is made in C."""
-    made_in_python = cls.__flags__ & 1 << 9 and not cls.__flags__ & 1 << 8  # on the heap, and open to change
-    is_plain = made_in_python or cls.__module__ == "builtins"
-    return cls.__name__ if is_plain else f"{cls.__module__}.{cls.__name__}"
+    """The name by which the interpreter's errors call a class: with its module where C code has named it so."""
+    other = str if issubclass(cls, int) else int
+    before, after = f"{other.__name__}.__new__(", f" is not a subtype of {other.__name__}"
+    try:
+        other.__new__(cls)  # refused without a look at the class, but for its name
+    except TypeError as error:
+        twice = str(error).removeprefix(before).removesuffix(after)  # NAME): NAME
+        return twice[: (len(twice) - len("): ")) // 2]
+    raise AssertionError(f"{cls} is a class of {other.__name__}")
 
 
 def class_source(owner: type, name: str) -> Source | None:

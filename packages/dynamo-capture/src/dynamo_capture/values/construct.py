@@ -17,7 +17,7 @@ from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
-from dynamo_capture.values.classes import bind_attribute, find, lookup
+from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_plain_namedtuple, named_fields
 from dynamo_capture.values.dicts import DictValue
@@ -118,7 +118,7 @@ def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
             value.call_c_method(tx, "__init__", init, args, kwargs)
         elif (args or kwargs) and lookup(cls, "__new__")[1] is object:
             # object.__init__ ignores what a __new__ has taken.
-            raise tx.observed(TypeError(f"{cls.__name__}() takes no arguments"))
+            raise tx.observed(TypeError(f"{full_name(cls)}() takes no arguments"))
     return value
 
 

@@ -14,7 +14,7 @@ from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import BoundMethodOfContainer, TupleValue, key_error, method_of_container
+from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import is_real_key, pin
 from dynamo_capture.values.iterators import NativeWalk
 
@@ -508,11 +508,7 @@ class DictView(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__class__":
             return tx.from_python(self.pytype)
-        if not hasattr(self.pytype, name):
-            raise tx.observed(AttributeError(f"{self.pytype.__name__!r} object has no attribute {name!r}"))
-        if not callable(getattr(self.pytype, name)):
-            raise GraphBreak("QB06", f"attribute {name!r} of {self.describe()}")
-        return BoundMethodOfContainer(self, name)
+        return method_of_container(tx, self, self.pytype, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if kwargs or not hasattr(self.pytype, name):

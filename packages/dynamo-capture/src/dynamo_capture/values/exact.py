@@ -16,7 +16,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
-from dynamo_capture.values.classes import lookup
+from dynamo_capture.values.classes import full_name, lookup
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -54,7 +54,7 @@ def sample(value: Value) -> Any:
         return make()
     if all(base is object or base.__flags__ & _HEAP_TYPE for base in cls.__mro__) and type(cls) is type:
         if not any(lookup(cls, name)[1] for name in _ASKED_FOR):
-            return type(cls.__name__, (), {})()
+            return type(full_name(cls), (), {})()
     raise GraphBreak("QB06", f"an operation on {display(value)}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import IdentityKey, ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.containers import TupleValue, method_of_container
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -87,13 +87,9 @@ class IteratorValue(Value):
         return any(equals(tx, item, x) for x in self.iterate(tx))
 
     def getattr(self, tx: Capture, name: str) -> Value:
-        from dynamo_capture.values.containers import BoundMethodOfContainer
-
         if name == "__class__":
             return tx.from_python(self.kind)
-        if not hasattr(self.kind, name):
-            raise tx.observed(AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}"))
-        return BoundMethodOfContainer(self, name)
+        return method_of_container(tx, self, self.kind, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name == "__iter__" and not args and not kwargs:
@@ -374,9 +370,9 @@ class GeneratorValue(Value):
         return True
 
     def getattr(self, tx: Capture, name: str) -> Value:
-        from dynamo_capture.values.containers import BoundMethodOfContainer
-
-        return BoundMethodOfContainer(self, name)
+        if name == "__class__":
+            return tx.from_python(self.pytype)
+        return method_of_container(tx, self, self.pytype, name)
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if name == "__iter__":

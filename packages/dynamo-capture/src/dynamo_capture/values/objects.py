@@ -271,12 +271,12 @@ class ObjectValue(Value):
     def store(self, tx: Capture, name: str, value: Value) -> None:
         """``object.__setattr__(self, name, value)``."""
         found, owner = lookup(self.cls, name)
-        if isinstance(found, property):
+        if isinstance(found, property) and type(found).__set__ is property.__set__:
             guard_found(tx, self.cls, name, found, owner)  # type: ignore[arg-type]
+            if found.fset is None:
+                tx.exact(found.__set__, _of_the_same_name(self.cls), None)
             if not isinstance(found.fset, types.FunctionType):
-                if found.fset is not None:
-                    raise GraphBreak("QB06", f"setting property {name!r} of {self.cls.__name__}")
-                raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no setter"))
+                raise GraphBreak("QB06", f"setting property {name!r} of {self.cls.__name__}")
             tx.function(found.fset, None).call(tx, [self, value], {})
             return
         if self._through_descriptor(tx, "__set__", name, [value]):
@@ -309,12 +309,12 @@ class ObjectValue(Value):
     def remove(self, tx: Capture, name: str) -> None:
         """``object.__delattr__(self, name)``."""
         found, owner = lookup(self.cls, name)
-        if isinstance(found, property):
+        if isinstance(found, property) and type(found).__delete__ is property.__delete__:
             guard_found(tx, self.cls, name, found, owner)  # type: ignore[arg-type]
+            if found.fdel is None:
+                tx.exact(found.__delete__, _of_the_same_name(self.cls))
             if not isinstance(found.fdel, types.FunctionType):
-                if found.fdel is not None:
-                    raise GraphBreak("QB06", f"deleting property {name!r} of {self.cls.__name__}")
-                raise tx.observed(AttributeError(f"property {name!r} of {self.cls.__name__!r} object has no deleter"))
+                raise GraphBreak("QB06", f"deleting property {name!r} of {self.cls.__name__}")
             tx.function(found.fdel, None).call(tx, [self], {})
             return
         if self._through_descriptor(tx, "__delete__", name, []):
@@ -388,7 +388,7 @@ class ObjectValue(Value):
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         found, owner = find(tx, self.cls, "__call__")
         if owner is None:
-            raise tx.observed(TypeError(f"{self.cls.__name__!r} object is not callable"))
+            raise tx.observed(TypeError(f"{full_name(self.cls)!r} object is not callable"))
         return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)
 
     def truth(self, tx: Capture) -> bool:
@@ -627,6 +627,11 @@ _OPERATIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _of_the_same_name(cls: type) -> Any:
+    """An object that errors of properties, which look at nothing but a class's name, take for one of the class."""
+    return type("", (), {"__qualname__": cls.__qualname__})()
+
+
 class InstanceDictValue(DictValue):
     """``obj.__dict__``: reads and writes go to the object's attributes."""
 
@@ -635,7 +640,7 @@ class InstanceDictValue(DictValue):
     def __init__(self, tx: Capture, owner: ObjectValue) -> None:
         real = None if owner.obj is None else own_dict(owner.obj)
         if not owner.cls.__dictoffset__:
-            raise tx.observed(AttributeError(f"{owner.cls.__name__!r} object has no attribute '__dict__'"))
+            raise tx.observed(AttributeError(f"{full_name(owner.cls)!r} object has no attribute '__dict__'"))
         source = owner.source and Source("instance_dict", owner.source)
         super().__init__(dict, source, real)
         self.owner = owner

@@ -12,6 +12,7 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.classes import full_name
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
 from dynamo_capture.values.tensor_state import STATE, tensor_state
@@ -121,7 +122,7 @@ class TensorValue(Value):
             if self.source is not None and not hasattr(self.cls, name):
                 tx.guards.has_attr(self.source, name, False)
         if not hasattr(self.cls, name):
-            raise tx.observed(AttributeError(f"{self.cls.__name__!r} object has no attribute {name!r}"))
+            raise tx.observed(AttributeError(f"{full_name(self.cls)!r} object has no attribute {name!r}"))
         if callable(getattr(torch.Tensor, name, None)):
             return TensorMethodValue(self, name)
         raise GraphBreak("QB06", f"attribute {name!r} of a tensor")

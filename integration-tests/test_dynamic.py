@@ -204,3 +204,20 @@ def test_writes_to_tensors_whose_elements_overlap_agree_with_eager(program, dyna
         x, y = (torch.arange(24.0).as_strided((rows, columns), (1, 1), 1) for _ in range(2))
         ours, eager = compiled(x), program(y)
         assert torch.equal(ours, eager) and torch.equal(x, y) and ours.stride() == eager.stride()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_probability_that_changes_is_compared_where_a_guard_has_left_one_value(training):
+    layer = nn.Dropout(0.0)
+    compiled = compile_api.compile(lambda x: layer(x) + 1)
+    with torch.set_grad_enabled(training):
+        for rows, p in ((3, 0.0), (3, 1.0), (4, 1.0), (4, 0.0), (5, 1.0)):
+            layer.p = p
+            x, y = (torch.ones(rows, 4, requires_grad=training) for _ in range(2))
+            ours, eager = compiled(x), layer(y) + 1
+            assert torch.equal(ours, eager)
+            if training:
+                ours.sum().backward()
+                eager.sum().backward()
+                assert torch.equal(x.grad, y.grad)
+    assert not compiled.report().fallbacks

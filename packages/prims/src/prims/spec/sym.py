@@ -506,6 +506,10 @@ class SymFloat(SymNode):
     def is_float(self) -> bool:
         return True
 
+    def is_constant(self) -> bool:
+        """No, not even where guards have left one value: PyTorch's operators take out ints and bools alone."""
+        return False
+
     def __float__(self) -> float:
         return self.guard_float()
 

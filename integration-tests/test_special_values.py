@@ -1,8 +1,8 @@
 """Zeros of either sign, infinities, NaN, denormals and the ends of the integers: what eager makes of them, bit for bit
 where that is a matter of kind (sign of a zero, NaN or not, finite or not), and to a few roundings else.
 
-Elementwise operators of PyTorch's database (every fourth; all with SPECIAL_VALUES_EVERY=1) on every dtype, over enough elements for vectors and a tail, with steps
-between the elements, and on single elements.
+Elementwise operators of PyTorch's database (every fourth; all with SPECIAL_VALUES_EVERY=1) on every dtype, over enough
+elements for vectors and a tail, with steps between the elements, and on single elements.
 """
 
 from __future__ import annotations

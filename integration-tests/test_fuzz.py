@@ -121,6 +121,28 @@ def test_eager_may_have_rounded_any_64_bit_number() -> None:
         assert bool(((runs != runs[0]).any(0) == spreads).all())
 
 
+def test_places_in_memory_are_no_difference() -> None:
+    """The one number in a text that two runs of eager do not share; others are compared."""
+    source = """
+class Box:
+    pass
+
+
+def program(compile, see):
+    value = compile(lambda: {value})()
+    see("text", str(value))
+    see("error", ValueError(str(value)))
+"""
+    same = lambda fn: fn
+    other = lambda fn: lambda: str(fn()) + "1"
+    for value in ("Box()", "'at 0x12'"):
+        written = Program("python", 0, source.format(value=value))
+        assert check(written, instead=same).difference is None
+        assert check(written, instead=other).difference is not None
+    moving = Program("python", 0, source.format(value="'at ' + hex(id(Box()))"))
+    assert check(moving, instead=lambda fn: lambda: "at 0x1").difference is not None
+
+
 def test_programs_depend_on_their_seed_alone() -> None:
     for generate in GENERATORS.values():
         assert generate(11) == generate(11) != generate(12)

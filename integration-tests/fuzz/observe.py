@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import re
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ import torch
 __all__ = ["Leaf", "Observer"]
 
 _PLAIN = (int, bool, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice)
+
+
+#: What ``object.__repr__`` says of a place in memory, which two runs do not share.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Observer:
         if isinstance(value, torch.Tensor):
             return self._leaf(value)
         if kind in _PLAIN:
-            return (kind.__name__, repr(value))
+            return (kind.__name__, _ADDRESS.sub(" at 0x", repr(value)))
         if depth > 12:
             return ("deep", kind.__name__)
         if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
@@ -92,7 +97,7 @@ class Observer:
     def _parts(self, value: Any, depth: int) -> list[Any]:
         parts: list[Any] = []
         if isinstance(value, BaseException):
-            parts += [str(value), self._tree(list(value.args), depth), self._tree(value.__cause__, depth)]
+            parts += [_ADDRESS.sub(" at 0x", str(value)), self._tree(list(value.args), depth), self._tree(value.__cause__, depth)]
             parts += [self._tree(value.__context__, depth), value.__suppress_context__]
             parts += [list(getattr(value, "__notes__", []))]
         elif isinstance(value, (dict, types.MappingProxyType)):

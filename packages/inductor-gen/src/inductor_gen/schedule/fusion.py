@@ -85,7 +85,10 @@ class Fusion:
         return tuple(index)
 
     def split(self, cluster: Cluster, variable: Expr, inner_size: Expr) -> bool:
-        """Replace a variable by an outer and an inner one of size ``inner_size``, where that divides its size."""
+        """Replace a variable by an outer and an inner one of size ``inner_size``, where that divides its size.
+
+        Not where an index map, taken over the new variables, would no longer lead a node to the home of another.
+        """
         extent = cluster.space[variable]
         count = ex.floordiv(extent, inner_size) if inner_size is not ZERO else ZERO
         if inner_size is ONE or count is ONE or ex.mul(count, inner_size) is not extent or extent is ZERO:
@@ -97,14 +100,26 @@ class Fusion:
                 space[outer], space[inner] = count, inner_size
             else:
                 space[v] = n
-        cluster.space = space
         whole = {variable: ex.add(ex.mul(outer, inner_size), inner)}
+        before = cluster.space, cluster.homes, cluster.operands
+        cluster.space = space
         cluster.homes = _substituted(cluster.homes, whole)
         cluster.operands = _substituted(cluster.operands, whole)
+        if not self._agrees(cluster):
+            cluster.space, cluster.homes, cluster.operands = before
+            return False
         if variable in cluster.inner:
             at = cluster.inner.index(variable)
             cluster.inner = (*cluster.inner[:at], outer, inner, *cluster.inner[at + 1 :])
         return True
+
+    def _agrees(self, cluster: Cluster) -> bool:
+        """Does every node of a cluster read the others where they are computed?"""
+        return all(
+            self.of.get(base) is not cluster or (exact and index == cluster.homes[base])
+            for node in cluster.nodes
+            for base, index, exact in self.reads(node, cluster.operands[node], cluster.space)
+        )
 
     # ---- clusters ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ arguments. For a writing overload the functional twin is found by schema: ``add_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +159,7 @@ def draws_random(func: OpOverload, args: Any, kwargs: Any) -> bool:
     return True
 
 
-def bind(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, position: int) -> Any:
+def bind(info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], name: str, position: int) -> Any:
     """The value of one argument, wherever it was given."""
     if name in kwargs:
         return kwargs[name]

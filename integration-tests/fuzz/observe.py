@@ -97,7 +97,11 @@ class Observer:
     def _parts(self, value: Any, depth: int) -> list[Any]:
         parts: list[Any] = []
         if isinstance(value, BaseException):
-            parts += [_ADDRESS.sub(" at 0x", str(value)), self._tree(list(value.args), depth), self._tree(value.__cause__, depth)]
+            parts += [
+                _ADDRESS.sub(" at 0x", str(value)),
+                self._tree(list(value.args), depth),
+                self._tree(value.__cause__, depth),
+            ]
             parts += [self._tree(value.__context__, depth), value.__suppress_context__]
             parts += [list(getattr(value, "__notes__", []))]
         elif isinstance(value, (dict, types.MappingProxyType)):

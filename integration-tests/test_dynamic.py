@@ -221,3 +221,20 @@ def test_a_probability_that_changes_is_compared_where_a_guard_has_left_one_value
                 eager.sum().backward()
                 assert torch.equal(x.grad, y.grad)
     assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_split_of_loops_leaves_each_value_where_the_others_read_it(dynamic):
+    weight = nn.Parameter(torch.linspace(-1, 1, 24).reshape(3, 8))
+
+    def program(x):
+        h = x * weight.expand(3, 8).mean()
+        return h.unflatten(1, (2, -1)).flip(1).flatten() * 0.5
+
+    compiled = compile_api.compile(program, dynamic=dynamic)
+    x = torch.arange(24).reshape(3, 8) % 3 > 0
+    with torch.enable_grad():
+        (ours,) = torch.autograd.grad(compiled(x).std(), weight)
+        (eager,) = torch.autograd.grad(program(x).std(), weight)
+    torch.testing.assert_close(ours, eager)
+    assert not compiled.report().fallbacks

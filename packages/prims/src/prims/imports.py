@@ -9,6 +9,10 @@ __all__ = ["forget_broken_imports"]
 
 #: Packages that mend themselves: their tables take a definition again (:mod:`prims.registry`).
 _OWN = frozenset(("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api"))
+#: The names of all modules that were ever there at a compilation, and the packages that any of them is in: thousands of
+#: names are not taken apart again for each compilation.
+_SEEN: set[str] = set()
+_PACKAGES: set[str] = set()
 
 
 def forget_broken_imports() -> None:
@@ -19,10 +23,16 @@ def forget_broken_imports() -> None:
     call: without this, Ctrl-C there would leave a process without gradients.) Packages with modules in C stay: such a
     module cannot be loaded twice.
     """
+    new = set(sys.modules).difference(_SEEN)
+    _SEEN.update(new)
+    _PACKAGES.update(name.partition(".")[0] for name in new if "." in name)
+    gone = _PACKAGES.difference(sys.modules, _OWN)
+    if not gone:
+        return
     broken: dict[str, list[str]] = {}
     for name in list(sys.modules):
         top, _, rest = name.partition(".")
-        if rest and top not in sys.modules and top not in _OWN:
+        if rest and top in gone:
             broken.setdefault(top, []).append(name)
     for names in broken.values():
         if not any(map(_in_c, names)):

@@ -126,7 +126,8 @@ def _allowed(name):
 EVERY = int(os.environ.get("SPECIAL_VALUES_EVERY", "4"))
 ALL = [op for op in op_db if op.formatted_name not in RANDOM and not op.formatted_name.startswith("jiterator")]
 UNARY = [op for op in ALL if isinstance(op, UnaryUfuncInfo)]
-BINARY = [op for op in ALL if isinstance(op, BinaryUfuncInfo)]
+#: Eager's loops over the degree of a polynomial go on for ever at 9e18.
+BINARY = [op for op in ALL if isinstance(op, BinaryUfuncInfo) and "polynomial" not in op.formatted_name]
 
 
 @pytest.mark.parametrize("op", UNARY[::EVERY], ids=lambda op: op.formatted_name)

@@ -71,6 +71,7 @@ def trial(mode: str, at: int) -> tuple[int, str]:
     if points.by_signal:  # collections are points too: they come between any two instructions
         gc.callbacks.append(lambda phase, info: points.event() if phase == "start" else None)
         gc.set_threshold(200, 5, 5)
+    torch.manual_seed(0)  # some numbers make the normalisation of three values ill-conditioned
     x = torch.rand(3, 3) + torch.eye(3)
     points.on = True
     try:

@@ -10,13 +10,13 @@ import torch
 
 from inductor_gen.codegen.c import CRenderer
 from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.fuse.cluster import Cluster, Fusion
+from inductor_gen.fuse.seams import cut
+from inductor_gen.fuse.stages import fuse
 from inductor_gen.loops.body import Body, split_request, trace, trace_scatter
 from inductor_gen.loops.graph import Node
-from inductor_gen.schedule.fusion import Cluster, Fusion, fuse
-from inductor_gen.schedule.horizontal import join_small
 from inductor_gen.schedule.loopnest import Hint, arrange
-from inductor_gen.schedule.pieces import cut
-from inductor_gen.schedule.plan import Plan, dissolve, kept_nodes, plan
+from inductor_gen.schedule.plan import Plan, kept_nodes, plan
 from inductor_gen.schedule.prepare import Prepared, prepare
 from prims.ir import Envelope
 from prims.options import Options
@@ -82,17 +82,7 @@ def _prepare(unit: Unit) -> None:
 
 def _fuse(unit: Unit) -> None:
     assert unit.prepared is not None
-    unit.fusion = fuse(unit.prepared.graph, kept_nodes(unit.prepared), unit.options.fuel)
-
-
-def _dissolve(unit: Unit) -> None:
-    assert unit.fusion is not None and unit.prepared is not None
-    dissolve(unit.fusion, unit.prepared, unit.hint)
-
-
-def _join(unit: Unit) -> None:
-    assert unit.fusion is not None
-    join_small(unit.fusion)
+    unit.fusion = fuse(unit.prepared.graph, unit.hint, kept_nodes(unit.prepared), unit.options.fuel)
 
 
 def _plan(unit: Unit) -> None:
@@ -240,8 +230,6 @@ def _implied(count: Expr, other: Expr, context: SymbolContext) -> bool:
 STEPS = (
     ("prepare", _prepare),
     ("fuse", _fuse),
-    ("dissolve", _dissolve),
-    ("join", _join),
     ("plan", _plan),
     ("render", _render),
     ("autotune", _autotune),

@@ -12,22 +12,15 @@ from typing import Any
 
 import torch
 
+from inductor_gen.fuse.cluster import Cluster, Fusion, inner_dims
+from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, lower, nonneg, substitute, upper
 from inductor_gen.loops.views import Index, pull
-from inductor_gen.schedule.fusion import Cluster, Fusion, inner_dims
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Body", "Layout", "Store", "Val", "trace"]
-
-_COST = {
-    "div": 4, "sqrt": 4, "rsqrt": 5, "reciprocal": 4, "floor_div": 6, "remainder": 6, "trunc_div": 6, "fmod": 20,
-    "exp": 10, "exp2": 10, "expm1": 14, "log": 10, "log2": 10, "log10": 10, "log1p": 14, "sin": 12, "cos": 12,
-    "tan": 16, "asin": 14, "acos": 14, "atan": 14, "sinh": 16, "cosh": 16, "tanh": 14, "asinh": 20, "acosh": 20,
-    "atanh": 20, "erf": 14, "erfc": 24, "erfinv": 30, "lgamma": 40, "digamma": 40, "sigmoid": 13, "pow": 20,
-    "atan2": 20, "hypot": 8, "random_uniform": 30, "random_normal": 60, "random_bits": 30, "bounded": 0, "nonzero": 0,
-}  # fmt: skip
 
 #: Operators whose result in 16 bits is one of their operands' values, or a number as the program gives it.
 _NEVER_ROUNDED = frozenset(
@@ -38,11 +31,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 #: Operators whose integer form has no result for a divisor of 0.
 _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
-
-
-def op_cost(op: str) -> int:
-    """Rough cycles per element of an elementwise primitive, vectorised; a plain addition is 1."""
-    return _COST.get(op, 1)
 
 
 @dataclass(frozen=True)

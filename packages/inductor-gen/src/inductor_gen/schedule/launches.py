@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonbranch import branched, may_branch
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.loops.graph import Node
-from inductor_gen.schedule.fusion import Cluster
 from inductor_gen.schedule.loopnest import Hint
 
 if TYPE_CHECKING:

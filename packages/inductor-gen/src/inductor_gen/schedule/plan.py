@@ -5,25 +5,15 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from inductor_gen.loops.body import Layout, op_cost
+from inductor_gen.fuse.cluster import Cluster, Fusion
+from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, contiguous_strides
-from inductor_gen.schedule.fusion import Cluster, Fusion
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.memory import Step, lightest_order, workspace
 from inductor_gen.schedule.prepare import Prepared, ViewRef, channels_last
 
-__all__ = ["Plan", "dissolve", "plan"]
-
-#: Cost (see ``op_cost``) up to which a small chain is recomputed in its consumers rather than stored and loaded.
-CHEAP = 12
-#: The same on a GPU, where arithmetic is cheaper beside memory and a kernel costs microseconds to launch.
-CHEAP_ON_GPU = 60
-MAX_COPIES = 4
-
-#: Nodes computed in place in one kernel: bounds repeated work and the depth of what follows them.
-MAX_INLINED = 100
-
+__all__ = ["Plan", "plan"]
 
 @dataclass
 class Plan:
@@ -44,85 +34,6 @@ def kept_nodes(prepared: Prepared) -> set[Node]:
             kept.update(node.ins)
     kept.update(prepared.scattered.values())
     return kept
-
-
-def _numel(node: Node, hint: Hint) -> int:
-    total = 1
-    for s in node.shape:
-        total *= hint(s)
-    return total
-
-
-def dissolve(fusion: Fusion, prepared: Prepared, hint: Hint) -> None:
-    """Compute small or single-use pointwise clusters inside their consumers.
-
-    A pointwise cluster whose values are all read by other kernels through index maps that fusion could not follow
-    (a slice, a broadcast, a concatenation) disappears when recomputing it costs less than a trip through memory.
-    """
-    kept = kept_nodes(prepared)
-    consumers = _consumers(fusion)
-    carried: dict[int, list[Node]] = {}  # what a cluster already computes in place
-    for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
-        if not cluster.loops or any(n.kind != "pointwise" or n in kept for n in cluster.nodes):
-            continue
-        readers: dict[int, Cluster] = {}
-        for node in cluster.nodes:
-            for user in consumers.get(node, ()):
-                if fusion.of.get(user) is not cluster and user in fusion.of:
-                    readers[fusion.of[user].id] = fusion.of[user]
-        nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
-        if not readers or not _worth(cluster, nodes, list(readers.values()), hint):
-            continue
-        if any(len(carried.get(r, ())) + len(nodes) > MAX_INLINED for r in readers):
-            continue
-        for r in readers:
-            carried.setdefault(r, []).extend(nodes)
-        bit = 1 << cluster.id
-        for node in cluster.nodes:
-            fusion.inlined.add(node)
-            del fusion.of[node]
-        del fusion.clusters[cluster.id]
-        for other in fusion.clusters.values():
-            if other.anc & bit:
-                other.anc = (other.anc & ~bit) | cluster.anc
-        for node in cluster.nodes:
-            for base in fusion.bases(node):
-                consumers.setdefault(base, []).extend(u for n in cluster.nodes for u in consumers.get(n, ()))
-
-
-def _consumers(fusion: Fusion) -> dict[Node, list[Node]]:
-    found: dict[Node, list[Node]] = {}
-    for node in fusion.graph.nodes:
-        if node in fusion.of:
-            for base in fusion.bases(node):
-                found.setdefault(base, []).append(node)
-    return found
-
-
-def _worth(cluster: Cluster, nodes: list[Node], readers: list[Cluster], hint: Hint) -> bool:
-    cost = sum(op_cost(n.op) for n in nodes)
-    size = max(_numel(n, hint) for n in cluster.nodes)
-    device = cluster.nodes[-1].device
-    cheap = CHEAP_ON_GPU if device is not None and device.type == "cuda" else CHEAP
-    read = [1]
-    for reader in readers:
-        if not reader.loops and not reader.space:
-            return False
-        total = 1
-        for extent in reader.space.values():
-            total *= hint(extent)
-        read.append(total)
-    inside = set(cluster.nodes)
-    uses = sum(user not in inside for n in cluster.nodes for user in n.users)
-    if uses > 2 and cost > cheap:
-        return False  # several reads would repeat the work
-    if len(readers) == 1 and max(read) <= size:
-        return not any(n.op in ("gather", "index") for n in readers[0].nodes) or cost <= cheap
-    if len(readers) > MAX_COPIES:
-        return False
-    if cost <= 1 and len(nodes) == 1:
-        return True
-    return size * 4 <= max(read) and cost <= cheap
 
 
 def plan(fusion: Fusion, prepared: Prepared, hint: Hint) -> Plan:

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 
 from inductor_gen.extern.cuda import misaligned
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.loops.index import product as volume
 from inductor_gen.pipeline import ExternCall, KernelCall, Unit
-from inductor_gen.schedule.fusion import Cluster
 from inductor_gen.templates.contest import Shortage, decide
 from inductor_gen.templates.matmul import Tile
 from inductor_gen.templates.operators import find_operators

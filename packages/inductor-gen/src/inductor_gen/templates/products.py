@@ -9,11 +9,11 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonRenderer, TritonSource
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.loops.body import Body
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product
 from inductor_gen.pipeline import ExternCall, KernelCall, Unit, body_of
-from inductor_gen.schedule.fusion import Cluster
 from inductor_gen.schedule.prepare import ViewRef
 from inductor_gen.templates.matmul import Tile, matmul_kernel
 from inductor_gen.templates.problem import Candidate, Problem, Steps, numbers, sizes_text, usual_operator

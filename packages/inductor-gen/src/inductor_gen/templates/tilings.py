@@ -7,9 +7,9 @@ import math
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import Tiling, TritonSource
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import KernelCall, Unit, kernels_of
-from inductor_gen.schedule.fusion import Cluster
 from inductor_gen.templates.problem import Candidate, Problem, Steps, layout_text, numbers, sizes_text
 
 __all__ = ["find_tilings"]

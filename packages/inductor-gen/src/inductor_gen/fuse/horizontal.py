@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from inductor_gen.schedule.fusion import Cluster, Fusion
+from inductor_gen.fuse.cluster import Cluster, Fusion
+from inductor_gen.fuse.order import Move
 
 __all__ = ["join_small"]
 
@@ -25,7 +26,7 @@ def join_small(fusion: Fusion) -> None:
     """Join the small clusters that read only inputs, in groups of one iteration space and device."""
     open_groups: dict[Any, tuple[Cluster, int]] = {}
     for cluster in list(fusion.clusters.values()):
-        key = _space_of(cluster)
+        key = _space_of(fusion, cluster)
         if key is None:
             continue
         size = len(cluster.nodes) + len({base for node in cluster.nodes for base in fusion.bases(node)})
@@ -34,13 +35,13 @@ def join_small(fusion: Fusion) -> None:
             open_groups[key] = (cluster, size)
             continue
         mapping = dict(zip(cluster.space, first.space, strict=True))
-        fusion.merge_into(first, cluster, mapping, ())
+        fusion.merge(first, cluster, mapping, (), Move())
         open_groups[key] = (first, total + size)
 
 
-def _space_of(cluster: Cluster) -> Any:
+def _space_of(fusion: Fusion, cluster: Cluster) -> Any:
     """What must be equal in clusters that are joined; None for one that is not."""
-    if not cluster.loops or cluster.anc or cluster.inner:
+    if not cluster.loops or fusion.order.sources(cluster.id) or cluster.inner:
         return None
     if any(node.kind != "pointwise" for node in cluster.nodes):
         return None

@@ -7,10 +7,10 @@ parts of the same buffers. Equal nests share one function, so a densenet's many 
 
 from __future__ import annotations
 
+from inductor_gen.fuse.cluster import Cluster, Fusion, operand_indices, substituted
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, substitute
+from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.loops.views import Index, pull
-from inductor_gen.schedule.fusion import Cluster, Fusion, operand_indices
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -24,7 +24,7 @@ def _seams(fusion: Fusion, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
     seen: set[tuple[int, Index]] = set()
     todo: list[tuple[Node, Index]] = []
     for node in cluster.nodes:
-        todo += [(x, i) for x, i, exact in operand_indices(node, cluster.operands[node], cluster.space) if exact]
+        todo += [(x, i) for x, i, exact in operand_indices(node, cluster.operands[node]) if exact]
     while todo:
         x, at = todo.pop()
         if (x.id, at) in seen:
@@ -39,7 +39,7 @@ def _seams(fusion: Fusion, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
                     return found
             todo += [(b.node, b.index) for b in pull(x, at, cluster.space) if b.node is not None]
         elif x in fusion.inlined:
-            todo += [(n, i) for n, i, exact in operand_indices(x, at, cluster.space) if exact]
+            todo += [(n, i) for n, i, exact in operand_indices(x, at) if exact]
     return None
 
 
@@ -86,6 +86,5 @@ def _part(fusion: Fusion, cluster: Cluster, variable: Expr, start: Expr, extent:
         elif extent is not ONE:
             part.space[fresh] = extent
     mapping = {variable: where}
-    part.homes = {n: tuple(substitute(i, mapping) for i in home) for n, home in cluster.homes.items()}
-    part.operands = {n: tuple(substitute(i, mapping) for i in at) for n, at in cluster.operands.items()}
+    part.homes, part.operands = substituted(cluster.homes, mapping), substituted(cluster.operands, mapping)
     return part

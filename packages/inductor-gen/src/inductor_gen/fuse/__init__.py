@@ -1,0 +1,1 @@
+"""Fusion: which nodes share a loop nest."""

@@ -1,0 +1,295 @@
+"""Clusters: the nodes of one kernel, where each is computed, what it reads, and which clusters read which.
+
+A *cluster* is a set of nodes computed in one iteration space: outer variables ``P`` and, once it holds a
+reduction, inner variables ``R``. Each node has a *home*: the index, over those variables, at which the cluster
+computes it. A reduction's result has a home over ``P`` alone; broadcasting it back over dimensions that match ``R``
+re-enters the inner space, so a softmax or a layer norm is one cluster with all its pointwise neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from inductor_gen.fuse.order import Move, Order
+from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
+from inductor_gen.loops.views import Index, pull
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+__all__ = ["LOOP_KINDS", "Cluster", "Fusion", "in_order", "inner_dims", "operand_indices", "substituted"]
+
+LOOP_KINDS = frozenset({"pointwise", "reduce", "scan", "create"})
+
+
+class Cluster:
+    """One kernel to be, or one extern call (then ``space`` is empty and ``nodes`` has one element)."""
+
+    __slots__ = ("homes", "id", "inner", "loops", "nodes", "operands", "space")
+
+    def __init__(self, id: int, loops: bool) -> None:
+        self.id = id
+        self.loops = loops
+        self.nodes: list[Node] = []
+        self.homes: dict[Node, Index] = {}
+        self.operands: dict[Node, Index] = {}
+        self.space: dict[Expr, Expr] = {}
+        self.inner: tuple[Expr, ...] = ()
+
+    def outer(self) -> tuple[Expr, ...]:
+        """The variables outside the reduction, in order."""
+        return tuple(v for v in self.space if v not in self.inner)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.id}, {self.nodes})"
+
+
+class Fusion:
+    """The clusters of a graph, and which nodes are computed inside their consumers instead.
+
+    Attributes:
+        kept: the nodes that must end up in memory.
+        fuel: how many more fusions may be made; None for any number.
+        of: the cluster of each node that has one.
+        inlined: the nodes that are computed wherever they are read.
+        random: the operators that draw random numbers, in their order.
+    """
+
+    def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: int | None = None) -> None:
+        self.graph = graph
+        self.kept = set(kept)
+        self.fuel = fuel
+        self.clusters: dict[int, Cluster] = {}
+        self.of: dict[Node, Cluster] = {}
+        self.inlined: set[Node] = set()
+        self.random: list[Node] = []
+        self.order = Order()
+        self._count = 0
+        self._vars = 0
+
+    def may_fuse(self) -> bool:
+        """May another fusion be made? Counting them down bisects a miscompilation."""
+        if self.fuel is None:
+            return True
+        self.fuel -= 1
+        return self.fuel >= 0
+
+    # ---- variables --------------------------------------------------------------------------------------
+
+    def variable(self) -> Expr:
+        """A fresh loop variable."""
+        self._vars += 1
+        return ex.symbol(f"i{self._vars}")
+
+    def fresh_index(self, cluster: Cluster, shape: Iterable[Expr]) -> Index:
+        """An index of new variables, which become the cluster's."""
+        index: list[Expr] = []
+        for extent in shape:
+            if extent is ONE:
+                index.append(ZERO)
+            else:
+                v = self.variable()
+                cluster.space[v] = extent
+                index.append(v)
+        return tuple(index)
+
+    def split(self, cluster: Cluster, variable: Expr, inner_size: Expr) -> bool:
+        """Replace a variable by an outer and an inner one of size ``inner_size``, where that divides its size.
+
+        Not where an index map, taken over the new variables, would no longer lead a node to the home of another.
+        """
+        extent = cluster.space[variable]
+        count = ex.floordiv(extent, inner_size) if inner_size is not ZERO else ZERO
+        if inner_size is ONE or count is ONE or ex.mul(count, inner_size) is not extent or extent is ZERO:
+            return False
+        outer, inner = self.variable(), self.variable()
+        space: dict[Expr, Expr] = {}
+        for v, n in cluster.space.items():
+            if v is variable:
+                space[outer], space[inner] = count, inner_size
+            else:
+                space[v] = n
+        whole = {variable: ex.add(ex.mul(outer, inner_size), inner)}
+        before = cluster.space, cluster.homes, cluster.operands
+        cluster.space = space
+        cluster.homes = substituted(cluster.homes, whole)
+        cluster.operands = substituted(cluster.operands, whole)
+        if not self._agrees(cluster):
+            cluster.space, cluster.homes, cluster.operands = before
+            return False
+        if variable in cluster.inner:
+            at = cluster.inner.index(variable)
+            cluster.inner = (*cluster.inner[:at], outer, inner, *cluster.inner[at + 1 :])
+        return True
+
+    def split_for(self, cluster: Cluster, indices: Iterable[Index]) -> bool:
+        """Split a variable so that one of the indices needs no division by it."""
+        for index in indices:
+            for i in index:
+                for variable, divisor in range_atoms(i, cluster.space):
+                    if self.split(cluster, variable, divisor):
+                        return True
+        return False
+
+    def _agrees(self, cluster: Cluster) -> bool:
+        """Does every node of a cluster read the others where they are computed?"""
+        return all(
+            self.of.get(base) is not cluster or (exact and index == cluster.homes[base])
+            for node in cluster.nodes
+            for base, index, exact in self.reads(node, cluster.operands[node], cluster.space)
+        )
+
+    # ---- clusters ---------------------------------------------------------------------------------------
+
+    def new_cluster(self, node: Node, loops: bool, shape: Iterable[Expr] = (), after: Node | None = None) -> Cluster:
+        """A cluster of one node over variables of these extents, behind what it reads (and behind ``after``)."""
+        cluster = Cluster(self._count, loops)
+        self._count += 1
+        self.clusters[cluster.id] = cluster
+        index = self.fresh_index(cluster, shape)
+        if node.kind in ("reduce", "scan"):
+            cluster.inner = tuple(index[d] for d in inner_dims(node) if index[d] is not ZERO)
+        behind = [] if after is None else [self.of[after].id]
+        self.order.append(cluster.id, [*(c.id for c in self.owners(node)), *behind])
+        self._place(cluster, node, index)
+        return cluster
+
+    def add(self, cluster: Cluster, node: Node, operand: Index, move: Move) -> None:
+        """Put a node into a cluster; ``operand`` is the index at which it reads its operands: its home, or for a
+        reduction the index before the reduction. ``move`` is what the order of clusters has asked for."""
+        self.order.extend(cluster.id, [c.id for c in self.owners(node)], move)
+        self._place(cluster, node, operand)
+
+    def _place(self, cluster: Cluster, node: Node, operand: Index) -> None:
+        cluster.nodes.append(node)
+        cluster.operands[node] = operand
+        cluster.homes[node] = home_of(node, operand)
+        self.of[node] = cluster
+
+    def merge(
+        self, cluster: Cluster, other: Cluster, mapping: Mapping[Expr, Expr], inner: tuple[Expr, ...], move: Move
+    ) -> None:
+        """Move the nodes of ``other`` into ``cluster``, its variables replaced by ``mapping``."""
+        self.order.merge(cluster.id, other.id, move)
+        cluster.inner = inner
+        cluster.homes.update(substituted(other.homes, mapping))
+        cluster.operands.update(substituted(other.operands, mapping))
+        cluster.nodes = sorted({*cluster.nodes, *other.nodes}, key=lambda n: n.id)
+        for n in other.nodes:
+            self.of[n] = cluster
+        del self.clusters[other.id]
+
+    def inline(self, cluster: Cluster) -> None:
+        """Let the readers of a cluster compute its nodes themselves."""
+        for node in cluster.nodes:
+            self.inlined.add(node)
+            del self.of[node]
+        del self.clusters[cluster.id]
+        self.order.drop(cluster.id)
+
+    def owners(self, node: Node) -> list[Cluster]:
+        """The clusters of what a node reads, each once."""
+        return list({c.id: c for b in self.bases(node) if (c := self.of.get(b)) is not None}.values())
+
+    def depends(self, later: Cluster, earlier: Cluster) -> bool:
+        """Must ``earlier`` run before ``later``?"""
+        return self.order.path(earlier.id, later.id)
+
+    # ---- reading ----------------------------------------------------------------------------------------
+
+    def bases(self, node: Node) -> list[Node]:
+        """The nodes that computing ``node`` reads, through views and values computed in place."""
+        out: dict[int, Node] = {}
+        seen: set[int] = set()
+        todo = list(node.ins)
+        while todo:
+            x = todo.pop()
+            if x.id in seen:
+                continue
+            seen.add(x.id)
+            if x.kind in ("view", "create") or x in self.inlined:
+                todo.extend(x.ins)
+            elif x.kind == "item":
+                todo.append(x.args[0])
+            else:
+                out[x.id] = x
+        return list(out.values())
+
+    def consumers(self) -> dict[Node, list[Node]]:
+        """The nodes that read each node, through views and values computed in place."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node in self.of:
+                for base in self.bases(node):
+                    found.setdefault(base, []).append(node)
+        return found
+
+    def reads(self, node: Node, index: Index, space: dict[Expr, Expr]) -> list[tuple[Node, Index, bool]]:
+        """``(base, index, exact)`` of each value that ``node`` at ``index`` reads; ``exact`` is False for an access
+        whose index depends on data or that stands under a condition."""
+        found: list[tuple[Node, Index, bool]] = []
+        seen: set[tuple[int, Index]] = set()
+        todo: list[tuple[Node, Index, bool]] = list(operand_indices(node, index))
+        while todo:
+            x, at, exact = todo.pop()
+            if (x.id, at) in seen:
+                continue
+            seen.add((x.id, at))
+            if x.kind == "view":
+                branches = pull(x, at, space)
+                for b in branches:
+                    if b.node is not None:
+                        todo.append((b.node, b.index, exact and len(branches) == 1))
+            elif x in self.inlined:
+                todo.extend((n, i, exact and e) for n, i, e in operand_indices(x, at))
+            elif x.kind != "create":
+                found.append((x, at, exact))
+        return found
+
+
+def inner_dims(node: Node) -> tuple[int, ...]:
+    """The dimensions of its operand that a reduction drops, or that a scan runs along."""
+    dims = node.args[1]
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def home_of(node: Node, operand: Index) -> Index:
+    """Where a node that reads its operands at an index is computed."""
+    if node.kind != "reduce":
+        return operand
+    dims = inner_dims(node)
+    return tuple(i for d, i in enumerate(operand) if d not in dims)
+
+
+def in_order(node: Node, operand: Index, inner: Iterable[Expr], space: dict[Expr, Expr]) -> bool:
+    """Do the inner loops, nested in this order and counting up, walk a scan's dimension from its first element on?"""
+    position = operand[node.args[1]]
+    loops = [v for v in inner if v in position.symbols]
+    return position is flatten(loops, [space[v] for v in loops])
+
+
+def substituted(indices: dict[Node, Index], mapping: Mapping[Expr, Expr]) -> dict[Node, Index]:
+    """Indices with loop variables replaced."""
+    return {node: tuple(substitute(i, mapping) for i in index) for node, index in indices.items()}
+
+
+def operand_indices(node: Node, index: Index) -> list[tuple[Node, Index, bool]]:
+    """Where a loop node at ``index`` (for a reduction: its operand's index) reads its operands. An operand read at
+    an index that depends on data has the zero index and is not exact."""
+    if node.op == "gather":
+        x, positions, _ = node.args
+        return [(positions, index, True), (x, (ZERO,) * len(x.shape), False)]
+    if node.op == "index":
+        x, indices, _ = node.args
+        rank = len(indices[0].shape)
+        return [*((i, index[:rank], True) for i in indices), (x, (ZERO,) * len(x.shape), False)]
+    if node.op == "scatter":
+        _, positions, src, _, _ = node.args
+        return [(positions, index, True), (src, index, True)]
+    if node.op == "index_put":
+        _, indices, _, values, _ = node.args
+        rank = len(indices[0].shape)
+        return [*((i, index[:rank], True) for i in indices), (values, index, True)]
+    if node.op.startswith("random_"):
+        return [(n, (ZERO,) * len(n.shape), True) for n in node.ins]
+    return [(x, index, True) for x in node.ins]

@@ -1,0 +1,195 @@
+"""What may be computed together: index maps between nodes and clusters.
+
+A node joins the cluster of a producer when its home follows from the producer's through the views between them, and
+when every value of the cluster that it reads is read at that value's own home. Two clusters become one when a value
+that both know, one as its maker or both as readers, gives each variable of one in terms of the other's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, inner_dims, substituted
+from inductor_gen.fuse.order import Move
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import ZERO, product
+from inductor_gen.loops.views import Index, push
+from prims.spec.expr import Expr
+
+__all__ = ["MAX_NODES", "Merger", "merger", "operand_in", "refine"]
+
+#: Nodes in one kernel beyond which a new one is begun: compilers are superlinear in a function's length.
+MAX_NODES = 600
+
+#: Splits of variables tried to bring an index to the form that another has.
+_SPLITS = 6
+
+
+def refine(fusion: Fusion, node: Node, cluster: Cluster) -> None:
+    """Split the variables of a new cluster so that what its node reads needs no division, where sizes allow it."""
+    for _ in range(_SPLITS):
+        read = fusion.reads(node, cluster.operands[node], cluster.space)
+        if not fusion.split_for(cluster, (i for _, i, _ in read)):
+            return
+
+
+def operand_in(fusion: Fusion, node: Node, cluster: Cluster) -> Index | None:
+    """The index at which a cluster that makes operands of a node can compute it, as ``Fusion.add`` takes it."""
+    for _ in range(_SPLITS):
+        split = False
+        for x in _aligned(node):
+            at = _forward(x, cluster)
+            if at is None:
+                continue
+            if fusion.split_for(cluster, (at,)):
+                split = True
+                break
+            home = _fits(fusion, node, at, cluster)
+            if home == "split":
+                split = True
+                break
+            if home is not None:
+                return home  # type: ignore[return-value]
+        if not split:
+            return None
+    return None
+
+
+def _aligned(node: Node) -> list[Node]:
+    """The operands that are read at the very index of the node (of its operand, for a reduction)."""
+    if node.kind in ("reduce", "scan"):
+        return [node.args[0]]
+    if node.op == "gather":
+        return [node.args[1]]
+    if node.op == "index":
+        indices = node.args[1]
+        return list(indices) if len(indices[0].shape) == len(node.shape) else []
+    return [x for x in node.ins if len(x.shape) == len(node.shape)]
+
+
+def _forward(x: Node, cluster: Cluster) -> Index | None:
+    """The index at which the cluster has ``x``, a view of one of its values."""
+    chain: list[Node] = []
+    while x.kind == "view" and x.op not in ("pad", "concat", "slice"):
+        chain.append(x)
+        x = x.args[0]
+    index = cluster.homes.get(x)
+    for view in reversed(chain):
+        if index is None:
+            return None
+        index = push(view, index, cluster.space, cluster.inner)
+    return index
+
+
+def _fits(fusion: Fusion, node: Node, at: Index, cluster: Cluster) -> Index | str | None:
+    """The node's home when its operands are read at ``at``, if that is legal in the cluster."""
+    inner = set(cluster.inner)
+    if not _covers(at, cluster.space, set(cluster.outer()), inner):
+        return None
+    over: list[Expr] = []
+    if node.kind in ("reduce", "scan"):
+        dims = inner_dims(node)
+        over = [v for d in dims for v in cluster.space if v in at[d].symbols]
+        kept = {v for d, i in enumerate(at) if d not in dims for v in i.symbols if v in cluster.space}
+        if kept & set(over) or (over and inner and set(over) != inner):
+            return None
+        if node.kind == "scan" and not in_order(node, at, cluster.inner or over, cluster.space):
+            return None
+    for base, index, exact in fusion.reads(node, at, cluster.space):
+        if fusion.of.get(base) is cluster and (not exact or index != cluster.homes[base]):
+            return "split" if fusion.split_for(cluster, (index,)) else None
+    if over and not inner:
+        cluster.inner = tuple(over)
+    return at
+
+
+def _covers(index: Index, space: dict[Expr, Expr], outer: set[Expr], inner: set[Expr]) -> bool:
+    """Does the index tell all outer variables apart, and all inner ones or none?"""
+    used = {v for i in index for v in i.symbols if v in space}
+    return outer <= used and (not used & inner or inner <= used)
+
+
+@dataclass(frozen=True)
+class Merger:
+    """How one cluster goes into another: its variables in terms of the other's, and the reduced ones of both."""
+
+    mapping: dict[Expr, Expr]
+    inner: tuple[Expr, ...]
+    move: Move
+
+
+def merger(fusion: Fusion, other: Cluster, cluster: Cluster, theirs: Index, ours: Index) -> Merger | None:
+    """How to move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's."""
+    if len(other.nodes) + len(cluster.nodes) > MAX_NODES:
+        return None
+    move = fusion.order.together(other.id, cluster.id)
+    if move is None:
+        return None
+    mapping = _unify(other, theirs, ours, cluster)
+    if mapping is None:
+        return None
+    inner = {v for w in other.inner for v in mapping[w].symbols if v in cluster.space}
+    if cluster.inner and inner and inner != set(cluster.inner):
+        return None
+    final_inner = set(cluster.inner) or inner
+    outer = set(cluster.space) - final_inner
+    homes = substituted(other.homes, mapping)
+    for home in (*homes.values(), *cluster.homes.values()):
+        if not _covers(home, cluster.space, outer, final_inner):
+            return None
+    order = cluster.inner or tuple(v for v in cluster.space if v in final_inner)
+    operands = {**cluster.operands, **substituted(other.operands, mapping)}
+    if not all(in_order(n, at, order, cluster.space) for n, at in operands.items() if n.kind == "scan"):
+        return None
+    if not _reads_at_home(fusion, cluster, other, operands, {**cluster.homes, **homes}):
+        return None
+    return Merger(mapping, order, move)
+
+
+def _reads_at_home(
+    fusion: Fusion, cluster: Cluster, other: Cluster, operands: dict[Node, Index], homes: dict[Node, Index]
+) -> bool:
+    """Would every value of one cluster that the other reads be read at its home?"""
+    label = fusion.order.label
+    source, reader = (cluster, other) if label(cluster.id) < label(other.id) else (other, cluster)
+    if source.id not in fusion.order.sources(reader.id):
+        return True
+    for node in reader.nodes:
+        if not any(fusion.of.get(base) is source for base in fusion.bases(node)):
+            continue
+        for base, index, exact in fusion.reads(node, operands[node], cluster.space):
+            if fusion.of.get(base) is source and (not exact or index != homes[base]):
+                return False
+    return True
+
+
+def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[Expr, Expr] | None:
+    """What each variable of ``other`` is in terms of ``cluster``'s, so that ``home`` becomes ``index``."""
+    mapping: dict[Expr, Expr] = {}
+    for theirs, ours in zip(home, index, strict=True):
+        if theirs is ZERO:
+            if ours is not ZERO:
+                return None
+            continue
+        if theirs not in other.space:
+            return None
+        if mapping.setdefault(theirs, ours) is not ours:
+            return None
+    if set(mapping) != set(other.space):
+        if not set(other.outer()) <= set(mapping) or set(mapping) & set(other.inner):
+            return None
+        # ``home`` lies outside other's reduction: its inner variables must be ours, size by size.
+        if len(other.inner) != len(cluster.inner):
+            return None
+        for v, w in zip(other.inner, cluster.inner, strict=True):
+            if other.space[v] is not cluster.space[w]:
+                return None
+            mapping[v] = w
+    if ZERO in other.space.values():
+        return None
+    used = [v for e in mapping.values() for v in e.symbols if v in cluster.space]
+    if len(used) != len(set(used)):
+        return None
+    if product(other.space.values()) is not product(cluster.space[v] for v in used):
+        return None
+    return mapping

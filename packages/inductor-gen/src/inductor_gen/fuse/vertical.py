@@ -1,0 +1,78 @@
+"""Vertical fusion: each node goes to the cluster of a value that it reads, where that is legal.
+
+Nodes are visited once, in topological order. A node that joins a cluster draws those of its other operands in.
+"""
+
+from __future__ import annotations
+
+from inductor_gen.fuse.cluster import LOOP_KINDS, Cluster, Fusion
+from inductor_gen.fuse.legality import MAX_NODES, merger, operand_in, refine
+from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.index import ZERO
+
+__all__ = ["cluster_nodes"]
+
+
+def cluster_nodes(fusion: Fusion) -> None:
+    """Give each node of the graph its cluster."""
+    for node in fusion.graph.nodes:
+        if node.kind in ("pointwise", "reduce", "scan"):
+            _place(fusion, node)
+        elif node.kind == "extern":
+            _extern(fusion, node)
+        elif node.kind == "scatter":
+            shape = node.args[1].shape if node.op == "scatter" else node.args[3].shape
+            refine(fusion, node, fusion.new_cluster(node, False, shape))  # which runs over the values that it writes
+
+
+def _extern(fusion: Fusion, node: Node) -> None:
+    """A cluster of one operator. Those that draw random numbers stay in the order of the graph."""
+    random = draws_random(node)
+    fusion.new_cluster(node, False, after=fusion.random[-1] if random and fusion.random else None)
+    if random:
+        fusion.random.append(node)
+
+
+def _place(fusion: Fusion, node: Node) -> None:
+    """Find the cluster of a loop node."""
+    bases = fusion.bases(node)
+    if node.kind == "pointwise" and not bases and node not in fusion.kept:
+        fusion.inlined.add(node)  # made of constants and iotas: cheaper to recompute than to load
+        return
+    owners = fusion.owners(node)
+    able = {c.id: c for b in bases if (c := fusion.of.get(b)) and c.loops and b.kind in LOOP_KINDS}
+    if ZERO in node.shape or any(ZERO in x.shape for x in node.ins):
+        able = {}  # nothing to compute, and sizes that no longer tell index maps apart
+    for cluster in sorted(able.values(), key=lambda c: -c.id):
+        if len(cluster.nodes) >= MAX_NODES:
+            continue
+        move = fusion.order.admit(cluster.id, (c.id for c in owners if c is not cluster))
+        operand = None if move is None else operand_in(fusion, node, cluster)
+        if move is not None and operand is not None and fusion.may_fuse():
+            fusion.add(cluster, node, operand, move)
+            _absorb(fusion, node, cluster)
+            return
+    shape = node.args[0].shape if node.kind == "reduce" else node.shape
+    refine(fusion, node, fusion.new_cluster(node, True, shape))
+
+
+def _absorb(fusion: Fusion, node: Node, cluster: Cluster) -> None:
+    """Merge the clusters of the node's other operands into its own, where legal."""
+    for _ in range(8):
+        for base, index, exact in fusion.reads(node, cluster.operands[node], cluster.space):
+            other = fusion.of.get(base)
+            if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
+                continue
+            home = other.homes[base]
+            found = merger(fusion, other, cluster, home, index)
+            if found is not None and fusion.may_fuse():
+                fusion.merge(cluster, other, found.mapping, found.inner, found.move)
+                break
+            if other.inner and not cluster.inner:
+                found = merger(fusion, cluster, other, index, home)
+                if found is not None and fusion.may_fuse():
+                    fusion.merge(other, cluster, found.mapping, found.inner, found.move)
+                    cluster = other
+                    break
+        else:
+            return

@@ -15,7 +15,7 @@ import torch
 from judge import error
 from numeric_cases import DTYPES, EXACT, MODELS, operands, program, steps
 from sweeps import sweep_op_db as sweep
-from sweeps.sweep_op_db import other_bits, same_bits
+from sweeps.agreement import clone, double, other_bits, same_bits
 from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from zoo import build, tensors
@@ -30,14 +30,14 @@ CLOSE = {"numerics": "eager_close", "strict": True}
 
 def settings(dtype: str) -> argparse.Namespace:
     return argparse.Namespace(
-        grad=True, forward=True, device="cpu", dtype=[dtype], samples=1, dynamic=False, only=None, strided=False,
-        errors=False, numerics="eager_exact",
+        grad=True, forward=True, device="cpu", dtype=[dtype], samples=1, sizes=["static"], only=None, strided=False,
+        errors=False, numerics="eager_exact", database=["op_db"],
     )  # fmt: skip
 
 
 def tasks():
     for phase, dtype in enumerate(("float32", "bfloat16", "float16")):
-        for index, name, grad in sweep.tasks(settings(dtype))[4 * phase :: 12]:
+        for _, index, name, grad, _ in sweep.tasks(settings(dtype))[4 * phase :: 12]:
             if op_db[index].name not in TANGENTS or not grad:
                 yield pytest.param(index, name, grad, id=f"{op_db[index].formatted_name}-{name}-{grad}")
 
@@ -140,13 +140,13 @@ def test_models_give_eagers_bits(name):
 def test_models_are_as_close_as_eager(name):
     case = build(name, small=True)
     case.model.bfloat16()
-    args, kwargs = sweep.clone((case.args, case.kwargs))
+    args, kwargs = clone((case.args, case.kwargs))
     low = lambda t: t.bfloat16() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
     args, kwargs = sweep.pytree.tree_map(low, (args, kwargs))
     with torch.no_grad():
         compiled = compile_api.compile(case.model, options=CLOSE)
         ours, theirs = tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs))
-        exact = tensors(sweep.double(copy.deepcopy(case.model).double())(*sweep.double(args), **sweep.double(kwargs)))
+        exact = tensors(double(copy.deepcopy(case.model).double())(*double(args), **double(kwargs)))
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert error(a, c) <= 1.5 * error(b, c) + torch.finfo(torch.bfloat16).eps * float(c.abs().max())
     assert compiled.report().kernels and not compiled.report().fallbacks

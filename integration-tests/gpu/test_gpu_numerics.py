@@ -12,7 +12,7 @@ import pytest
 import torch
 from numeric_cases import DTYPES, EXACT, MODELS, STEPS, operands, program, steps
 from on_gpu import DEVICE, gpu_case
-from sweeps.sweep_op_db import other_bits
+from sweeps.agreement import other_bits
 from zoo import tensors
 
 import compile_api

@@ -1,10 +1,10 @@
-"""Every operator of PyTorch's own database through ``compile()``, forward or with gradients, against eager.
+"""Every operator and module of PyTorch's own databases through ``compile()``, forward or with gradients, against eager.
 
-``python integration-tests/sweeps/sweep_op_db.py [--forward] [--grad] [--dtype float32 bfloat16] [--device cpu]
-[--samples 2] [--strided] [--errors] [--numerics eager_exact] [--jobs 1] [--limit SECONDS] [--jsonl FILE]
-[--only NAME ...]`` prints one line per
-operator that did not simply agree, and a summary: *generated* (all in generated kernels and library calls without a recorded fallback),
-*eager* (right, with a recorded fallback or break), *wrong*, *error*, *crash* (a worker process died or hung).
+``python integration-tests/sweeps/sweep_op_db.py [--database op_db module_db] [--forward] [--grad] [--sizes static symbolic]
+[--dtype float32 bfloat16] [--device cpu] [--samples 2] [--strided] [--errors] [--numerics eager_exact] [--jobs 1]
+[--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not simply agree, and a summary:
+*generated* (all in generated kernels and library calls without a recorded fallback), *eager* (right, with a recorded fallback
+or break), *wrong*, *error*, *crash* (a worker process died or hung).
 
 With ``--strided`` every sample is also given with gaps between its elements. With ``--errors`` it is what eager refuses that
 is given: *refused* the same, with the same type and words, or *wrong*.
@@ -24,10 +24,14 @@ import sys
 import threading
 import time
 import warnings
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from torch.utils import _pytree as pytree
+from sweeps import agreement
+from sweeps.agreement import clone, double, gradients, tensors
 
 #: Their results are uninitialised memory, random numbers, or defined only up to signs and order.
 INCOMPARABLE = {
@@ -43,45 +47,21 @@ INCOMPARABLE = {
 #: Their results are memory as it was found.
 UNINITIALISED = {name for name in INCOMPARABLE if "empty" in name}
 
-#: One operator in one dtype, with or without gradients: index into the database, dtype's name, gradients.
-Task = tuple[int, str, bool]
 SECONDS_PER_TASK = 120.0
 
 
-def clone(tree: Any) -> Any:
-    return pytree.tree_map(
-        lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
-    )
+class Task(NamedTuple):
+    """One operator or module in one dtype, with or without gradients, with sizes that are numbers or symbols."""
 
-
-def double(tree: Any) -> Any:
-    return pytree.tree_map(
-        lambda t: t.detach().double().requires_grad_(t.requires_grad)
-        if isinstance(t, torch.Tensor) and t.is_floating_point() else t,
-        tree,
-    )  # fmt: skip
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+    database: str
+    index: int
+    dtype: str
+    grad: bool
+    sizes: str
 
 
 def given(sample: Any) -> list[torch.Tensor]:
     return tensors((sample.input, sample.args, sample.kwargs))
-
-
-def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor]:
-    outs = [t for t in tensors(outputs) if t.requires_grad]
-    ins = [t for t in tensors(inputs) if t.requires_grad]
-    if not outs or not ins:
-        return []
-    grads = torch.autograd.grad(outs, ins, [weights(t) for t in outs], allow_unused=True)
-    return [torch.empty(0, dtype=torch.bool) if g is None else g for g in grads]
-
-
-def weights(t: torch.Tensor) -> torch.Tensor:
-    """A gradient for a result that is not the same everywhere: with ones, errors may cancel."""
-    return ((torch.arange(t.numel(), device=t.device) % 7 + 4) / 8).to(t.dtype).reshape(t.shape)
 
 
 def run(function: Any, sample: Any, grad: bool, prepare: Any = clone) -> tuple[Any, Any]:
@@ -91,98 +71,27 @@ def run(function: Any, sample: Any, grad: bool, prepare: Any = clone) -> tuple[A
         return tensors(out), gradients(out, (first, args, kwargs)) if grad else []
 
 
-def error(value: torch.Tensor, exact: torch.Tensor) -> float:
-    """Largest difference; infinities and NaNs in the same places are equal."""
-    value = value.to(exact.dtype)
-    difference = torch.where((value == exact) | (value.isnan() & exact.isnan()), 0, (value - exact).abs())
-    return float(difference.nan_to_num(nan=float("inf")).max()) if difference.numel() else 0.0
-
-
-def as_good(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Is our result about as close to float64's as eager's is?"""
-    if exact.dtype != torch.float64 or exact.shape != ours.shape or not exact.numel():
-        return False
-    scale = float(exact.abs().nan_to_num(posinf=0.0).max())
-    return error(ours, exact) <= 3 * error(theirs, exact) + 8 * torch.finfo(theirs.dtype).eps * scale
-
-
-def difference(
-    ours: list[torch.Tensor], theirs: list[torch.Tensor], exact: Any, which: int, tolerance: float
-) -> str | None:
-    """What differs, or None. ``exact()[which]`` are the float64 results, computed only where they are asked for."""
-    if len(ours) != len(theirs):
-        return f"{len(ours)} results instead of {len(theirs)}"
-    for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            return f"{a.dtype} {tuple(a.shape)} on {a.device} instead of {b.dtype} {tuple(b.shape)} on {b.device}"
-        try:
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
-        except AssertionError as reason:
-            if b.is_floating_point():
-                reference = exact()
-                if reference is not None and as_good(a, b, reference[which][k]):
-                    continue
-            return f"{'gradient' if which else 'result'} {k}: " + " ".join(str(reason).split())[:160]
-    return None
-
-
-def other_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor], which: int) -> str | None:
-    """What differs in its bits (but for those of a NaN) or its strides, or None."""
-    if len(ours) != len(theirs):
-        return f"{len(ours)} results instead of {len(theirs)}"
-    for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        what = f"{'gradient' if which else 'result'} {k}"
-        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            return f"{what}: {a.dtype} {tuple(a.shape)} on {a.device} instead of {b.dtype} {tuple(b.shape)} on {b.device}"
-        if not which and a.numel() and significant_strides(a) != significant_strides(b):
-            return f"{what}: strides {a.stride()} instead of {b.stride()}"
-        if not same_bits(a, b):
-            return f"{what}: other bits"
-    return None
-
-
-def significant_strides(t: torch.Tensor) -> list[int]:
-    return [step for step, size in zip(t.stride(), t.shape, strict=True) if size > 1] if t.layout is torch.strided else []
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are all values equal, signs of zeros included, NaNs counting as one?"""
-    if a.is_complex():
-        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
-    if a.layout is not torch.strided:
-        return a.layout == b.layout and same_bits(a.to_dense(), b.to_dense())
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    same = (a == b) & (a.signbit() == b.signbit()) | (a.isnan() & b.isnan())
-    return bool(same.all())
-
-
 def reproducible(function: Any, sample: Any, grad: bool, expected: Any) -> bool:
     """Does eager give the same bits in every one of a few runs? Sums by atomic additions do not."""
     for _ in range(4):
         torch.manual_seed(0)
         again = run(function, sample, grad)
-        if any(other_bits(a, b, k) for k, (a, b) in enumerate(zip(again, expected, strict=True))):
+        if any(agreement.other_bits(a, b, k) for k, (a, b) in enumerate(zip(again, expected, strict=True))):
             return False
     return True
 
 
-def chosen(samples: list[Any], count: int) -> list[Any]:
-    """``count`` samples spread over all of them: the first ones are often the simplest."""
-    return samples if len(samples) <= count else [samples[k * len(samples) // count] for k in range(count)]
-
-
-def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> tuple[str, str]:
+def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dynamic: bool = False) -> tuple[str, str]:
     """The verdict on one operator and the reason."""
     import compile_api
 
     if options.errors:
-        return check_errors(op, options)
+        return check_errors(op, options, dynamic)
     dtype, verdict, why = getattr(torch, dtype_name), "generated", ""
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
     samples = list(op.sample_inputs(options.device, dtype, requires_grad=grad))
     compared = 0
-    picked = chosen(samples, options.samples)
+    picked = agreement.chosen(samples, options.samples)
     if options.strided:
         picked += [s.noncontiguous() for s in picked if all(t.layout is torch.strided for t in given(s))]
     for sample in picked:
@@ -193,7 +102,7 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
             continue
         compile_api.reset()
         settings = {"numerics": options.numerics}
-        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic, options=settings)
+        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=dynamic, options=settings)
         torch.manual_seed(0)
         try:
             got = run(compiled, sample, grad)
@@ -208,22 +117,21 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace) -> 
 
         for which, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
             if options.numerics == "eager_exact":
-                reason = other_bits(ours, theirs, which)
+                reason = agreement.other_bits(ours, theirs, which)
                 if reason and not reproducible(op.op, sample, grad, expected):
                     verdict, why, reason = "eager", "eager's own bits change from run to run", None
             else:
-                reason = difference(ours, theirs, exact, which, tolerance)
+                reason = agreement.difference(ours, theirs, exact, which, tolerance)
             if reason:
                 return "wrong", reason
         compared += 1
-        report = compiled.report()
-        left = [item.reason for item in (*report.fallbacks, *report.breaks)]
+        left = agreement.reasons(compiled.report())
         if left:
-            verdict, why = "eager", " ".join(left[0].split())[:200]
+            verdict, why = "eager", left[0]
     return (verdict, why) if compared else ("skipped", "eager refuses every sample")
 
 
-def check_errors(op: Any, options: argparse.Namespace) -> tuple[str, str]:
+def check_errors(op: Any, options: argparse.Namespace, dynamic: bool) -> tuple[str, str]:
     """Does the compiled operator refuse what eager refuses, in eager's words?"""
     import compile_api
 
@@ -234,15 +142,14 @@ def check_errors(op: Any, options: argparse.Namespace) -> tuple[str, str]:
         if expected is None:
             continue
         compile_api.reset()
-        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=options.dynamic)
+        compiled = compile_api.compile(lambda *a, **k: op.op(*a, **k), dynamic=dynamic)
         got = refusal(compiled, sample)
         if got != expected:
             return "wrong", f"{got} instead of {expected}"
         compared += 1
-        report = compiled.report()
-        left = [item.reason for item in (*report.fallbacks, *report.breaks)]
+        left = agreement.reasons(compiled.report())
         if left:
-            why = " ".join(left[0].split())[:200]
+            why = left[0]
     return (verdict, why) if compared else ("skipped", "eager refuses nothing")
 
 
@@ -256,15 +163,32 @@ def refusal(function: Any, sample: Any) -> tuple[str, str] | None:
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
+    passes = [False] * (options.forward or not options.grad) + [True] * options.grad
+    found: list[tuple[str, int, str, bool]] = []
+    if "op_db" in options.database:
+        found += operator_tasks(options, passes)
+    if "module_db" in options.database and not options.errors:
+        from sweeps import module_db
+
+        for dtype in options.dtype:
+            indices = [k for k in module_db.comparable(dtype) if wanted(module_db.module_db[k].formatted_name, options)]
+            found += [("module_db", index, dtype, grad) for index in indices for grad in passes]
+    return [Task(*task, sizes) for task in found for sizes in options.sizes]
+
+
+def wanted(name: str, options: argparse.Namespace) -> bool:
+    return not options.only or name in options.only
+
+
+def operator_tasks(options: argparse.Namespace, passes: list[bool]) -> list[tuple[str, int, str, bool]]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    passes = [False] * (options.forward or not options.grad) + [True] * options.grad
-    found: list[Task] = []
+    found = []
     for index, op in enumerate(op_db):
-        if options.only and op.name not in options.only:
+        if not wanted(op.name, options):
             continue
         if options.errors:
-            found += [(index, "float32", False)] * (op.error_inputs_func is not None)
+            found += [("op_db", index, "float32", False)] * (op.error_inputs_func is not None)
             continue
         if op.name in (UNINITIALISED if options.numerics == "eager_exact" else INCOMPARABLE):
             continue
@@ -273,8 +197,28 @@ def tasks(options: argparse.Namespace) -> list[Task]:
             for grad in passes:
                 supported = op.supported_backward_dtypes(kind) if grad else op.supported_dtypes(kind)
                 if getattr(torch, name) in supported and (op.supports_autograd or not grad):
-                    found.append((index, name, grad))
+                    found.append(("op_db", index, name, grad))
     return found
+
+
+def entry(task: Task) -> Any:
+    """What the task is about: a row of the database."""
+    if task.database == "module_db":
+        from torch.testing._internal.common_modules import module_db
+
+        return module_db[task.index]
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db[task.index]
+
+
+def perform(task: Task, options: argparse.Namespace) -> tuple[str, str]:
+    """The verdict and the reason."""
+    if task.database == "module_db":
+        from sweeps import module_db
+
+        return module_db.check(entry(task), task.dtype, task.grad, options, task.sizes == "symbolic")
+    return check(entry(task), task.dtype, task.grad, options, task.sizes == "symbolic")
 
 
 # --- worker processes -------------------------------------------------------------------------------------------------
@@ -282,15 +226,12 @@ def tasks(options: argparse.Namespace) -> list[Task]:
 
 def work(options: argparse.Namespace) -> None:
     """Answer each task on the input, a JSON list per line, with ``[verdict, reason]``."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
     answers = sys.stdout
     sys.stdout = sys.stderr  # what operators print must not look like an answer
     torch.set_num_threads(1)
     for line in sys.stdin:
-        index, dtype, grad = json.loads(line)
         torch.manual_seed(0)
-        print(json.dumps(check(op_db[index], dtype, grad, options)), file=answers, flush=True)
+        print(json.dumps(perform(Task(*json.loads(line)), options)), file=answers, flush=True)
 
 
 class Worker:
@@ -337,12 +278,13 @@ class Worker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--database", nargs="+", choices=["op_db", "module_db"], default=["op_db"])
     parser.add_argument("--forward", action="store_true", help="without gradients; the default unless --grad is given")
     parser.add_argument("--grad", action="store_true", help="with gradients")
     parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=2)
-    parser.add_argument("--dynamic", action="store_const", const=True, default=False)
+    parser.add_argument("--sizes", nargs="+", choices=["static", "symbolic"], default=["static"])
     parser.add_argument("--strided", action="store_true", help="every sample with gaps between its elements too")
     parser.add_argument("--errors", action="store_true", help="what eager refuses, instead of samples")
     parser.add_argument("--numerics", default="fast")
@@ -356,14 +298,12 @@ def main() -> None:
     if options.worker:
         return work(options)
 
-    from torch.testing._internal.common_methods_invocations import op_db
-
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     todo = tasks(options)
     for task in todo:
         waiting.put(task)
     end = time.monotonic() + options.limit
-    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
     lock = threading.Lock()
     record: IO[str] | None = open(options.jsonl, "w") if options.jsonl else None  # noqa: SIM115
 
@@ -375,14 +315,14 @@ def main() -> None:
             except queue.Empty:
                 break
             verdict, why = worker.ask(task)
-            index, dtype, grad = task
-            name, kind = op_db[index].formatted_name, "gradients" if grad else "forward"
+            name, kind = entry(task).formatted_name, "gradients" if task.grad else "forward"
             with lock:
-                counts[dtype, kind, verdict] += 1
+                counts[task.database, task.dtype, kind, task.sizes, verdict] += 1
                 if verdict not in ("generated", "refused"):
-                    print(f"{verdict:7} {name} {dtype} {kind}: {why}", flush=True)
+                    print(f"{verdict:7} {name} {task.dtype} {kind} {task.sizes}: {why}", flush=True)
                 if record is not None:
-                    line = {"op": name, "dtype": dtype, "pass": kind, "verdict": verdict, "why": why}
+                    line = {"database": task.database, "op": name, "dtype": task.dtype, "pass": kind, "sizes": task.sizes,
+                            "verdict": verdict, "why": why}  # fmt: skip
                     print(json.dumps(line), file=record, flush=True)
         worker.stop()
 

@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.device.record import Asked
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import KernelCall, lower_graph, size_hint
 from inductor_gen.pipeline import Unit as Lowered
@@ -90,14 +91,16 @@ class CompiledGraph:
 
 
 def compile_graph(
-    env_prim: Envelope, *, options: Options | None = None, report: Report | None = None, triton: bool = False
-) -> CompiledGraph:
+    env_prim: Envelope, *, options: Options | None = None, report: Report | None = None, triton: bool = False,
+    devices: Asked | None = None,
+) -> CompiledGraph:  # fmt: skip
     """Compile a prim-dialect envelope.
 
     Inputs must arrive with the sizes and strides of their descriptors; outputs have those of theirs. Mutations are
     not applied: the caller copies. ``report`` receives a record per kernel launch and extern call. Values on the CPU
     are computed by C kernels, those on a GPU by Triton's; with ``triton`` the CPU's are Triton's too, which needs its
-    interpreter (``TRITON_INTERPRET=1``).
+    interpreter (``TRITON_INTERPRET=1``). ``devices`` gives the records that choices are made by instead of this
+    machine's.
 
     Raises:
         UserError: there is no C compiler.
@@ -106,14 +109,14 @@ def compile_graph(
     options = options if options is not None else Options.from_environment()
     plan = _masks(env_prim, options, report)
     if plan.question is None:
-        return _compiled(env_prim, options, report, triton, plan.constant)
+        return _compiled(env_prim, options, report, triton, plan.constant, devices)
     from inductor_gen.runtime.masked import ByMasks, asker_for
 
-    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True))
+    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices)
     asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
 
     def general() -> Callable[[Any], list[Any]]:
-        return _compiled(env_prim, options, report, triton, plan.constant).boxed
+        return _compiled(env_prim, options, report, triton, plan.constant, devices).boxed
 
     call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
     return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
@@ -133,11 +136,12 @@ def _repeatable(node: torch.fx.Node) -> bool:
 
 
 def _compiled(
-    env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str]
-) -> CompiledGraph:
+    env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str],
+    devices: Asked | None,
+) -> CompiledGraph:  # fmt: skip
     """The graph compiled for calls in which these verdicts about attention masks hold."""
     begun = _begin(env_prim, options)
-    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None, masks)
+    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None, masks, devices)
     launched = [call for call in unit.calls if isinstance(call, KernelCall)]
     with nullcontext() if report is None else report.phase("inductor.compile"):
         wrapper, compiled = _load(unit, launched, options, begun)
@@ -150,7 +154,11 @@ def _compiled(
         from inductor_gen.templates.precision import while_precision
 
         untuned = options.replace(max_autotune=False)
-        call = while_precision(unit.precision, call, lambda: _compiled(env_prim, untuned, report, triton, masks).boxed)
+
+        def otherwise() -> Callable[[Any], list[Any]]:
+            return _compiled(env_prim, untuned, report, triton, masks, devices).boxed
+
+        call = while_precision(unit.precision, call, otherwise)
     kernels = [_kernel(c) for c in launched]
     keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
     if report is not None:

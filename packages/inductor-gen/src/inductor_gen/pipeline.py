@@ -10,6 +10,7 @@ import torch
 
 from inductor_gen.codegen.c import CRenderer
 from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.device.record import Asked, device_of, known
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.fuse.seams import cut
 from inductor_gen.fuse.stages import fuse
@@ -58,7 +59,7 @@ class Unit:
 
     ``functions`` holds the operators, by name and callable, that were chosen otherwise than usual; ``precision`` is
     that of the float32 products that generated kernels compute; ``masks`` is what it may count on about attention
-    masks.
+    masks; ``devices`` gives the record of a device that values live on.
     """
 
     env: Envelope
@@ -73,6 +74,7 @@ class Unit:
     functions: dict[Node, tuple[str, Callable[..., Any]]] = field(default_factory=dict)
     precision: str | None = None
     masks: Mapping[int, str] = field(default_factory=dict)
+    devices: Asked = device_of
     calls: list[KernelCall | ExternCall] = field(default_factory=list)
 
 
@@ -253,14 +255,19 @@ def size_hint(env: Envelope) -> Hint:
 def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
     rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
+    devices: Asked | None = None,
 ) -> Unit:  # fmt: skip
     """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
     each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
+    ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
+    what would run on an H100.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
     """
-    unit = Unit(env, options, size_hint(env), triton, rendered, report, masks=masks or {})
+    if devices is None:
+        devices = (lambda _: known("H100")) if triton else device_of
+    unit = Unit(env, options, size_hint(env), triton, rendered, report, masks=masks or {}, devices=devices)
     for name, step in STEPS:
         if report is None:
             step(unit)

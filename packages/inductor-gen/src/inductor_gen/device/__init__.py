@@ -1,0 +1,1 @@
+"""Devices: what the decisions of the other stages read about them."""

@@ -1,0 +1,60 @@
+"""The CPU: what the operating system says about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from inductor_gen.device.record import Device
+
+__all__ = ["ask"]
+
+#: Seconds to start and end a parallel loop.
+LAUNCH = 5e-6
+
+#: Bytes per second of main memory that one core moves, and all of a socket together. No unprivileged question gives
+#: them; they are those of servers with eight or more channels of DDR4 and DDR5.
+_PER_CORE, _TOGETHER = 12e9, 250e9
+
+_HERTZ = 2.5e9  # where the processor's name does not say
+
+
+def ask() -> Device:
+    """The record of this machine's CPU, with the cores that the process may use."""
+    facts = _facts()
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    cores = len(os.sched_getaffinity(0))
+    first, last = _caches()
+    name = facts.get("model name", platform.machine())
+    rate = re.search(r"([\d.]+) ?GHz", name)
+    hertz = float(rate.group(1)) * 1e9 if rate else _HERTZ
+    flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
+    halves = 2 * flops if "avx512_bf16" in flags or "amx_bf16" in flags else flops
+    return Device(
+        "cpu", name, cores, 1, 1, first, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, None, vector
+    )  # fmt: skip
+
+
+def _facts() -> dict[str, str]:
+    """The first processor's lines of ``/proc/cpuinfo``."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+
+
+def _caches() -> tuple[int, int]:
+    """Bytes of a core's first data cache and of the last cache."""
+    found: dict[int, int] = {}
+    for place in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level, size = ((place / part).read_text().strip() for part in ("type", "level", "size"))
+            if kind != "Instruction":
+                found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+        except (OSError, ValueError):
+            continue
+    return found.get(1, 32 << 10), found[max(found)] if found else 1 << 20

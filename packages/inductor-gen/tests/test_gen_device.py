@@ -1,0 +1,61 @@
+"""The records of devices."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import pytest
+import torch
+
+from inductor_gen.device import cuda
+from inductor_gen.device.record import device_of, known
+from prims.errors import UserError
+
+
+def test_the_cpu_is_asked():
+    cpu = device_of(torch.device("cpu"))
+    assert cpu.kind == "cpu" and cpu.capability is None
+    assert cpu.multiprocessors == len(os.sched_getaffinity(0))
+    assert cpu.vector_bytes in (16, 32, 64) and cpu.shared_memory >= 16 << 10 and cpu.l2_bytes >= cpu.shared_memory
+    assert cpu.bandwidth > 0 and cpu.flops16 >= cpu.flops32 > 0
+    assert device_of(torch.device("cpu")) is cpu
+
+
+@pytest.mark.parametrize("name", list(cuda.KNOWN))
+def test_published_figures_agree_with_what_a_device_would_say(name):
+    """The formulas over clocks give the data sheets' figures, for every device that has one."""
+    d = known(name)
+    clocks = {"A100-80GB": 1.41e9, "L4": 2.04e9, "H100": 1.83e9, "H200": 1.83e9, "B200": 1.86e9}
+    halves, _ = cuda._PER_CLOCK[d.capability]
+    assert d.multiprocessors * halves * clocks[name] == pytest.approx(d.flops16, rel=0.02)
+    assert str(d.multiprocessors) in str(d) and d.launch_bytes == d.launch_cost * d.bandwidth
+
+
+def described(**more):
+    return types.SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, L2_cache_size=62914560,
+        max_threads_per_multi_processor=2048, warp_size=32, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_gpu_is_asked(monkeypatch, told):
+    """By torch where it says, else by the driver, else from published figures of the capability."""
+    more = {"clock_rate": 1980000, "memory_clock_rate": 3201000, "memory_bus_width": 6144,
+            "regs_per_multiprocessor": 65536, "shared_memory_per_block_optin": 232448}  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: described(**(more if told else {})))
+    monkeypatch.setattr(cuda, "_attribute", lambda *_: 0)
+    found, sheet = cuda.ask_gpu(torch.device("cuda", 0)), known("H200")
+    assert (found.multiprocessors, found.shared_memory, found.registers) == (132, 232448, 65536)
+    assert found.bandwidth == pytest.approx(sheet.bandwidth, rel=0.05)
+    assert found.flops16 == pytest.approx(sheet.flops16, rel=0.1)
+    assert found.flops32 == pytest.approx(sheet.flops32, rel=0.1)
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(UserError, match="known are A100-80GB, L4"):
+        known("Voodoo 2")
+    with pytest.raises(UserError, match="only for CPUs"):
+        device_of(torch.device("meta"))

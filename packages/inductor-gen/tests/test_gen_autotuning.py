@@ -9,6 +9,7 @@ import torch
 from gen_support import build
 
 import inductor_gen
+from inductor_gen.device.cuda import KNOWN
 from inductor_gen.templates import bench, contest, operators
 from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.precision import float32_precision, while_precision
@@ -272,11 +273,12 @@ def test_another_precision_is_another_graph():
 @pytest.mark.parametrize(
     "m, n, k", [(1, 4096, 4096), (4096, 4096, 4096), (8192, 768, 3072), (3, 5, 7), (100, 50257, 768)]
 )
-def test_tiles_suit_their_product(dtype, precision, m, n, k):
-    tiles = tiles_for(m, n, k, 1, dtype, precision)
+@pytest.mark.parametrize("device", KNOWN.values(), ids=KNOWN)
+def test_tiles_suit_their_product(dtype, precision, m, n, k, device):
+    tiles = tiles_for(m, n, k, 1, dtype, precision, device)
     assert 1 <= len(tiles) <= 12 and len(set(tiles)) == len(tiles)
     assert any(t.m == 1 for t in tiles) == (m <= 2)
     for t in tiles:
         assert t.m == 1 or min(t.m, t.n, t.k) >= 16
-        assert t.m == 1 or t.stages * t.k * (t.m + t.n) * dtype.itemsize <= 227 << 10
+        assert t.m == 1 or t.stages * t.k * (t.m + t.n) * dtype.itemsize <= device.shared_memory
         assert t.m <= max(16, 2 * m) and (t.m == 1 or t.n <= max(16, 2 * n))

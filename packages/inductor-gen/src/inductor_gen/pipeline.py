@@ -114,7 +114,8 @@ def _renderer(unit: Unit, cluster: Cluster, tiling: Any) -> Renderer:
         from inductor_gen.codegen.triton import TritonRenderer
 
         assert unit.prepared is not None
-        return TritonRenderer(unit.hint, unit.prepared.layouts, tiling, unit.options.numerics == "fast")
+        record = unit.devices(device or torch.device("cpu"))
+        return TritonRenderer(unit.hint, unit.prepared.layouts, record, tiling, unit.options.numerics == "fast")
     return CRenderer(unit.hint, unit.options.threads)
 
 
@@ -160,7 +161,7 @@ def _together(unit: Unit, pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[An
     from inductor_gen.schedule.launches import launched_together
 
     scattered = unit.prepared.scattered
-    return launched_together(pairs, unit.hint, lambda node: scattered.get(node, node))
+    return launched_together(pairs, unit.hint, lambda node: scattered.get(node, node), unit.devices)
 
 
 def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:

@@ -5,6 +5,7 @@ Candidates are measured by a clock of the test's own, which prefers the tile nam
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from gen_support import build, reference
 
 import inductor_gen
+from inductor_gen.device.record import known
 from inductor_gen.templates import contest, tilings
 from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.matmul import Tile
@@ -37,12 +39,13 @@ def _one_tile(monkeypatch, tmp_path):
     Decisions.forget()
 
 
-def run(fn, inputs, tmp_path, *, numerics="fast", **kw):
+def run(fn, inputs, tmp_path, *, numerics="fast", multiprocessors=132, **kw):
     inputs = [t.to(DEVICE) for t in inputs]
     env = build(fn, inputs, claims=inductor_gen.claims("cuda"), **kw)
     report = Report()
     options = Options(verify="off", max_autotune=True, numerics=numerics, cache_dir=str(tmp_path))
-    compiled = inductor_gen.compile_graph(env, options=options, report=report, triton=True)
+    device = dataclasses.replace(known("H100"), multiprocessors=multiprocessors)
+    compiled = inductor_gen.compile_graph(env, options=options, report=report, triton=True, devices=lambda _: device)
     return compiled, report, compiled(*inputs), inputs
 
 
@@ -272,8 +275,9 @@ def test_products_with_odd_rows_need_no_contest(monkeypatch):
 def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypatch):
     """Unless the product is needed itself."""
     monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
-    monkeypatch.setattr("inductor_gen.templates.shallow_tile", lambda m, n, k, dtype: TILE if n == 48 else None)
-    monkeypatch.setattr("inductor_gen.templates.LEAST_RESULTS", 40 * 48)
+    monkeypatch.setattr("inductor_gen.templates.shallow_tile", lambda m, n, k, dtype, device: TILE if n == 48 else None)
+    monkeypatch.setattr("inductor_gen.templates.spared", lambda m, n, k, tile, device: 1e-6 * m * n * k)
+    monkeypatch.setattr("inductor_gen.templates.LEAST", 1e-6 * 40 * 48 * 24)
     inputs = [torch.randn(s).mul(0.3).bfloat16().to(DEVICE) for s in ((40, 24), (24, 48), (48, 20), (48,))]
 
     def fn(p, a, w, v, c):
@@ -287,7 +291,7 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     assert ("tl.dot(" in compiled.kernels[0].source) is not kept
     for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=0.05)
-    monkeypatch.setattr("inductor_gen.templates.LEAST_RESULTS", 40 * 48 + 1)  # too few results for a template
+    monkeypatch.setattr("inductor_gen.templates.LEAST", 1e-6 * 40 * 48 * 25)  # a template spares too little
     assert len(inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True).externs) == 2
 
 
@@ -295,23 +299,21 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
 @pytest.mark.parametrize("m, n, k", [(70, 65, 40), (16, 300, 16), (33, 31, 17), (5, 7, 3)])
 def test_lasting_tiles(dtype, m, n, k, tmp_path, monkeypatch):
     monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [LASTING])
-    monkeypatch.setattr("inductor_gen.templates.matmul.PROCESSORS", 3)
 
     def fn(p, c, x, w):
         return p.mul(p.aten(aten.addmm.default, c, x, p.permute(w, (1, 0))), 2.0)
 
     inputs = [torch.randn(n).to(dtype), torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)]
-    check(fn, inputs, tmp_path, kernels=1, tile=LASTING)
+    check(fn, inputs, tmp_path, kernels=1, tile=LASTING, multiprocessors=3)
 
 
 def test_lasting_tiles_in_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("inductor_gen.templates.products.tiles_for", lambda *a: [LASTING])
-    monkeypatch.setattr("inductor_gen.templates.matmul.PROCESSORS", 2)
 
     def fn(p, x, w):
         return p.exp(p.aten(aten.bmm.default, x, w))
 
-    check(fn, [torch.randn(3, 20, 18), torch.randn(3, 18, 33)], tmp_path, kernels=1, tile=LASTING)
+    check(fn, [torch.randn(3, 20, 18), torch.randn(3, 18, 33)], tmp_path, kernels=1, tile=LASTING, multiprocessors=2)
 
 
 def programs():

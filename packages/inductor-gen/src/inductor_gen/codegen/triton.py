@@ -21,6 +21,7 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
+from inductor_gen.device.record import Device
 from inductor_gen.loops.body import Body, Layout, Store, Val, linear
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, upper
@@ -32,10 +33,7 @@ from prims.spec.expr import Expr
 
 __all__ = ["POSITIONS", "Tiling", "TritonRenderer", "TritonSource"]
 
-PROCESSORS = 132  # multiprocessors of the devices that blocks are sized for
-PERSISTENT = 8192
 POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
-PERSISTENT_STAGED = 16384  # where several passes over the row would be needed otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +97,15 @@ def _power(n: int) -> int:
 
 
 class TritonRenderer:
-    """Renders loop nests as Triton. Workspaces that split reductions need are entered in ``layouts``."""
+    """Renders loop nests as Triton, in blocks that suit ``device``. Workspaces of split reductions are entered in
+    ``layouts``."""
 
     def __init__(
-        self, hint: Hint, layouts: dict[Node, Layout], tiling: Tiling | None = None, contract: bool = True
-    ) -> None:
+        self, hint: Hint, layouts: dict[Node, Layout], device: Device, tiling: Tiling | None = None,
+        contract: bool = True,
+    ) -> None:  # fmt: skip
         self.hint = hint
+        self.device = device
         self.contract = contract
         self.layouts = layouts
         self.tiling = tiling or Tiling()
@@ -319,6 +320,17 @@ class Block:
         return self.body.stores[0].buffer.device  # type: ignore[return-value]
 
 
+def flat_block(count: int, device: Device) -> int:
+    """The positions that a program of four warps takes of ``count``: many, for few programs, once these fill a good
+    part of the device.
+
+    Each thread's loads are in flight together, so that a quarter of the resident programs hides memory's latency with
+    eight positions a thread; with four, an eighth is left to be filled by what runs beside.
+    """
+    slots = device.slots(4 * device.warp)
+    return 1024 if 4 * count >= 1024 * slots else 512 if 8 * count >= 512 * slots else 256
+
+
 class _Pointwise(Block):
     def finish(self) -> TritonSource:
         loops = list(self.nest.outer)
@@ -345,10 +357,8 @@ class _Pointwise(Block):
 
     def _flat(self, loops: list[Expr]) -> TritonSource:
         total = self.extent(loops)
-        count = self.hint(total)
-        block = 1024 if count >= PROCESSORS * 4096 else 512 if count >= PROCESSORS * 1024 else 256
         tiling = self.renderer.tiling
-        block = tiling.sized(block, 64)
+        block = tiling.sized(flat_block(self.hint(total), self.renderer.device), 64)
         axis = _Axis("x", loops, block)
         self.add_axis(axis)
         self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")

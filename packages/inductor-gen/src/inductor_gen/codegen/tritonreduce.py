@@ -6,9 +6,6 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import (
-    PERSISTENT,
-    PERSISTENT_STAGED,
-    PROCESSORS,
     Block,
     Tiling,
     TritonRenderer,
@@ -18,6 +15,7 @@ from inductor_gen.codegen.triton import (
     compute_type,
     masked_identity,
 )
+from inductor_gen.device.record import Device
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
@@ -33,9 +31,15 @@ _FULL = "[XBLOCK, RBLOCK]"
 
 class Shape:
     """How a reduction is cut into blocks: ``x`` rows by ``r`` columns, whether ``r`` is the whole row, into how many
-    parts rows are split, and the warps per program."""
+    parts rows are split, and the warps per program.
 
-    def __init__(self, nest: Nest, hint: Hint, tiling: Tiling) -> None:
+    A whole row is a block's where its values stay in registers: an eighth of a multiprocessor's, a quarter where they
+    spare another pass over memory. Programs are made smaller, and rows split, until there are two programs or more for
+    each multiprocessor, so that one computes while another waits for memory; of fewer rows than a quarter of the
+    multiprocessors even those are split that a block could hold, from eight elements for each of a program's threads.
+    """
+
+    def __init__(self, nest: Nest, hint: Hint, tiling: Tiling, device: Device) -> None:
         body = nest.body
         rows, columns = (max(hint(ex.product(body.space[v] for v in g)), 1) for g in (nest.outer, nest.inner))
         stages = stage_count(body, frozenset(nest.inner))
@@ -43,25 +47,26 @@ class Shape:
         scans = any(v.op == "scan" for v in body.vals)
         width = _power(columns)
         self.split = 1
+        enough = 2 * device.multiprocessors
         if nest.lane_is_inner or not nest.outer or rows < 8:
-            limit = PERSISTENT_STAGED if stages > 1 else PERSISTENT
-            few = rows < PROCESSORS // 4 and columns >= 4096 and not scans
+            limit = device.registers // (4 if stages > 1 else 8)
+            few = rows < device.multiprocessors // 4 and columns >= 8 * 16 * device.warp and not scans
             self.persistent = known and width <= limit and not few
             self.r = width if self.persistent else min(width, 2048)
             self.x = max(1, min(_power(rows), 2048 // self.r))
-            while self.x > 1 and -(-rows // self.x) < 2 * PROCESSORS:
+            while self.x > 1 and -(-rows // self.x) < enough:
                 self.x //= 2
         else:
             self.persistent = known and width <= 64
-            side = 64 if self.persistent or _fills(rows, columns, 64) else 32
+            side = 64 if self.persistent or _fills(rows, columns, 64, enough) else 32
             self.r = width if self.persistent else side
             self.x = max(16, min(_power(rows), side))
         self.warps = min(16, max(1, self.x * self.r // 512))
         if not self.persistent:
             self.warps = max(self.warps, 4)
             programs = -(-rows // self.x)
-            if not scans and programs < 2 * PROCESSORS and columns >= 4 * self.r:
-                wanted = -(-4 * PROCESSORS // programs)
+            if not scans and programs < enough and columns >= 4 * self.r:
+                wanted = -(-2 * enough // programs)
                 self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 8192 // self.x, 1024))
         self._tile(tiling)
 
@@ -74,15 +79,15 @@ class Shape:
         self.warps = tiling.teams(self.warps)
 
 
-def _fills(rows: int, columns: int, side: int) -> bool:
-    """Do split reductions of columns keep the device busy with tiles of this side?
+def _fills(rows: int, columns: int, side: int, enough: int) -> bool:
+    """Do split reductions of columns make ``enough`` programs with tiles of this side?
 
     Then tiles of 64 by 64, whose rows are whole cache lines of 16-bit elements, beat 32 by 32: on an H200 the sums of
     [8192, 3072] with a gelu's gradient take 60 us instead of 94, of [100352, 256] 64 instead of 99. Of 64 columns,
     where few programs share many rows, it is the other way round: 125 instead of 94 for [401408, 64].
     """
     programs = -(-rows // side)
-    return rows >= 256 and programs < 2 * PROCESSORS and programs * (columns // (2 * side)) >= 2 * PROCESSORS
+    return rows >= 4 * side and programs < enough and programs * (columns // (2 * side)) >= enough
 
 
 def stage_count(body: Body, inner: frozenset[Expr]) -> int:
@@ -400,7 +405,7 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
 
 def reduction_kernels(nest: Nest, renderer: TritonRenderer) -> tuple[KernelSource, ...]:
     """The kernels of a nest with a reduction or a scan."""
-    shape = Shape(nest, renderer.hint, renderer.tiling)
+    shape = Shape(nest, renderer.hint, renderer.tiling, renderer.device)
     if shape.persistent:
         return (_Reduction(nest, renderer, shape).persistent(),)
     if shape.split > 1:

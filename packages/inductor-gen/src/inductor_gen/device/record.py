@@ -61,6 +61,10 @@ class Device:
         """Bytes of main memory that could be moved while a kernel is being started."""
         return self.launch_cost * self.bandwidth
 
+    def slots(self, threads: int) -> int:
+        """Programs of that many threads that are resident at once."""
+        return self.multiprocessors * max(self.threads // threads, 1)
+
     def __str__(self) -> str:
         version = "" if self.capability is None else f", compute capability {'.'.join(map(str, self.capability))}"
         return (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonbranch import branched, may_branch
+from inductor_gen.device.record import Asked
 from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.loopnest import Hint
@@ -18,17 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["launched_together"]
 
-#: Bytes of a kernel's buffers up to which its launch counts: some eight microseconds of an H200's memory.
-SMALL = 32 << 20
-
 Pair = tuple["KernelCall | ExternCall", "Cluster | None"]
 
 
 class _Group:
     """Calls in a row that may be one."""
 
-    def __init__(self, hint: Hint, owner: Callable[[Node], Node]) -> None:
+    def __init__(self, hint: Hint, owner: Callable[[Node], Node], devices: Asked) -> None:
         self.hint = hint
+        self.devices = devices
         self.owner = owner
         self.pairs: list[Pair] = []
         self.written: set[Node] = set()
@@ -46,10 +45,12 @@ class _Group:
         self.touched.update(self.owner(n) for p in parts for n in p.buffers)
 
     def small(self, parts: tuple[KernelSource, ...]) -> bool:
+        """Do the kernels move no more than their device could while two of them are being started?"""
         if not parts or not all(may_branch(p) for p in parts):
             return False
         nodes = dict.fromkeys(n for p in parts for n in p.buffers)
-        return sum(math.prod(map(self.hint, n.shape)) * n.dtype.itemsize for n in nodes if n.dtype is not None) <= SMALL
+        moved = sum(math.prod(map(self.hint, n.shape)) * n.dtype.itemsize for n in nodes if n.dtype is not None)
+        return moved <= 2 * self.devices(_device(parts)).launch_bytes
 
     def close(self) -> Iterator[Pair]:
         """The calls, as one where that is possible."""
@@ -67,13 +68,15 @@ class _Group:
                 yield type(some[0][0])(tuple(made)), Cluster(-1, loops=False)  # type: ignore[arg-type]
 
 
-def launched_together(calls: Iterable[Pair], hint: Hint, owner: Callable[[Node], Node]) -> Iterator[Pair]:
+def launched_together(
+    calls: Iterable[Pair], hint: Hint, owner: Callable[[Node], Node], devices: Asked
+) -> Iterator[Pair]:
     """The calls, each with its cluster, as they come, neighbouring small and independent ones as one.
 
     ``owner`` gives the node whose buffer a node has. What was made of several calls comes with a cluster that is no
     loop nest, so that nothing later takes it for one.
     """
-    group = _Group(hint, owner)
+    group = _Group(hint, owner, devices)
     for pair in calls:
         parts: Any = getattr(pair[0], "parts", ())
         if not group.small(parts):

@@ -8,11 +8,11 @@ what computes something else than the usual way, and keeps the fastest (:mod:`de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from inductor_gen.extern.cuda import misaligned
 from inductor_gen.fuse.cluster import Cluster
+from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product as volume
 from inductor_gen.pipeline import ExternCall, KernelCall, Unit
 from inductor_gen.templates.contest import Shortage, decide
@@ -22,14 +22,13 @@ from inductor_gen.templates.precision import float32_precision
 from inductor_gen.templates.problem import Candidate, Operator, Problem, numbers
 from inductor_gen.templates.product import Product
 from inductor_gen.templates.products import find_products
-from inductor_gen.templates.tiles import odd_tile, shallow_tile
+from inductor_gen.templates.tiles import odd_tile, shallow_tile, spared
 from inductor_gen.templates.tilings import find_tilings
 
 __all__ = ["autotune", "settle_products"]
 
-#: Results of shallow products below which their template is not worth its second of compilation: each million of them
-#: spares one to three microseconds of an H200.
-LEAST_RESULTS = 1 << 24
+#: Seconds of a call that a template of shallow products must spare to be worth its second of compilation.
+LEAST = 14e-6
 
 
 def autotune(unit: Unit) -> None:
@@ -55,25 +54,32 @@ def settle_products(unit: Unit) -> None:
     through memory: ``[100352, 64] @ [64, 256]`` and what follows in a ResNet take 0.047 ms instead of 0.10.
     """
     assert unit.plan is not None
+    gains: dict[Node, float] = {}
 
     def choose(p: Product) -> tuple[Sequence[Tile], bool]:
+        device = unit.devices(p.node.device)  # type: ignore[arg-type]
         if misaligned(p.node):
-            return (odd_tile(p.node.device),), True
+            return (odd_tile(device),), True
         m, n, k, count = numbers(unit.hint, (p.m, p.n, p.k, volume(p.batch)))
-        tile = shallow_tile(m, n, k, p.node.dtype) if count == 1 else None  # type: ignore[arg-type]
-        return ((tile,) if tile is not None else ()), False
+        tile = shallow_tile(m, n, k, p.node.dtype, device) if count == 1 else None  # type: ignore[arg-type]
+        if tile is None:
+            return (), False
+        gains[p.node] = spared(m, n, k, tile, device)
+        return (tile,), False
 
     problems = find_products(unit, float32_precision(), choose)
-    _replace(unit, list(unit.plan.order), problems, _worth_compiling(unit, problems))
+    _replace(unit, list(unit.plan.order), problems, _worth_compiling(unit, problems, gains))
 
 
-def _worth_compiling(unit: Unit, problems: list[Problem]) -> list[Candidate]:
-    """The templates, but those of shallow products only where one text serves enough of them."""
-    shallow = [p for p in problems if not misaligned(unit.calls[p.positions[0]].node)]  # type: ignore[union-attr]
-    results: dict[str, int] = {}
-    for p in shallow:
-        results[_text_of(p)] = results.get(_text_of(p), 0) + math.prod(numbers(unit.hint, p.results[0].shape))
-    few = {id(p) for p in shallow if results[_text_of(p)] < LEAST_RESULTS}
+def _worth_compiling(unit: Unit, problems: list[Problem], gains: dict[Node, float]) -> list[Candidate]:
+    """The templates, but those of shallow products only where one text serves enough of them; ``gains``: what each of
+    these spares."""
+    shallow = {id(p): gain for p in problems if (gain := gains.get(unit.calls[p.positions[0]].node))}  # type: ignore[union-attr]
+    totals: dict[str, float] = {}
+    for p in problems:
+        if id(p) in shallow:
+            totals[_text_of(p)] = totals.get(_text_of(p), 0) + shallow[id(p)]
+    few = {id(p) for p in problems if id(p) in shallow and totals[_text_of(p)] < LEAST}
     return [p.candidates[0 if id(p) in few else 1] for p in problems]
 
 

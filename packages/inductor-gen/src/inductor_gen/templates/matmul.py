@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inductor_gen.codegen.triton import PROCESSORS, Block, TritonRenderer, TritonSource, _Axis
+from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis
 from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
@@ -111,7 +111,7 @@ class _Matmul(Block):
         self.line(f"across = tl.cdiv({names.param(p.n)}, XBLOCK)")
         if tile.lasting:
             total = "down * across" if count is ONE else f"down * across * {names.size(count)}"
-            programs = ex.minimum(programs, ex.const(_processors(p.node.device)))
+            programs = ex.minimum(programs, ex.const(self.renderer.device.multiprocessors))
             self.line(f"for turn in tl.range(tl.program_id(0), {total}, tl.num_programs(0), flatten=True):")
             self.depth += 1
             self.line(f"p = turn{'.to(tl.int64)' if self.wide else ''}")
@@ -271,13 +271,6 @@ class _Matmul(Block):
         value = self.names.stored(self.names.val(s.value), s.value.dtype)
         address = self.names.address(s.buffer, s.at, zero)
         self.line(f"tl.store({address}, {value}{', ' + mask if mask else ''})")
-
-
-def _processors(device: torch.device | None) -> int:
-    """The multiprocessors of a device."""
-    if device is None or device.type != "cuda":
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _type(node: Node) -> str:

@@ -117,7 +117,8 @@ class _Finder:
 
     def _all(self, p: Product) -> tuple[Sequence[Tile], bool]:
         m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
-        return tiles_for(m, n, k, count, p.node.dtype, self.precision), True  # type: ignore[arg-type]
+        device = self.unit.devices(p.node.device)  # type: ignore[arg-type]
+        return tiles_for(m, n, k, count, p.node.dtype, self.precision, device), True  # type: ignore[arg-type]
 
     def _candidates(self, tiles: Sequence[Tile], render: Callable[[Tile], Steps]) -> list[Candidate]:
         """A candidate for each tile, the first one rendered: what Triton cannot do it cannot do with any."""
@@ -130,7 +131,8 @@ class _Finder:
     def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource:
         body.nodes = [p.node, *body.nodes]
         rounded = self.unit.options.numerics != "fast"
-        renderer = TritonRenderer(self.hint, self.prepared.layouts, contract=not rounded)
+        device = self.unit.devices(p.node.device)  # type: ignore[arg-type]
+        renderer = TritonRenderer(self.hint, self.prepared.layouts, device, contract=not rounded)
         return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
 
     def _problem(

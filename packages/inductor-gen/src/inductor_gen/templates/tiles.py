@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from inductor_gen.device.record import Device
 from inductor_gen.templates.matmul import Tile
 
-__all__ = ["odd_tile", "shallow_tile", "tiles_for"]
+__all__ = ["odd_tile", "shallow_tile", "spared", "tiles_for"]
 
 _LASTING = Tile(128, 256, 64, 8, 3, 32, lasting=True)
-_LASTING_SHARED = 180 << 10  # bytes of shared memory that it takes: operands, and a result on its way out
 
 #: For 16-bit operands; float32 takes half the depth. Large tiles first: of equally fast ones the first stays.
 _HALVES = (
@@ -44,16 +44,25 @@ _EXACT = (
     Tile(32, 32, 32, 4, 2),
     Tile(16, 16, 32, 2, 2),
 )
-_SHARED = 220 << 10  # bytes of shared memory that a program may take
-_PROCESSORS = 132
-
+#: The share of its peak that a device comes to in a library's product and in a template's.
+_LIBRARY, _TEMPLATE = 0.75, 0.5
 
 def _power(n: int) -> int:
     return max(16, 1 << max(n - 1, 0).bit_length())
 
 
-def tiles_for(m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision: str) -> list[Tile]:
-    """The tiles worth trying for ``batch`` products of ``[m, k]`` and ``[k, n]``, at most a dozen.
+def _fits(tile: Tile, itemsize: int, device: Device) -> bool:
+    """Does the device have the shared memory that a tile takes? That of its operands; where the tiles last, also half
+    of a result, which is on its way out while the next operands arrive; and some for what the programs agree by."""
+    out = tile.m * tile.n * itemsize // 2 if tile.lasting else 0
+    operands = tile.stages * tile.k * (tile.m + tile.n) * itemsize
+    return operands + out + (1 << 10) <= device.shared_memory
+
+
+def tiles_for(
+    m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision: str, device: Device
+) -> list[Tile]:  # fmt: skip
+    """The tiles worth trying for ``batch`` products of ``[m, k]`` and ``[k, n]`` on a device, at most a dozen.
 
     Tiles larger than the result are left out, as are those so small that a large result would need very many programs,
     and so large that a result that could occupy the device would not.
@@ -68,42 +77,57 @@ def tiles_for(m: int, n: int, k: int, batch: int, dtype: torch.dtype, precision:
         pool = _HALVES
     rows = list(_ROWS) if m <= 2 else []
     fits = [t for t in pool if t.m <= _power(m) and t.n <= _power(n)]
-    fits = [t for t in fits if t.stages * t.k * (t.m + t.n) * dtype.itemsize <= _SHARED]
+    fits = [t for t in fits if _fits(t, dtype.itemsize, device)]
     deep = [t for t in fits if t.k <= _power(k)]
 
     def programs(t: Tile) -> int:
         return batch * -(-m // t.m) * -(-n // t.n)
 
-    lasting = [_LASTING] if dtype != torch.float32 and programs(_LASTING) >= 2 * _PROCESSORS else []
+    processors = device.multiprocessors
+    halves = dtype != torch.float32 and _fits(_LASTING, dtype.itemsize, device)
+    lasting = [_LASTING] if halves and programs(_LASTING) >= 2 * processors else []
 
-    busy = [t for t in deep or fits if programs(t) <= 24 * _PROCESSORS] or (deep or fits)[:3]
+    busy = [t for t in deep or fits if programs(t) <= 24 * processors] or (deep or fits)[:3]
     most = max((programs(t) for t in busy), default=0)
-    wanted = min(most, _PROCESSORS) // 4
+    wanted = min(most, processors) // 4
     chosen = [t for t in busy if programs(t) >= wanted] or busy[-1:] or [min(pool, key=lambda t: (t.m * t.n, t))]
     return rows + lasting + chosen[: 12 - len(rows) - len(lasting)]
 
 
-def odd_tile(device: torch.device | None) -> Tile:
+def odd_tile(device: Device) -> Tile:
     """What serves large products with rows that are no multiple of 16 bytes."""
-    large = device is not None and device.type == "cuda" and _shared_memory(device) >= _LASTING_SHARED
-    return _LASTING if large else Tile(128, 128, 64, 8, 3)
+    ways = (_LASTING, Tile(128, 128, 64, 8, 3), Tile(128, 128, 32, 8, 3))
+    return next((t for t in ways if _fits(t, 2, device)), ways[-1])
 
 
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have on a device."""
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
-
-
-def shallow_tile(m: int, n: int, k: int, dtype: torch.dtype) -> Tile | None:
+def shallow_tile(m: int, n: int, k: int, dtype: torch.dtype, device: Device) -> Tile | None:
     """The tile for a product so shallow that its result's way through memory, to a kernel that reads it, costs more
-    than a template loses against the library; None for deeper ones.
+    than a template loses against the library.
 
-    Within these bounds lie all such products of a ResNet-50 (32 images), which on an H200 gained from 10% to half of
-    what they and the kernel took. Depth 768 and 25 million results (BERT, ViT) still gain 7%, which is not worth the
-    time to compile a template, more than half a second.
+    None for others: deeper ones, and those of so few rows or tiles that the library computes each in several parts.
     """
-    if dtype not in (torch.float16, torch.bfloat16) or k % 64 or (n % 128 and n != 64) or m < 1024 or m * n < 1 << 19:
+    if dtype not in (torch.float16, torch.bfloat16) or k % 64 or (n % 128 and n != 64) or m < 1024:
         return None
-    if k > 1024 or (k > 512 and m * n > 1 << 22):
+    tile = Tile(128, 64, 64, 4, 4) if n == 64 else Tile(128, 128, 64, 4, 3)
+    if k > 16 * tile.k or _tiles(m, n, tile) < device.multiprocessors // 5 or not _fits(tile, 2, device):
         return None
-    return Tile(128, 64, 64, 4, 4) if n == 64 else Tile(128, 128, 64, 4, 3)
+    return tile if spared(m, n, k, tile, device) > 0 else None
+
+
+def _tiles(m: int, n: int, tile: Tile) -> int:
+    return -(-m // tile.m) * -(-n // tile.n)
+
+
+def spared(m: int, n: int, k: int, tile: Tile, device: Device) -> float:
+    """Seconds that a template of a 16-bit product with the kernel that reads it spares, against the library's product
+    and that kernel.
+
+    The result is not written and read, and one kernel less is started. The product itself takes longer: turns of the
+    multiprocessors, each a tile, at the pace of a template instead of the library's. On an H200 that comes to nothing
+    at a depth of 700 for results of 25 million, of 1,050 for 3 million. Within it lie the products of a ResNet-50 (32
+    images), which gained from 10% to half of what they and the kernel took; [8192, 768] @ [768, 3072], outside of it,
+    gained 7%.
+    """
+    turns = -(-_tiles(m, n, tile) // device.multiprocessors)
+    work = turns * device.multiprocessors * 2 * tile.m * tile.n * k / device.flops16
+    return 2 * 2 * m * n / device.bandwidth + device.launch_cost - work * (1 / _TEMPLATE - 1 / _LIBRARY)

@@ -18,7 +18,9 @@ __all__ = ["Case", "build", "check", "compile_fn"]
 
 
 def spec_of(t: torch.Tensor, dynamic: Sequence[int] = (), ctx: SymbolContext | None = None, known: Any = None) -> TensorSpec:
-    """The spec of a tensor; dimensions in ``dynamic`` become symbols (equal sizes share one)."""
+    """The spec of a tensor; dimensions in ``dynamic`` become symbols (equal sizes share one). A spec is its own."""
+    if isinstance(t, TensorSpec):
+        return t
     shape: list[Any] = list(t.shape)
     known = known if known is not None else {}
     for d in dynamic:

@@ -1,0 +1,127 @@
+"""Kernels and choices for devices that are not there, by their published records."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from gen_support import build
+
+import inductor_gen
+from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.device.record import known
+from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
+from prims.options import Options
+from prims.spec import TensorSpec
+
+DEVICES = ("A100-80GB", "L4", "H200", "B200")
+GPU = torch.device("cuda", 0)
+aten = torch.ops.aten
+
+
+def relu(p, x):
+    return p.maximum(x, 0.0)
+
+
+def softmax(p, x):
+    rows, columns = x.shape
+    e = p.exp(p.sub(x, p.broadcast(p.amax(x, (1,)), (rows, columns), (0,))))
+    return p.div(e, p.broadcast(p.sum(e, (1,)), (rows, columns), (0,)))
+
+
+def product(p, a, b):
+    return p.aten(aten.mm.default, a, b)
+
+
+def product_and_reader(p, a, b, c):
+    y = product(p, a, b)
+    return relu(p, p.add(y, p.broadcast(c, y.shape, (1,))))
+
+
+CASES = {
+    "pointwise": (lambda p, x, y: relu(p, p.add(x, y)), [(500, 1000), (500, 1000)]),
+    "rows": (softmax, [(8192, 4096)]),
+    "few rows": (lambda p, x: p.sum(x, (1,)), [(8, 1 << 20)]),
+    "columns": (lambda p, x, y: p.sum(p.mul(x, p.sigmoid(y)), (0,)), [(8192, 3072), (8192, 3072)]),
+    "misaligned product": (product, [(4096, 768), (768, 50257)]),
+    "shallow product": (product_and_reader, [(100352, 64), (64, 256), (256,)]),
+    "product between": (product_and_reader, [(8192, 768), (768, 3072), (3072,)]),
+    "deep product": (product_and_reader, [(4096, 4096), (4096, 4096), (4096,)]),
+    "two small kernels": (lambda p, x, y: (p.sin(x), p.cos(y)), [(1024, 2048), (1000, 2048)]),
+}
+
+
+def lowered(case, name):
+    fn, shapes = CASES[case]
+    specs = [TensorSpec(shape, torch.bfloat16, GPU) for shape in shapes]
+    env = build(fn, specs, claims=inductor_gen.claims("cuda"))
+    return lower_graph(env, Options(verify="off"), devices=lambda _: known(name))
+
+
+def sources(unit):
+    return [s for call in unit.calls if isinstance(call, KernelCall) for s in call.parts]
+
+
+def blocks(source):
+    """The constants and the shape of the launch of a kernel."""
+    constants = [line.strip().replace(": tl.constexpr", "") for line in source.text.splitlines() if "constexpr" in line]
+    grid = "x".join(str(e) for e in source.grid)
+    return f"{' '.join(dict.fromkeys(source.ops))}: {', '.join(constants)}; {source.warps} warps, grid {grid}"
+
+
+def choices(unit):
+    """What was chosen, a line for each call."""
+    lines = []
+    for call in unit.calls:
+        lines += map(blocks, call.parts) if isinstance(call, KernelCall) else [f"library: {call.node.op}"]
+    return "\n".join(lines)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", DEVICES)
+def test_kernels_compile_for_the_architecture(name, case, tmp_path):
+    unit, device = lowered(case, name), known(name)
+    made = sources(unit)
+    print(f"\n{device}\n{case}:\n{choices(unit)}")
+    assert made and all(isinstance(s, TritonSource) for s in made)
+    module = load_module_text(module_text(made), Path(tmp_path))
+    for source in made:
+        cubin, _, shared = compile_kernel(module, source, device.capability)
+        assert cubin.startswith(b"\x7fELF") and shared <= device.shared_memory, (source.name, shared)
+
+
+def grid_of(case, name):
+    return [tuple(int(e.value) for e in s.grid) for s in sources(lowered(case, name))]
+
+
+def test_choices_follow_the_device():
+    """What fills one device does not fill another; what fits one's shared memory does not fit another's."""
+    assert "XBLOCK = 1024" in choices(lowered("pointwise", "L4"))
+    assert "XBLOCK = 512" in choices(lowered("pointwise", "B200"))
+    parts = {name: grid_of("few rows", name)[0][1] for name in DEVICES}
+    assert parts["L4"] < parts["A100-80GB"] < parts["H200"] < parts["B200"], parts
+    for name in DEVICES:
+        assert parts[name] * 8 >= 4 * known(name).multiprocessors
+        (lasting,) = [" lasting" in s.text for s in sources(lowered("misaligned product", name))]
+        assert lasting == (name in ("H200", "B200"))
+        if lasting:
+            assert grid_of("misaligned product", name) == [(known(name).multiprocessors, 1)]
+
+
+def test_what_a_launch_is_worth_follows_the_device():
+    """Two kernels of eight megabytes each cost an L4 more than their launches, a B200 less."""
+    launches = {name: len(lowered("two small kernels", name).calls) for name in DEVICES}
+    assert launches == {"A100-80GB": 1, "L4": 2, "H200": 1, "B200": 1}
+
+
+def test_templates_where_memory_is_slow_beside_arithmetic():
+    """A shallow product joins its reader everywhere, a deep one nowhere; one between where memory is slower."""
+    for name in DEVICES:
+        assert "library" not in choices(lowered("shallow product", name))
+        assert "library" in choices(lowered("deep product", name))
+    assert "library" not in choices(lowered("product between", "L4"))
+    assert "library" in choices(lowered("product between", "A100-80GB"))

@@ -128,18 +128,13 @@ def second(function, watch, late):
 @pytest.mark.parametrize("late", [False, True], ids=["before", "between"])
 @pytest.mark.parametrize("watch", [doubled, removed, torch.Tensor.retain_grad], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("function", ["sin", "tanh"])
-def test_what_is_watched_between_is_right_or_said(function, watch, late):
+def test_what_is_watched_between(function, watch, late):
     """Tanh's derivative is computed from its result, so that eager's second gradients pass that result's hooks; sine's
     is not."""
     program = lambda x: getattr(x * 0.5, function)()
     compiled = compile_api.compile(program)
     for _ in range(2):
-        wanted = second(program, watch, late)
-        if function == "tanh" and watch is not removed:
-            with pytest.raises(RuntimeError, match="a result of it has a hook or retains its gradient"):
-                second(compiled, watch, late)
-        else:
-            torch.testing.assert_close(second(compiled, watch, late), wanted)
+        torch.testing.assert_close(second(compiled, watch, late), second(program, watch, late))
     assert compiled.report().kernels
 
 
@@ -149,9 +144,13 @@ def test_a_hook_inside_a_program_is_right_or_said():
         h.register_hook(lambda gradient: gradient * 2)
         return h + 0
 
-    compiled = compile_api.compile(program)
-    for _ in range(3):
+    def run(function):
         x = torch.linspace(-1, 1, 6).requires_grad_()
-        (first,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match=r"a result of it has a hook|is no longer there"):
-            torch.autograd.grad(first.sin().sum(), x)
+        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sin().sum(), x)
+
+    compiled = compile_api.compile(program)
+    with pytest.raises(RuntimeError, match="is no longer there"):  # what is behind the graph break, the first time
+        run(compiled)
+    for _ in range(2):
+        torch.testing.assert_close(run(compiled), run(program))

@@ -444,8 +444,8 @@ REPEATED = {
 def _second(function, seed):
     """Gradient, second derivative and statistics of a penalised step."""
     torch.manual_seed(seed)
-    x, y = torch.randn(6, 3, requires_grad=True), torch.randn(3, requires_grad=True)
-    state = [torch.zeros(3), torch.ones(3), torch.tensor(0)]
+    x, y = (torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in ((6, 3), (3,)))
+    state = [torch.zeros(3).double(), torch.ones(3).double(), torch.tensor(0)]
     results = function(x, y, *state)
     loss = torch.stack([(result * torch.arange(result.numel()).view_as(result)).sum() for result in results]).sum()
     first = torch.autograd.grad(loss, (x, y), create_graph=True)
@@ -457,7 +457,8 @@ def _second(function, seed):
 def test_second_derivatives_with_random_numbers_statistics_and_views(name):
     """Judged by the same program under the same drawn numbers: those of the compiled call."""
     program = REPEATED[name]
-    example = [leaf(6, 3), leaf(3), torch.zeros(3), torch.ones(3), torch.tensor(0)]
+    floats = [leaf(6, 3), leaf(3), torch.zeros(3), torch.ones(3)]
+    example = [*(t.detach().double().requires_grad_(t.requires_grad) for t in floats), torch.tensor(0)]
     compiled = aot_function(function_graph(program, 5), example, fw_compiler=run_eagerly)
 
     def drawn(*args):

@@ -10,8 +10,8 @@ changed or are gone) the compiled gradients are given, with a node that explains
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ref
 
@@ -23,7 +23,7 @@ from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.redraw import Redraw
 from aot_autograd.trace.outcome import Joint, flatten
 
-__all__ = ["RunAgain"]
+__all__ = ["RunAgain", "own_results"]
 
 
 class RunAgain:
@@ -82,6 +82,8 @@ class RunAgain:
             return "its results depend on inputs that it writes"
         if None in self._leaves:
             return "its results are views of one another"
+        if any(i >= self._arguments and i not in joint.outcome.program.lifted for i in self._wanted):
+            return "it has gradients for a constant of the program"
         return None
 
     def keep(self, args: Sequence[Any], gate: torch.Tensor) -> Any:
@@ -104,7 +106,7 @@ class RunAgain:
     def gradients(
         self,
         kept: Any,
-        firsts: Sequence[ref[torch.Tensor]],
+        own: Sequence[torch.Tensor | None],
         tangents: Sequence[torch.Tensor | None],
         box: list[Any],
     ) -> Sequence[Any]:
@@ -112,43 +114,82 @@ class RunAgain:
 
         Args:
             kept: what :meth:`keep` gave.
-            firsts: the differentiable results of the call, as far as they are still there.
+            own: the differentiable results of the call, as :func:`own_results` gave them.
             tangents: the gradients of the differentiable results, with their own history.
             box: what the compiled backward pass takes.
         """
         args, obstacle = self._inputs(kept)
         if obstacle is not None:
-            return _refusing(self._backward(box), obstacle, kept[2], tangents)
-        for i in self._wanted:
-            # One tensor may be two arguments, each of which has its own gradient.
-            if i < self._arguments:
-                args[i] = args[i].view_as(args[i])
+            return _refusing(self._backward(box), obstacle, kept[2], (*own, *tangents))
+        arrivals: dict[int, dict[int, torch.Tensor]] = {}
+        entering = [i for i in self._tensors if args[i].requires_grad]
+        behind = [k for k, result in enumerate(own) if result is not None]
+        # One tensor may be two arguments, each of which has its own gradient.
+        inside = _Entrance.apply(arrivals, behind, len(entering), *(args[i] for i in entering),
+                                 *(own[k] for k in behind))  # fmt: skip
+        for i, tensor in zip(entering, inside, strict=True):
+            args[i] = tensor
+        results: list[Any] = []
+        flatten(self._run(args), results)
+        made = [self._result(results, k) for k in range(len(tangents))]
+        if any(result is None for result in made):
+            return _refusing(self._backward(box), "its results are views of one another", kept[2], (*own, *tangents))
+        present = [k for k, tangent in enumerate(tangents) if tangent is not None]
+        gradients = torch.autograd.grad(
+            [made[k] for k in present],  # type: ignore[misc]
+            [args[i] for i in self._wanted],
+            [tangents[k] for k in present],
+            create_graph=True,
+            allow_unused=True,
+        )
+        self._divert(made, own, arrivals)  # type: ignore[arg-type]
+        return gradients
+
+    def _run(self, args: list[Any]) -> Any:
+        """What the program returns for these inputs of its graph."""
         with ExitStack() as stack:
             # The program may turn gradients on by itself.
             stack.enter_context(torch.set_grad_enabled(self._joint.outcome.program.grad_enabled))
+            stack.enter_context(self._standing_in(args))
             for device, enabled, dtype in self._autocast:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled))
             if self._seeds:
                 stack.enter_context(Redraw({device: torch.as_tensor(args[i]) for device, i in self._seeds.items()}))
-            results: list[Any] = []
-            flatten(self._eager(*args[: self._arguments]), results)
-        present = [i for i, tangent in enumerate(tangents) if tangent is not None]
-        made = [self._result(results, i) for i in present]
-        if any(result is None for result in made):
-            return _refusing(self._backward(box), "its results are views of one another", kept[2], tangents)
-        gradients = torch.autograd.grad(
-            made,
-            [args[i] for i in self._wanted],
-            [tangents[i] for i in present],
-            create_graph=True,
-            allow_unused=True,
-        )
-        for result, i in zip(made, present, strict=True):
-            first = _alive(firsts[i])
-            if first is not None:
-                result.register_hook(_Unhooked(firsts[i], _hooked(first)))  # type: ignore[union-attr]
-        return gradients
+            return self._eager(*args[: self._arguments])
+
+    @contextmanager
+    def _standing_in(self, args: list[Any]) -> Iterator[None]:
+        """With these inputs in the places of the program's own tensors."""
+        lifted = {id(store[name]): args[i] for i, (store, name) in self._joint.outcome.program.lifted.items()}
+        modules = self._eager.modules() if lifted and isinstance(self._eager, torch.nn.Module) else ()
+        stores = [store for module in modules for store in (module._parameters, module._buffers)]
+        places = [(store, name, real) for store in stores for name, real in store.items() if id(real) in lifted]
+        try:
+            for store, name, real in places:
+                store[name] = lifted[id(real)]  # type: ignore[assignment]
+            yield
+        finally:
+            for store, name, real in places:
+                store[name] = real  # type: ignore[assignment]
+
+    @staticmethod
+    def _divert(
+        made: list[torch.Tensor], own: Sequence[torch.Tensor | None], arrivals: dict[int, dict[int, torch.Tensor]]
+    ) -> None:
+        """Have what arrives at the second run's results go to the call's own."""
+        by_node: dict[Any, dict[int, int]] = {}
+        for k, result in enumerate(made):
+            if result.grad_fn is not None:
+                by_node.setdefault(result.grad_fn, {})[result.output_nr] = k
+        for node, places in by_node.items():
+            reasons = {}
+            for k in places.values():
+                if made[k]._backward_hooks:
+                    reasons[k] = "the program puts a hook on a result of it"
+                elif own[k] is None:
+                    reasons[k] = "a result of it was changed in place or is no longer there"
+            node.register_prehook(_Diversion(places, reasons, arrivals))
 
     def _result(self, results: list[Any], tangent: int) -> torch.Tensor | None:
         """The second run's result that a tangent belongs to."""
@@ -215,31 +256,65 @@ def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
     return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
-def _alive(first: ref[torch.Tensor]) -> torch.Tensor | None:
-    tensor = first()
-    if tensor is not None:
-        tensor._fix_weakref()  # type: ignore[attr-defined]
-    return tensor
+def own_results(
+    node: Any, firsts: Sequence[ref[torch.Tensor]], saved: Sequence[torch.Tensor], places: Sequence[int | None]
+) -> list[torch.Tensor | None]:
+    """The differentiable results of a call, as tensors with the edges that the user's have.
 
-
-def _hooked(tensor: torch.Tensor) -> bool:
-    return bool(tensor._backward_hooks) or tensor.retains_grad
-
-
-class _Unhooked:
-    """On a result of the second run, which stands for the call's own: gradients that come here should have gone there.
-
-    That is no matter but where somebody sees or changes what arrives there: a hook, or a ``grad`` that is retained.
+    Args:
+        node: the call's autograd node.
+        firsts: the results that it gave, as far as they are still there.
+        saved: the values saved for its backward pass.
+        places: where each result is among them, if it is.
     """
+    found: list[torch.Tensor | None] = []
+    for first, place in zip(firsts, places, strict=True):
+        result = first()
+        if result is not None:
+            result._fix_weakref()  # type: ignore[attr-defined]
+        if result is None or result.grad_fn is not node:
+            result = None if place is None else saved[place]
+        found.append(result)
+    return found
 
-    def __init__(self, first: ref[torch.Tensor], hooked: bool) -> None:
-        self._first = first
-        self._hooked = hooked
 
-    def __call__(self, gradient: torch.Tensor) -> None:
-        first = _alive(self._first)
-        if self._hooked if first is None else _hooked(first):
-            raise RuntimeError(_REFUSAL.format(reason="a result of it has a hook or retains its gradient"))
+class _Diversion:
+    """Before a node of the second run that made results of it: takes away what arrives for them."""
+
+    def __init__(
+        self, places: dict[int, int], reasons: dict[int, str], arrivals: dict[int, dict[int, torch.Tensor]]
+    ) -> None:
+        self._places = places
+        self._reasons = reasons
+        self._arrivals = arrivals
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        left = list(gradients)
+        for at, k in self._places.items():
+            gradient, left[at] = left[at], None
+            if gradient is None:
+                continue
+            if k in self._reasons:
+                raise RuntimeError(_REFUSAL.format(reason=self._reasons[k]))
+            self._arrivals.setdefault(torch._C._current_graph_task_id(), {})[k] = gradient
+        return tuple(left)
+
+
+class _Entrance(torch.autograd.Function):
+    """Gives a second run its inputs. Its gradients are theirs, and what arrived for the call's results meanwhile."""
+
+    @staticmethod
+    def forward(ctx: Any, arrivals: dict[int, dict[int, torch.Tensor]], behind: list[int], count: int,
+                *tensors: torch.Tensor) -> Any:  # fmt: skip
+        ctx.arrivals = arrivals
+        ctx.behind = behind
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        arrived = ctx.arrivals.pop(torch._C._current_graph_task_id(), {})
+        return (None, None, None, *gradients, *(arrived.get(k) for k in ctx.behind))
 
 
 _REFUSAL = (
@@ -262,14 +337,15 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 
 def _refusing(
-    results: Sequence[Any], reason: str, gate: torch.Tensor, tangents: Sequence[torch.Tensor | None]
+    results: Sequence[Any], reason: str, gate: torch.Tensor, others: Sequence[torch.Tensor | None]
 ) -> Sequence[Any]:
     """The gradients, such that their own gradients raise an error; without a node they would silently be zero.
 
-    They are functions of the inputs, which stand behind ``gate``, and of the tangents.
+    They are functions of the inputs, which stand behind ``gate``, and of ``others``: the call's results and the
+    tangents.
     """
     places = [i for i, result in enumerate(results) if result is not None]
-    behind = [gate, *(t for t in tangents if t is not None)]
+    behind = [gate, *(t for t in others if t is not None)]
     wrapped = _NoSecondDerivative.apply(reason, len(places), *(results[i] for i in places), *behind)
     out = list(results)
     for place, value in zip(places, wrapped, strict=True):

@@ -14,8 +14,8 @@ from weakref import ref
 
 import torch
 
-from aot_autograd.partition.split import Partition
-from aot_autograd.runtime.again import RunAgain
+from aot_autograd.partition.split import Partition, needed_by_backward
+from aot_autograd.runtime.again import RunAgain, own_results
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
@@ -148,6 +148,7 @@ def _forward_source(
     source.globals["ref"] = ref
     source.line(f"ctx.results = ({''.join(f'ref({outputs[i]}), ' for i in joint.tangents)})")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
+    saved += [outputs[i] for i in _kept_results(joint, partition)]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
     if partition.sizes:
         source.line(f"ctx.sizes = {source.sizes(partition.sizes)}")
@@ -163,6 +164,17 @@ def _forward_source(
     return source
 
 
+def _kept_results(joint: Joint, partition: Partition) -> list[int]:
+    """The differentiable results that are kept, as in eager, though the backward graph does not take them.
+
+    Eager's backward pass saves them. By these gradients know the results when they are differentiated themselves.
+    """
+    used = set(needed_by_backward(joint))
+    results = joint.envelope.results()
+    taken = {at for kind, at in partition.saved if kind == "output"}
+    return [i for i in joint.tangents if (i in joint.saved_by_eager or results[i] in used) and i not in taken]
+
+
 def _symbolic_strides(joint: Joint) -> bool:
     return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
 
@@ -175,7 +187,13 @@ def _collecting_source(joint: Joint, partition: Partition) -> Source:
     source.globals["grad_enabled"] = torch.is_grad_enabled
     source.line("gate = empty(0, device=device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
-    source.line(f"gate.again = (ctx.kept, ctx.results, ({at})) if grad_enabled() else None")
+    source.globals["own_results"] = own_results
+    saved = [at if kind == "output" else None for kind, at in partition.saved] + (
+        kept := _kept_results(joint, partition)
+    )
+    places = tuple(saved.index(output) if output in saved else None for output in joint.tangents)
+    own = f"own_results(ctx, ctx.results, ctx.saved_tensors, {places})"
+    source.line(f"gate.again = (ctx.kept, {own}, ({at})) if grad_enabled() else None")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
@@ -185,7 +203,8 @@ def _collecting_source(joint: Joint, partition: Partition) -> Source:
         source.line(f"{name} = tangents[{returned.index(output)}]")
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
     sizes = "*ctx.sizes, " if partition.sizes else ""
-    source.line(f"gate.box = [*ctx.saved_tensors, {sizes}{', '.join(names)}]")
+    some = f"[:{len(partition.saved)}]" if kept else ""
+    source.line(f"gate.box = [*ctx.saved_tensors{some}, {sizes}{', '.join(names)}]")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
     source.line("return gate, None")

@@ -98,12 +98,14 @@ class Joint:
         outcome: how results are handed to the user.
         tangents: the differentiable outputs, in tangent order.
         gradients: the inputs that the gradients belong to, in order.
+        saved_by_eager: the differentiable outputs that eager's own nodes save: ``tanh``'s derivative needs its result.
     """
 
     envelope: Envelope
     outcome: Outcome
     tangents: list[int]
     gradients: list[int]
+    saved_by_eager: frozenset[int] = frozenset()
 
     @property
     def tangent_specs(self) -> list[TensorSpec]:
@@ -415,6 +417,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         cotangents.append(tensor)
     wanted = list(program.leaves)
     before = len(tracer.inputs)
+    saved_by_eager = frozenset(i for i in tangents if _saves_itself(outcome.tensors[i]))
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer:
@@ -436,4 +439,15 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted)
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager)
+
+
+def _saves_itself(result: torch.Tensor) -> bool:
+    """Whether the node that a result comes from has saved it."""
+    node = result.grad_fn
+    try:
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        saved += getattr(node, "saved_tensors", ())
+    except RuntimeError:  # something that it saved was written since: its backward pass will say so
+        return False
+    return any(isinstance(v, torch.Tensor) and v.grad_fn is node and v.output_nr == result.output_nr for v in saved)

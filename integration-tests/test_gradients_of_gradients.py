@@ -1,0 +1,269 @@
+"""What eager gives when a compiled region's gradients are differentiated: with respect to its inputs and its results.
+
+Every program is called in every situation, eagerly and compiled, in float64. A result may be a view or an
+input; the caller may hook it, drop it, write to it. Where a situation cannot be had, the error says so; which those are,
+is written here.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import compile_api
+from aot_autograd.runtime.inference import new_seed
+from aot_autograd.runtime.redraw import Redraw
+
+
+class Cubed(torch.autograd.Function):
+    """Not the derivative of what it computes, so that a derivative of the computation shows; saves its result too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        result = x * x * x
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, result = ctx.saved_tensors
+        return gradient * (2 * x + result.sin())
+
+
+def normed(x, y):
+    return F.batch_norm(x * y, None, None, y, y.sin(), training=True).tanh()
+
+
+def dropped(x, y):
+    return (F.dropout(x.tanh(), 0.4) * y).sigmoid()
+
+
+PROGRAMS = {
+    "tanh": lambda x, y: (x * 0.5).tanh(),
+    "sine": lambda x, y: (x * y).sin(),
+    "relu": lambda x, y: (x * y).relu() * y,
+    "softmax": lambda x, y: (x * y).softmax(-1),
+    "log_softmax": lambda x, y: (x @ y.diag()).log_softmax(-1),
+    "power": lambda x, y: (x.abs() + 1) ** (y.abs() + 0.5),
+    "norm": lambda x, y: (x * y).norm(dim=-1, keepdim=True) * x,
+    "std": lambda x, y: (x * y).std(0),
+    "amax": lambda x, y: (x * y).amax(-1),
+    "prod": lambda x, y: (x * y).prod(-1),
+    "logsumexp": lambda x, y: (x * y).logsumexp(0),
+    "layer norm": lambda x, y: F.layer_norm(x, (3,), y, y.cos()),
+    "gelu": lambda x, y: F.gelu(x * y),
+    "silu": lambda x, y: F.silu(x * y),
+    "convolution": lambda x, y: F.conv1d(x[None], y.expand(2, 4, 3), padding=1).sigmoid(),
+    "batch norm": normed,
+    "dropout": dropped,
+    "custom": lambda x, y: Cubed.apply(x * y),
+    "chunks": lambda x, y: (x * y).tanh().chunk(2),
+    "a view of a result": lambda x, y: (lambda h: (h, h.t()))((x * y).tanh()),
+    "a part of a result": lambda x, y: (lambda h: (h[1:], h[:3] * y))((x * y).sigmoid()),
+    "two views": lambda x, y: (lambda h: (h.t(), h[1:]))((x * y).tanh()),
+    "an input": lambda x, y: (x, (x * y).tanh()),
+    "a view of an input": lambda x, y: (x.t(), (x * y).tanh()),
+    "one result twice": lambda x, y: (lambda h: (h, h))((x * y).tanh()),
+    "a result without gradient": lambda x, y: ((x * y).tanh(), x.detach().sin()),
+}
+
+
+def of(results):
+    """The results, and a loss that uses them all with different weights and is not linear in them."""
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    loss = sum(
+        (result * result * torch.linspace(0.5, 1.5, result.numel(), dtype=result.dtype).view(result.shape)).sum()
+        for result in results
+    )
+    return results, loss
+
+
+def seeds(results):
+    return [result for result in results if result.requires_grad]
+
+
+def grad(gradients, wanted, **keywords):
+    total = sum((gradient.sin() * (1 + k)).sum() for k, gradient in enumerate(gradients) if gradient is not None)
+    return torch.autograd.grad(total, wanted, allow_unused=True, **keywords)
+
+
+def wrt_results(function, x, y):
+    results, loss = of(function(x, y))
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, seeds(results))
+
+
+def wrt_all(function, x, y):
+    results, loss = of(function(x, y))
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, y, *seeds(results)))
+
+
+def again_and_again(function, x, y):
+    results, loss = of(function(x, y))
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    kept = grad(first, (x, *seeds(results)), retain_graph=True)
+    more = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *kept, *grad(first, seeds(results), retain_graph=True), *grad([*first, *more], (x, y, *seeds(results)))
+
+
+def third(function, x, y):
+    results, loss = of(function(x, y))
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    second = grad(first, (x, *seeds(results)), create_graph=True)
+    return *second, *grad(second, (x, y, *seeds(results)))
+
+
+def of_one_result(function, x, y):
+    """The loss uses the last result alone; the others are differentiated with respect to."""
+    results, _ = of(function(x, y))
+    used = seeds(results)[-1]
+    first = torch.autograd.grad((used * used).sum(), (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, *seeds(results)))
+
+
+def linear_loss(function, x, y):
+    """Whose tangents do not depend on the results."""
+    results, _ = of(function(x, y))
+    first = torch.autograd.grad(sum(r.sum() for r in seeds(results)), (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, *seeds(results)))
+
+
+def backward(function, x, y):
+    results, loss = of(function(x, y))
+    for result in results:
+        if not result.is_leaf:
+            result.retain_grad()
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    (loss + sum(g.square().sum() for g in first if g is not None)).backward()
+    return x.grad, y.grad, *(result.grad for result in seeds(results))
+
+
+def clipped(gradient):
+    return gradient.clamp(-0.3, 0.3)
+
+
+def hooked(function, x, y):
+    results, loss = of(function(x, y))
+    for result in seeds(results):
+        result.register_hook(clipped)
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, y, *seeds(results)))
+
+
+def hooked_between(function, x, y):
+    results, loss = of(function(x, y))
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    handles = [result.register_hook(clipped) for result in seeds(results)]
+    kept = grad(first, (x, y, *seeds(results)), retain_graph=True)
+    for handle in handles:
+        handle.remove()
+    return *kept, *grad(first, (x, y))
+
+
+def gone(function, x, y):
+    results, loss = of(function(x, y))
+    for result in seeds(results):
+        result.register_hook(clipped)
+    del results, result
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, y))
+
+
+def gone_unwatched(function, x, y):
+    loss = of(function(x, y))[1]
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, y))
+
+
+def written_after(function, x, y):
+    """An error in eager where the result was saved."""
+    results, _ = of(function(x, y))
+    result = seeds(results)[-1]
+    loss = result.sum()
+    result.mul_(2)
+    first = torch.autograd.grad(loss + (result * result).sum(), (x, y), create_graph=True, allow_unused=True)
+    return *first, *grad(first, (x, y, result))
+
+
+def written_between(function, x, y):
+    results, loss = of(function(x, y))
+    wanted = [result.view_as(result) for result in seeds(results)]
+    first = torch.autograd.grad(loss, (x, y), create_graph=True, allow_unused=True)
+    for result in seeds(results):
+        if not result.is_leaf and result._base is None:
+            with torch.no_grad():
+                result.mul_(2)
+    return *first, *grad(first, (x, y, *wanted))
+
+
+def inner_leaf(function, x, y):
+    """The inputs are no leaves, and differentiated with respect to."""
+    x, y = x * 1.5, y.sin()
+    return wrt_all(function, x, y)
+
+
+def one_input(function, x, y):
+    """A second input without a gradient."""
+    y = y.detach()
+    results, loss = of(function(x, y))
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    return first, *grad([first], (x, *seeds(results)))
+
+
+def twice_in_a_chain(function, x, y):
+    """A region's result is the next one's input."""
+    middle = seeds(of(function(x, y))[0])[-1]
+    middle = middle.sum() + x
+    results, loss = of(function(middle, y))
+    first = torch.autograd.grad(loss, (x, middle), create_graph=True)
+    return *first, *grad(first, (x, y, middle, *seeds(results)))
+
+
+SITUATIONS = [wrt_results, wrt_all, again_and_again, third, of_one_result, linear_loss, backward, hooked, hooked_between, gone,
+              gone_unwatched, written_after, written_between, inner_leaf, one_input, twice_in_a_chain]  # fmt: skip
+
+
+@functools.cache
+def compiled(name):
+    return compile_api.compile(PROGRAMS[name])
+
+
+def outcome(situation, function):
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, dtype=torch.double, requires_grad=True)
+    y = (torch.rand(3, dtype=torch.double) + 0.5).requires_grad_()
+    try:
+        return situation(function, x, y), None
+    except RuntimeError as error:
+        return None, str(error)
+
+
+def drawn(program):
+    """The program with the random numbers that a compiled call draws."""
+
+    def run(x, y):
+        with Redraw({torch.device("cpu"): new_seed(torch.device("cpu"))}):
+            return program(x, y)
+
+    return run
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager(name, situation):
+    program = PROGRAMS[name]
+    wanted, error = outcome(situation, drawn(program) if "dropout" in name else program)
+    for _ in range(2):
+        found, refused = outcome(situation, compiled(name))
+        if error is None:
+            assert refused is None, refused
+            assert [v is None for v in found] == [v is None for v in wanted]
+            torch.testing.assert_close(found, wanted)
+        else:
+            assert refused is not None
+    report = compiled(name).report()
+    assert report.kernels and not report.fallbacks and not report.breaks

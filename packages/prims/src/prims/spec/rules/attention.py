@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ def sdp_choice(
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool = False,
+    *,
+    cudnn: Callable[[torch.device], bool],
 ) -> int:
     """The backend that ``F.scaled_dot_product_attention`` uses (``at::SDPBackend``).
 
     As ``sdp_utils_cpp.cpp`` and ``cuda/sdp_utils.cpp`` choose for dense tensors, in PyTorch's default order, and
-    honouring the flags of ``torch.backends.cuda``.
+    honouring the flags of ``torch.backends.cuda``. ``cudnn`` tells whether it comes first on a GPU.
     """
     flags = torch.backends.cuda
     if query.ndim != 4 or key.ndim != 4 or value.ndim != 4 or _has_empty(query, key, value):
@@ -48,8 +50,9 @@ def sdp_choice(
         return MATH
     half = query.dtype in _HALF
     same_heads = not _last_dims_differ(query, key, value)
-    if half and same_heads and _prefers_cudnn(query) and flags.cudnn_sdp_enabled() and not enable_gqa:
-        return CUDNN
+    if half and same_heads and _suits_cudnn(query) and flags.cudnn_sdp_enabled() and not enable_gqa:
+        if cudnn(query.device):
+            return CUDNN
     if half and same_heads and attn_mask is None and flags.flash_sdp_enabled() and bool(query.shape[3] <= 256):
         return FLASH
     aligned = 8 if half else 4
@@ -77,10 +80,24 @@ def _divisible(size: Size, by: int) -> bool:
     return bool(size % by == 0)
 
 
-def _prefers_cudnn(q: TensorSpec) -> bool:
+def _suits_cudnn(q: TensorSpec) -> bool:
     """What torch 2.11 was seen to give cuDNN on a Hopper GPU: head sizes of multiples of 8 up to 128, and more
     than one query."""
     return _divisible(q.shape[3], 8) and bool(q.shape[3] <= 128) and bool(q.shape[2] > 1)
+
+
+def cudnn_comes_first(device: torch.device) -> bool:
+    """Does PyTorch prefer cuDNN's attention on a GPU?
+
+    By the compute capability (9.0 and 10.0; not 8.0, 8.9 or 12.0), cuDNN's version and the environment, in every
+    version by others: so PyTorch is asked, with operands that cuDNN can take. Of a GPU that this process does not
+    use only metadata is wanted, which is the same.
+    """
+    if not torch.cuda.is_initialized():
+        return True
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        x = torch.empty((1, 1, 128, 64), dtype=torch.float16, device=device)
+        return int(torch._fused_sdp_choice(x, x, x)) == CUDNN
 
 
 @meta_rule("aten._fused_sdp_choice.default")
@@ -95,7 +112,7 @@ def fused_sdp_choice(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> int:
-    return sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    return sdp_choice(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, cudnn=cudnn_comes_first)
 
 
 def _batch_first(q: TensorSpec, head: Size) -> TensorSpec:

@@ -101,7 +101,10 @@ class Worker:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.cache = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))
         self.errors: TextIO = (self.cache / "stderr.txt").open("w+")
-        environment = dict(os.environ, QUINTET_CACHE_DIR=str(self.cache / "cache"), OMP_NUM_THREADS="1")
+        environment = dict(
+            os.environ, QUINTET_CACHE_DIR=str(self.cache / "cache"), OMP_NUM_THREADS="1",
+            QUINTET_COMPILE_WORKERS="1",  # the other cores have programs of their own
+        )  # fmt: skip
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from judge import assert_as_good, assert_matches
 from reports import assert_all_generated, captured
 from torch import nn
@@ -28,7 +29,9 @@ def test_ten_sequence_lengths_capture_at_most_twice(name, dynamic):
         args, kwargs = ((torch.randint(0, 1000, (2, length)),), {})
         if name == "bert":
             args, kwargs = (), {"input_ids": args[0], "attention_mask": torch.ones(2, length, dtype=torch.long)}
-        assert_as_good(tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs)), tensors(double(*args, **kwargs)))
+        assert_as_good(
+            tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs)), tensors(double(*args, **kwargs))
+        )
     report = compiled.report()
     assert len(captured(report)) <= (2 if dynamic is None else 1)
     assert_all_generated(report)
@@ -139,6 +142,41 @@ def test_gradients_where_two_symbols_are_one():
         torch.testing.assert_close(ours, torch.autograd.grad(function(x, w), (x, w)))
     assert not compiled.report().fallbacks
     assert len(captured(compiled.report())) == 1
+
+
+def pooled(n):
+    """A pooled picture, where in it the values were, and the picture."""
+    picture = torch.randn(2, 3, 2 * n, 2 * n + 2)
+    values, places = F.max_pool2d(picture, 2, return_indices=True)
+    return values.requires_grad_(), places, picture
+
+
+#: The backward pass of each uses sizes of inputs that it does not save, under the name of a size that equals them.
+OF_EQUAL_SIZES = {
+    "addbmm": (
+        torch.addbmm,
+        lambda n: [torch.randn(s, requires_grad=True) for s in ((n, n + 1), (3, n, 5), (3, 5, n + 1))],
+    ),
+    "unpooling": (lambda x, places, y: F.max_unpool2d(x, places, 2, output_size=y.shape), pooled),
+}
+
+
+@pytest.mark.parametrize("name", OF_EQUAL_SIZES)
+def test_sizes_that_equal_others_reach_the_backward_pass(name):
+    program, make = OF_EQUAL_SIZES[name]
+    compiled = compile_api.compile(program, dynamic=True)
+    for n in (5, 6, 9):
+        inputs = make(n)
+        wanted = [x for x in inputs if x.requires_grad]
+        with torch.enable_grad():
+            ours = torch.autograd.grad(compiled(*inputs).square().sum(), wanted)
+            eager = torch.autograd.grad(program(*inputs).square().sum(), wanted)
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    report = compiled.report()
+    assert not report.fallbacks, report.fallbacks
+    assert len(captured(report)) == 1
+    assert report.kernels
 
 
 def test_views_of_inputs_whose_sizes_a_guard_made_equal():

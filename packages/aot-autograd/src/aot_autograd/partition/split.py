@@ -20,7 +20,7 @@ from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
-from prims.ir.symbols import sizes_of, symbols_in
+from prims.ir.symbols import expr_of, sizes_of
 from prims.spec import TensorSpec
 
 __all__ = [
@@ -281,10 +281,21 @@ def _copy_with_operands(
 
 
 def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:
-    """The symbols that stand in these nodes' metadata and arguments, as sizes, by name."""
+    """The symbols that stand in these nodes' metadata and arguments, as sizes, by name.
+
+    With each come those that guards have found to equal it: later stages compute sizes in terms of them.
+    """
     if not len(joint.envelope.symbols):
         return []
+    context = joint.envelope.symbols.context
     names: set[str] = set()
+
+    def add(size: Any) -> None:
+        expr = expr_of(size)
+        if expr is not None:
+            names.update(expr.free_symbols())
+            if context is not None:
+                names.update(context.simplify(expr).free_symbols())
 
     def visit(value: Any) -> None:
         if isinstance(value, (list, tuple)):
@@ -292,9 +303,9 @@ def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:
                 visit(item)
         elif isinstance(value, TensorSpec):
             for size in sizes_of(value):
-                names.update(symbols_in(size))
+                add(size)
         elif not isinstance(value, torch.fx.Node):
-            names.update(symbols_in(value))
+            add(value)
 
     for node in nodes:
         visit(node.meta["spec"])

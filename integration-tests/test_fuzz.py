@@ -121,6 +121,20 @@ def test_eager_may_have_rounded_any_64_bit_number() -> None:
         assert bool(((runs != runs[0]).any(0) == spreads).all())
 
 
+@pytest.mark.parametrize("name", ["var_mean", "std_mean"])
+def test_a_running_mean_rounds_where_sums_are_exact(name: str) -> None:
+    """Of whole numbers too: eager's mean of these need not be zero, as the exact one is."""
+    with Shadow(samples=8) as shadow:
+        mean = getattr(torch, name)(torch.tensor([1.0, 2.0, -4.0, 3.0, -2.0], dtype=torch.double))[1]
+        total = torch.tensor([1.0, 2.0, -4.0, 3.0, -2.0], dtype=torch.double).sum()
+    assert len({float(twin) for twin in shadow.twins(mean)}) > 3
+    assert {float(twin) for twin in shadow.twins(total)} == {0.0}
+    wrong, _ = judge(mean, torch.zeros_like(mean), shadow.twins(mean))
+    assert not wrong.any()
+    wrong, _ = judge(mean, torch.full_like(mean, 1e-12), shadow.twins(mean))
+    assert wrong.all()
+
+
 def test_places_in_memory_are_no_difference() -> None:
     """The one number in a text that two runs of eager do not share; others are compared."""
     source = """

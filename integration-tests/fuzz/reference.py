@@ -37,6 +37,9 @@ ACCUMULATING = (
     "grid", "bilinear", "baddbmm", "einsum", "trapezoid", "vander", "kron", "std_mean", "var_mean", "nansum", "native",
     "foreach", "fused", "div", "rsqrt", "foreach", "unfold", "col2im", "im2col", "roll", "sort", "bucketize", "ldexp",
 )  # fmt: skip
+#: Parts of the names of those that update a running mean (Welford): they divide at every step, and so round even where all
+#: sums are exact.
+RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
 #: Operators that pass numbers on as they are.
 MOVING = frozenset(
     f"aten::{name}"
@@ -133,13 +136,15 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, args: Any, k: int, shake: bool, gaps: bool) -> Any:
+    def _widened(self, args: Any, k: int, shake: str, gaps: bool) -> Any:
+        """The arguments for twin ``k``. ``shake``: move numbers that are ``"rounded"``, ``"all"`` or (empty) none."""
+
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
                 if k == 1 and gaps:
                     return torch.stack([twin, twin], -1)[..., 0]
-                if shake and k > 1 and _floating(value.dtype) and not self._grid(value):
+                if shake and k > 1 and _floating(value.dtype) and (shake == "all" or not self._grid(value)):
                     return self._disturbed(twin, None, _inner(value.dtype))
                 return twin
             return wide(value) if isinstance(value, torch.dtype) else value
@@ -172,7 +177,9 @@ class Shadow(TorchDispatchMode):
             given = None
             if not _random(func, args, kwargs):
                 gaps = not written and torch.Tag.pointwise in func.tags
-                shake = any(part in name for part in ACCUMULATING) and not written
+                shake = ""
+                if not written and any(part in name for part in ACCUMULATING):
+                    shake = "all" if any(part in name for part in RUNNING_MEAN) else "rounded"
                 given = [
                     (self._widened(args, k, shake, gaps), self._widened(kwargs, k, shake, gaps))
                     for k in range(self.count)

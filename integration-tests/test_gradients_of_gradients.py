@@ -1,7 +1,7 @@
-"""What eager gives when a compiled region's gradients are differentiated: with respect to its inputs and its results.
+"""Gradients, and gradients of gradients, of compiled regions with respect to their inputs and their results: eager's.
 
-Every program is called in every situation, eagerly and compiled, in float64. A result may be a view or an
-input; the caller may hook it, drop it, write to it. Where a situation cannot be had, the error says so; which those are,
+Every program is called in every situation, eagerly and compiled, in float64. A result may be a view, an input, used again
+inside; the caller may hook it, drop it, write to it. Where a situation cannot be had, the error says so; which those are,
 is written here.
 """
 
@@ -33,12 +33,38 @@ class Cubed(torch.autograd.Function):
         return gradient * (2 * x + result.sin())
 
 
+def used_inside(x, y):
+    h = (x * y).tanh()
+    return h, (h * x).sin().sum(0)
+
+
+def two_levels(x, y):
+    h = (x * 0.5).exp()
+    r = (h * y).sigmoid()
+    return h, r, r.softmax(-1) * h
+
+
+def detached_in_part(x, y):
+    with torch.no_grad():
+        scale = x.abs().amax()
+    h = (x * scale).tanh()
+    return h, (h.detach() * y).sin() * h
+
+
+def written_inside(x, y):
+    h = x.sin()
+    h[0] = y.tanh()
+    h.mul_(y)
+    return h, h.exp()
+
+
 def normed(x, y):
     return F.batch_norm(x * y, None, None, y, y.sin(), training=True).tanh()
 
 
 def dropped(x, y):
-    return (F.dropout(x.tanh(), 0.4) * y).sigmoid()
+    h = F.dropout(x.tanh(), 0.4)
+    return h, (h * y).sigmoid()
 
 
 PROGRAMS = {
@@ -60,6 +86,11 @@ PROGRAMS = {
     "batch norm": normed,
     "dropout": dropped,
     "custom": lambda x, y: Cubed.apply(x * y),
+    "custom and more": lambda x, y: (lambda h: (h, h.tanh()))(Cubed.apply(x * y)),
+    "used inside": used_inside,
+    "two levels": two_levels,
+    "detached in part": detached_in_part,
+    "written inside": written_inside,
     "chunks": lambda x, y: (x * y).tanh().chunk(2),
     "a view of a result": lambda x, y: (lambda h: (h, h.t()))((x * y).tanh()),
     "a part of a result": lambda x, y: (lambda h: (h[1:], h[:3] * y))((x * y).sigmoid()),
@@ -88,6 +119,40 @@ def seeds(results):
 def grad(gradients, wanted, **keywords):
     total = sum((gradient.sin() * (1 + k)).sum() for k, gradient in enumerate(gradients) if gradient is not None)
     return torch.autograd.grad(total, wanted, allow_unused=True, **keywords)
+
+
+def once(function, x, y):
+    """First gradients alone, also of each result with respect to all of them."""
+    results, loss = of(function(x, y))
+    found = list(torch.autograd.grad(loss, (x, y, *seeds(results)), retain_graph=True, allow_unused=True))
+    for result in seeds(results):
+        alone = torch.autograd.grad(result.sin().sum(), seeds(results), retain_graph=True, allow_unused=True)
+        found += [*alone, *torch.autograd.grad(result.cos().sum(), (x, y), retain_graph=True, allow_unused=True)]
+    return found
+
+
+def once_watched(function, x, y):
+    """First gradients through results with hooks, some of which retain theirs; and again without."""
+    results, loss = of(function(x, y))
+    handles = [result.register_hook(clipped) for result in seeds(results)[:-1]]
+    for result in seeds(results)[1:]:
+        result.retain_grad()
+    loss.backward(retain_graph=True)
+    found = [x.grad.clone(), None if y.grad is None else y.grad.clone()]
+    found += [result.grad.clone() for result in seeds(results)[1:]]
+    for handle in handles:
+        handle.remove()
+    loss.backward()
+    return *found, x.grad, y.grad
+
+
+def once_gone(function, x, y):
+    results, loss = of(function(x, y))
+    for result in seeds(results):
+        result.register_hook(clipped)
+    del results, result
+    loss.backward()
+    return x.grad, y.grad
 
 
 def wrt_results(function, x, y):
@@ -223,7 +288,7 @@ def twice_in_a_chain(function, x, y):
     return *first, *grad(first, (x, y, middle, *seeds(results)))
 
 
-SITUATIONS = [wrt_results, wrt_all, again_and_again, third, of_one_result, linear_loss, backward, hooked, hooked_between, gone,
+SITUATIONS = [once, once_watched, once_gone, wrt_results, wrt_all, again_and_again, third, of_one_result, linear_loss, backward, hooked, hooked_between, gone,
               gone_unwatched, written_after, written_between, inner_leaf, one_input, twice_in_a_chain]  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,3 +157,75 @@ def test_a_hook_inside_a_program_is_right_or_said():
         run(compiled)
     for _ in range(2):
         torch.testing.assert_close(run(compiled), run(program))
+
+
+def counted(x, y):
+    y.add_(1)
+    h = (x * y).tanh()
+    return h, (h * x).sin()
+
+
+@pytest.mark.parametrize("watch", ["hook", "retain", "alone", "both", "neither"])
+def test_a_result_that_another_is_computed_from_is_right_or_said(watch):
+    """Where the region cannot be run again: what nobody looks at is right, what somebody does is an error."""
+    compiled = compile_api.compile(counted)
+    for _ in range(2):
+        found = []
+        for function in (counted, compiled):
+            x = torch.linspace(-1, 1, 6).requires_grad_()
+            h, r = function(x, torch.ones(6))
+            if watch == "hook":
+                h.register_hook(lambda gradient: gradient * 2)
+            if watch == "retain":
+                h.retain_grad()
+            loss = r.sum() + h.exp().sum()
+            if function is compiled and watch != "neither":
+                with pytest.raises(RuntimeError, match="results depend on inputs that it writes"):
+                    if watch in ("alone", "both"):
+                        print(torch.autograd.grad(loss, [h] if watch == "alone" else [x, h]))
+                    else:
+                        loss.backward()
+            elif watch == "neither":
+                found.append(torch.autograd.grad(loss, x, retain_graph=True)[0])
+                loss.backward()
+                found.append(x.grad)
+        torch.testing.assert_close(found[2:], found[:2])
+    assert compiled.report().kernels
+
+
+def test_memory_is_freed_with_the_last_result():
+    """Without the cyclic collector, and what is behind a result not before it."""
+    compiled = compile_api.compile(lambda x: (lambda h: (h, h.sin()))(x.tanh()))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            x = torch.linspace(-1, 1, 6).requires_grad_()
+            h, r = compiled(x)
+            (first,) = torch.autograd.grad((h * r).sum(), x, create_graph=True)
+            torch.autograd.grad(first.sum(), (x, h), retain_graph=True)
+            watch = [weakref.ref(t) for t in (x, h, r, first)]
+            del x, h, r, first
+            assert [w() for w in watch] == [None] * 4
+    finally:
+        gc.enable()
+
+
+def test_a_history_inside_another_region():
+    inner = compile_api.compile(lambda x: (lambda h: (h, h.sin()))((x * 0.5).tanh()))
+
+    def penalty(function, x):
+        h, r = function(x)
+        (first,) = torch.autograd.grad((h * h).sum() + r.sum(), x, create_graph=True)
+        return first.sin() * h, r
+
+    def run(step):
+        x = torch.linspace(-1, 1, 6, dtype=torch.double).requires_grad_()
+        results = step(x)
+        return *results, *torch.autograd.grad(sum(t.sum() for t in results), x)
+
+    wanted = run(lambda x: penalty(lambda x: (lambda h: (h, h.sin()))((x * 0.5).tanh()), x))
+    outer = compile_api.compile(lambda x: penalty(inner, x))
+    for _ in range(3):
+        torch.testing.assert_close(run(outer), wanted)
+    assert outer.report().kernels

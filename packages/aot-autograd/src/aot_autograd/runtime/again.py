@@ -23,7 +23,7 @@ from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.redraw import Redraw
 from aot_autograd.trace.outcome import Joint, flatten
 
-__all__ = ["RunAgain", "own_results"]
+__all__ = ["RunAgain", "Unknown"]
 
 
 class RunAgain:
@@ -34,14 +34,24 @@ class RunAgain:
         partition: its two graphs.
         eager: the program; takes the caller's arguments.
         backward: the compiled backward pass.
+        kept: the graph outputs that are saved behind those of the partition.
     """
 
-    def __init__(self, joint: Joint, partition: Partition, eager: Callable[..., Any], backward: LazyBackward) -> None:
+    def __init__(
+        self,
+        joint: Joint,
+        partition: Partition,
+        eager: Callable[..., Any],
+        backward: LazyBackward,
+        kept: Sequence[int],
+    ) -> None:
         program = joint.outcome.program
         self._eager = eager
         self._backward = backward
         self._joint = joint
         self._wanted = partition.gradients
+        saved = [at if kind == "output" else None for kind, at in partition.saved] + [*kept]
+        self._saved = [saved.index(output) if output in saved else None for output in joint.tangents]
         self._arguments = program.arguments
         self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
         inputs = program.tracer.inputs
@@ -121,29 +131,104 @@ class RunAgain:
         args, obstacle = self._inputs(kept)
         if obstacle is not None:
             return _refusing(self._backward(box), obstacle, kept[2], (*own, *tangents))
-        arrivals: dict[int, dict[int, torch.Tensor]] = {}
-        entering = [i for i in self._tensors if args[i].requires_grad]
-        behind = [k for k, result in enumerate(own) if result is not None]
-        # One tensor may be two arguments, each of which has its own gradient.
-        inside = _Entrance.apply(arrivals, behind, len(entering), *(args[i] for i in entering),
-                                 *(own[k] for k in behind))  # fmt: skip
-        for i, tensor in zip(entering, inside, strict=True):
-            args[i] = tensor
-        results: list[Any] = []
-        flatten(self._run(args), results)
-        made = [self._result(results, k) for k in range(len(tangents))]
-        if any(result is None for result in made):
+        made, arrivals = self._second_run(args, own)
+        if made is None:
             return _refusing(self._backward(box), "its results are views of one another", kept[2], (*own, *tangents))
         present = [k for k, tangent in enumerate(tangents) if tangent is not None]
         gradients = torch.autograd.grad(
-            [made[k] for k in present],  # type: ignore[misc]
+            [made[k] for k in present],
             [args[i] for i in self._wanted],
             [tangents[k] for k in present],
             create_graph=True,
             allow_unused=True,
         )
-        self._divert(made, own, arrivals)  # type: ignore[arg-type]
+        self._divert(made, own, arrivals)
         return gradients
+
+    def gradients_between(
+        self, call: Any, tangent: int, gradient: torch.Tensor, surely: bool
+    ) -> Sequence[torch.Tensor | None]:
+        """What a result's gradient gives to the results that it is computed from, on no way through others of them.
+
+        Args:
+            call: the call's autograd node.
+            tangent: the result's.
+            gradient: of the result.
+            surely: whether somebody will see it. Else what cannot be had is :class:`Unknown`.
+
+        Raises:
+            RuntimeError: the region cannot be run again.
+        """
+        under = self.under(tangent)
+        args, obstacle = self._inputs(call.kept, surely)
+        history = torch.is_grad_enabled()
+        made: list[torch.Tensor] | None = None
+        with torch.enable_grad():
+            if obstacle is None:
+                own = self.own_results(call) if history else [None] * len(self._leaves)
+                made, arrivals = self._second_run(args, own)
+            if made is None:
+                reason = _BETWEEN.format(reason=obstacle or "its results are views of one another")
+                if surely:
+                    raise RuntimeError(reason)
+                behind = [call.results[k]() for k in under]  # nobody asks for the gradient of one that is gone
+                return [None if result is None else Unknown(result, None, reason) for result in behind]
+            behind = [made[k] for k in under]
+            handles = [result.grad_fn.register_prehook(_Cut(result.output_nr)) for result in behind]  # type: ignore[union-attr]
+            try:
+                found = torch.autograd.grad(made[tangent], behind, gradient, create_graph=history, allow_unused=True)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            if history:
+                self._divert(made, own, arrivals)
+        return found
+
+    def under(self, tangent: int) -> tuple[int, ...]:
+        """The tangents of the results that a result is computed from."""
+        return self._joint.under[tangent]
+
+    def own_results(self, call: Any) -> list[torch.Tensor | None]:
+        """The differentiable results of a call, as tensors with the edges that the user's have, where they can be had.
+
+        Args:
+            call: the call's autograd node.
+        """
+        links = getattr(call, "links", {})
+        found: list[torch.Tensor | None] = []
+        for k, (first, place) in enumerate(zip(call.results, self._saved, strict=True)):
+            result = _with_edge(first, call, k in links)
+            if result is None and place is not None:
+                link = links[k]() if k in links else None
+                if k not in links:
+                    result = call.saved_tensors[place]
+                elif link is not None:
+                    result = link.saved_tensors[0]
+            found.append(result)
+        return found
+
+    def _second_run(
+        self, args: list[Any], own: Sequence[torch.Tensor | None]
+    ) -> tuple[list[torch.Tensor] | None, dict[int, dict[int, torch.Tensor]]]:
+        """The differentiable results of another run (None: they cannot be had), and where to put what arrives there.
+
+        Args:
+            args: the inputs; those with gradients are replaced by the ones that the run has had.
+            own: the results of the call, which get what is put there.
+        """
+        arrivals: dict[int, dict[int, torch.Tensor]] = {}
+        entering = [i for i in self._tensors if args[i].requires_grad]
+        behind = [k for k, result in enumerate(own) if result is not None]
+        # One tensor may be two arguments, each of which has its own gradient.
+        inside = _Entrance.apply(
+            arrivals, behind, len(entering), *(args[i] for i in entering), *(own[k] for k in behind)
+        )
+        for i, tensor in zip(entering, inside, strict=True):
+            args[i] = tensor
+        results: list[Any] = []
+        flatten(self._run(args), results)
+        made = [self._result(results, k) for k in range(len(self._leaves))]
+        return None if any(result is None for result in made) else made, arrivals  # type: ignore[return-value]
 
     def _run(self, args: list[Any]) -> Any:
         """What the program returns for these inputs of its graph."""
@@ -196,14 +281,15 @@ class RunAgain:
         at, is_view = self._leaves[tangent]  # type: ignore[misc]
         return results[at]._base if is_view else results[at]  # type: ignore[no-any-return]
 
-    def _inputs(self, kept: Any) -> tuple[list[Any], str | None]:
-        """The inputs of the call, or what forbids to run it again."""
+    def _inputs(self, kept: Any, insist: bool = True) -> tuple[list[Any], str | None]:
+        """The inputs of the call, or what forbids to run it again; ``insist``: later calls are to keep theirs."""
         held, versions, _ = kept
         if held is None:
             return [], self._obstacle
         args = [value() if type(value) is TensorWeakRef else value for value in held]
         if any(arg is None and type(value) is TensorWeakRef for arg, value in zip(args, held, strict=True)):
-            self._weak = frozenset()
+            if insist:
+                self._weak = frozenset()
             return [], "an input of it is no longer there (calls from now on will keep theirs)"
         if versions is None:
             return [], "an input of it is an inference tensor"
@@ -256,26 +342,16 @@ def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
     return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
-def own_results(
-    node: Any, firsts: Sequence[ref[torch.Tensor]], saved: Sequence[torch.Tensor], places: Sequence[int | None]
-) -> list[torch.Tensor | None]:
-    """The differentiable results of a call, as tensors with the edges that the user's have.
-
-    Args:
-        node: the call's autograd node.
-        firsts: the results that it gave, as far as they are still there.
-        saved: the values saved for its backward pass.
-        places: where each result is among them, if it is.
-    """
-    found: list[torch.Tensor | None] = []
-    for first, place in zip(firsts, places, strict=True):
-        result = first()
-        if result is not None:
-            result._fix_weakref()  # type: ignore[attr-defined]
-        if result is None or result.grad_fn is not node:
-            result = None if place is None else saved[place]
-        found.append(result)
-    return found
+def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tensor | None:
+    """A result that the call gave, if it is still there and comes from the call's node as it did."""
+    result = first()
+    if result is None:
+        return None
+    result._fix_weakref()  # type: ignore[attr-defined]
+    source: Any = result.grad_fn
+    if linked and source is not None:
+        source = source.next_functions[0][0] if type(source).__name__ == "LinkBackward" else None
+    return result if source is node else None
 
 
 class _Diversion:
@@ -300,6 +376,16 @@ class _Diversion:
         return tuple(left)
 
 
+class _Cut:
+    """Before a node: lets nothing pass for one of its outputs."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if i == self._at else gradient for i, gradient in enumerate(gradients))
+
+
 class _Entrance(torch.autograd.Function):
     """Gives a second run its inputs. Its gradients are theirs, and what arrived for the call's results meanwhile."""
 
@@ -321,6 +407,42 @@ _REFUSAL = (
     "the gradient of a compiled region's gradient was asked for. That takes a second run of the region, which is not "
     "possible: {reason}. Run the part of the program that needs second derivatives eagerly (compile_api.disable)."
 )
+
+
+_BETWEEN = (
+    "the gradient of a compiled region's result was asked for, from which the region computes another result. That "
+    "takes a second run of the region, which is not possible: {reason}. Run the part of the program whose results are "
+    "watched eagerly (compile_api.disable)."
+)
+
+
+class Unknown(torch.Tensor):
+    """A gradient that could not be computed and may not be wanted: whoever uses it gets an error.
+
+    Attributes:
+        rest: what was added to it.
+    """
+
+    rest: torch.Tensor | None
+    reason: str
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, rest: torch.Tensor | None, reason: str) -> Unknown:
+        made = torch.Tensor._make_wrapper_subclass(cls, like.shape, like.stride(), dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        made.rest = rest
+        made.reason = reason
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unknown = next(t for t in args if isinstance(t, Unknown))
+        if func in (_aten.add.Tensor, _aten.add_.Tensor) and not kwargs and len(args) == 2:
+            rests = [t.rest if isinstance(t, Unknown) else t for t in args]
+            known = [rest for rest in rests if rest is not None]
+            return Unknown(unknown, sum(known[1:], known[0]) if known else None, unknown.reason)
+        if func in (_aten.detach.default, _aten.alias.default):
+            return Unknown(unknown, unknown.rest, unknown.reason)
+        raise RuntimeError(unknown.reason)
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -15,10 +15,11 @@ from weakref import ref
 import torch
 
 from aot_autograd.partition.split import Partition, needed_by_backward
-from aot_autograd.runtime.again import RunAgain, own_results
+from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
+from aot_autograd.runtime.nested import make_link
 from aot_autograd.trace.outcome import Joint
 from prims.ir.symbols import symbols_in
 from prims.options import Options
@@ -43,7 +44,7 @@ def build_training(
     """
     outcome = joint.outcome
     source = Source()
-    again = RunAgain(joint, partition, eager, backward)
+    again = RunAgain(joint, partition, eager, backward, _kept_results(joint, partition))
     source.globals["enter"] = _apply_of(_make_gate(joint, partition, backward, again))
     source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
     source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
@@ -57,6 +58,7 @@ def build_training(
     entering = ", ".join(f"args[{i}]" for i in _entering(joint, partition))
     source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args)")
     inputs = outcome.program.tracer.inputs
+    _emit_links(source, joint, partition, again, outputs)
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
     emit_mutations(source, tracked, no_grad=False, differentiable=True)
     source.line(f"return {emit_results(source, outcome, outputs)}")
@@ -70,6 +72,19 @@ def build_training(
 def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """A function's ``apply`` without what its Python part does for transforms of functions, at every argument."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
+
+
+def _emit_links(source: Source, joint: Joint, partition: Partition, again: RunAgain, outputs: list[str]) -> None:
+    """Link results that are computed from others, and those, in an order in which each comes after what it rests on."""
+    linked = [k for k, under in enumerate(joint.under) if under or any(k in other for other in joint.under)]
+    if not linked:
+        return
+    kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
+    source.globals["link"] = _apply_of(make_link(again, frozenset(k for k in linked if joint.tangents[k] in kept)))
+    for k in sorted(linked, key=lambda k: len(joint.under[k])):
+        name = outputs[joint.tangents[k]]
+        behind = "".join(f", {outputs[joint.tangents[j]]}" for j in joint.under[k])
+        source.line(f"{name} = link({k}, {name}{behind})")
 
 
 def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:
@@ -91,7 +106,7 @@ def _make_function(
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
     forward = _forward_source(joint, partition, compiled, again).function("forward(ctx, gate, args)")
-    back = _collecting_source(joint, partition).function("backward(ctx, *tangents)")
+    back = _collecting_source(joint, partition, again).function("backward(ctx, *tangents)")
     return type(
         "CompiledFunction",
         (torch.autograd.Function,),
@@ -146,7 +161,10 @@ def _forward_source(
         test = "" if results[i].op == "placeholder" else f"if {outputs[i]}._is_view(): "
         source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
     source.globals["ref"] = ref
-    source.line(f"ctx.results = ({''.join(f'ref({outputs[i]}), ' for i in joint.tangents)})")
+    source.line(f"ctx.results = [{', '.join(f'ref({outputs[i]})' for i in joint.tangents)}]")
+    if any(joint.under):
+        source.line("ctx.links = {}")
+        source.line("ctx.handed = {}")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
     saved += [outputs[i] for i in _kept_results(joint, partition)]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
@@ -179,7 +197,7 @@ def _symbolic_strides(joint: Joint) -> bool:
     return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
 
 
-def _collecting_source(joint: Joint, partition: Partition) -> Source:
+def _collecting_source(joint: Joint, partition: Partition, again: RunAgain) -> Source:
     """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
@@ -187,13 +205,9 @@ def _collecting_source(joint: Joint, partition: Partition) -> Source:
     source.globals["grad_enabled"] = torch.is_grad_enabled
     source.line("gate = empty(0, device=device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
-    source.globals["own_results"] = own_results
-    saved = [at if kind == "output" else None for kind, at in partition.saved] + (
-        kept := _kept_results(joint, partition)
-    )
-    places = tuple(saved.index(output) if output in saved else None for output in joint.tangents)
-    own = f"own_results(ctx, ctx.results, ctx.saved_tensors, {places})"
-    source.line(f"gate.again = (ctx.kept, {own}, ({at})) if grad_enabled() else None")
+    kept = _kept_results(joint, partition)
+    source.globals["own_results"] = again.own_results
+    source.line(f"gate.again = (ctx.kept, own_results(ctx), ({at})) if grad_enabled() else None")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):

@@ -99,6 +99,7 @@ class Joint:
         tangents: the differentiable outputs, in tangent order.
         gradients: the inputs that the gradients belong to, in order.
         saved_by_eager: the differentiable outputs that eager's own nodes save: ``tanh``'s derivative needs its result.
+        under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them.
     """
 
     envelope: Envelope
@@ -106,6 +107,7 @@ class Joint:
     tangents: list[int]
     gradients: list[int]
     saved_by_eager: frozenset[int] = frozenset()
+    under: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tangent_specs(self) -> list[TensorSpec]:
@@ -418,6 +420,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     wanted = list(program.leaves)
     before = len(tracer.inputs)
     saved_by_eager = frozenset(i for i in tangents if _saves_itself(outcome.tensors[i]))
+    under = _dependences([outcome.tensors[i] for i in tangents])
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer:
@@ -439,7 +442,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager)
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager, under)
 
 
 def _saves_itself(result: torch.Tensor) -> bool:
@@ -451,3 +454,16 @@ def _saves_itself(result: torch.Tensor) -> bool:
     except RuntimeError:  # something that it saved was written since: its backward pass will say so
         return False
     return any(isinstance(v, torch.Tensor) and v.grad_fn is node and v.output_nr == result.output_nr for v in saved)
+
+
+def _dependences(results: list[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
+    """For each result, which others autograd computes it from."""
+    if len(results) < 2:
+        return ((),) * len(results)
+    edges = {(result.grad_fn, result.output_nr): k for k, result in enumerate(results)}
+    found = []
+    for k, result in enumerate(results):
+        seen = _reached([result.grad_fn])
+        passed = {edges.get(edge) for node in seen for edge in node.next_functions}
+        found.append(tuple(sorted(j for j in passed if j is not None and j != k)))
+    return tuple(found)

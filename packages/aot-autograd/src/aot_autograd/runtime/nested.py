@@ -1,0 +1,96 @@
+"""Results that other results of a region are computed from, as autograd's graph shows them.
+
+The autograd function of a region gives all its results, so that the engine knows of no way from one to another. In
+eager there is one: ``r`` computed from ``h`` hands its gradient on to ``h``, where hooks, ``retain_grad`` and
+``torch.autograd.grad(..., h)`` see it. Here each such result passes through a link, a node that has those of the
+results behind it among its next ones.
+
+The compiled backward pass goes through the region once, and lets nobody look in between. Where nobody does, a link
+hands nothing on. Where somebody may, it hands on the gradient that the second result has with respect to the first,
+of a second run of the program (:mod:`aot_autograd.runtime.again`); the first result's link takes it away again from
+what it gives to the compiled backward pass, which adds its own: what hooks have made of the sum stays.
+
+``torch.autograd.grad(..., x)`` cannot be told from ``torch.autograd.grad(..., (x, h))``. Where the region cannot be run
+again, what is handed on then is a tensor that raises an error when it is used, and is dropped by the next link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from aot_autograd.runtime.again import RunAgain, Unknown
+
+__all__ = ["make_link"]
+
+
+class _Nowhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        return gradient
+
+
+def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Function]:
+    """The function that makes links: ``apply(tangent, result, *results behind it)``.
+
+    Args:
+        again: runs the region's program again.
+        kept: the tangents whose results the call keeps until its backward pass.
+    """
+    # An engine that executes a node of another graph executes all, and captures no gradients on its way.
+    with torch.enable_grad():
+        elsewhere = _Nowhere.apply(torch.empty(0, requires_grad=True))
+
+    def forward(ctx: Any, tangent: int, result: torch.Tensor, *behind: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.tangent = tangent
+        made = result.detach()
+        call = result.grad_fn
+        call.results[tangent] = ref(made)
+        call.links[tangent] = ref(ctx)
+        # What is behind must not be lost before its hooks can be looked at.
+        ctx.save_for_backward(*((made,) if tangent in kept else ()), *behind)
+        return made
+
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+        call = ctx.next_functions[0][0]
+        task = torch._C._current_graph_task_id()
+        count = len(ctx.next_functions) - 1
+        handed = call.handed.pop((task, ctx.tangent), None)
+        if isinstance(gradient, Unknown):
+            gradient = gradient.rest
+        if gradient is None:
+            return (None,) * (count + 2)
+        given: Sequence[torch.Tensor | None] = (None,) * count
+        if count:
+            watched = _watched(ctx, count)
+            if watched or not torch._C._will_engine_execute_node(elsewhere.grad_fn):
+                # Where the call's own node is not to be executed, somebody wants what comes before it.
+                surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(call)
+                given = again.gradients_between(call, ctx.tangent, gradient, surely)
+            for k, one in zip(again.under(ctx.tangent), given, strict=True):
+                if one is not None and not isinstance(one, Unknown):
+                    before = call.handed.get((task, k))
+                    call.handed[task, k] = one if before is None else before + one
+        if handed is not None:
+            gradient = torch.where(gradient == handed, 0, gradient - handed)
+        return None, gradient, *given
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type("Link", (torch.autograd.Function,), methods)
+
+
+def _watched(ctx: Any, count: int) -> bool:
+    """Whether a result behind a link has a hook or retains its gradient; one that has changed since may have had."""
+    try:
+        behind = ctx.saved_tensors[-count:]
+    except RuntimeError:
+        return True
+    return any(bool(result._backward_hooks) or result.retains_grad for result in behind)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import compile_api
+from aot_autograd.runtime.again import RunAgain
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -191,6 +192,23 @@ def test_a_result_that_another_is_computed_from_is_right_or_said(watch):
                 found.append(x.grad)
         torch.testing.assert_close(found[2:], found[:2])
     assert compiled.report().kernels
+
+
+def test_only_watched_results_take_a_second_run(monkeypatch):
+    runs = []
+    second_run = RunAgain._second_run
+    monkeypatch.setattr(RunAgain, "_second_run", lambda *args: (runs.append(1), second_run(*args))[1])
+    compiled = compile_api.compile(lambda x: (lambda h: (h, h.sin()))(x.tanh()))
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 6).requires_grad_()
+        h, r = compiled(x)
+        (h.sum() + r.sum()).backward(retain_graph=True)
+        assert not runs
+        h.retain_grad()
+        r.sum().backward()
+        assert len(runs) == 1
+        torch.testing.assert_close(h.grad, h.cos())
+        runs.clear()
 
 
 def test_memory_is_freed_with_the_last_result():

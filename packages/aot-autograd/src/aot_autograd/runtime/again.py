@@ -350,7 +350,7 @@ def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tenso
     result._fix_weakref()  # type: ignore[attr-defined]
     source: Any = result.grad_fn
     if linked and source is not None:
-        source = source.next_functions[0][0] if type(source).__name__ == "LinkBackward" else None
+        source = source.next_functions[1][0] if type(source).__name__ == "LinkBackward" else None
     return result if source is node else None
 
 

@@ -24,31 +24,38 @@ import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown
 
-__all__ = ["make_link"]
+__all__ = ["make_link", "nowhere"]
 
 
 class _Nowhere(torch.autograd.Function):
+    """A node that leads to nothing: an engine runs it only if it runs all that it reaches, to capture no gradients."""
+
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return leaf.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
-        return gradient
+        return None
+
+
+def nowhere() -> torch.Tensor:
+    """What each link takes before the results."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return _Nowhere.apply(torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
 
 
 def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Function]:
-    """The function that makes links: ``apply(tangent, result, *results behind it)``.
+    """The function that makes links: ``apply(tangent, nowhere(), result, *results behind it)``.
 
     Args:
         again: runs the region's program again.
         kept: the tangents whose results the call keeps until its backward pass.
     """
-    # An engine that executes a node of another graph executes all, and captures no gradients on its way.
-    with torch.enable_grad():
-        elsewhere = _Nowhere.apply(torch.empty(0, requires_grad=True))
-
-    def forward(ctx: Any, tangent: int, result: torch.Tensor, *behind: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, tangent: int, elsewhere: torch.Tensor, result: torch.Tensor, *behind: torch.Tensor
+    ) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
         made = result.detach()
@@ -60,18 +67,18 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         return made
 
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        call = ctx.next_functions[0][0]
+        (elsewhere, _), (call, _), *behind = ctx.next_functions
         task = torch._C._current_graph_task_id()
-        count = len(ctx.next_functions) - 1
+        count = len(behind)
         handed = call.handed.pop((task, ctx.tangent), None)
         if isinstance(gradient, Unknown):
             gradient = gradient.rest
         if gradient is None:
-            return (None,) * (count + 2)
+            return (None,) * (count + 3)
         given: Sequence[torch.Tensor | None] = (None,) * count
         if count:
             watched = _watched(ctx, count)
-            if watched or not torch._C._will_engine_execute_node(elsewhere.grad_fn):
+            if watched or not torch._C._will_engine_execute_node(elsewhere):
                 # Where the call's own node is not to be executed, somebody wants what comes before it.
                 surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(call)
                 given = again.gradients_between(call, ctx.tangent, gradient, surely)
@@ -81,7 +88,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
                     call.handed[task, k] = one if before is None else before + one
         if handed is not None:
             gradient = torch.where(gradient == handed, 0, gradient - handed)
-        return None, gradient, *given
+        return None, None, gradient, *given
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("Link", (torch.autograd.Function,), methods)

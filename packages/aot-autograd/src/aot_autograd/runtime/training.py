@@ -19,7 +19,7 @@ from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
-from aot_autograd.runtime.nested import make_link
+from aot_autograd.runtime.nested import make_link, nowhere
 from aot_autograd.trace.outcome import Joint
 from prims.ir.symbols import symbols_in
 from prims.options import Options
@@ -81,10 +81,11 @@ def _emit_links(source: Source, joint: Joint, partition: Partition, again: RunAg
         return
     kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
     source.globals["link"] = _apply_of(make_link(again, frozenset(k for k in linked if joint.tangents[k] in kept)))
+    source.globals["nowhere"] = nowhere()
     for k in sorted(linked, key=lambda k: len(joint.under[k])):
         name = outputs[joint.tangents[k]]
         behind = "".join(f", {outputs[joint.tangents[j]]}" for j in joint.under[k])
-        source.line(f"{name} = link({k}, {name}{behind})")
+        source.line(f"{name} = link({k}, nowhere, {name}{behind})")
 
 
 def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:

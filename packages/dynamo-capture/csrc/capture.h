@@ -143,6 +143,7 @@ enum CheckKind {
     CHECK_TENSOR,
     CHECK_LAMBDA,
     CHECK_CLASS_ATTR,
+    CHECK_MRO,
     CHECK_FUNCTION,
     /* over several nodes, after all nodes: */
     CHECK_SAME,
@@ -234,6 +235,7 @@ PyObject *guard_watch(GuardTree *tree, PyObject *object);
 int *guard_parse_nodes(GuardTree *tree, PyObject *sequence, Py_ssize_t *count);
 PyObject *guard_check_type(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_equals(GuardTree *self, PyObject *args, PyObject *kwargs);
+PyObject *guard_check_mro(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_no_instance_attr(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_set(GuardTree *self, PyObject *args, PyObject *kwargs);
 PyObject *guard_check_lambda(GuardTree *self, PyObject *args, PyObject *kwargs);

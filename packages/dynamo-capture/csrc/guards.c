@@ -733,6 +733,7 @@ static PyMethodDef tree_methods[] = {
     CHECK_METHOD(check_global_state),
     CHECK_METHOD(check_call),
     CHECK_METHOD(check_class_attr),
+    CHECK_METHOD(check_mro),
     CHECK_METHOD(check_function),
     CHECK_METHOD(check_subclasses),
     METHOD(collect, METH_O),

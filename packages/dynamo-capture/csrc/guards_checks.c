@@ -80,6 +80,7 @@ OBJECT_CHECK(check_type, CHECK_TYPE)
 OBJECT_CHECK(check_equals, CHECK_EQUALS)
 OBJECT_CHECK(check_no_instance_attr, CHECK_NO_INSTANCE_ATTR)
 OBJECT_CHECK(check_lambda, CHECK_LAMBDA)
+OBJECT_CHECK(check_mro, CHECK_MRO)
 
 PyObject *
 guard_check_id(GuardTree *self, PyObject *args, PyObject *kwargs)

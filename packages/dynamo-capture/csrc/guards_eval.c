@@ -353,6 +353,8 @@ check_value(Check *check, PyObject *value)
         return lambda_holds(check->object, value);
     case CHECK_CLASS_ATTR:
         return guard_class_attr_holds(check, value);
+    case CHECK_MRO: /* a class gets another tuple when its bases, or those of a base, are assigned */
+        return PyType_Check(value) && ((PyTypeObject *)value)->tp_mro == check->object;
     case CHECK_FUNCTION:
         return guard_function_is(check, value);
     default:

@@ -273,6 +273,9 @@ guard_check_text(GuardTree *tree, int id)
                    ? PyUnicode_FromFormat("%U.__dict__[%R] is the same", path, inner)
                    : PyUnicode_FromFormat("%R not in %U.__dict__", inner, path);
         break;
+    case CHECK_MRO:
+        text = PyUnicode_FromFormat("%U.__mro__ is the same", path);
+        break;
     case CHECK_FUNCTION:
         text = PyUnicode_FromFormat("%U has the same code and globals", path);
         break;

@@ -172,7 +172,12 @@ class Capture:
         self._alive.append(value)
 
     def function(self, fn: Any, source: Source | None) -> Value:
-        """A Python function; torch's operators written in Python become builtins."""
+        """A Python function; torch's operators written in Python become builtins.
+
+        One that the code itself fixes has no source; what the program may change of it is guarded all the same.
+        """
+        if source is None and not rules.is_fixed_file(fn.__code__.co_filename):
+            source = Source("constant", None, (fn,))
         key = (id(fn), 0 if source is None else 1)
         found = self._functions.get(key)
         if found is not None:
@@ -302,9 +307,10 @@ class Capture:
     def module_attribute_source(self, module: Any, name: str, source: Source | None) -> Source | None:
         """The source of ``module.name``; None for the standard library's modules and torch's.
 
-        But for torch's functions, which programs do replace (attention by one of their own, say).
+        But for torch's functions, which programs do replace (attention by one of their own, say), and for the state of
+        the process in ``sys``.
         """
-        if rules.is_library_name(module.__name__):
+        if rules.is_library_name(module.__name__) and module is not sys:
             if module not in _PATCHED or not isinstance(getattr(module, name), _FUNCTIONS):
                 return None
             source = None  # one node for all files that have the module under a name of theirs

@@ -26,6 +26,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     autograd_functions,
     checkpoints,
     frame_functions,
+    function_facts,
     stand_ins,
 )
 from dynamo_capture.values.torch_calls import ALLOWED
@@ -470,7 +471,6 @@ def explain(fn: Any, *, options: Options | None = None) -> Callable[..., Explana
         return result
 
     return explained
-
 
 
 def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: Any) -> Envelope:

@@ -146,6 +146,8 @@ class GraphBuilder:
         """
         if fn in _DETACHES and args[0].realize().source is not None:
             raise GraphBreak("QB06", "detach_() of a tensor that exists outside")
+        if getattr(fn, "__name__", "") in _ASSERTS_DATA:
+            raise GraphBreak("QB02", f"{_name_of(fn)}, which raises by a tensor's value")
         lowered = [self.lower(arg) for arg in args]
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
@@ -334,7 +336,9 @@ class GraphBuilder:
 
     def _is_pure(self, node: torch.fx.Node) -> bool:
         if node.target in _PURE_TARGETS:
-            return True
+            index = node.args[1:] if node.target is operator.getitem else ()
+            parts = index[0] if index and isinstance(index[0], tuple) else index
+            return not any(isinstance(i, torch.fx.Node) and hasattr(i.meta.get("spec"), "shape") for i in parts)
         spec = node.meta.get("spec")
         return getattr(node.target, "__module__", None) == "_operator" and hasattr(spec, "expr")
 
@@ -368,6 +372,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
+_ASSERTS_DATA = frozenset((
+    "_assert_async", "_assert_async.default", "_assert_async.msg", "_functional_assert_async",
+    "_functional_assert_async.msg",
+))  # fmt: skip
 _DETACHES = ("detach_", torch.detach_)
 _READS_OFFSET = frozenset(
     f"{name}{overload}" for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter",
@@ -412,6 +420,6 @@ def _name_of(fn: Any) -> str:
         return f"Tensor.{fn}"
     module = getattr(fn, "__module__", None) or ""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", None) or repr(fn)
-    if "<locals>" in name:
+    if "<locals>" in name or name.startswith("pybind11_"):
         name = fn.__name__
     return f"{module}.{name}" if module.startswith("torch.nn.functional") else str(name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from prims.ir import SourceLoc
 
@@ -77,6 +78,17 @@ class GuardSet:
         """``type(source) is cls``."""
         if (node := self._new("type", source, cls)) is not None:
             self.tree.check_type(node, cls, reason=self._reason())
+            self.mro(cls)
+
+    def mro(self, cls: type) -> None:
+        """The class and its bases have the bases that they have now; those of a library's class always do."""
+        mark = ("mro", id(cls))
+        if mark not in self._seen:
+            self._seen.add(mark)
+            if not is_library_class(cls):
+                source = Source("constant", None, (cls,))
+                self.guards.append(Guard("mro", str(source), cls.__name__, self._where()))
+                self.tree.check_mro(source.node(self.tree), cls.__mro__, reason=self._reason())
 
     def is_object(self, source: Source, obj: object) -> None:
         """``source is obj``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -20,7 +21,8 @@ GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NN_MODULES = _TORCH_DIR + os.path.join("nn", "modules") + os.sep
 _WITHOUT_HOOK = (
-    "<frozen importlib", *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export"))
+    "<frozen importlib",
+    *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export")),
 )
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = tuple(
@@ -50,6 +52,12 @@ def is_library_name(module: str | None) -> bool:
 def is_library_file(filename: str) -> bool:
     """Whether a source file is torch's or the standard library's."""
     return filename.startswith(_TORCH_DIR) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
+
+
+@functools.cache
+def is_fixed_file(filename: str) -> bool:
+    """Whether functions of a source file keep their code and defaults: those of the libraries and of this package."""
+    return is_library_file(filename) or filename.startswith((_HERE, "<frozen"))
 
 
 #: id(class) -> (the class, whether it is a library's).

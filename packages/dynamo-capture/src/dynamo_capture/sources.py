@@ -6,6 +6,7 @@ guard tree the first time a guard, a graph input or an output needs it; a value 
 
 from __future__ import annotations
 
+import enum
 import re
 from typing import Any
 
@@ -84,7 +85,10 @@ class Source:
             if self.kind in _ROOTS:
                 key = self.key
                 return str(key[1] if isinstance(key, tuple) else key)
-            name = getattr(self.key[0], "__name__", None) or type(self.key[0]).__name__
+            held = self.key[0]
+            name = getattr(held, "__name__", None) or type(held).__name__
+            if isinstance(held, enum.Enum):  # whose values differ from member to member
+                name = f"{name}.{held._name_}"
             return f"<{name}>"
         if self.kind == "module_item":
             return f"{self.base}.{self.key[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_name
 from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
@@ -24,6 +26,7 @@ from dynamo_capture.values.containers import (
     ListValue,
     TupleValue,
     core_items,
+    guard_plain,
     is_namedtuple,
     is_plain_namedtuple,
     is_struct_sequence,
@@ -158,6 +161,7 @@ def _module(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _class(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
+    tx.guards.mro(obj)
     return ClassValue(obj, source)
 
 
@@ -182,6 +186,8 @@ def _c_function(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _py_module(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
+        if not is_library_name(obj.__name__):
+            tx.guards.type_is(source, type(obj))
     return PyModuleValue(obj, source)
 
 
@@ -206,6 +212,7 @@ def _tuple(tx: Capture, obj: Any, source: Source | None) -> Value:
         if source is None and is_struct_sequence(cls) and cls.__module__ != "torch.return_types":
             # sys.version_info and its like: some of their classes make no second instance.
             return TupleValue([tx.from_python(x) for x in obj], cls, Source("constant", None, (obj,)))
+        guard_plain(tx, cls)
         if source is None:
             return TupleValue([tx.from_python(x) for x in obj], cls)
         return TupleValue(wrap_items(tx, obj, source), cls, source, obj)
@@ -332,6 +339,8 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
             tx.guards.equals(source, obj)
             return ConstantValue(obj, source)
         raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
+    if issubclass(cls, threading.local):
+        raise GraphBreak("QB06", f"the attributes that {source} has in this thread")
     tx.guards.type_is(source, cls)
     payload: Value | None = None
     if issubclass(cls, dict):

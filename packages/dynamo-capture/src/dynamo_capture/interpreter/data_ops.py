@@ -397,7 +397,9 @@ def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -
     elif bit == 2:
         function.kwdefaults = {k.realize().const(): v for k, v in pairs_of(tx, part)}
     elif bit == 4:
-        function.annotations = part
+        parts = part.unpack(tx)  # names and what they are annotated with, in turn
+        named = {k.realize().const(): v for k, v in zip(parts[::2], parts[1::2], strict=True)}
+        function.setattr(tx, "__annotations__", DictValue.named(named))
     else:
         function.closure = tuple(part.unpack(tx))  # type: ignore[arg-type]
 
@@ -416,5 +418,3 @@ def make_slice(parts: list[Value]) -> Value:
     if all(isinstance(part, ConstantValue) for part in realized):
         return ConstantValue(slice(*[part.const() for part in realized]))
     return SliceValue(realized)
-
-

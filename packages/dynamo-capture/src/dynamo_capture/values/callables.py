@@ -14,6 +14,8 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.dicts import ProxyValue
+from dynamo_capture.values.enums import iterate_members, member_by_name, members
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -150,13 +152,23 @@ class PyModuleValue(_FixedValue):
             if changed is DELETED:
                 raise GraphBreak("QB06", f"{name!r} of module {module.__name__}, deleted here")
             return changed
-        if self.source is not None and not hasattr(module, name):
-            tx.guards.has_attr(self.source, name, False)
+        if not hasattr(module, name):
+            self._guard_missing(tx, name)
         found = tx.exact(getattr, module, name)
         if type(module) is not types.ModuleType and hasattr(type(module), name) and type(found) in CONST_TYPES:
             # A setting that is computed when it is read, as those of torch.backends are.
             tx.guards.state(lambda: getattr(module, name), found, f"{module.__name__}.{name}")
         return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
+
+    def _guard_missing(self, tx: Capture, name: str) -> None:
+        """The module does not come to have an attribute of the name."""
+        source = self.source or Source("constant", None, (self.obj,))
+        if type(self.obj) is types.ModuleType:
+            for absent in (name, "__getattr__"):
+                if absent not in self.obj.__dict__:
+                    tx.guards.no_instance_attr(source, absent)
+        if type(self.obj) is not types.ModuleType or "__getattr__" in self.obj.__dict__:
+            tx.guards.has_attr(source, name, False)
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         raise GraphBreak("QB06", f"setting {name!r} of module {self.obj.__name__}")
@@ -200,8 +212,11 @@ class ClassValue(_FixedValue):
             return tx.from_python(getattr(cls, name))
         if name == "__class__":
             return tx.from_python(type(cls))
-        if isinstance(cls, enum.EnumMeta) and name in cls.__members__:
-            return tx.from_python(cls.__members__[name])
+        if isinstance(cls, enum.EnumMeta):
+            if name == "__members__":
+                return ProxyValue(members(tx, cls), None)
+            if (member := member_by_name(tx, cls, name)) is not None:
+                return member
         found, owner = lookup(cls, name)
         if owner is not None:
             return self._own_attribute(tx, name, found, owner)
@@ -209,8 +224,10 @@ class ClassValue(_FixedValue):
         meta_found, meta_owner = find(tx, type(cls), name)
         if meta_owner is not None:
             if meta_owner in (type, object):
-                return BuiltinValue(getattr(cls, name)) if callable(getattr(cls, name)) else tx.from_python(
-                    getattr(cls, name)
+                return (
+                    BuiltinValue(getattr(cls, name))
+                    if callable(getattr(cls, name))
+                    else tx.from_python(getattr(cls, name))
                 )
             return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
         if isinstance(find(tx, type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
@@ -218,7 +235,7 @@ class ClassValue(_FixedValue):
         return tx.from_python(tx.exact(getattr, cls, name))
 
     def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
-        from dynamo_capture.values.functions import FunctionValue, MethodValue
+        from dynamo_capture.values.functions import MethodValue
 
         guard_found(tx, self.obj, name, found, owner)
         if isinstance(found, types.FunctionType):
@@ -226,13 +243,14 @@ class ClassValue(_FixedValue):
         if isinstance(found, staticmethod):
             return tx.from_python(found.__func__)
         if isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType):
-            return MethodValue(self, FunctionValue(found.__func__))
+            return MethodValue(self, tx.function(found.__func__, None))
         if isinstance(found, property):
             return tx.from_python(found)
-        get, _ = lookup(type(found), "__get__")
+        get, getter = find(tx, type(found), "__get__")
         if isinstance(get, types.FunctionType) and not is_library_class(type(found)):
             descriptor = tx.from_python(found, class_source(owner, name))
-            return FunctionValue(get).call(tx, [descriptor, ConstantValue(None), self], {})
+            called = tx.function(get, class_source(getter, "__get__"))  # type: ignore[arg-type]
+            return called.call(tx, [descriptor, ConstantValue(None), self], {})
         value = getattr(self.obj, name)
         if isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
             return BuiltinValue(value)
@@ -246,15 +264,14 @@ class ClassValue(_FixedValue):
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         if isinstance(self.obj, enum.EnumMeta):
-            members: list[Any] = list(self.obj)
-            return iter([tx.from_python(member) for member in members])
+            return iterate_members(tx, self.obj)
         raise GraphBreak("QB06", f"iteration over the class {self.obj.__name__}")
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         on_meta, _ = find(tx, type(self.obj), "__getitem__")
         on_class, owner = find(tx, self.obj, "__class_getitem__")
-        if isinstance(self.obj, enum.EnumMeta) and key.is_const:
-            return tx.from_python(tx.exact(operator.getitem, self.obj, key.const()))
+        if isinstance(self.obj, enum.EnumMeta) and is_library_class(type(self.obj)):
+            return members(tx, self.obj).getitem(tx, key)  # type: ignore[no-any-return]
         if isinstance(on_meta, types.FunctionType):
             return tx.function(on_meta, None).call(tx, [self, key], {})
         if owner is not None and isinstance(on_class, classmethod) and not is_library_class(owner):
@@ -263,6 +280,12 @@ class ClassValue(_FixedValue):
             return tx.from_python(tx.exact(operator.getitem, self.obj, plain))  # list[int], Callable[[int], str]
         raise GraphBreak("QB06", f"subscript of the class {self.obj.__name__}")
 
+    def length(self, tx: Capture) -> Value:
+        question, owner = find(tx, type(self.obj), "__len__")
+        if isinstance(question, types.FunctionType):
+            return tx.function(question, class_source(owner, "__len__")).call(tx, [self], {})  # type: ignore[arg-type]
+        raise GraphBreak("QB06", f"len() of the class {self.obj.__name__}")
+
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         raise GraphBreak("QB06", f"an item of the class {self.obj.__name__} is set")
 
@@ -270,8 +293,9 @@ class ClassValue(_FixedValue):
         raise GraphBreak("QB06", f"an item of the class {self.obj.__name__} is deleted")
 
     def contains(self, tx: Capture, item: Value) -> bool:
-        if isinstance(self.obj, enum.EnumMeta) and item.is_const:
-            return bool(tx.exact(operator.contains, self.obj, item.const()))
+        question, owner = find(tx, type(self.obj), "__contains__")
+        if isinstance(question, types.FunctionType):
+            return tx.function(question, class_source(owner, "__contains__")).call(tx, [self, item], {}).truth(tx)  # type: ignore[arg-type]
         raise GraphBreak("QB06", f"membership test on the class {self.obj.__name__}")
 
     def call_c_method(

@@ -12,11 +12,12 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["bind_attribute", "class_source", "find", "full_name", "lookup"]
+__all__ = ["NAMED_FIELD", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup"]
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
               types.ClassMethodDescriptorType)  # fmt: skip
@@ -38,7 +39,7 @@ def lookup(cls: type, name: str) -> tuple[Any, type | None]:
 
 _MISSING = object()
 #: The descriptor of a named tuple's field.
-_FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[attr-defined]
+NAMED_FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[attr-defined]
 
 
 def full_name(cls: type) -> str:
@@ -68,6 +69,7 @@ def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -
     """No user's class that is asked for ``name`` before ``owner`` comes to define it (None: no class at all)."""
     if not tx.guards.is_new_lookup(cls, name, owner):
         return
+    tx.guards.mro(cls)
     for base in cls.__mro__:
         if base is owner:
             return
@@ -98,7 +100,7 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         GraphBreak: a descriptor whose ``__get__`` is not Python.
     """
     from dynamo_capture.values.callables import ClassValue, CMethodValue
-    from dynamo_capture.values.functions import FunctionValue, MethodValue
+    from dynamo_capture.values.functions import MethodValue
     from dynamo_capture.values.objects import ObjectValue
 
     kind = type(found)
@@ -108,17 +110,17 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     if kind is property or (issubclass(kind, property) and kind.__get__ is property.__get__):
         if not isinstance(found.fget, types.FunctionType):
             raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")
-        return FunctionValue(found.fget).call(tx, [value], {})
+        return tx.function(found.fget, None).call(tx, [value], {})
     if issubclass(kind, types.DynamicClassAttribute):
         return _enum_property(tx, value, cls, name, found, owner)
     if kind is staticmethod:
         return tx.from_python(found.__func__)
     if kind is classmethod:
         if isinstance(found.__func__, types.FunctionType):
-            return MethodValue(ClassValue(cls), FunctionValue(found.__func__))
+            return MethodValue(ClassValue(cls), tx.function(found.__func__, None))
         raise GraphBreak("QB06", f"class method {name!r} of {cls.__name__}")
     if kind is functools.cached_property:
-        result = FunctionValue(found.func).call(tx, [value], {})
+        result = tx.function(found.func, None).call(tx, [value], {})
         if not isinstance(value, ObjectValue):
             raise GraphBreak("QB06", f"cached property {name!r} of {cls.__name__}")
         value.write(tx, found.attrname or name, result)
@@ -127,14 +129,15 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())
     if isinstance(found, _C_METHODS):
         return CMethodValue(value, found, name)
-    if kind is _FIELD and isinstance(getattr(value, "payload", None), Value):
+    if kind is NAMED_FIELD and isinstance(getattr(value, "payload", None), Value):
         return value.payload.items[found.__reduce__()[1][0]]  # type: ignore[attr-defined, no-any-return]
-    get, _ = lookup(kind, "__get__")
+    get, getter = find(tx, kind, "__get__")
     if get is None or kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
         return tx.from_python(found, class_source(owner, name))
     if isinstance(get, types.FunctionType):
         descriptor = tx.from_python(found, class_source(owner, name))
-        return FunctionValue(get).call(tx, [descriptor, value, ClassValue(cls)], {})
+        called = tx.function(get, class_source(getter, "__get__"))  # type: ignore[arg-type]
+        return called.call(tx, [descriptor, value, ClassValue(cls)], {})
     raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__} through a {kind.__name__}")
 
 
@@ -144,6 +147,9 @@ def _enum_property(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         return value.getattr(tx, f"_{name}_")
     if isinstance(found.fget, types.FunctionType):
         return tx.function(found.fget, None).call(tx, [value], {})
-    if name in getattr(cls, "__members__", ()):
-        return tx.from_python(cls.__members__[name])  # type: ignore[attr-defined]
+    if isinstance(cls, enum.EnumMeta):
+        from dynamo_capture.values.enums import members
+
+        if (member := members(tx, cls).find(tx, ConstantValue(name))) is not None:
+            return member  # type: ignore[no-any-return]
     raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__}")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
-from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
 from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_plain_namedtuple, named_fields
 from dynamo_capture.values.dicts import DictValue
+from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
@@ -68,8 +68,8 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
             raise GraphBreak("QB07", f"{cls.__qualname__}() with these arguments")
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta):
-        _check_missing(tx, cls, args)
-    if isinstance(cls, enum.EnumMeta) or cls in _FOLDED:
+        return member_by_value(tx, cls, args, kwargs)
+    if cls in _FOLDED:
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
@@ -78,18 +78,6 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
     if not (type(cls) in _PLAIN_METACLASSES or _plain_metaclass_call(tx, type(cls))):
         raise GraphBreak("QB03", f"the class {cls.__qualname__}, whose metaclass defines __call__")
     return _user_class(tx, cls, args, kwargs)
-
-
-def _check_missing(tx: Capture, cls: Any, args: list[Value]) -> None:
-    """The program's own ``_missing_`` is not run in the capture.
-
-    Raises:
-        GraphBreak: it would be.
-    """
-    owner = find(tx, cls, "_missing_")[1]
-    known = len(args) == 1 and (args[0].realize().pytype is cls or args[0].realize().key(tx) in cls._value2member_map_)
-    if owner is not None and not is_library_class(owner) and not known:
-        raise GraphBreak("QB03", f"{cls.__qualname__}._missing_")
 
 
 def _plain_metaclass_call(tx: Capture, meta: type) -> bool:
@@ -102,10 +90,12 @@ def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
     new, _ = find(tx, cls, "__new__")
     value: Value
-    if isinstance(new, staticmethod) and isinstance(new.__func__, types.FunctionType):
+    if isinstance(new, staticmethod):
+        new = new.__func__
+    if isinstance(new, types.FunctionType):  # set on the class later, without a decorator, it is not bound either
         from dynamo_capture.values.callables import ClassValue
 
-        value = tx.function(new.__func__, None).call(tx, [ClassValue(cls), *args], kwargs).realize()
+        value = tx.function(new, None).call(tx, [ClassValue(cls), *args], kwargs).realize()
         if not issubclass(value.pytype, cls):
             return value
     else:
@@ -171,10 +161,12 @@ def _made_by_namedtuple(cls: type) -> bool:
 
 def _named_tuple(tx: Capture, cls: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     fields = named_fields(cls)
-    defaults = getattr(cls, "_field_defaults", {})
+    new = find(tx, cls, "__new__")[0].__func__
     given = dict(zip(fields, args, strict=False)) | kwargs
-    values = [given[name] if name in given else tx.from_python(defaults[name]) for name in fields
-              if name in given or name in defaults]  # fmt: skip
+    if len(given) < len(fields):
+        defaults = tx.function(new, None).default_values(tx)  # type: ignore[attr-defined]
+        given = dict(zip(fields[len(fields) - len(defaults) :], defaults, strict=True)) | given
+    values = [given[name] for name in fields if name in given]
     if len(values) < len(fields) or len(args) + len(kwargs) > len(given) or given.keys() - set(fields):
         tx.exact(cls.__new__, cls, *[None] * len(args), **dict.fromkeys(kwargs))
         raise GraphBreak("QB03", f"a wrong call of {cls.__qualname__}")

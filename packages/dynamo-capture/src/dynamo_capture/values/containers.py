@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import operator
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.classes import full_name, lookup
+from dynamo_capture.values.classes import NAMED_FIELD, find, full_name, guard_lookup, lookup
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue
@@ -88,7 +90,7 @@ class SequenceValue(Value):
                 return self._index(tx, item, [r.realize().const() for r in rest])
             case "count", [item]:
                 return ConstantValue(sum(equals(tx, x, item) for x in self.items))
-            case ("__eq__" | "__ne__" | "__lt__" | "__gt__" | "__le__" | "__ge__"), [other]:
+            case (("__eq__" | "__ne__" | "__lt__" | "__gt__" | "__le__" | "__ge__"), [other]):
                 from dynamo_capture.values.arith import compare
 
                 inner = getattr(other.realize(), "payload", None) or other.realize()
@@ -100,7 +102,7 @@ class SequenceValue(Value):
                 if isinstance(other, SequenceValue) and _kind(self) is _kind(other):
                     return self.concat(tx, other)
                 raise GraphBreak("QB07", f"{self.cls.__name__}.__add__ of {display(other)}")
-            case ("__mul__" | "__rmul__"), [number]:
+            case (("__mul__" | "__rmul__"), [number]):
                 count = index_of(tx, number.realize())
                 if type(count) in (int, bool):
                     return self.repeat(tx, count)
@@ -263,9 +265,9 @@ class ListValue(SequenceValue):
                 return self.native(tx, name, index_of(tx, index.realize()))  # type: ignore[no-any-return]
             case "remove", [item]:
                 self._remove(tx, item)
-            case ("clear" | "reverse"), []:
+            case (("clear" | "reverse"), []):
                 self.native(tx, name)
-            case ("copy" | "__copy__"), []:
+            case (("copy" | "__copy__"), []):
                 return self.copy()
             case "__reversed__", []:
                 return self.backwards()
@@ -439,9 +441,10 @@ class TupleValue(SequenceValue):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         fields = named_fields(self.cls)
-        if name in fields:
+        if name in fields and type(find(tx, self.cls, name)[0]) in _FIELDS:
             return self.items[fields.index(name)]
         if name == "_fields" and fields:
+            find(tx, self.cls, name)
             return tx.from_python(fields)
         if is_namedtuple(self.cls):
             from dynamo_capture.values.objects import class_attribute
@@ -459,6 +462,7 @@ class TupleValue(SequenceValue):
             if name == "_asdict" and not args:
                 from dynamo_capture.values.dicts import DictValue
 
+                find(tx, self.cls, "_fields")
                 return DictValue.named(dict(zip(named_fields(self.cls), self.items, strict=True)))
             from dynamo_capture.values.objects import class_attribute
 
@@ -486,6 +490,10 @@ class TupleValue(SequenceValue):
             cg.call_const(tuple.__new__, [ConstantValue(self.cls), TupleValue(self.items)])
         else:
             cg.call_const(self.cls, [TupleValue(self.items)])
+
+
+#: Descriptors of the fields of named tuples and of struct sequences.
+_FIELDS = (NAMED_FIELD, types.MemberDescriptorType)
 
 
 def named_fields(cls: type) -> tuple[str, ...]:
@@ -620,3 +628,10 @@ _PROTOCOL = tuple(
 def is_plain_namedtuple(cls: type) -> bool:
     """Whether instances of a named tuple's class behave as tuples do."""
     return is_namedtuple(cls) and all(lookup(cls, name)[1] in (tuple, object, None) for name in _PROTOCOL)
+
+
+def guard_plain(tx: Capture, cls: type) -> None:
+    """The class of a named tuple does not come to say itself what containers do."""
+    if not is_library_class(cls):
+        for name in _PROTOCOL:
+            guard_lookup(tx, cls, name, lookup(cls, name)[1])

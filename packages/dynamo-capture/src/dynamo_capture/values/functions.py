@@ -82,7 +82,7 @@ class CellValue(Value):
 class FunctionValue(Value):
     """A Python function: an existing one (``fn``), or one that the region defines."""
 
-    __slots__ = ("_attrs", "annotations", "closure", "code", "defaults", "fn", "globals", "kwdefaults", "name",
+    __slots__ = ("_attrs", "closure", "code", "defaults", "fn", "globals", "kwdefaults", "name",
                  "qualname")  # fmt: skip
 
     mutable = True
@@ -94,7 +94,6 @@ class FunctionValue(Value):
         self.defaults: list[Value] | None = None
         self.kwdefaults: dict[str, Value] | None = None
         self.closure: tuple[CellValue, ...] | None = None
-        self.annotations: Value | None = None
         if fn is not None:
             self.code = fn.__code__
             self.globals = fn.__globals__
@@ -154,6 +153,10 @@ class FunctionValue(Value):
         if self.defaults is None:
             values = self.fn.__defaults__ or ()  # type: ignore[union-attr]
             base = Source("func_defaults", self.source) if self.source else None
+            if base is not None and values:
+                tx.guards.length(base, len(values))
+            elif base is not None:
+                tx.guards.is_object(base, None)
             self.defaults = [tx.from_python(v, base and base.item(i)) for i, v in enumerate(values)]
         return self.defaults
 
@@ -162,6 +165,10 @@ class FunctionValue(Value):
         if self.kwdefaults is None:
             values = self.fn.__kwdefaults__ or {}  # type: ignore[union-attr]
             base = Source("func_kwdefaults", self.source) if self.source else None
+            if base is not None and values:
+                tx.guards.dict_keys(base, list(values))
+            elif base is not None:
+                tx.guards.is_object(base, None)
             self.kwdefaults = {k: tx.from_python(v, base and base.item(k)) for k, v in values.items()}
         return self.kwdefaults
 
@@ -194,7 +201,7 @@ class FunctionValue(Value):
             if name in self.fn.__dict__:
                 return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
             if not hasattr(self.fn, name):
-                tx.guards.has_attr(self.root(), name, False)
+                tx.guards.no_instance_attr(self.root(), name)
                 raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
         if name == "__kwdefaults__":
@@ -211,8 +218,12 @@ class FunctionValue(Value):
         if name == "__dict__":
             from dynamo_capture.values.dicts import DictValue
 
-            return DictValue.named({k: v for k, v in self._attrs.items() if not k.startswith("__")})
+            return DictValue.named({k: v for k, v in self._attrs.items() if not hasattr(types.FunctionType, k)})
         raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
+
+    def attribute_set(self, name: str) -> Value | None:
+        """An attribute that the region has set."""
+        return self._attrs.get(name)
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         if self.fn is not None:
@@ -498,7 +509,3 @@ def _wrong_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs:
     probe.__kwdefaults__ = dict.fromkeys(function.keyword_defaults(tx))
     tx.exact(probe, *[None] * len(args), **dict.fromkeys(kwargs))
     raise GraphBreak("QB03", f"a wrong call of {function.describe()}")
-
-
-
-

@@ -160,7 +160,9 @@ class ObjectValue(Value):
         if owner is None or not is_data_descriptor(found):
             value = self._own_attribute(tx, name)
             if value is not None:
-                guard_lookup(tx, cls, name, owner)  # a data descriptor would come first
+                find(tx, cls, name)  # a data descriptor would come first
+                for setter in ("__set__", "__delete__") if owner is not None else ():
+                    guard_lookup(tx, type(found), setter)
                 return value
         if owner is None:
             return self.missing_attribute(tx, name) if hook else self._no_attribute_at_all(tx, name)
@@ -498,11 +500,11 @@ class ObjectValue(Value):
                 return ConstantValue(None)
             case "__init_subclass__", _ if not isinstance(self, ExceptionValue):
                 return ConstantValue(None)
-            case ("__eq__" | "__ne__"), [_] if not own and not kwargs:
+            case (("__eq__" | "__ne__"), [_]) if not own and not kwargs:
                 return self._by_identity(tx, name, args)
             case "__hash__", [] if not own and not kwargs:
                 return self._by_identity(tx, name, args)
-            case ("__reduce_ex__" | "__reduce__"), _ if self._reduces_plainly():
+            case (("__reduce_ex__" | "__reduce__"), _) if self._reduces_plainly():
                 return self._reduce(tx)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
 
@@ -824,5 +826,3 @@ class ExceptionValue(ObjectValue):
         except (GraphBreak, ObservedError):
             shown = "..."
         return f"{self.cls.__name__}: {shown}" if shown else self.cls.__name__
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 import re
@@ -12,6 +13,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue, fold
+from dynamo_capture.values.enums import guard_member_text
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
@@ -41,6 +43,8 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
         if spec:
             raise GraphBreak("QB07", f"formatting {display(value)} by {spec!r}")
         value = text_from(tx, str, value)
+    elif issubclass(value.pytype, enum.Enum):
+        guard_member_text(tx, value)
     return fold(tx, format, [value, ConstantValue(spec)], {})
 
 
@@ -63,6 +67,8 @@ def text_from(tx: Capture, make: Any, value: Value) -> Value:
     if has_symbols(value):
         return text_of(value, make)
     if not isinstance(value, ObjectValue):
+        if issubclass(value.pytype, enum.Enum):
+            guard_member_text(tx, value)
         return fold(tx, make, [value], {})
     name = "__str__" if make is str and find(tx, value.cls, "__str__")[1] is not object else "__repr__"
     text = _string(value.call_method(tx, name, [], {}).realize())

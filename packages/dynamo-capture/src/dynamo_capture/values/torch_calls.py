@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import types
 import typing
@@ -250,23 +249,9 @@ def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> V
     raise GraphBreak("QB04")
 
 
-@special(inspect.signature)
-def _signature(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return tx.from_python(inspect.signature(args[0].realize().real()))
-
-
 @special(typing.cast)
 def _cast(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return args[1]
-
-
-@special(functools.update_wrapper)
-def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    wrapper, wrapped = args[0].realize(), (args[1] if len(args) > 1 else kwargs["wrapped"]).realize()
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        wrapper.setattr(tx, name, wrapped.getattr(tx, name))
-    wrapper.setattr(tx, "__wrapped__", wrapped)
-    return wrapper
 
 
 @special(torch.manual_seed, torch.random.seed, torch.random.set_rng_state)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-__all__ = ["STAND_INS", "attention", "dense_rows"]
+__all__ = ["attention", "dense_rows"]
 
 
 def _on_gpu(query: torch.Tensor) -> bool:
@@ -38,7 +38,3 @@ def dense_rows(mask: torch.Tensor) -> torch.Tensor:
     for d in repeated:
         core = core.narrow(d, 0, 1)
     return core.contiguous().expand(mask.shape)
-
-
-#: What is called instead of a function that the program names.
-STAND_INS = {F.scaled_dot_product_attention: attention}

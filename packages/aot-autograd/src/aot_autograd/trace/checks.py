@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from aot_autograd.trace.special import HANDLERS, handles
 from prims.registry import define_operator
 from prims.spec import TensorSpec, meta_rule
 
-__all__ = ["HANDLERS", "linalg_checked"]
+__all__ = ["HANDLERS", "linalg_checked", "one_hot"]
 
 aten = torch.ops.aten
 
@@ -28,6 +29,21 @@ def linalg_checked(x: torch.Tensor, info: torch.Tensor, api_name: str, is_matrix
     """
     aten._linalg_check_errors(info, api_name, is_matrix=is_matrix)
     return x.clone()
+
+
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """``F.one_hot``, which for tensors without data leaves out whether each class exists."""
+    if tensor.dtype != torch.int64 or not num_classes > 0:
+        return F.one_hot(tensor, num_classes)
+    return torch.ops.quintet.one_hot.default(tensor, num_classes)  # type: ignore[no-any-return]
+
+
+define_operator("one_hot(Tensor self, SymInt num_classes) -> Tensor", F.one_hot)
+
+
+@meta_rule("quintet.one_hot.default")
+def _one_hot_spec(x: TensorSpec, num_classes: Any) -> TensorSpec:
+    return TensorSpec((*x.shape, num_classes), torch.int64, x.device)
 
 
 define_operator("linalg_checked(Tensor self, Tensor info, str api_name, bool is_matrix) -> Tensor", linalg_checked)

@@ -19,7 +19,7 @@ import aot_autograd
 from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
-from aot_autograd.trace.unused import check_unused
+from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
@@ -287,28 +287,35 @@ def _output_descs(outcome: Outcome) -> list[OutputDesc]:
     ]
 
 
-def remove_dead(graph: torch.fx.Graph, check: Callable[[torch.fx.Node], None] | None = None) -> None:
+def remove_dead(graph: torch.fx.Graph, check: Callable[[torch.fx.Node], bool] | None = None) -> list[torch.fx.Node]:
     """Remove nodes that nothing uses, except those with an effect and those that draw random numbers.
 
     Args:
-        check: called with each that is removed.
+        check: called with each that would be removed; those for which it is true stay.
+
+    Returns:
+        The nodes that ``check`` has kept.
     """
+    kept = []
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node.users:
             continue
         if isinstance(node.target, torch._ops.OpOverload):
             if op_info(node.target).effect or draws_random(node.target, node.args, node.kwargs):
                 continue
-        if check is not None:
-            check(node)
-        graph.erase_node(node)
+        if check is not None and check(node):
+            kept.append(node)
+        else:
+            graph.erase_node(node)
+    return kept
 
 
 def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> Envelope:
     tracer = outcome.program.tracer
     graph = tracer.graph
     graph.output(tuple(results))
-    remove_dead(graph, check_unused)
+    if kept := remove_dead(graph, check_unused):
+        tie(graph, outcome.nodes, kept)
     inputs = tuple(tracer.inputs)
     return Envelope(
         dialect="aten",

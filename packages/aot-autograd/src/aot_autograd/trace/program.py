@@ -14,14 +14,19 @@ from typing import Any
 
 import torch
 import torch.fx
+import torch.nn.functional as F
 
-from aot_autograd.trace.attention import STAND_INS
+from aot_autograd.trace.attention import attention
+from aot_autograd.trace.checks import one_hot
 from aot_autograd.trace.tracer import Tracer
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
 
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
+
+#: What is called instead of a function that the program names.
+_STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot}
 
 
 @dataclass
@@ -186,7 +191,7 @@ def _interpret(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> A
         args = map_arg(node.args, load)
         kwargs = map_arg(node.kwargs, load) if node.kwargs else {}
         if op == "call_function":
-            env[node] = STAND_INS.get(node.target, node.target)(*args, **kwargs)
+            env[node] = _STAND_INS.get(node.target, node.target)(*args, **kwargs)
         elif op == "call_method":
             env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:

@@ -366,8 +366,25 @@ class _Tracer:
 
     def _gather(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         x, positions, dim = node.args
-        i = self.atom(self.bounded(self.value(positions, index, where), x.shape[dim], where))
-        return self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
+        checked = self.bounded(self.value(positions, index, where), x.shape[dim], where)
+        i = self.atom(checked)
+        read = self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
+        return self._behind(checked, read)
+
+    def _behind(self, checked: Val, read: Val) -> Val:
+        """What is read at a checked index; the check is made also where all elements are equal, and none needs it."""
+        todo, seen = [read], {read.id}
+        while todo and checked.op == "bounded":
+            v = todo.pop()
+            if v is checked:
+                return read
+            more = [x for x in self.body.inputs_of(v) if x.id not in seen]
+            seen.update(x.id for x in more)
+            todo += more
+        if checked.op != "bounded":
+            return read
+        exists = self.val("ge", (checked, self.const(0, torch.int64)), torch.bool)
+        return self.val("where", (exists, read, self.const(0, read.dtype)), read.dtype)
 
     def wrapped(self, i: Val, extent: Expr) -> Val:
         """An index that may be negative, counted from the end."""
@@ -382,11 +399,16 @@ class _Tracer:
         x, indices, dims = node.args
         rank = len(indices[0].shape)
         at: list[Expr | None] = [None] * len(x.shape)
+        checks = []
         for source, d in zip(indices, dims, strict=True):
             i = self.wrapped(self.value(source, index[:rank], where), x.shape[d])
-            at[d] = self.atom(self.bounded(i, x.shape[d], where))
+            checks.append(self.bounded(i, x.shape[d], where))
+            at[d] = self.atom(checks[-1])
         rest = iter(index[rank:])
-        return self.value(x, tuple(next(rest) if i is None else i for i in at), where)
+        read = self.value(x, tuple(next(rest) if i is None else i for i in at), where)
+        for checked in checks:
+            read = self._behind(checked, read)
+        return read
 
 
 _ANY = 1 << 62

@@ -270,6 +270,13 @@ def full_like(p: Any, x: Value, value: Any, dtype: torch.dtype | None = None) ->
     return p.full(tuple(x.shape), number(value, dtype), dtype, x.device)
 
 
+def required(p: Any, x: Value, holds: Value) -> Value:
+    """``x``, whose elements eager refuses where ``holds`` is not true: there an index out of range stops the kernel."""
+    one = p.full((1,), 1, x.dtype, x.device)
+    at = p.where(holds, p.full(x.shape, 0, torch.int64, x.device), p.full(x.shape, 1, torch.int64, x.device))
+    return p.mul(x, p.index(one, (at,), (0,)))
+
+
 def select(p: Any, x: Value, dim: int, index: Size) -> Value:
     """Slice of index `index` along `dim`, that dimension dropped."""
     starts = [0] * x.ndim

@@ -22,6 +22,7 @@ from prims.decomp.common import (
     numel,
     opmath,
     prod,
+    required,
     same_shape,
     to_dtype,
     unsupported,
@@ -332,14 +333,16 @@ def masked_scatter(p: Any, self: Value, mask: Value, source: Value) -> Value:
     return reshaped(p, p.where(m, taken, x), shape)
 
 
-@decomposition("aten.one_hot.default")
+@decomposition("aten.one_hot.default", "quintet.one_hot.default")
 def one_hot(p: Any, self: Value, num_classes: int = -1) -> Value:
     """1 at each class index."""
     if num_classes < 0:
         raise unsupported("one_hot without a number of classes: its size depends on data")
     shape = (*self.shape, num_classes)
     classes = iota_along(p, shape, self.ndim, self.device)
-    wide = p.broadcast(_integer(p, self), shape, tuple(range(self.ndim)))
+    chosen = _integer(p, self)
+    exists = p.logical_and(p.ge(chosen, 0), p.lt(chosen, num_classes))
+    wide = p.broadcast(required(p, chosen, exists), shape, tuple(range(self.ndim)))
     return p.convert(p.eq(wide, classes), torch.int64)
 
 

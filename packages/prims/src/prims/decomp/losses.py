@@ -16,6 +16,7 @@ from prims.decomp.common import (
     numel,
     operands,
     opmath,
+    required,
     result_dtype,
     to_dtype,
 )
@@ -151,9 +152,10 @@ def _weighted(p: Any, loss: Value, weight: Value | None) -> Value:
 def binary_cross_entropy(
     p: Any, self: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
-    """(y - 1) log(1 - x) - y log(x), logarithms no lower than -100 (as eager does)."""
+    """(y - 1) log(1 - x) - y log(x), logarithms no lower than -100 (as eager does); both from 0 to 1."""
 
     def formula(x: Value, y: Value) -> Value:
+        x, y = (required(p, v, p.logical_and(p.ge(v, 0.0), p.le(v, 1.0))) for v in (x, y))
         log_not = p.maximum(p.log1p(p.neg(x)), -100.0)
         log_yes = p.maximum(p.log(x), -100.0)
         return _weighted(p, p.sub(p.mul(p.sub(y, 1.0), log_not), p.mul(y, log_yes)), weight)

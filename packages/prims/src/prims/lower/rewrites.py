@@ -113,12 +113,6 @@ def _move_full(p: Any, args: Args, spec: Any) -> Any:
     return p.full(spec.shape, full[1], full[2], full[3]) if full else None
 
 
-@rewrite("gather_full", "gather", "index")
-def _gather_full(p: Any, args: Args, spec: Any) -> Any:
-    full = made_by(args[0], "full")
-    return p.full(spec.shape, full[1], full[2], full[3]) if full else None
-
-
 @rewrite("extreme_full", "amax", "amin", "any", "all")
 def _extreme_full(p: Any, args: Args, spec: Any) -> Any:
     full = made_by(args[0], "full")

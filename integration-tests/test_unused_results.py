@@ -1,7 +1,7 @@
 """Calls whose results nobody uses raise what eager raises, where it is a matter of sizes and types.
 
 All of what PyTorch's database says that its operators refuse. What depends on the values of a tensor (an index out of
-range) is not looked at where nobody uses the result.
+range) is in ``test_refused_data.py``.
 """
 
 from __future__ import annotations

@@ -580,6 +580,26 @@ def test_class_attributes(tree):
     assert holds(tree)
 
 
+def test_bases_of_classes(tree):
+    class Base:
+        pass
+
+    class Other:
+        pass
+
+    class Between(Base):
+        pass
+
+    class Changing(Between):
+        pass
+
+    tree.check_mro(tree.constant(Changing), Changing.__mro__)
+    Changing.attribute = Base.attribute = 1
+    assert holds(tree)
+    Between.__bases__ = (Other,)  # of a base: the class's own tuple is another all the same
+    assert not holds(tree)
+
+
 def test_functions_by_code_and_globals(tree):
     tree.check_function(tree.local(0), FN)
     assert holds(tree, FN) and holds(tree, outer("another cell"))

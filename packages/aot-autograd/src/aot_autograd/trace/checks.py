@@ -38,14 +38,6 @@ def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return torch.ops.quintet.one_hot.default(tensor, num_classes)  # type: ignore[no-any-return]
 
 
-define_operator("one_hot(Tensor self, SymInt num_classes) -> Tensor", F.one_hot)
-
-
-@meta_rule("quintet.one_hot.default")
-def _one_hot_spec(x: TensorSpec, num_classes: Any) -> TensorSpec:
-    return TensorSpec((*x.shape, num_classes), torch.int64, x.device)
-
-
 define_operator("linalg_checked(Tensor self, Tensor info, str api_name, bool is_matrix) -> Tensor", linalg_checked)
 
 

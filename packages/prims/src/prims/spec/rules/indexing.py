@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from prims.errors import DataDependentError, Unsupported
+from prims.registry import define_operator
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
@@ -23,6 +24,14 @@ Size = Any  # int | Sym
 def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, x.ndim)
     return TensorSpec(index.shape, x.dtype, x.device)
+
+
+define_operator("one_hot(Tensor self, SymInt num_classes) -> Tensor", torch.nn.functional.one_hot)
+
+
+@meta_rule("quintet.one_hot.default")
+def one_hot(x: TensorSpec, num_classes: Size) -> TensorSpec:
+    return TensorSpec((*x.shape, num_classes), torch.int64, x.device)
 
 
 @meta_rule("aten.take.default")

@@ -19,6 +19,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.schedule.loopnest import Hint, arrange
 from inductor_gen.schedule.plan import Plan, kept_nodes, plan
 from inductor_gen.schedule.prepare import Prepared, prepare
+from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -28,7 +29,6 @@ from prims.spec.expr import Expr
 
 __all__ = ["STEPS", "Unit", "lower_graph"]
 
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _announce(unit: Unit, sources: Iterable[KernelSource]) -> None:
 def _is_half_product(node: Node) -> bool:
     """Is it a product of 16-bit matrices on a GPU?"""
     on_gpu = node.device is not None and node.device.type == "cuda"
-    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in _HALVES
+    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES
 
 
 def _autotune(unit: Unit) -> None:

@@ -39,7 +39,6 @@ PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
 
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def acc_type(op: str, dtype: torch.dtype) -> str:

@@ -10,13 +10,12 @@ import torch
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
+from prims.dtypes import ROWS
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["BAD_DIVISOR", "BAD_INDEX", "Names", "prelude", "storage_type"]
-
-_STORAGE = {torch.bool: "uint8_t", torch.float16: "_Float16", torch.bfloat16: "uint16_t"}
 
 #: What a kernel returns that met an index out of range, or an integer division by zero (both: their sum).
 BAD_INDEX, BAD_DIVISOR = 1, 2
@@ -27,7 +26,7 @@ LITERAL = 16
 
 def storage_type(dtype: torch.dtype) -> str:
     """The C type of an element in memory."""
-    return _STORAGE.get(dtype) or templates.c_type(dtype)
+    return ROWS[dtype].in_c or ROWS[dtype].c
 
 
 class Names:
@@ -212,27 +211,18 @@ class Names:
     def _load(self, v: Val, args: list[str]) -> str:
         node: Node = v.attr
         element = f"{self.pointer(node)}[{self.index(v.at)}]"  # type: ignore[arg-type]
-        if v.dtype == torch.bfloat16:
-            element = f"qi_from_bf16({element})"
-        elif v.dtype == torch.float16:
-            element = f"(float){element}"
+        element = ROWS[v.dtype].reads.format(element)
         return f"{args[0]} ? {element} : 0" if args else element
 
     def _bitcast(self, v: Val, arg: str) -> str:
         src, dst = v.args[0].dtype, v.dtype
         a, b = storage_type(src), storage_type(dst)
         bits = f"(union {{{a} a; {b} b;}}){{.a = {self.stored(arg, src)}}}.b"
-        if dst == torch.bfloat16:
-            return f"qi_from_bf16({bits})"
-        return bits
+        return ROWS[dst].reads.format(bits)
 
     def stored(self, name: str, dtype: torch.dtype) -> str:
         """A value as it goes to memory."""
-        if dtype == torch.bfloat16:
-            return f"qi_to_bf16({name})"
-        if dtype == torch.float16:
-            return f"(_Float16){name}"
-        return name
+        return ROWS[dtype].writes.format(name)
 
     def store(self, s: Store) -> str:
         """The statement of a store."""
@@ -241,11 +231,7 @@ class Names:
         dtype = s.value.dtype
         if s.mode == "set":
             return f"{target} = {self.stored(name, dtype)};"
-        old = target
-        if dtype == torch.bfloat16:
-            old = f"qi_from_bf16({target})"
-        elif dtype == torch.float16:
-            old = f"(float){target}"
+        old = ROWS[dtype].reads.format(target)
         row = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}[s.mode]
         if dtype == torch.bool:
             row = {"add": "logical_or", "mul": "logical_and", "max": "logical_or", "min": "logical_and"}[s.mode]

@@ -26,7 +26,7 @@ from inductor_gen.loops.body import Body, Layout, Store, Val, linear
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, upper
 from inductor_gen.schedule.loopnest import Hint, Nest
-from prims.ops import templates
+from prims.dtypes import ROWS, compute_dtype
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -417,11 +417,9 @@ class _Pointwise(Block):
         return self.source((grid, ONE), tiling.teams(4), 1)
 
 
-def compute_type(dtype: torch.dtype) -> str:
-    """The type that values of a dtype are reduced in: small integers and bools as int32."""
-    if dtype in (torch.bool, torch.int8, torch.int16, torch.uint8):
-        return "tl.int32"
-    return templates.triton_type(dtype)
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that values of a dtype are reduced in: small integers and bools as int32, halves as float32."""
+    return ROWS[dtype].summed or compute_dtype(dtype)
 
 
 def masked_identity(op: str, dtype: torch.dtype) -> str:
@@ -430,4 +428,4 @@ def masked_identity(op: str, dtype: torch.dtype) -> str:
     return identity(op, torch.int32 if counted else dtype)
 
 
-__all__ += ["Block", "compute_type", "masked_identity"]
+__all__ += ["Block", "masked_identity", "sum_dtype"]

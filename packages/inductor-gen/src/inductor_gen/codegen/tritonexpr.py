@@ -9,19 +9,12 @@ import torch
 from inductor_gen.codegen.cexpr import LITERAL, Names
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
+from prims.dtypes import HALVES, ROWS
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
-
-_POINTER = {
-    torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
-    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
-    torch.bool: "*u8",
-}  # fmt: skip
-
-_HALF = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}
 
 _HELPERS = {
     # 1 + erf(x); erfc(a) = 2^p(a) for a >= 0, a minimax fit on [0, 5]: relative error 6e-4 at most, absolute 6.4e-7
@@ -76,11 +69,7 @@ _HELPERS = {
 
 def pointer_type(dtype: torch.dtype) -> str:
     """The pointer type of a buffer in a kernel's signature; bools are bytes."""
-    if dtype not in _POINTER:
-        from prims.errors import Unsupported
-
-        raise Unsupported(f"no Triton kernel for {dtype}")
-    return _POINTER[dtype]
+    return f"*{ROWS[dtype].pointer}"
 
 
 def multiple_of(e: Expr, factor: int) -> bool:
@@ -206,18 +195,17 @@ class TritonNames(Names):
         """An element from memory as a value to compute with."""
         if dtype == torch.bool:
             return f"({text} != 0)"
-        return f"{text}.to(tl.float32)" if dtype in _HALF else text
+        return f"{text}.to(tl.float32)" if dtype in HALVES else text
 
     def stored(self, name: str, dtype: torch.dtype) -> str:
         """A value as it goes to memory."""
-        if dtype == torch.bool:
-            return f"{name}.to(tl.uint8)"
-        return f"{name}.to({_HALF[dtype]})" if dtype in _HALF else name
+        memory = ROWS[dtype].in_triton
+        return f"{name}.to({memory})" if memory else name
 
     def _bitcast(self, v: Val, arg: str) -> str:
         src, dst = v.args[0].dtype, v.dtype
-        bits = f"{self.stored(arg, src)}.to({_HALF.get(dst) or templates.triton_type(dst)}, bitcast=True)"
-        return f"{bits}.to(tl.float32)" if dst in _HALF else bits
+        bits = f"{self.stored(arg, src)}.to({ROWS[dst].in_triton or ROWS[dst].triton}, bitcast=True)"
+        return f"{bits}.to(tl.float32)" if dst in HALVES else bits
 
     def address(self, node: Node, at: Expr, zero: str | None) -> str:
         """A pointer; ``zero`` is a block of zeros that gives it its shape, None for one that has it already."""
@@ -231,7 +219,7 @@ def _from_one(body: Body) -> dict[int, Val]:
     They are where nothing else reads the inner value and all results are 16-bit, for which a fraction of the
     instructions of a full-precision function is enough.
     """
-    if not all(s.value.dtype in _HALF for s in body.stores):
+    if not all(s.value.dtype in HALVES for s in body.stores):
         return {}
     inner = {v.id for v in body.vals if v.op in ("erf", "tanh") and v.dtype != torch.float64}
     inner -= {s.value.id for s in body.stores}
@@ -258,7 +246,7 @@ def _logistic(body: Body) -> dict[int, Val]:
     root's or a quotient's domain) depends on them. A correctly rounded quotient takes thirty instructions and branches.
     """
     found = {v.id: x for v in body.vals if v.dtype != torch.float64 and (x := _logistic_of(v)) is not None}
-    if not found or not all(s.value.dtype in _HALF for s in body.stores):
+    if not found or not all(s.value.dtype in HALVES for s in body.stores):
         return {}
     exact: set[int] = set()
     for v in reversed(body.vals):
@@ -320,7 +308,7 @@ def store_mode(s: Store) -> str:
 
         raise Unsupported("deterministic algorithms are asked for; a generated kernel scatters its sums in any order")
     wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
-    if s.mode == "add" and (wide or dtype in _HALF):
+    if s.mode == "add" and (wide or dtype in HALVES):
         return "tl.atomic_add"
     if s.mode in ("max", "min") and dtype in (torch.float32, torch.int32, torch.int64):
         return f"tl.atomic_{s.mode}"

@@ -14,6 +14,7 @@ import torch
 from inductor_gen.codegen.tritonexpr import multiple_of
 from inductor_gen.loops.body import Val, linear
 from inductor_gen.loops.index import ONE
+from prims.dtypes import ROWS
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from inductor_gen.codegen.triton import Block
 
 __all__ = ["uniform_in_fours"]
-
-#: How many of a word's bits make a number, as in ``prims.ops.prelude``.
-_BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def _runs_in_fours(block: Block, at: Expr) -> bool:
@@ -42,7 +40,7 @@ def uniform_in_fours(block: Block, v: Val) -> str | None:
     """The expression of a ``random_uniform`` value, after the lines that it needs; None where it must be made one by
     one."""
     at = v.args[2].at
-    if block.group_start is None or v.dtype not in _BITS or at is None or not _runs_in_fours(block, at):
+    if block.group_start is None or v.dtype == torch.float64 or at is None or not _runs_in_fours(block, at):
         return None
     axis, names = block.axes[-1], block.names
     single = len(block.axes) == 1
@@ -57,6 +55,6 @@ def uniform_in_fours(block: Block, v: Val) -> str | None:
         names.rename(s, name)
     seed, offset = names.val(v.args[0]), names.val(v.args[1])
     words = "qt_words" if single else "qt_words2"
-    bits = _BITS[v.dtype]
+    bits = ROWS[v.dtype].bits
     text = f"{words}({seed}, {offset} + ({position} >> 2))"
     return f"({text} >> {32 - bits}).to(tl.int32).to(tl.float32) * {2.0**-bits!r}"

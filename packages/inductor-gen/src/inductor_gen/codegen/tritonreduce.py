@@ -12,14 +12,15 @@ from inductor_gen.codegen.triton import (
     TritonSource,
     _Axis,
     _power,
-    compute_type,
     masked_identity,
+    sum_dtype,
 )
 from inductor_gen.device.record import Device
 from inductor_gen.loops.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
 from inductor_gen.schedule.loopnest import Hint, Nest
+from prims.dtypes import ROWS
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -180,7 +181,7 @@ class _Reduction(Block):
         name = self.names.val(v)
         if op in ("any", "all"):
             name = f"({name} != 0).to(tl.int32)"
-        elif v.dtype in (torch.bool, torch.int8, torch.int16, torch.uint8):
+        elif ROWS[v.dtype].summed:
             name = f"{name}.to(tl.int32)"
         block = f"tl.broadcast_to({name}, {_FULL})"
         if not self.axes[1].masked:
@@ -192,10 +193,9 @@ class _Reduction(Block):
         block = f"tl.broadcast_to({self.names.val(r.args[1])}, {_FULL})"
         return f"tl.where(rm, {block}, {2**63 - 1})" if self.axes[1].masked else block
 
-    def value_type(self, r: Val) -> str:
-        if r.attr in ("any", "all"):
-            return "tl.int32"
-        return compute_type(r.args[0].dtype)
+    def partial_dtype(self, r: Val) -> torch.dtype:
+        """The dtype of a reduction's partial results."""
+        return torch.int32 if r.attr in ("any", "all") else sum_dtype(r.args[0].dtype)
 
     def collapse(self, r: Val, block: str, also: str = "") -> None:
         """Reduce a block (and, for an arg-reduction, the positions ``also``) to the reduction's value."""
@@ -255,12 +255,13 @@ class _Reduction(Block):
         for r in self.reduces(stage):
             n = self.names.val(r)
             start = masked_identity(r.attr, r.args[0].dtype)
-            self.line(f"{n}a = tl.full({_FULL}, {start}, {self.value_type(r)})")
+            self.line(f"{n}a = tl.full({_FULL}, {start}, {ROWS[self.partial_dtype(r)].triton})")
             if r.attr in _ARGS:
                 self.line(f"{n}i = tl.full({_FULL}, {2**63 - 1}, tl.int64)")
         for s in self.scans(stage):
             start = masked_identity(s.attr, s.dtype)
-            self.line(f"{self.names.val(s)}c = tl.full([XBLOCK, 1], {start}, {compute_type(s.args[0].dtype)})")
+            kind = ROWS[sum_dtype(s.args[0].dtype)].triton
+            self.line(f"{self.names.val(s)}c = tl.full([XBLOCK, 1], {start}, {kind})")
 
     def scan(self, v: Val, carried: bool) -> None:
         n, x = self.names.val(v), self.operand(v, v.attr)
@@ -381,9 +382,6 @@ class _Reduction(Block):
         self.settle(r)
 
 
-_WORK = {"tl.int32": torch.int32, "tl.int64": torch.int64, "tl.float32": torch.float32, "tl.float64": torch.float64}
-
-
 def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[KernelSource, ...]:
     probe = _Reduction(nest, renderer, shape)
     partial: dict[int, list[Node]] = {}
@@ -396,7 +394,7 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
             if s.value.stage == stage and s.buffer not in written:
                 written.append(s.buffer)
         for r in probe.reduces(stage):
-            dtypes = [_WORK[probe.value_type(r)]] + ([torch.int64] if r.attr in _ARGS else [])
+            dtypes = [probe.partial_dtype(r)] + ([torch.int64] if r.attr in _ARGS else [])
             partial[r.id] = [probe.workspace(size, d) for d in dtypes]
             written += partial[r.id]
         kernels.append(_Reduction(nest, renderer, shape, written).part(stage, partial))

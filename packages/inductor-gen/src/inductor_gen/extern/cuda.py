@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node
+from prims.dtypes import HALVES
 from prims.errors import Refused
 
 __all__ = ["cuda_function", "misaligned", "with_aligned_rows"]
 
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
@@ -30,7 +30,7 @@ def misaligned(node: Node) -> bool:
     """Is it a large product on a GPU whose rows are no multiple of 16 bytes? cuBLAS is several times slower then."""
     if node.op not in ("aten.mm.default", "aten.addmm.default") or node.device is None or node.device.type != "cuda":
         return False
-    if node.dtype not in _HALVES or not all(s.is_const for s in node.shape):
+    if node.dtype not in HALVES or not all(s.is_const for s in node.shape):
         return False
     left = node.ins[-2] if len(node.ins) > 1 else node.ins[0]
     rows, columns = (int(s.value) for s in node.shape)

@@ -17,6 +17,7 @@ from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, lower, nonneg, substitute, upper
 from inductor_gen.loops.views import Index, pull
+from prims.dtypes import HALVES
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -27,7 +28,6 @@ _NEVER_ROUNDED = frozenset(
     "const load where neg abs sign maximum minimum fmax fmin copysign convert bitcast floor ceil trunc round rounded"
     .split()
 )  # fmt: skip
-_HALVES = (torch.float16, torch.bfloat16)
 
 #: Operators whose integer form has no result for a divisor of 0.
 _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
@@ -168,7 +168,7 @@ class _Tracer:
             found.id = len(self.body.vals)
             self.body.vals.append(found)
             self.interned[key] = found
-        if self.rounding and dtype in _HALVES and op not in _NEVER_ROUNDED:
+        if self.rounding and dtype in HALVES and op not in _NEVER_ROUNDED:
             return self.val("rounded", (found,), dtype)
         return found
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Graph, Node
+from prims.dtypes import HALVES
 from prims.ops import TABLE, PrimOp
 
 __all__ = ["join_activations"]
 
 _ANALYTIC = frozenset({"add", "convert", "div", "exp", "mul", "neg", "pow", "sub", "tanh"})
-_HALVES = (torch.float16, torch.bfloat16)
 
 #: Nodes of a formula that is looked at.
 _MOST = 24
@@ -53,7 +53,7 @@ def _is_linear(node: Node) -> bool:
     if node.op != "aten.addmm.default" or node.kwargs or not _on_gpu(node):
         return False
     bias, columns = node.args[0], node.shape[1]
-    if node.dtype not in _HALVES or any(x.dtype != node.dtype for x in node.ins):
+    if node.dtype not in HALVES or any(x.dtype != node.dtype for x in node.ins):
         return False
     return len(bias.shape) == 1 and bias.shape[0] is columns and columns.is_const and columns.value % 8 == 0
 

@@ -27,6 +27,7 @@ from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import size
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.maskproof import Same, Split, described, hides
+from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.spec.expr import Expr
@@ -46,7 +47,6 @@ _KINDS = frozenset({"create", "pointwise", "view", "reduce", "scan"})
 _INPUTS = frozenset({"input", "buffer"})
 #: What PyTorch puts for "hidden" where it makes a mask of truth values additive for cuDNN, instead of minus infinity.
 _CUDNN_HIDDEN = -65536.0
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class _Unknown(Exception):
@@ -333,7 +333,7 @@ def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], b
     form = described(mask, {node: _form(node, pattern) for node, pattern in known.items()}, equal)
     if form is None or mask.dtype is None or not mask.dtype.is_floating_point:
         return None
-    lowest, halves = torch.finfo(mask.dtype).min, mask.dtype in _HALVES
+    lowest, halves = torch.finfo(mask.dtype).min, mask.dtype in HALVES
     kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
     if kind is not None and (kind == "free" or equal(rows, columns)):
         return kind
@@ -365,7 +365,7 @@ def _kind(mask: torch.Tensor) -> str | None:
     later = torch.ones(rows, columns, dtype=torch.bool, device=mask.device).triu(1)
     lowest = torch.finfo(mask.dtype).min  # added to a score it leaves nothing beside the diagonal's
     hidden = mask <= lowest
-    if mask.dtype in _HALVES:
+    if mask.dtype in HALVES:
         hidden |= mask == _CUDNN_HIDDEN
     causal = torch.where(later, hidden, mask == 0)
     return "causal" if bool(causal.all()) else None

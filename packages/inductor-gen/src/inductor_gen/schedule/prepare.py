@@ -27,6 +27,7 @@ from inductor_gen.schedule.heads import share_heads
 from inductor_gen.schedule.loopnest import Hint
 from inductor_gen.schedule.masks import settle_masks
 from inductor_gen.schedule.patches import gather_patches
+from prims.dtypes import HALVES
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
 from prims.spec import TensorSpec, infer, layout
@@ -45,7 +46,6 @@ _SPATIAL = frozenset({
     "aten.convolution.default", "aten.convolution_backward.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
 })  # fmt: skip
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 def travels_channels_last(spec: Any) -> bool:
     """Can a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
-    if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*_HALVES, torch.int64):
+    if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*HALVES, torch.int64):
         return False
     return spec.is_contiguous() and all(isinstance(s, int) and s > 0 for s in spec.shape)
 
@@ -394,7 +394,7 @@ def _pays_channels_last(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op in ("aten.convolution.default", "aten.convolution_backward.default"):
             x = node.args[0]
-            if products.on_gpu(x) and x.dtype in _HALVES and len(x.shape) == 4:
+            if products.on_gpu(x) and x.dtype in HALVES and len(x.shape) == 4:
                 return True
     return False
 

@@ -14,12 +14,12 @@ import torch
 from inductor_gen.loops.body import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, contiguous_strides, size
+from prims.dtypes import HALVES
 from prims.spec import TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = ["backward_is_products", "is_product", "lower_backward", "lower_forward", "on_gpu"]
 
-_HALVES = (torch.float16, torch.bfloat16)
 
 #: Channels from which a tile is gathered position by position, all channels of one together.
 _WIDE = 16
@@ -37,7 +37,7 @@ def _static(node: Node) -> bool:
 def _tiles(x: Node, weight: Node, settings: Any) -> tuple[int, int] | None:
     """The size of a convolution's tiles, None where it has none."""
     stride, padding, dilation, transposed, _, groups = settings
-    if len(x.shape) != 4 or x.dtype not in _HALVES or not on_gpu(x):
+    if len(x.shape) != 4 or x.dtype not in HALVES or not on_gpu(x):
         return None
     if weight.dtype != x.dtype or not (_static(x) and _static(weight)) or transposed or groups != 1:
         return None

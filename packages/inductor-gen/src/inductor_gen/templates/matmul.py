@@ -16,11 +16,11 @@ import torch
 from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis
 from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
 from inductor_gen.loops.body import Body, Store, Val
-from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, product
 from inductor_gen.schedule.loopnest import Nest, collapse
 from inductor_gen.schedule.prepare import ViewRef
 from inductor_gen.templates.product import Fit, Product
+from prims.dtypes import ROWS
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -88,7 +88,7 @@ class _Matmul(Block):
             self.decode("z", self.fit.batch)
         self._scale()
         if self.rounded and p.node.dtype != torch.float32:
-            self.line(f"acc = acc.to({_type(p.node)}).to(tl.float32)")
+            self.line(f"acc = acc.to({ROWS[p.node.dtype].in_triton}).to(tl.float32)")
         self._values()
         self.depth = 1
         made = self.source((grid, ONE), tile.warps, 1)
@@ -271,10 +271,6 @@ class _Matmul(Block):
         value = self.names.stored(self.names.val(s.value), s.value.dtype)
         address = self.names.address(s.buffer, s.at, zero)
         self.line(f"tl.store({address}, {value}{', ' + mask if mask else ''})")
-
-
-def _type(node: Node) -> str:
-    return {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16"}[node.dtype]  # type: ignore[index]
 
 
 def matmul_kernel(

@@ -10,6 +10,7 @@ from inductor_gen.loops.body import Body, Layout, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, contiguous_strides, product
 from inductor_gen.schedule.prepare import Prepared, ViewRef
+from prims.dtypes import HALVES
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -19,7 +20,7 @@ __all__ = ["Fit", "Product", "Split", "fit", "plain_body", "product_of", "read_a
 _FACTORS = {
     "aten.mm.default": 0, "aten.bmm.default": 0, "dot": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1,
 }  # fmt: skip
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, *HALVES)
 
 
 @dataclass(frozen=True)

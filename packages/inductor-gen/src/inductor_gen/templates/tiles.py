@@ -6,13 +6,14 @@ import torch
 
 from inductor_gen.device.record import Device
 from inductor_gen.templates.matmul import Tile
+from prims.dtypes import HALVES
 
 __all__ = ["odd_tile", "shallow_tile", "spared", "tiles_for"]
 
 _LASTING = Tile(128, 256, 64, 8, 3, 32, lasting=True)
 
 #: For 16-bit operands; float32 takes half the depth. Large tiles first: of equally fast ones the first stays.
-_HALVES = (
+_FOR_HALVES = (
     Tile(128, 256, 64, 8, 3),
     Tile(256, 128, 64, 8, 3),
     Tile(128, 128, 64, 8, 3),
@@ -71,10 +72,10 @@ def tiles_for(
         pool = (
             _EXACT
             if precision == "ieee"
-            else tuple(Tile(t.m, t.n, max(t.k // 2, 16), t.warps, t.stages) for t in _HALVES)
+            else tuple(Tile(t.m, t.n, max(t.k // 2, 16), t.warps, t.stages) for t in _FOR_HALVES)
         )
     else:
-        pool = _HALVES
+        pool = _FOR_HALVES
     rows = list(_ROWS) if m <= 2 else []
     fits = [t for t in pool if t.m <= _power(m) and t.n <= _power(n)]
     fits = [t for t in fits if _fits(t, dtype.itemsize, device)]
@@ -106,7 +107,7 @@ def shallow_tile(m: int, n: int, k: int, dtype: torch.dtype, device: Device) -> 
 
     None for others: deeper ones, and those of so few rows or tiles that the library computes each in several parts.
     """
-    if dtype not in (torch.float16, torch.bfloat16) or k % 64 or (n % 128 and n != 64) or m < 1024:
+    if dtype not in HALVES or k % 64 or (n % 128 and n != 64) or m < 1024:
         return None
     tile = Tile(128, 64, 64, 4, 4) if n == 64 else Tile(128, 128, 64, 4, 3)
     if k > 16 * tile.k or _tiles(m, n, tile) < device.multiprocessors // 5 or not _fits(tile, 2, device):

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES, REAL_FLOATS, compute_dtype
 from prims.errors import LeftWhole, Unsupported
 from prims.spec.tensorspec import as_device
 
 Value = Any
 Size = Any
 
-REDUCED = frozenset({torch.float16, torch.bfloat16})
-_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+REDUCED = frozenset(HALVES)
+_FLOATS = frozenset(REAL_FLOATS)
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
@@ -40,9 +41,8 @@ def is_integral(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
-def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype eager computes in: float32 for float16 and bfloat16, else the dtype itself."""
-    return torch.float32 if dtype in REDUCED else dtype
+#: The dtype eager computes in.
+opmath = compute_dtype
 
 
 def unsupported(reason: str) -> Unsupported:

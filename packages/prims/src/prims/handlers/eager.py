@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES
 from prims.errors import Unsupported
 from prims.handlers.base import BaseHandler, map_values
 from prims.ops import PrimOp
@@ -75,7 +76,7 @@ class Array:
     def from_torch(tensor: torch.Tensor) -> Array:
         """A copy of a tensor's values."""
         plain = tensor.detach().cpu()
-        if plain.dtype in (torch.float16, torch.bfloat16):
+        if plain.dtype in HALVES:
             plain = plain.float()
         return Array(plain.contiguous().numpy().copy(), tensor.dtype)
 

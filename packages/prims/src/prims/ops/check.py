@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import REAL_FLOATS
 from prims.errors import VerifierError
 from prims.spec import TensorSpec
 
@@ -29,7 +30,7 @@ __all__ = [
 
 Size = Any  # int | Sym
 
-FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+FLOATS = REAL_FLOATS
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BOOL = (torch.bool,)
 NUMERIC = FLOATS + INTS

@@ -15,16 +15,12 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import compute_dtype
 from prims.ops.check import array_spec, is_spec, require, same_shape
 from prims.ops.lazy import np
 from prims.ops.row import PrimOp, Sample, Template, define
 
-__all__ = ["binary", "compute_dtype", "edge_values", "shaped_samples", "torch_elementwise", "unary"]
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype an elementwise expression is computed in."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+__all__ = ["binary", "edge_values", "shaped_samples", "torch_elementwise", "unary"]
 
 
 # ---- metadata -------------------------------------------------------------------------------------------

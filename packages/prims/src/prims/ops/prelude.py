@@ -5,6 +5,8 @@ Each helper uses only earlier ones.
 
 from __future__ import annotations
 
+from prims.dtypes import ROWS
+
 __all__ = ["C_HELPERS", "C_SIMD", "TRITON_HELPERS"]
 
 #: libm functions with vector versions in glibc's libmvec: arity and the first glibc that has them.
@@ -16,6 +18,9 @@ C_SIMD: dict[str, tuple[int, str]] = {
     "atan2": (2, "2.35"),
     "hypot": (2, "2.35"),
 }
+
+#: Floats that uniform numbers are made for from one word: their names and how many of its bits they keep.
+_UNIFORM = [(row.name, row.bits) for row in ROWS.values() if row.bits and row.c == "float"]
 
 C_HELPERS: dict[str, str] = {}
 TRITON_HELPERS: dict[str, str] = {}
@@ -221,13 +226,13 @@ static inline uint64_t q_philox64(int64_t seed, int64_t offset, int64_t i) {
   q_philox4(seed, offset + (i >> 1), w);
   return (i & 1) ? ((uint64_t)w[3] << 32 | w[2]) : ((uint64_t)w[1] << 32 | w[0]);
 }""")
-for _suffix, _bits in (("32", 24), ("16", 11), ("bf16", 8)):
-    _c(f"q_uniform{_suffix}", f"""
-static inline float q_uniform{_suffix}(int64_t seed, int64_t offset, int64_t i) {{
+for _suffix, _bits in _UNIFORM:
+    _c(f"q_uniform_{_suffix}", f"""
+static inline float q_uniform_{_suffix}(int64_t seed, int64_t offset, int64_t i) {{
   return (float)(int32_t)(q_philox(seed, offset, i) >> {32 - _bits}) * {2.0**-_bits!r}f;
 }}""")
-_c("q_uniform64", """
-static inline double q_uniform64(int64_t seed, int64_t offset, int64_t i) {
+_c("q_uniform_f64", """
+static inline double q_uniform_f64(int64_t seed, int64_t offset, int64_t i) {
   return (double)(int64_t)(q_philox64(seed, offset, i) >> 11) * 0x1p-53;
 }""")
 _c("q_normal32", """
@@ -349,12 +354,12 @@ def q_philox64(seed, offset, i):
     low = tl.where((i & 1) != 0, c, a).to(tl.uint64)
     high = tl.where((i & 1) != 0, d, b).to(tl.uint64)
     return (high << 32) | low""")
-for _suffix, _bits in (("32", 24), ("16", 11), ("bf16", 8)):
-    _triton(f"q_uniform{_suffix}", f"""
-def q_uniform{_suffix}(seed, offset, i):
+for _suffix, _bits in _UNIFORM:
+    _triton(f"q_uniform_{_suffix}", f"""
+def q_uniform_{_suffix}(seed, offset, i):
     return (q_philox(seed, offset, i) >> {32 - _bits}).to(tl.int32).to(tl.float32) * {2.0**-_bits!r}""")
-_triton("q_uniform64", """
-def q_uniform64(seed, offset, i):
+_triton("q_uniform_f64", """
+def q_uniform_f64(seed, offset, i):
     return (q_philox64(seed, offset, i) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16""")
 _triton("q_normal32", """
 def q_normal32(seed, offset, i):

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import compute_dtype
 from prims.ops.check import BOOL, NUMERIC, REAL, array_spec, require, require_dim, require_dims
-from prims.ops.elementwise_rules import compute_dtype, edge_values, shaped_samples
+from prims.ops.elementwise_rules import edge_values, shaped_samples
 from prims.ops.lazy import np
 from prims.ops.row import Sample, define
 

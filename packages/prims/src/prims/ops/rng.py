@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import ROWS
 from prims.ops.check import FLOATS, INTS, array_spec, is_spec, require
 from prims.ops.lazy import np
 from prims.ops.row import Sample, define
@@ -31,7 +32,6 @@ __all__ = ["counters"]
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-_UNIFORM_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def counters(numel: Any, dtype: torch.dtype) -> Any:
@@ -94,7 +94,7 @@ def _numpy_bits(shape: Any, seed: Any, offset: Any, dtype: torch.dtype, device: 
 
 
 def _torch_uniform(shape: Any, seed: Any, offset: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
-    keep = _UNIFORM_BITS[dtype]
+    keep = ROWS[dtype].bits
     numel = math.prod(shape)
     words = _torch_words(numel, seed, offset, dtype)
     if dtype == torch.float64:
@@ -105,7 +105,7 @@ def _torch_uniform(shape: Any, seed: Any, offset: Any, dtype: torch.dtype, devic
 
 
 def _numpy_uniform(shape: Any, seed: Any, offset: Any, dtype: torch.dtype, device: Any) -> Any:
-    keep = _UNIFORM_BITS[dtype]
+    keep = ROWS[dtype].bits
     numel = math.prod(shape)
     words = _numpy_words(numel, seed, offset, dtype)
     if dtype == torch.float64:

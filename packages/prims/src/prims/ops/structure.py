@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES
 from prims.ops.check import (
     ALL,
     NUMERIC,
@@ -39,7 +40,7 @@ __all__ = ["numpy_dtype"]
 
 def numpy_dtype(dtype: torch.dtype) -> Any:
     """The NumPy dtype that holds a torch dtype's values in the references (float32 for the halves)."""
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in HALVES:
         return np.float32
     return np.bool_ if dtype == torch.bool else getattr(np, str(dtype).removeprefix("torch."))
 

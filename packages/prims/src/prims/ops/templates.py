@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES, ROWS
 from prims.errors import Unsupported
 from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import PrimOp, Template
@@ -43,33 +44,6 @@ __all__ = [
     "triton_type",
 ]
 
-_C_TYPES: dict[torch.dtype, str] = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.float16: "float",
-    torch.bfloat16: "float",
-    torch.int64: "int64_t",
-    torch.int32: "int32_t",
-    torch.int16: "int16_t",
-    torch.int8: "int8_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "uint8_t",
-}
-
-_TRITON_TYPES: dict[torch.dtype, str] = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.float16: "tl.float32",
-    torch.bfloat16: "tl.float32",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
-}
-
-
 def dtype_class(dtype: torch.dtype) -> str:
     """``"float"``, ``"int"`` or ``"bool"``."""
     if dtype.is_floating_point:
@@ -89,9 +63,7 @@ def _pick(template: Template | None, op: PrimOp, dtype: torch.dtype, language: s
 
 @functools.lru_cache(maxsize=1024)
 def _c_fields(dtype: torch.dtype) -> dict[str, Any]:
-    ctype = _C_TYPES.get(dtype)
-    if ctype is None:
-        raise Unsupported(f"no C compute type for {dtype}")
+    ctype = ROWS[dtype].c
     bits = 32 if ctype == "float" else dtype.itemsize * 8
     return {"T": ctype, "U": f"uint{bits}_t", "bits": bits, "f": "f" if ctype == "float" else ""}
 
@@ -162,9 +134,8 @@ def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         return arg
     if dst == torch.bool:
         return f"({arg} != 0)"
-    if dst in (torch.float16, torch.bfloat16):
-        helper = "q_round_f16" if dst == torch.float16 else "q_round_bf16"
-        return f"{helper}({arg if c_type(src) == 'float' else f'(float){arg}'})"
+    if dst in HALVES:
+        return f"q_round_{ROWS[dst].name}({arg if c_type(src) == 'float' else f'(float){arg}'})"
     if src.is_floating_point and dst in (torch.int32, torch.int64):
         return f"q_{'d' if c_type(src) == 'double' else 'f'}2i{8 * dst.itemsize}({arg})"
     if src.is_floating_point and not dst.is_floating_point:
@@ -179,9 +150,8 @@ def c_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.dtype)
     if kind == "bits":
         call = f"q_philox{'64' if wide else ''}({seed}, {offset}, {index})"
         return f"(({c_type(dtype)}){call})"
-    suffix = {torch.float64: "64", torch.float32: "32", torch.float16: "16", torch.bfloat16: "bf16"}[dtype]
     if kind == "uniform":
-        return f"q_uniform{suffix}({seed}, {offset}, {index})"
+        return f"q_uniform_{ROWS[dtype].name}({seed}, {offset}, {index})"
     value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
     return c_convert(value, torch.float32, dtype) if not wide else value
 
@@ -192,9 +162,8 @@ def triton_random(op: PrimOp, seed: str, offset: str, index: str, dtype: torch.d
     kind = op.name.removeprefix("random_")
     if kind == "bits":
         return f"q_philox{'64' if wide else ''}({seed}, {offset}, {index}).to({triton_type(dtype)})"
-    suffix = {torch.float64: "64", torch.float32: "32", torch.float16: "16", torch.bfloat16: "bf16"}[dtype]
     if kind == "uniform":
-        return f"q_uniform{suffix}({seed}, {offset}, {index})"
+        return f"q_uniform_{ROWS[dtype].name}({seed}, {offset}, {index})"
     value = f"q_normal{'64' if wide else '32'}({seed}, {offset}, {index})"
     return triton_convert(value, torch.float32, dtype) if not wide else value
 
@@ -238,9 +207,7 @@ def c_prelude(source: str, simd: bool = True) -> str:
 
 def triton_type(dtype: torch.dtype) -> str:
     """The Triton type that values of a dtype are computed in."""
-    if dtype not in _TRITON_TYPES:
-        raise Unsupported(f"no Triton compute type for {dtype}")
-    return _TRITON_TYPES[dtype]
+    return ROWS[dtype].triton
 
 
 def triton_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype) -> str:
@@ -273,10 +240,10 @@ def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         return arg
     if dst == torch.bool:
         return f"({arg} != 0)"
-    if dst in (torch.float16, torch.bfloat16):
+    if dst in HALVES:
         if src == torch.float64:
             arg = f"{arg}.to(tl.float32)"  # by way of float32, as PyTorch converts
-        return f"{arg}.to(tl.{'float16' if dst == torch.float16 else 'bfloat16'}).to(tl.float32)"
+        return f"{arg}.to({ROWS[dst].in_triton}).to(tl.float32)"
     if dst == torch.uint8 and src.is_floating_point:
         return f"{arg}.to(tl.int64).to(tl.uint8)"
     return f"{arg}.to({triton_type(dst)})"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.tensorspec import TensorSpec
@@ -14,7 +15,6 @@ from prims.spec.tensorspec import TensorSpec
 Size = Any  # int | Sym
 # at::SDPBackend
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def sdp_choice(
@@ -40,7 +40,7 @@ def sdp_choice(
         if (
             not flags.flash_sdp_enabled()
             or dropout_p > 0.0
-            or query.dtype not in (torch.float32, torch.float64, *_HALF)
+            or query.dtype not in (torch.float32, torch.float64, *HALVES)
         ):
             return MATH
         if _last_dims_differ(query, key, value):
@@ -48,7 +48,7 @@ def sdp_choice(
         return FLASH
     if query.device.type != "cuda":
         return MATH
-    half = query.dtype in _HALF
+    half = query.dtype in HALVES
     same_heads = not _last_dims_differ(query, key, value)
     if half and same_heads and _suits_cudnn(query) and flags.cudnn_sdp_enabled() and not enable_gqa:
         if cudnn(query.device):
@@ -58,7 +58,7 @@ def sdp_choice(
     aligned = 8 if half else 4
     if (
         flags.mem_efficient_sdp_enabled()
-        and query.dtype in (torch.float32, *_HALF)
+        and query.dtype in (torch.float32, *HALVES)
         and not enable_gqa
         and _divisible(query.shape[3], aligned)
         and _divisible(value.shape[3], aligned)
@@ -127,7 +127,7 @@ def flash_cpu(
     query: TensorSpec, key: TensorSpec, value: TensorSpec, *args: Any, **kwargs: Any
 ) -> tuple[TensorSpec, TensorSpec]:
     b, h, s, _ = query.shape
-    lse_dtype = torch.float32 if query.dtype in _HALF else query.dtype
+    lse_dtype = torch.float32 if query.dtype in HALVES else query.dtype
     lse = TensorSpec((b, h, s), lse_dtype, query.device, layout.strides_in_order((b, h, s), (1, 2, 0)))
     # The kernel makes its output like the query, whose layout it keeps.
     return query.replace(strides=layout.like_strides(query.shape, query.strides), storage_offset=0), lse

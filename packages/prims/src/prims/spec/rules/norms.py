@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.rules.convolution import suggests_channels_last
@@ -18,7 +19,7 @@ Size = Any  # int | Sym
 
 def _accumulate(x: TensorSpec, *others: TensorSpec | None) -> torch.dtype:
     """The dtype of saved statistics: float32 for half types on the GPU, else the input's."""
-    if x.device.type != "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+    if x.device.type != "cpu" and x.dtype in HALVES:
         return torch.float32
     return x.dtype
 

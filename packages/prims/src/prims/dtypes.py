@@ -1,0 +1,81 @@
+"""The dtypes that code is generated for: one row each, from which every stage takes what it needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from prims.errors import Unsupported
+
+__all__ = ["HALVES", "REAL_FLOATS", "ROWS", "DType", "compute_dtype"]
+
+
+@dataclass(frozen=True)
+class DType:
+    """A dtype in generated code.
+
+    Attributes:
+        dtype: the dtype.
+        name: a short name, part of helpers' names.
+        c: the C type that values are computed in.
+        triton: the same in Triton.
+        pointer: what a Triton pointer to elements points to.
+        in_c: the C type of an element in memory, where it is another.
+        in_triton: the same in Triton.
+        reads: the C expression of an element ``{}`` as a value to compute with.
+        writes: the C expression of a value as an element.
+        computed: the dtype that values are computed in, where it is another.
+        summed: the dtype of a reduction's partial results in Triton, where it is wider.
+        bits: for floats, the significant bits: so many of a random word make a number.
+    """
+
+    dtype: torch.dtype
+    name: str
+    c: str
+    triton: str
+    pointer: str
+    in_c: str = ""
+    in_triton: str = ""
+    reads: str = "{}"
+    writes: str = "{}"
+    computed: torch.dtype | None = None
+    summed: torch.dtype | None = None
+    bits: int = 0
+
+
+class _Rows(dict[torch.dtype, DType]):
+    def __missing__(self, dtype: torch.dtype) -> DType:
+        raise Unsupported(f"no code is generated for {dtype}")
+
+
+_F32, _I32 = torch.float32, torch.int32
+
+#: The row of each dtype; asking for another one raises ``Unsupported``.
+ROWS = _Rows({
+    row.dtype: row
+    for row in (
+        DType(torch.float32, "f32", "float", "tl.float32", "fp32", bits=24),
+        DType(torch.float64, "f64", "double", "tl.float64", "fp64", bits=53),
+        DType(torch.float16, "f16", "float", "tl.float32", "fp16", "_Float16", "tl.float16", "(float){}",
+              "(_Float16){}", _F32, bits=11),
+        DType(torch.bfloat16, "bf16", "float", "tl.float32", "bf16", "uint16_t", "tl.bfloat16", "qi_from_bf16({})",
+              "qi_to_bf16({})", _F32, bits=8),
+        DType(torch.int64, "i64", "int64_t", "tl.int64", "i64"),
+        DType(torch.int32, "i32", "int32_t", "tl.int32", "i32"),
+        DType(torch.int16, "i16", "int16_t", "tl.int16", "i16", summed=_I32),
+        DType(torch.int8, "i8", "int8_t", "tl.int8", "i8", summed=_I32),
+        DType(torch.uint8, "u8", "uint8_t", "tl.uint8", "u8", summed=_I32),
+        DType(torch.bool, "bool", "uint8_t", "tl.int1", "u8", in_triton="tl.uint8", summed=_I32),
+    )
+})  # fmt: skip
+
+#: Floats that are computed in float32.
+HALVES = tuple(row.dtype for row in ROWS.values() if row.computed is not None)
+REAL_FLOATS = tuple(row.dtype for row in ROWS.values() if row.bits)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that values are computed in: float32 for float16 and bfloat16, else the dtype itself."""
+    row = ROWS.get(dtype)
+    return dtype if row is None else row.computed or dtype

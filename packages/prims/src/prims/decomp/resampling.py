@@ -7,17 +7,23 @@ sum over all combinations of taps, and the gradient adds each output's share bac
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, is_float, opmath, to_dtype, whole
+from prims.decomp.common import Size, Value, along, is_float, opmath, prod, to_dtype, whole
+from prims.decomp.lines import Line, transposed_all
 from prims.decomp.padding import added_last, taken_last
 from prims.decomp.registry import decomposition
+from prims.decomp.views import index_along
 
 Tap = tuple[Value, Value | None]
-"""An index and a weight (None is 1), one-dimensional."""
+"""An index and a weight (None is 1), for each of some output positions."""
+
+Taps = Callable[[Any, Value], list[Tap]]
+"""``(p, at)``: the taps of the output positions `at` of one dimension."""
 
 CUBIC = -0.75
 """The free coefficient of the cubic kernel (Keys 1981), as eager has it."""
@@ -37,45 +43,50 @@ def _scaled(p: Any, at: Value, size: Size, out: Size, scale: float | None = None
     return p.mul(at, p.broadcast(ratio, tuple(at.shape), ()))
 
 
+def _within(p: Any, at: Value, size: Size) -> Value:
+    """Positions inside the input. (That none is negative is plain to us, not to who checks indices.)"""
+    return p.minimum(p.maximum(at, 0), size - 1)
+
+
 def _number(p: Any, size: Size, like: Value) -> Value:
     return p.convert(p.full((), size, torch.int64, like.device), like.dtype)
 
 
-def _nearest(p: Any, size: Size, out: Size, scale: float | None, exact: bool, device: torch.device) -> list[Tap]:
+def _nearest(p: Any, at: Value, size: Size, out: Size, scale: float | None, exact: bool) -> list[Tap]:
     """floor(i * scale), or floor((i + 0.5) * scale), computed in float32 as eager does."""
-    at = p.convert(p.iota(out, 0, 1, torch.int64, device), torch.float32)
+    at = p.convert(at, torch.float32)
     if exact:
         at = p.add(at, 0.5)
     at = p.convert(p.floor(_scaled(p, at, size, out, scale)), torch.int64)
-    return [(p.minimum(at, size - 1), None)]
+    return [(_within(p, at, size), None)]
 
 
 def _source(
-    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+    p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype
 ) -> Value:
-    at = p.convert(p.iota(out, 0, 1, torch.int64, device), dtype)
+    at = p.convert(at, dtype)
     if align_corners:
         return _scaled(p, at, size, out, align_corners=True)
     return p.sub(_scaled(p, p.add(at, 0.5), size, out, scale), 0.5)
 
 
 def _linear(
-    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+    p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype
 ) -> list[Tap]:
     if size == out:
-        return [(p.iota(out, 0, 1, torch.int64, device), None)]
-    source = p.maximum(_source(p, size, out, scale, align_corners, dtype, device), 0.0)
-    low = p.minimum(p.convert(p.floor(source), torch.int64), size - 1)
-    high = p.minimum(p.add(low, 1), size - 1)
+        return [(at, None)]
+    source = p.maximum(_source(p, at, size, out, scale, align_corners, dtype), 0.0)
+    low = _within(p, p.convert(p.floor(source), torch.int64), size)
+    high = _within(p, p.add(low, 1), size)
     share = p.minimum(p.maximum(p.sub(source, p.convert(low, dtype)), 0.0), 1.0)
     return [(low, p.sub(1.0, share)), (high, share)]
 
 
 def _cubic(
-    p: Any, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype, device: torch.device
+    p: Any, at: Value, size: Size, out: Size, scale: float | None, align_corners: bool, dtype: torch.dtype
 ) -> list[Tap]:
     a = CUBIC
-    source = _source(p, size, out, scale, align_corners, dtype, device)
+    source = _source(p, at, size, out, scale, align_corners, dtype)
     floor = p.floor(source)
     t = p.sub(source, floor)
     low = p.convert(floor, torch.int64)
@@ -90,29 +101,35 @@ def _cubic(
 
     rest = p.sub(1.0, t)
     weights = (outer(p.add(t, 1.0)), inner(t), inner(rest), outer(p.add(rest, 1.0)))
-    return [(p.minimum(p.maximum(p.add(low, i - 1) if i != 1 else low, 0), size - 1), w) for i, w in enumerate(weights)]
+    return [(_within(p, p.add(low, i - 1) if i != 1 else low, size), w) for i, w in enumerate(weights)]
 
 
 # ---- all dimensions together ----------------------------------------------------------------------------
-
-
-def _spread_weight(p: Any, combination: Sequence[Tap], out: Sequence[Size]) -> list[Value]:
-    return [along(p, w, out, i) for i, (_, w) in enumerate(combination) if w is not None]
 
 
 def _lead(p: Any, weight: Value, shape: Sequence[Size]) -> Value:
     return p.broadcast(weight, tuple(shape), tuple(range(len(shape) - weight.ndim, len(shape))))
 
 
-def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -> Value:
+def _everywhere(p: Any, taps: Sequence[Taps], out: Sequence[Size], device: torch.device) -> list[list[Tap]]:
+    """The taps of all output positions, per dimension."""
+    return [f(p, p.iota(o, 0, 1, torch.int64, device)) for f, o in zip(taps, out, strict=True)]
+
+
+def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[Taps]) -> Value:
     """Sum over the taps of each dimension, the innermost dimension first."""
+    found = _everywhere(p, taps, out, x.device)
+    if _apart(x, out, found):
+        for d in reversed(range(len(out))):
+            x = _along_one(p, x, 2 + d, found[d])
+        return x
 
     def summed(chosen: tuple[Tap, ...]) -> Value:
         depth = len(chosen)
-        if depth == len(taps):
+        if depth == len(found):
             return taken_last(p, x, tuple(along(p, at, out, i) for i, (at, _) in enumerate(chosen)))
         total: Value = None
-        for tap in taps[depth]:
+        for tap in found[depth]:
             part = summed((*chosen, tap))
             if tap[1] is not None:
                 part = p.mul(part, _lead(p, along(p, tap[1], out, depth), part.shape))
@@ -122,12 +139,52 @@ def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -
     return summed(())
 
 
-def _backward(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[list[Tap]]) -> Value:
+def _apart(x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -> bool:
+    """Is it better to take one dimension after the other? A CPU reads from within rows slowly: that is done for the
+    input's rows once then, where these are no more than the output's, and not for all combinations of taps."""
+    sizes = (*x.shape[2:], *out)
+    if x.device.type != "cpu" or len(out) == 1 or not all(isinstance(s, int) for s in sizes):
+        return False
+    return len(taps[-1]) > 1 and prod(x.shape[2:-1]) <= prod(out[:-1])
+
+
+def _along_one(p: Any, x: Value, dim: int, taps: list[Tap]) -> Value:
     total: Value = None
-    for combination in itertools.product(*taps):
+    for at, weight in taps:
+        part = index_along(p, x, at, dim)
+        if weight is not None:
+            part = p.mul(part, along(p, weight, part.shape, dim))
+        total = part if total is None else p.add(total, part)
+    return total
+
+
+def _line(p: Any, size: Size, out: Size, taps: Taps, device: torch.device) -> Line:
+    """The map along one dimension. The taps of an output are in ascending order."""
+    weighted = any(w is not None for _, w in taps(p, p.iota(out, 0, 1, torch.int64, device)))
+
+    def weight(p: Any, o: Value, i: Value) -> Value:
+        total: Value = None
+        for at, w in taps(p, o):
+            part = p.where(p.eq(at, i), w, 0.0)
+            total = part if total is None else p.add(total, part)
+        return total
+
+    return Line(size, out, lambda p, o: taps(p, o)[0][0], lambda p, o: taps(p, o)[-1][0], weight if weighted else None)
+
+
+def _backward(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[Taps]) -> Value:
+    geometry = zip(shape[2:], out, taps, strict=True)
+    gathered = transposed_all(p, grad, 2, [_line(p, size, o, f, grad.device) for size, o, f in geometry])
+    return _scattered(p, grad, shape, out, taps) if gathered is None else gathered
+
+
+def _scattered(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[Taps]) -> Value:
+    total: Value = None
+    for combination in itertools.product(*_everywhere(p, taps, out, grad.device)):
         part = grad
-        for weight in _spread_weight(p, combination, out):
-            part = p.mul(part, _lead(p, weight, part.shape))
+        for i, (_, weight) in enumerate(combination):
+            if weight is not None:
+                part = p.mul(part, _lead(p, along(p, weight, out, i), part.shape))
         at = tuple(along(p, index, out, i) for i, (index, _) in enumerate(combination))
         added = added_last(p, shape, at, part)
         total = added if total is None else p.add(total, added)
@@ -159,11 +216,7 @@ def _upsample_nearest(
         wide = _interleaved(self.shape, factors)
         kept = (0, 1, *(2 + 2 * i for i in range(len(factors))))
         return p.reshape(p.broadcast(self, wide, kept), (*self.shape[:2], *output_size))
-    taps = [
-        _nearest(p, size, out, scale, exact, self.device)
-        for size, out, scale in zip(self.shape[2:], output_size, scales, strict=True)
-    ]
-    return _forward(p, self, output_size, taps)
+    return _forward(p, self, output_size, _nearest_taps(self.shape[2:], output_size, scales, exact))
 
 
 def _upsample_nearest_backward(
@@ -174,27 +227,29 @@ def _upsample_nearest_backward(
     scales: Sequence[float | None],
     exact: bool,
 ) -> Value:
-    taps = [
-        _nearest(p, size, out, scale, exact, grad.device)
-        for size, out, scale in zip(input_size[2:], output_size, scales, strict=True)
-    ]
-    return _backward(p, grad, input_size, output_size, taps)
+    return _backward(p, grad, input_size, output_size, _nearest_taps(input_size[2:], output_size, scales, exact))
+
+
+def _nearest_taps(
+    sizes: Sequence[Size], out: Sequence[Size], scales: Sequence[float | None], exact: bool
+) -> list[Taps]:
+    geometry = zip(sizes, out, scales, strict=True)
+    return [partial(_nearest, size=size, out=o, scale=scale, exact=exact) for size, o, scale in geometry]
 
 
 def _weighted_taps(
-    p: Any,
-    kind: Any,
+    kind: Callable[..., list[Tap]],
     sizes: Sequence[Size],
     out: Sequence[Size],
     scales: Sequence[float | None],
     align_corners: bool,
     dtype: torch.dtype,
-    device: torch.device,
-) -> list[list[Tap]]:
+) -> list[Taps]:
     if not is_float(dtype):
         raise whole(f"interpolation of {dtype}")
+    common = {"align_corners": align_corners, "dtype": dtype}
     geometry = zip(sizes, out, scales, strict=True)
-    return [kind(p, size, o, scale, align_corners, dtype, device) for size, o, scale in geometry]
+    return [partial(kind, size=size, out=o, scale=scale, **common) for size, o, scale in geometry]
 
 
 def _register_nearest(n: int, prefix: str, exact: bool) -> None:
@@ -228,8 +283,7 @@ def _register_weighted(name: str, n: int, kind: Any) -> None:
     ) -> Value:
         given = (*scales, *kw.values(), *(None,) * n)[:n]
         compute = opmath(self.dtype)
-        sizes = self.shape[2:]
-        taps = _weighted_taps(p, kind, sizes, output_size, given, align_corners, compute, self.device)
+        taps = _weighted_taps(kind, self.shape[2:], output_size, given, align_corners, compute)
         return to_dtype(p, _forward(p, to_dtype(p, self, compute), output_size, taps), self.dtype)
 
     def backward(
@@ -243,8 +297,7 @@ def _register_weighted(name: str, n: int, kind: Any) -> None:
     ) -> Value:
         given = (*scales, *kw.values(), *(None,) * n)[:n]
         compute = opmath(grad_output.dtype)
-        sizes = input_size[2:]
-        taps = _weighted_taps(p, kind, sizes, output_size, given, align_corners, compute, grad_output.device)
+        taps = _weighted_taps(kind, input_size[2:], output_size, given, align_corners, compute)
         grad = to_dtype(p, grad_output, compute)
         return to_dtype(p, _backward(p, grad, input_size, output_size, taps), grad_output.dtype)
 

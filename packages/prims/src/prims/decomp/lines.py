@@ -1,0 +1,131 @@
+"""Linear maps along one dimension whose places are known when compiled, and their transposes.
+
+An output position reads a stretch of input positions, each with a weight, and no stretch begins or ends before that of
+the output before it: interpolation and adaptive pooling do so along each dimension. The transpose, which a gradient
+is, need not scatter then: the outputs that read an input position are a stretch too, so that it gathers from a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from prims.decomp.common import Size, Value, along
+from prims.handlers import TorchHandler
+
+MAX_READERS = 40
+"""Outputs that read one input beyond which a transpose is not written out: each is a term of a sum."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A map of `size` input positions to `out` output positions.
+
+    ``low(p, o)`` and ``high(p, o)`` are the first and the last input position that the output positions ``o`` (int64
+    values of any shape) read, and ``weight(p, o, i)`` is what output ``o`` multiplies input ``i`` with (None: 1).
+    """
+
+    size: Size
+    out: Size
+    low: Callable[[Any, Value], Value]
+    high: Callable[[Any, Value], Value]
+    weight: Callable[[Any, Value, Value], Value] | None = None
+
+
+@dataclass(frozen=True)
+class _Readers:
+    """Which outputs read input ``i``: at most `most` from ``(step i + start) // divisor + skipped`` on, where at most
+    `slack` outputs are skipped."""
+
+    step: Size
+    start: Size
+    divisor: Size
+    slack: int
+    most: int
+    least: int
+    identity: bool
+
+
+def _readers(line: Line) -> _Readers | None:
+    """The readers of a line of known sizes, found by looking at each; None where there are too many."""
+    if not (isinstance(line.size, int) and isinstance(line.out, int)) or not line.size or not line.out:
+        return None
+    p, device = TorchHandler(), torch.device("cpu")
+    o = torch.arange(line.out, device=device)
+    i = torch.arange(line.size, device=device)
+    first = torch.searchsorted(line.high(p, o), i)
+    stop = torch.searchsorted(line.low(p, o), i, right=True)
+    count = stop - first
+    most = int(count.max())
+    if most > MAX_READERS:
+        return None
+    read = count > 0
+    start = int((line.size * first - line.out * i)[read].min())
+    guess = torch.div(line.out * i + start, line.size, rounding_mode="floor")
+    least, slack = int(count.min()), int((stop - guess)[read].max())
+    same = most == least == 1 and line.weight is None and torch.equal(first, i)
+    return _Readers(line.out, start, line.size, slack, most, least, same)
+
+
+def transposed(p: Any, g: Value, dim: int, line: Line) -> Value | None:
+    """The gradient by a line's input, from that by its output, along a dimension; None where a scatter is better."""
+    readers = _readers(line)
+    if readers is None:
+        return None
+    if readers.identity:
+        return g
+    device = g.device
+    i = p.iota(line.size, 0, 1, torch.int64, device)
+    first, count = _stretches(p, line, readers, i)
+    total: Value = None
+    shape = (*g.shape[:dim], line.size, *g.shape[dim + 1 :])
+    start = along(p, first, shape, dim)
+    for k in range(readers.most):
+        # Computed where it is used, an index shows its bounds.
+        part = p.gather(g, p.minimum(p.maximum(p.add(start, k), 0), line.out - 1), dim)
+        if line.weight is not None:
+            o = p.minimum(p.maximum(p.add(first, k), 0), line.out - 1)
+            part = p.mul(part, along(p, line.weight(p, o, i), shape, dim))
+        if k >= readers.least:
+            part = p.where(along(p, p.gt(count, k), shape, dim), part, 0.0)
+        total = part if total is None else p.add(total, part)
+    return total
+
+
+def _stretches(p: Any, line: Line, readers: _Readers, i: Value) -> tuple[Value, Value]:
+    """For each input the first output that reads it, and how many do. The outputs from a guess on are looked at: those
+    that end before the input, and those that begin after it."""
+    shape = (line.size, readers.slack)
+    at = p.add(p.mul(i, readers.step), readers.start)
+    guess = p.floor_div(at, readers.divisor)
+    o = p.add(along(p, guess, shape, 0), along(p, p.iota(readers.slack, 0, 1, torch.int64, i.device), shape, 1))
+    inside = p.minimum(p.maximum(o, 0), line.out - 1)
+    wide = along(p, i, shape, 0)
+    exists = p.lt(o, line.out)
+
+    def passed(whether: Value) -> Value:
+        counted = p.logical_or(p.lt(o, 0), p.logical_and(exists, whether))
+        return p.sum(p.convert(counted, torch.int64), (1,))
+
+    before, begun = passed(p.lt(line.high(p, inside), wide)), passed(p.le(line.low(p, inside), wide))
+    return p.add(guess, before), p.sub(begun, before)
+
+
+def transposed_all(p: Any, g: Value, first: int, lines: Sequence[Line]) -> Value | None:
+    """`transposed` along the dimensions from `first` on."""
+    for d in order(lines):
+        g = transposed(p, g, first + d, lines[d])
+        if g is None:
+            return None
+    return g
+
+
+def order(lines: Sequence[Line]) -> list[int]:
+    """Which dimension to take when: first those that shrink; the innermost, the only one that gathers from within rows,
+    where the rows are fewest."""
+    shrinks = [line.size < line.out for line in lines[:-1]]
+    last = len(lines) - 1
+    return [*(d for d in range(last) if shrinks[d]), last, *(d for d in range(last) if not shrinks[d])]

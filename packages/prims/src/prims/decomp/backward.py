@@ -20,6 +20,7 @@ from prims.decomp.common import (
     to_dtype,
     unsupported,
 )
+from prims.decomp.lines import windows_added
 from prims.decomp.normalisation import batch_dims, trailing
 from prims.decomp.reductions import mean_of
 from prims.decomp.registry import decomposition
@@ -77,13 +78,19 @@ def unfold_backward(p: Any, grad_in: Value, input_sizes: Sequence[Size], dim: in
     if not input_sizes:
         return p.reshape(grad_in, ())
     dim = norm_dim(dim, len(input_sizes))
+    compute = opmath(grad_in.dtype)
+    grad = to_dtype(p, grad_in, compute)
+    last = grad.ndim - 1
+    beside = permuted(p, grad, (*range(dim + 1), last, *range(dim + 1, last)))
+    added = windows_added(p, beside, dim, input_sizes[dim], step)
+    if added is not None:
+        return to_dtype(p, added, grad_in.dtype)
     count = grad_in.shape[dim]
     shape = (count, size)
     first = p.broadcast(p.iota(count, 0, step, torch.int64, grad_in.device), shape, (0,))
     at = p.add(first, iota_along(p, shape, 1, grad_in.device))
     rest = tuple(d for d in range(len(input_sizes)) if d != dim)
-    compute = opmath(grad_in.dtype)
-    values = permuted(p, to_dtype(p, grad_in, compute), (dim, grad_in.ndim - 1, *rest))
+    values = permuted(p, grad, (dim, last, *rest))
     zeros = p.full(tuple(input_sizes), number(0, compute), compute, grad_in.device)
     return to_dtype(p, p.index_put(zeros, (at,), (dim,), values, True), grad_in.dtype)
 

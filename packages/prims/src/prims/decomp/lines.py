@@ -7,13 +7,14 @@ is, need not scatter then: the outputs that read an input position are a stretch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along
+from prims.decomp.common import Size, Value, along, number, slice_dim
 from prims.handlers import TorchHandler
 
 MAX_READERS = 40
@@ -129,3 +130,59 @@ def order(lines: Sequence[Line]) -> list[int]:
     shrinks = [line.size < line.out for line in lines[:-1]]
     last = len(lines) - 1
     return [*(d for d in range(last) if shrinks[d]), last, *(d for d in range(last) if not shrinks[d])]
+
+
+# ---- parts at known places ------------------------------------------------------------------------------
+
+Part = tuple[Value, int]
+"""A value and the position along a dimension where its first element goes."""
+
+
+def overlapped(p: Any, parts: Sequence[Part], dim: int, size: int) -> Value:
+    """The sum of parts, each at its place along a dimension of known size.
+
+    Along the two innermost dimensions the stretches that the same parts cover are summed by themselves and joined, so
+    that no element asks which parts it is in. Further out each row asks: every stretch is a loop of its own.
+    """
+    ends = [(at, at + part.shape[dim]) for part, at in parts]
+    seams = sorted({0, size, *(e for both in ends for e in both)})
+    if dim < parts[0][0].ndim - 2:
+        return _total(p, [_padded(p, part, dim, at, size) for part, at in parts])
+    stretches = []
+    for start, stop in zip(seams, seams[1:], strict=False):
+        over = [
+            slice_dim(p, part, dim, start - a, stop - a)
+            for (part, _), (a, b) in zip(parts, ends, strict=True)
+            if a <= start and stop <= b
+        ]
+        like = parts[0][0]
+        shape = (*like.shape[:dim], stop - start, *like.shape[dim + 1 :])
+        stretches.append(_total(p, over) if over else p.full(shape, number(0, like.dtype), like.dtype, like.device))
+    return p.concat(tuple(stretches), dim)
+
+
+def _padded(p: Any, x: Value, dim: int, at: int, size: Size) -> Value:
+    low: list[Size] = [0] * x.ndim
+    high: list[Size] = [0] * x.ndim
+    low[dim], high[dim] = at, size - at - x.shape[dim]
+    return p.pad(x, number(0, x.dtype), tuple(low), tuple(high))
+
+
+def _total(p: Any, values: Sequence[Value]) -> Value:
+    return functools.reduce(p.add, values)
+
+
+def windows_added(p: Any, x: Value, dim: int, size: Size, step: int) -> Value | None:
+    """[..., count, width, ...] to [..., size, ...]: the sum of windows that begin every `step` elements along a
+    dimension; None where too many windows share an element."""
+    count, width = x.shape[dim], x.shape[dim + 1]
+    turns = -(-width // step)
+    if turns > MAX_READERS:
+        return None
+    zero = number(0, x.dtype)
+    around = (0,) * x.ndim
+    x = p.pad(x, zero, around, (*around[: dim + 1], turns * step - width, *around[dim + 2 :]))
+    flat = (*x.shape[:dim], count * step, *x.shape[dim + 2 :])
+    # The k-th step of every window: these lie side by side.
+    rows = [p.reshape(slice_dim(p, x, dim + 1, k * step, (k + 1) * step), flat) for k in range(turns)]
+    return _total(p, [_padded(p, row, dim, k * step, size) for k, row in enumerate(rows)])

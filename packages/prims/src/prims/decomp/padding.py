@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, number, opmath, to_dtype
+from prims.decomp.common import Size, Value, along, keep, number, opmath, slice_dim, to_dtype
+from prims.decomp.lines import Part, overlapped
 from prims.decomp.registry import decomposition
 from prims.decomp.views import permuted
+
+
+UNROLLED = 8
+"""Width of an edge up to which its sum is written out."""
 
 
 @decomposition("aten.constant_pad_nd.default")
@@ -60,11 +65,14 @@ def positions(
 
 def taken_last(p: Any, x: Value, indices: Sequence[Value]) -> Value:
     """x indexed over its last len(indices) dimensions, which keep their place."""
-    n = len(indices)
-    lead = x.ndim - n
-    out = p.index(x, tuple(indices), tuple(range(lead, x.ndim)))
-    k = indices[0].ndim
-    return permuted(p, out, (*range(k, k + lead), *range(k)))
+    return _taken(p, x, indices, tuple(range(x.ndim - len(indices), x.ndim)))
+
+
+def _taken(p: Any, x: Value, indices: Sequence[Value], dims: tuple[int, ...]) -> Value:
+    """x indexed over adjacent dimensions, where the indices' take their place."""
+    out = p.index(x, tuple(indices), dims)
+    k, lead = indices[0].ndim, dims[0]
+    return permuted(p, out, (*range(k, k + lead), *range(k), *range(k + lead, out.ndim)))
 
 
 def added_last(p: Any, shape: Sequence[Size], indices: Sequence[Value], values: Value) -> Value:
@@ -81,26 +89,81 @@ def added_last(p: Any, shape: Sequence[Size], indices: Sequence[Value], values: 
 
 def _padded(p: Any, x: Value, pad: Sequence[Size], source: Source) -> Value:
     n = len(pad) // 2
+    if x.device.type == "cpu" and all(isinstance(v, int) for v in (*x.shape, *pad)):
+        return _rows_padded(p, x, pad, source)
     return taken_last(p, x, positions(p, x.shape[x.ndim - n :], pad, source, x.device))
 
 
-def _padded_backward(p: Any, grad: Value, x: Value, pad: Sequence[Size], source: Source) -> Value:
+def _rows_padded(p: Any, x: Value, pad: Sequence[int], source: Source) -> Value:
+    """The same on a CPU, which copies the middle of a row faster than it asks each element where it comes from: only
+    the edges of rows, and the rows themselves, are taken by position."""
     n = len(pad) // 2
-    at = positions(p, x.shape[x.ndim - n :], pad, source, x.device)
-    return added_last(p, x.shape, at, grad)
+    first, last = x.ndim - n, x.ndim - 1
+    lead = tuple(range(first, last))
+    if lead:
+        x = _taken(p, x, positions(p, x.shape[first:last], pad[2:], source, x.device), lead)
+    size, (low, high) = x.shape[last], pad[:2]
+    start, stop = max(-low, 0), size + min(high, 0)
+    parts = [slice_dim(p, x, last, start, stop)]
+    for at, width in ((-low, low), (size, high)):
+        if width > 0:
+            line = source(p, p.iota(width, at, 1, torch.int64, x.device), size)
+            edge = _taken(p, x, (line,), (last,))
+            parts.insert(0 if at < 0 else len(parts), edge)
+    return p.concat(tuple(parts), last)
 
 
-def _register(kind: str, source: Source) -> None:
+# What an edge of the gradient, before (False) or behind (True) the middle along a dimension, gives to which positions.
+Edge = Callable[[Any, Value, int, int, bool], Part]
+
+
+def _reflected_edge(p: Any, edge: Value, dim: int, size: int, behind: bool) -> Part:
+    """The edge in reverse order, next to the first or the last position."""
+    return p.flip(edge, (dim,)), size - 1 - edge.shape[dim] if behind else 1
+
+
+def _clamped_edge(p: Any, edge: Value, dim: int, size: int, behind: bool) -> Part:
+    """The edge's sum, at the first or the last position."""
+    width = edge.shape[dim]
+    if width > UNROLLED:
+        total = keep(p, p.sum(edge, (dim,)), edge.shape, (dim,))
+    else:
+        total = slice_dim(p, edge, dim, 0, 1)
+        for k in range(1, width):
+            total = p.add(total, slice_dim(p, edge, dim, k, k + 1))
+    return total, size - 1 if behind else 0
+
+
+def _padded_backward(p: Any, grad: Value, x: Value, pad: Sequence[Size], source: Source, edge: Edge) -> Value:
+    n = len(pad) // 2
+    first = x.ndim - n
+    sizes = x.shape[first:]
+    edges = [(pad[2 * (n - 1 - i)], pad[2 * (n - 1 - i) + 1]) for i in range(n)]
+    if not all(isinstance(v, int) for v in (*sizes, *pad)) or any(s + min(e) < 1 for s, e in zip(sizes, edges)):
+        return added_last(p, x.shape, positions(p, sizes, pad, source, x.device), grad)
+    g = to_dtype(p, grad, opmath(grad.dtype))
+    for dim, (low, high) in enumerate(edges, first):
+        size, out = x.shape[dim], g.shape[dim]
+        parts = [(slice_dim(p, g, dim, max(low, 0), out - max(high, 0)), max(-low, 0))]
+        if low > 0:
+            parts.append(edge(p, slice_dim(p, g, dim, 0, low), dim, size, False))
+        if high > 0:
+            parts.append(edge(p, slice_dim(p, g, dim, out - high, out), dim, size, True))
+        g = overlapped(p, parts, dim, size)
+    return to_dtype(p, g, grad.dtype)
+
+
+def _register(kind: str, source: Source, edge: Edge) -> None:
     def forward(p: Any, self: Value, padding: Sequence[Size]) -> Value:
         return _padded(p, self, padding, source)
 
     def backward(p: Any, grad_output: Value, self: Value, padding: Sequence[Size]) -> Value:
-        return _padded_backward(p, grad_output, self, padding, source)
+        return _padded_backward(p, grad_output, self, padding, source, edge)
 
     for n in (1, 2, 3):
         decomposition(f"aten.{kind}_pad{n}d.default")(forward)
         decomposition(f"aten.{kind}_pad{n}d_backward.default")(backward)
 
 
-_register("reflection", _reflected)
-_register("replication", _clamped)
+_register("reflection", _reflected, _reflected_edge)
+_register("replication", _clamped, _clamped_edge)

@@ -24,6 +24,7 @@ from prims.decomp.common import (
     to_dtype,
     whole,
 )
+from prims.decomp.lines import Line, transposed
 from prims.decomp.reductions import mean_of
 from prims.decomp.registry import decomposition
 from prims.decomp.views import index_along, reshaped
@@ -465,23 +466,16 @@ def _adaptive_line_backward(p: Any, g: Value, dim: int, size: Size) -> Value:
         return p.reshape(wide, (*g.shape[:dim], size, *g.shape[dim + 1 :]))
     if not (isinstance(size, int) and isinstance(out, int)):
         raise whole("adaptive pooling of a dynamic size that does not divide")
-    starts = [i * size // out for i in range(out)]
-    ends = [-(-(i + 1) * size // out) for i in range(out)]
-    overlap = max(sum(s <= x < e for s, e in zip(starts, ends, strict=True)) for x in range(size))
-    at = p.iota(size, 0, 1, torch.int64, g.device)
-    # The last interval that starts at or before x.
-    last = p.sub(p.trunc_div(p.add(p.mul(p.add(at, 1), out), size - 1), size), 1)
-    last = p.minimum(last, out - 1)
-    total: Value = None
-    for back in range(overlap):
-        i = p.maximum(p.sub(last, back), 0) if back else last
-        start = p.trunc_div(p.mul(i, size), out)
-        end = p.trunc_div(p.add(p.mul(p.add(i, 1), size), out - 1), out)
-        inside = p.logical_and(p.ge(at, start), p.lt(at, end))
-        if back:
-            inside = p.logical_and(inside, p.ge(p.sub(last, back), 0))
-        taken = index_along(p, g, i, dim)
-        length = along(p, p.convert(p.sub(end, start), g.dtype), taken.shape, dim)
-        part = p.where(along(p, inside, taken.shape, dim), p.div(taken, length), 0.0)
-        total = part if total is None else p.add(total, part)
-    return total
+
+    def low(p: Any, o: Value) -> Value:
+        return p.trunc_div(p.mul(o, size), out)
+
+    def high(p: Any, o: Value) -> Value:
+        return p.sub(p.trunc_div(p.add(p.mul(o, size), size + out - 1), out), 1)
+
+    o = p.iota(out, 0, 1, torch.int64, g.device)
+    length = p.convert(p.add(p.sub(high(p, o), low(p, o)), 1), g.dtype)
+    gathered = transposed(p, p.div(g, along(p, length, g.shape, dim)), dim, Line(size, out, low, high))
+    if gathered is None:
+        raise whole(f"adaptive pooling of {size} elements to {out}")
+    return gathered

@@ -362,16 +362,18 @@ class _Kernel:
     # ---- scatter ----------------------------------------------------------------------------------------
 
     def _scatter(self) -> None:
-        """Serial over the variables that collide, parallel over those that address distinct elements."""
+        """Serial over the variables that collide, parallel over those that address distinct elements. Of these the one
+        along which the buffer is contiguous goes innermost."""
         store = self.body.stores[0]
-        free = [v for v in self.nest.outer if linear(self.body, store.at, v) not in (None,) and v in store.at.symbols]
+        strides = {v: linear(self.body, store.at, v) for v in self.nest.outer if v in store.at.symbols}
+        free = [v for v, stride in strides.items() if stride is not None]
         serial = [v for v in self.nest.outer if v not in free]
-        loops = [*free[:-1], *serial, *free[-1:]] if free else serial
-        if free and len(free) == 1:
-            loops = [*serial, free[0]]
+        lane = [v for v in free if strides[v] is ONE]
+        around = [v for v in free if v not in lane]
+        loops = [*around, *serial, *lane]
         done: set[int] = set()
         self._hoist(done, [])
-        parallel = len(free) > 1
+        parallel = bool(around)
         for depth, v in enumerate(loops):
             if parallel and depth == 0:
                 self.w.line(self._team(1))

@@ -424,6 +424,9 @@ def slice_scatter(
         src = expand(p, src, (*self.shape[:dim], high - low, *self.shape[dim + 1 :]))
         if isinstance(low, int) and low == 0 and (high is size or high == size):
             return src
+        if all(isinstance(v, int) for v in (size, low, high)):
+            parts = [slice_dim(p, self, dim, 0, low), src, slice_dim(p, self, dim, high, size)]
+            return p.concat(tuple(part for part in parts if part.shape[dim] != 0), dim) if low < high else self
         pads_low, pads_high = [0] * self.ndim, [0] * self.ndim
         pads_low[dim], pads_high[dim] = low, size - high
         wide = p.pad(src, _zero(self.dtype), tuple(pads_low), tuple(pads_high))

@@ -329,22 +329,32 @@ def _slice_slice(p: Any, args: Args, spec: Any) -> Any:
 
 @rewrite("slice_of_concat", "slice")
 def _slice_of_concat(p: Any, args: Args, spec: Any) -> Any:
-    """The part of a concatenation that one of its pieces is."""
+    """The parts of a concatenation's pieces that a slice of it takes."""
     x, starts, stops, steps = args
     inner = made_by(x, "concat")
     if not inner:
         return None
     pieces, dim = inner
+    start, stop = starts[dim], stops[dim]
+
+    def part(piece: Any, low: Any, high: Any) -> Any:
+        return p.slice(
+            piece, (*starts[:dim], low, *starts[dim + 1 :]), (*stops[:dim], high, *stops[dim + 1 :]), steps
+        )
+
+    taken = []
     at: Any = 0
-    for node in pieces:
-        piece = p.value(node)
+    for piece in map(p.value, pieces):
         end = at + piece.shape[dim]
-        if _key(at) == _key(starts[dim]) and _key(end) == _key(stops[dim]):
-            low = (*starts[:dim], 0, *starts[dim + 1 :])
-            high = (*stops[:dim], piece.shape[dim], *stops[dim + 1 :])
-            return p.slice(piece, low, high, steps)
+        if _key(at) == _key(start) and _key(end) == _key(stop):
+            return part(piece, 0, piece.shape[dim])
+        if all(isinstance(v, int) for v in (at, end, start, stop)) and max(at, start) < min(end, stop):
+            taken.append((piece, max(start - at, 0), min(stop, end) - at))
         at = end
-    return None
+    whole = sum(high - low for _, low, high in taken) == stop - start if taken else False
+    if not whole or len(taken) > 1 and steps[dim] != 1:
+        return None
+    return p.concat(tuple(part(*piece) for piece in taken), dim)
 
 
 # ---- integers whose range is known ----------------------------------------------------------------------

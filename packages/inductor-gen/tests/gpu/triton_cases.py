@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from gen_support import build, reference
+from gradient_cases import CASES, inputs_of, scatters
 
 import inductor_gen
 from prims.errors import Unsupported
@@ -442,3 +443,10 @@ def test_small_buffers_share_an_allocation():
         for t, want in zip(got, reference(fn, inputs, False), strict=True):
             assert t.shape == want.shape and t.is_contiguous() and t.data_ptr() % 16 == 0
             torch.testing.assert_close(t, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_reads_at_known_places(name, dtype):
+    fn, shapes = CASES[name]
+    assert not scatters(check(fn, inputs_of(shapes, dtype), tol=2e-3 if dtype == torch.float16 else None))

@@ -16,6 +16,7 @@ import torch
 
 from prims.dtypes import HALVES, REAL_FLOATS, compute_dtype
 from prims.errors import LeftWhole, Unsupported
+from prims.spec import expr as ex
 from prims.spec.tensorspec import as_device
 
 Value = Any
@@ -181,6 +182,15 @@ def surely_equal(a: Size, b: Size) -> bool:
     if isinstance(a, int):
         return isinstance(b, int) and a == b
     return not isinstance(b, int) and a.expr is b.expr
+
+
+def surely_at_most(a: Size, b: Size) -> bool:
+    """Is one size at most another, for all sizes that the guards so far allow? Never records a guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a <= b
+    ctx = (b if isinstance(a, int) else a).ctx
+    below, above = (size if isinstance(size, int) else size.expr for size in (a, b))
+    return ctx.statically_known(ex.le(below, above)) is True
 
 
 def surely_same(a: Sequence[Size], b: Sequence[Size]) -> bool:

@@ -10,15 +10,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, number, slice_dim
+from prims.decomp.common import Size, Value, along, number, slice_dim, surely_at_most
 from prims.handlers import TorchHandler
 
 MAX_READERS = 40
 """Outputs that read one input beyond which a transpose is not written out: each is a term of a sum."""
+
+
+MAX_GROWTH = 4
+"""Outputs per input up to which a line of unknown sizes is transposed."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Line:
 
     ``low(p, o)`` and ``high(p, o)`` are the first and the last input position that the output positions ``o`` (int64
     values of any shape) read, and ``weight(p, o, i)`` is what output ``o`` multiplies input ``i`` with (None: 1).
+    `spread`, where the map is an even one, bounds how far apart two inputs can be that an output lies between; it makes
+    up for sizes that are not known.
     """
 
     size: Size
@@ -34,6 +41,7 @@ class Line:
     low: Callable[[Any, Value], Value]
     high: Callable[[Any, Value], Value]
     weight: Callable[[Any, Value, Value], Value] | None = None
+    spread: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,9 @@ class _Readers:
 
 def _readers(line: Line) -> _Readers | None:
     """The readers of a line of known sizes, found by looking at each; None where there are too many."""
-    if not (isinstance(line.size, int) and isinstance(line.out, int)) or not line.size or not line.out:
+    if not (isinstance(line.size, int) and isinstance(line.out, int)):
+        return _bounded_readers(line)
+    if not line.size or not line.out:
         return None
     p, device = TorchHandler(), torch.device("cpu")
     o = torch.arange(line.out, device=device)
@@ -69,6 +79,20 @@ def _readers(line: Line) -> _Readers | None:
     least, slack = int(count.min()), int((stop - guess)[read].max())
     same = most == least == 1 and line.weight is None and torch.equal(first, i)
     return _Readers(line.out, start, line.size, slack, most, least, same)
+
+
+def _bounded_readers(line: Line) -> _Readers | None:
+    """Bounds on the readers of an even line, from a bound on how much longer its output is.
+
+    Output ``o`` stands at ``o size / out`` among the inputs, give or take `spread` and one, or half of an output.
+    """
+    growth = next((r for r in range(1, MAX_GROWTH + 1) if surely_at_most(line.out, line.size * r)), None)
+    if growth is None or line.spread is None:
+        return None
+    margin = (line.spread + 2) * growth + 2
+    # Where the first and the last positions coincide, an input has up to (out - 1) / (size - 1) outputs.
+    most = line.spread * (2 * growth - 1) + 2
+    return _Readers(line.out, -margin * line.size, line.size, 2 * margin + 1, most, 0, False)
 
 
 def transposed(p: Any, g: Value, dim: int, line: Line) -> Value | None:
@@ -127,29 +151,29 @@ def transposed_all(p: Any, g: Value, first: int, lines: Sequence[Line]) -> Value
 def order(lines: Sequence[Line]) -> list[int]:
     """Which dimension to take when: first those that shrink; the innermost, the only one that gathers from within rows,
     where the rows are fewest."""
-    shrinks = [line.size < line.out for line in lines[:-1]]
+    shrinks = [surely_at_most(line.size, line.out) for line in lines[:-1]]
     last = len(lines) - 1
     return [*(d for d in range(last) if shrinks[d]), last, *(d for d in range(last) if not shrinks[d])]
 
 
 # ---- parts at known places ------------------------------------------------------------------------------
 
-Part = tuple[Value, int]
+Part = tuple[Value, Size]
 """A value and the position along a dimension where its first element goes."""
 
 
-def overlapped(p: Any, parts: Sequence[Part], dim: int, size: int) -> Value:
-    """The sum of parts, each at its place along a dimension of known size.
+def overlapped(p: Any, parts: Sequence[Part], dim: int, size: Size) -> Value:
+    """The sum of parts, each at its place along a dimension.
 
     Along the two innermost dimensions the stretches that the same parts cover are summed by themselves and joined, so
     that no element asks which parts it is in. Further out each row asks: every stretch is a loop of its own.
     """
+    if dim < parts[0][0].ndim - 2 or not isinstance(size, int):
+        return _total(p, [_padded(p, part, dim, at, size) for part, at in parts])
     ends = [(at, at + part.shape[dim]) for part, at in parts]
     seams = sorted({0, size, *(e for both in ends for e in both)})
-    if dim < parts[0][0].ndim - 2:
-        return _total(p, [_padded(p, part, dim, at, size) for part, at in parts])
     stretches = []
-    for start, stop in zip(seams, seams[1:], strict=False):
+    for start, stop in pairwise(seams):
         over = [
             slice_dim(p, part, dim, start - a, stop - a)
             for (part, _), (a, b) in zip(parts, ends, strict=True)

@@ -12,7 +12,6 @@ from prims.decomp.lines import Part, overlapped
 from prims.decomp.registry import decomposition
 from prims.decomp.views import permuted
 
-
 UNROLLED = 8
 """Width of an edge up to which its sum is written out."""
 
@@ -139,7 +138,8 @@ def _padded_backward(p: Any, grad: Value, x: Value, pad: Sequence[Size], source:
     first = x.ndim - n
     sizes = x.shape[first:]
     edges = [(pad[2 * (n - 1 - i)], pad[2 * (n - 1 - i) + 1]) for i in range(n)]
-    if not all(isinstance(v, int) for v in (*sizes, *pad)) or any(s + min(e) < 1 for s, e in zip(sizes, edges)):
+    known = all(isinstance(v, int) for v in sizes)
+    if not all(isinstance(v, int) and (known or v >= 0) for v in pad):
         return added_last(p, x.shape, positions(p, sizes, pad, source, x.device), grad)
     g = to_dtype(p, grad, opmath(grad.dtype))
     for dim, (low, high) in enumerate(edges, first):

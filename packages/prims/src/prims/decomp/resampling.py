@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, is_float, opmath, prod, to_dtype, whole
+from prims.decomp.common import Size, Value, along, is_float, opmath, prod, surely_equal, surely_same, to_dtype, whole
 from prims.decomp.lines import Line, transposed_all
 from prims.decomp.padding import added_last, taken_last
 from prims.decomp.registry import decomposition
@@ -52,8 +52,13 @@ def _number(p: Any, size: Size, like: Value) -> Value:
     return p.convert(p.full((), size, torch.int64, like.device), like.dtype)
 
 
-def _nearest(p: Any, at: Value, size: Size, out: Size, scale: float | None, exact: bool) -> list[Tap]:
-    """floor(i * scale), or floor((i + 0.5) * scale), computed in float32 as eager does."""
+def _nearest(
+    p: Any, at: Value, size: Size, out: Size, scale: float | None, exact: bool, by_size: bool = False
+) -> list[Tap]:
+    """floor(i * scale), or floor((i + 0.5) * scale), computed in float32 as eager does. With `by_size`, a size that
+    stays or doubles counts, whatever scale was given."""
+    if by_size and (surely_equal(size, out) or surely_equal(out, 2 * size)):
+        return [(at if surely_equal(size, out) else p.trunc_div(at, 2), None)]
     at = p.convert(at, torch.float32)
     if exact:
         at = p.add(at, 0.5)
@@ -158,9 +163,10 @@ def _along_one(p: Any, x: Value, dim: int, taps: list[Tap]) -> Value:
     return total
 
 
-def _line(p: Any, size: Size, out: Size, taps: Taps, device: torch.device) -> Line:
+def _line(p: Any, size: Size, out: Size, taps: Taps, scale: float | None, device: torch.device) -> Line:
     """The map along one dimension. The taps of an output are in ascending order."""
-    weighted = any(w is not None for _, w in taps(p, p.iota(out, 0, 1, torch.int64, device)))
+    found = taps(p, p.iota(out, 0, 1, torch.int64, device))
+    weighted = any(w is not None for _, w in found)
 
     def weight(p: Any, o: Value, i: Value) -> Value:
         total: Value = None
@@ -169,12 +175,35 @@ def _line(p: Any, size: Size, out: Size, taps: Taps, device: torch.device) -> Li
             total = part if total is None else p.add(total, part)
         return total
 
-    return Line(size, out, lambda p, o: taps(p, o)[0][0], lambda p, o: taps(p, o)[-1][0], weight if weighted else None)
+    return Line(
+        size,
+        out,
+        lambda p, o: taps(p, o)[0][0],
+        lambda p, o: taps(p, o)[-1][0],
+        weight if weighted else None,
+        len(found) if _even(size, out, scale) else None,
+    )
 
 
-def _backward(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[Taps]) -> Value:
-    geometry = zip(shape[2:], out, taps, strict=True)
-    gathered = transposed_all(p, grad, 2, [_line(p, size, o, f, grad.device) for size, o, f in geometry])
+def _even(size: Size, out: Size, scale: float | None) -> bool:
+    """Does a scale that was given, if any, surely say what the sizes say?"""
+    if scale is None or scale <= 0:
+        return True
+    if scale >= 1:
+        return scale == int(scale) and surely_equal(out, size * int(scale))
+    return 1 / scale == int(1 / scale) and surely_equal(out, size // int(1 / scale))
+
+
+def _backward(
+    p: Any,
+    grad: Value,
+    shape: Sequence[Size],
+    out: Sequence[Size],
+    taps: Sequence[Taps],
+    scales: Sequence[float | None],
+) -> Value:
+    geometry = zip(shape[2:], out, taps, scales, strict=True)
+    gathered = transposed_all(p, grad, 2, [_line(p, *line, grad.device) for line in geometry])
     return _scattered(p, grad, shape, out, taps) if gathered is None else gathered
 
 
@@ -216,7 +245,9 @@ def _upsample_nearest(
         wide = _interleaved(self.shape, factors)
         kept = (0, 1, *(2 + 2 * i for i in range(len(factors))))
         return p.reshape(p.broadcast(self, wide, kept), (*self.shape[:2], *output_size))
-    return _forward(p, self, output_size, _nearest_taps(self.shape[2:], output_size, scales, exact))
+    # Eager's kernels for a CPU go by the size in two dimensions, and in all backward.
+    by_size = self.device.type == "cpu" and len(scales) == 2 and not exact
+    return _forward(p, self, output_size, _nearest_taps(self.shape[2:], output_size, scales, exact, by_size))
 
 
 def _upsample_nearest_backward(
@@ -227,14 +258,17 @@ def _upsample_nearest_backward(
     scales: Sequence[float | None],
     exact: bool,
 ) -> Value:
-    return _backward(p, grad, input_size, output_size, _nearest_taps(input_size[2:], output_size, scales, exact))
+    by_size = grad.device.type == "cpu" and not exact
+    taps = _nearest_taps(input_size[2:], output_size, scales, exact, by_size)
+    return _backward(p, grad, input_size, output_size, taps, scales)
 
 
 def _nearest_taps(
-    sizes: Sequence[Size], out: Sequence[Size], scales: Sequence[float | None], exact: bool
+    sizes: Sequence[Size], out: Sequence[Size], scales: Sequence[float | None], exact: bool, by_size: bool
 ) -> list[Taps]:
+    common = {"exact": exact, "by_size": by_size}
     geometry = zip(sizes, out, scales, strict=True)
-    return [partial(_nearest, size=size, out=o, scale=scale, exact=exact) for size, o, scale in geometry]
+    return [partial(_nearest, size=size, out=o, scale=scale, **common) for size, o, scale in geometry]
 
 
 def _weighted_taps(
@@ -297,9 +331,11 @@ def _register_weighted(name: str, n: int, kind: Any) -> None:
     ) -> Value:
         given = (*scales, *kw.values(), *(None,) * n)[:n]
         compute = opmath(grad_output.dtype)
+        if kind is _cubic and surely_same(input_size[2:], output_size):
+            return grad_output  # whatever scale was given: eager's kernel goes by the sizes
         taps = _weighted_taps(kind, input_size[2:], output_size, given, align_corners, compute)
         grad = to_dtype(p, grad_output, compute)
-        return to_dtype(p, _backward(p, grad, input_size, output_size, taps), grad_output.dtype)
+        return to_dtype(p, _backward(p, grad, input_size, output_size, taps, given), grad_output.dtype)
 
     decomposition(f"aten.{name}.default")(forward)
     decomposition(f"aten.{name}_backward.default")(backward)

@@ -260,7 +260,8 @@ def _upsample_nearest_backward(
 ) -> Value:
     by_size = grad.device.type == "cpu" and not exact
     taps = _nearest_taps(input_size[2:], output_size, scales, exact, by_size)
-    return _backward(p, grad, input_size, output_size, taps, scales)
+    total = _backward(p, to_dtype(p, grad, opmath(grad.dtype)), input_size, output_size, taps, scales)
+    return to_dtype(p, total, grad.dtype)
 
 
 def _nearest_taps(

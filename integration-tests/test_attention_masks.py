@@ -11,7 +11,7 @@ from mask_cases import MASKS, Attention, batch, contents, worst_of_threads
 
 import compile_api
 from inductor_gen.extern import calls as extern_calls
-from inductor_gen.schedule import masks
+from inductor_gen.rewrite import masks
 
 
 @pytest.fixture(autouse=True)

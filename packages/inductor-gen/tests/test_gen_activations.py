@@ -10,8 +10,9 @@ import torch
 from gen_support import build
 
 import inductor_gen
-from inductor_gen.pipeline import ExternCall, lower_graph
-from inductor_gen.schedule import activations
+from inductor_gen.kernel.ir import Call
+from inductor_gen.pipeline import lower_graph
+from inductor_gen.rewrite import activations
 from prims.options import Options
 
 ADDMM = torch.ops.aten.addmm.default
@@ -57,7 +58,7 @@ def lowered(activation: Any, dtype: torch.dtype = torch.bfloat16, columns: int =
     inputs = [torch.randn(s).mul(0.5).to(dtype) for s in shapes]
     env = build(fn, inputs, claims=inductor_gen.claims("cpu"))
     unit = lower_graph(env, Options(verify="off"))
-    return [c.node.op for c in unit.calls if isinstance(c, ExternCall)], (fn, env, inputs)
+    return [c.node.op for c in unit.calls if isinstance(c, Call)], (fn, env, inputs)
 
 
 @pytest.mark.parametrize("activation", [formula, factored])

@@ -31,7 +31,7 @@ class Choice:
         self.measured = 0
         monkeypatch.setattr(operators, "onednn", lambda: object())
         monkeypatch.setattr(operators, "_by_onednn", lambda node, args: ("other", self._other))
-        monkeypatch.setattr("inductor_gen.runtime.wrapper.cpu_function", lambda node, args: None)
+        monkeypatch.setattr("inductor_gen.extern.calls.cpu_function", lambda node, args: None)
         monkeypatch.setattr(contest.bench, "milliseconds", self._milliseconds)
         Decisions.forget()
 

@@ -16,9 +16,8 @@ import inductor_gen.fuse
 from inductor_gen.fuse import order as orders
 from inductor_gen.fuse.order import Order
 from inductor_gen.fuse.stages import fuse
+from inductor_gen.layout.prepare import prepare
 from inductor_gen.pipeline import size_hint
-from inductor_gen.schedule.plan import kept_nodes
-from inductor_gen.schedule.prepare import prepare
 
 MAY_IMPORT = ("inductor_gen.fuse", "inductor_gen.loops", "inductor_gen.device", "prims")
 
@@ -29,7 +28,7 @@ def test_fusion_imports_only_what_comes_before_it() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             ours = [n for n in names if n.split(".")[0] in ("inductor_gen", "prims")]
-            assert all(n.startswith(MAY_IMPORT) and n != "inductor_gen.loops.body" for n in ours), (path.name, ours)
+            assert all(n.startswith(MAY_IMPORT) and n != "inductor_gen.kernel.body" for n in ours), (path.name, ours)
             assert not isinstance(node, ast.ImportFrom) or node.level == 0
 
 
@@ -188,7 +187,7 @@ def test_the_cost_of_fusion_is_linear(program: Any) -> None:
     for count in (50, 100, 200):
         env = build(program(count), [torch.randn(4, 8), torch.randn(8), torch.randn(8), torch.randn(8, 8)])
         prepared = prepare(env)
-        fusion = fuse(prepared.graph, size_hint(env), kept_nodes(prepared))
+        fusion = fuse(prepared.graph, size_hint(env), prepared.kept())
         steps.append(fusion.order.steps)
         nodes.append(len(prepared.graph.nodes))
     for few, many, small, large in zip(steps, steps[1:], nodes, nodes[1:]):

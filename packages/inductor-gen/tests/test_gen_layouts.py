@@ -11,8 +11,8 @@ from gen_support import OPTIONS, build, check, reference
 from test_gen_fusion import gelu, keep, layer_norm, softmax
 
 import inductor_gen
-from inductor_gen.schedule import products
-from inductor_gen.schedule.prepare import prepare
+from inductor_gen.layout import convolutions
+from inductor_gen.layout.prepare import prepare
 from prims.lower.custom import STRIDES
 
 
@@ -84,7 +84,7 @@ def beside_a_convolution(p: Any, x: Any, w: Any, q: Any) -> Any:
 
 def test_of_what_is_saved_only_images_travel_with_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values are saved as they are: attention reads their rows."""
-    monkeypatch.setattr(products, "on_gpu", lambda x: True)
+    monkeypatch.setattr(convolutions, "on_gpu", lambda x: True)
     x, w, q = (torch.randn(s).bfloat16() for s in ((2, 8, 10, 12), (4, 8, 3, 3), (3, 17, 2, 64)))
     env = build(beside_a_convolution, [x, w, q], claims=inductor_gen.claims("cuda"))
     env = env.replace(outputs=tuple(dataclasses.replace(desc, kind="saved") for desc in env.outputs))

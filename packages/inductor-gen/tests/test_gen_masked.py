@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from inductor_gen.rewrite.masks import Condition, Question
 from inductor_gen.runtime.masked import Answer, Asker, ByMasks, asker_for
-from inductor_gen.schedule.masks import Condition, Question
 
 
 class Later(Answer):

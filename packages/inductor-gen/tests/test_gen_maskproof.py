@@ -12,9 +12,9 @@ from gen_support import build
 import inductor_gen
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import size_hint
-from inductor_gen.schedule import masks
-from inductor_gen.schedule.maskproof import Along, Same, Split, described
-from inductor_gen.schedule.masks import plan_masks
+from inductor_gen.rewrite import masks
+from inductor_gen.rewrite.maskproof import Along, Same, Split, described
+from inductor_gen.rewrite.masks import plan_masks
 
 CPU = torch.device("cpu")
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default

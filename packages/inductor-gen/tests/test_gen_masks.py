@@ -10,11 +10,11 @@ import torch
 from gen_support import build
 
 import inductor_gen
+from inductor_gen.layout.prepare import prepare
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import size_hint
-from inductor_gen.schedule import masks
-from inductor_gen.schedule.masks import plan_masks
-from inductor_gen.schedule.prepare import prepare
+from inductor_gen.rewrite import masks
+from inductor_gen.rewrite.masks import plan_masks
 
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default

@@ -7,8 +7,9 @@ import random
 import pytest
 import torch
 
+from inductor_gen.kernel.ir import nbytes
 from inductor_gen.loops.graph import Node
-from inductor_gen.schedule.memory import Step, lightest_order, nbytes, peak, plan_memory
+from inductor_gen.plan.memory import Footprint, lightest_order, peak, plan_memory
 from prims.spec import TensorSpec
 
 
@@ -43,7 +44,7 @@ def random_steps(seed: int, count: int = 40):
         overwrites = tuple(pairs) if kernel and rng.random() < 0.5 else ()
         extra = 0 if kernel else rng.choice([0, 0, 4096])
         gives_away = not kernel and rng.random() < 0.2
-        steps.append(Step(made, read, kernel, overwrites, extra, gives_away))
+        steps.append(Footprint(made, read, kernel, overwrites, extra, gives_away))
         alive += made
     made_at_all = [n for step in steps for n in step.made]
     returned = rng.sample(made_at_all, 4)
@@ -124,7 +125,7 @@ def test_a_large_gradient_comes_last():
     """Four sums and a large scatter read five values: the scatter's result is made when the values have gone."""
     values = [buffer(k, 1000) for k in range(5)]
     results = [buffer(10, 100_000), *(buffer(11 + k, 10) for k in range(4))]
-    make = Step(tuple(values), ())
-    steps = {0: make, **{1 + k: Step((results[k],), (values[k],)) for k in range(5)}}
+    make = Footprint(tuple(values), ())
+    steps = {0: make, **{1 + k: Footprint((results[k],), (values[k],)) for k in range(5)}}
     needs = {k: ({0} if k else set()) for k in steps}
     assert lightest_order(steps, list(steps), needs, results, (), hint) == [0, 2, 3, 4, 5, 1]

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 import torch.fx
 
+from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.record import Asked
 from inductor_gen.loops.graph import build_graph
-from inductor_gen.pipeline import KernelCall, lower_graph, size_hint
-from inductor_gen.pipeline import Unit as Lowered
+from inductor_gen.pipeline import lower_graph, size_hint
+from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
-from inductor_gen.schedule.masks import MaskPlan, has_masks, plan_masks
 from prims.debug import keep
 from prims.ir import Envelope
 from prims.ir.reference import draws
@@ -141,16 +141,16 @@ def _compiled(
 ) -> CompiledGraph:  # fmt: skip
     """The graph compiled for calls in which these verdicts about attention masks hold."""
     begun = _begin(env_prim, options)
-    unit = lower_graph(env_prim, options, report, triton, begun.add if begun is not None else None, masks, devices)
-    launched = [call for call in unit.calls if isinstance(call, KernelCall)]
+    add = begun.add if begun is not None else None
+    lowered = lower_graph(env_prim, options, report, triton, add, masks, devices)
     with nullcontext() if report is None else report.phase("inductor.compile"):
-        wrapper, compiled = _load(unit, launched, options, begun)
+        wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()
     if options.cudagraphs:
         from inductor_gen.runtime.cuda_graphs import replayed
 
         call = replayed(call, env_prim, report)
-    if unit.precision is not None:
+    if lowered.precision is not None:
         from inductor_gen.templates.precision import while_precision
 
         untuned = options.replace(max_autotune=False)
@@ -158,8 +158,8 @@ def _compiled(
         def otherwise() -> Callable[[Any], list[Any]]:
             return _compiled(env_prim, untuned, report, triton, masks, devices).boxed
 
-        call = while_precision(unit.precision, call, otherwise)
-    kernels = [_kernel(c) for c in launched]
+        call = while_precision(lowered.precision, call, otherwise)
+    kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered)]
     keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
     if report is not None:
         for k in kernels:
@@ -187,27 +187,27 @@ def _begin(env: Envelope, options: Options) -> Any:
     return begin(env, options)
 
 
-def _load(unit: Lowered, launched: Sequence[KernelCall], options: Options, begun: Any = None) -> tuple[Wrapper, int]:
+def _load(lowered: Lowered, options: Options, begun: Any = None) -> tuple[Wrapper, int]:
     """The wrapper of a lowered graph with its kernels loaded, and how many of them had to be compiled."""
-    sources = {s.name: s for call in launched for s in call.parts}
+    sources = {s.name: s for s in lowered.sources()}
     in_c = [Unit(s.name, s.text, s.comment) for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
     addresses, compiled = load_kernels([LAUNCHER, *in_c], options)
     launch = as_launcher(addresses[LAUNCHER.name])
     if not in_triton:
-        return Wrapper(unit, addresses, launch), compiled
+        return Wrapper(lowered, addresses, launch), compiled
     from inductor_gen.runtime.triton_wrapper import triton_wrapper
 
-    wrapper, more = triton_wrapper(unit, addresses, launch, in_triton, options, begun)
+    wrapper, more = triton_wrapper(lowered, addresses, launch, in_triton, options, begun)
     return wrapper, compiled + more
 
 
-def _kernel(call: KernelCall) -> Kernel:
-    parts = {p.name: p for p in call.parts}
+def _kernel(call: Rendered) -> Kernel:
+    parts = {p.name: p for p in call.sources}
     text = "\n".join(_commented(p) + p.text.replace("KERNEL", p.name, 1) for p in parts.values())
-    pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.parts)  # stages of one are no paste
-    return Kernel(call.parts[0].name, call.parts[0].ops, text, sum(p.loops for p in call.parts), pasted)
+    pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.sources)  # stages of one are no paste
+    return Kernel(call.sources[0].name, call.sources[0].ops, text, sum(p.loops for p in call.sources), pasted)
 
 
 def _commented(source: KernelSource) -> str:

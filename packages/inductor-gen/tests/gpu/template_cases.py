@@ -254,9 +254,9 @@ def test_single_rows(dtype, m, n, k, turned, tmp_path, monkeypatch):
 
 
 def test_products_with_odd_rows_need_no_contest(monkeypatch):
-    monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
-    monkeypatch.setattr("inductor_gen.templates.misaligned", lambda node: node.op == "aten.mm.default")
-    monkeypatch.setattr("inductor_gen.templates.odd_tile", lambda device: LASTING)
+    monkeypatch.setattr("inductor_gen.templates.choice._is_half_product", lambda node: True)
+    monkeypatch.setattr("inductor_gen.templates.choice.misaligned", lambda node: node.op == "aten.mm.default")
+    monkeypatch.setattr("inductor_gen.templates.choice.odd_tile", lambda device: LASTING)
     inputs = [torch.randn(40, 24).bfloat16().to(DEVICE), torch.randn(51, 24).bfloat16().to(DEVICE)]
 
     def fn(p, a, w):
@@ -274,10 +274,12 @@ def test_products_with_odd_rows_need_no_contest(monkeypatch):
 @pytest.mark.parametrize("kept", [False, True])
 def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypatch):
     """Unless the product is needed itself."""
-    monkeypatch.setattr("inductor_gen.pipeline._is_half_product", lambda node: True)
-    monkeypatch.setattr("inductor_gen.templates.shallow_tile", lambda m, n, k, dtype, device: TILE if n == 48 else None)
-    monkeypatch.setattr("inductor_gen.templates.spared", lambda m, n, k, tile, device: 1e-6 * m * n * k)
-    monkeypatch.setattr("inductor_gen.templates.LEAST", 1e-6 * 40 * 48 * 24)
+    monkeypatch.setattr("inductor_gen.templates.choice._is_half_product", lambda node: True)
+    monkeypatch.setattr(
+        "inductor_gen.templates.choice.shallow_tile", lambda m, n, k, dtype, device: TILE if n == 48 else None
+    )
+    monkeypatch.setattr("inductor_gen.templates.choice.spared", lambda m, n, k, tile, device: 1e-6 * m * n * k)
+    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 1e-6 * 40 * 48 * 24)
     inputs = [torch.randn(s).mul(0.3).bfloat16().to(DEVICE) for s in ((40, 24), (24, 48), (48, 20), (48,))]
 
     def fn(p, a, w, v, c):
@@ -291,7 +293,7 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     assert ("tl.dot(" in compiled.kernels[0].source) is not kept
     for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=0.05)
-    monkeypatch.setattr("inductor_gen.templates.LEAST", 1e-6 * 40 * 48 * 25)  # a template spares too little
+    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 1e-6 * 40 * 48 * 25)  # a template spares too little
     assert len(inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True).externs) == 2
 
 

@@ -14,7 +14,7 @@ from gen_support import build
 import inductor_gen
 from inductor_gen.extern import cuda
 from inductor_gen.extern.cuda import with_aligned_rows
-from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.pipeline import lower_graph
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
 from prims.errors import Refused, Unsupported
 from prims.options import Options
@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def sources(fn, inputs, **kw):
     """The Triton kernels of ``fn(p, *values)``."""
     unit = lower_graph(build(fn, inputs, **kw), Options(verify="off"), triton=True)
-    return [s for call in unit.calls if isinstance(call, KernelCall) for s in call.parts]
+    return unit.sources()
 
 
 def softmax(p, a):
@@ -67,7 +67,7 @@ def test_positions_beyond_31_bits_are_64_bit():
 def lowered(fn, inputs, **kw):
     env = build(fn, inputs, **kw)
     unit = lower_graph(env, Options(verify="off"), triton=True)
-    text = "".join(s.text for call in unit.calls if isinstance(call, KernelCall) for s in call.parts)
+    text = "".join(s.text for s in unit.sources())
     return text, [str(guard.expr) for guard in env.symbols.context.guards]
 
 

@@ -343,9 +343,9 @@ def convolution(x, w, bias, stride, device=None):
 
 def check_images(monkeypatch, fn, eager, inputs):
     """Compile ``fn`` as for a GPU, run it and compare with ``eager`` in float32; the compiled graph."""
-    from inductor_gen.schedule import products
+    from inductor_gen.layout import convolutions
 
-    monkeypatch.setattr(products, "on_gpu", lambda x: True)
+    monkeypatch.setattr(convolutions, "on_gpu", lambda x: True)
     inputs = [t.to(DEVICE) for t in inputs]
     compiled = inductor_gen.compile_graph(
         build(fn, inputs, claims=inductor_gen.claims("cuda")), options=Options(verify="off"), triton=True

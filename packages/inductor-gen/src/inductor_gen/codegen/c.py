@@ -23,10 +23,11 @@ import torch
 
 from inductor_gen.codegen.cexpr import BAD_INDEX, Names
 from inductor_gen.codegen.renderer import KernelSource, describe
-from inductor_gen.loops.body import Body, Store, Val, linear, op_cost
+from inductor_gen.kernel.body import Body, Store, Val, linear
+from inductor_gen.kernel.nest import Nest
+from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO
-from inductor_gen.schedule.loopnest import Hint, Nest
+from inductor_gen.loops.index import ONE, ZERO, Hint
 from prims.ops import templates
 from prims.spec.expr import Expr
 

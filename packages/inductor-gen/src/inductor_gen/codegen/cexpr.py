@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from prims.dtypes import ROWS

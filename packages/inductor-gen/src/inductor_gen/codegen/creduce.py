@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_gen.codegen import c
-from inductor_gen.loops.body import Val
+from inductor_gen.kernel.body import Val
 
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
@@ -302,9 +302,7 @@ class _Stage:
                 continue
             row = self.k.rows.get(v.id)
             if row is not None and v.stage < self.stage:
-                self.w.line(
-                    f"const {self.k.names.type_of(v)} {self.k.names.val(v)} = {row}[{self._row_position()}];"
-                )
+                self.w.line(f"const {self.k.names.type_of(v)} {self.k.names.val(v)} = {row}[{self._row_position()}];")
                 continue
             if v.op == "scan":
                 acc = self.at(self.name(v) + "s")
@@ -325,5 +323,3 @@ class _Stage:
 def emit_stage(kernel: _Kernel, stage: int) -> None:
     """Write the inner loop of one stage."""
     _Stage(kernel, stage).emit()
-
-

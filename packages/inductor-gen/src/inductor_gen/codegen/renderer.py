@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.graph import Node
-from inductor_gen.schedule.loopnest import Nest
 from prims.spec.expr import Expr
 
 __all__ = ["KernelSource", "Renderer", "describe"]

@@ -14,7 +14,7 @@ Sizes and strides are arguments, but for small ones and divisors; float16 and bf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +22,11 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
 from inductor_gen.device.record import Device
-from inductor_gen.loops.body import Body, Layout, Store, Val, linear
+from inductor_gen.kernel.body import Body, Store, Val, linear
+from inductor_gen.kernel.nest import Nest
+from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, upper
-from inductor_gen.schedule.loopnest import Hint, Nest
+from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, upper
 from prims.dtypes import ROWS, compute_dtype
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
@@ -97,11 +98,10 @@ def _power(n: int) -> int:
 
 
 class TritonRenderer:
-    """Renders loop nests as Triton, in blocks that suit ``device``. Workspaces of split reductions are entered in
-    ``layouts``."""
+    """Renders loop nests as Triton over buffers with these layouts, in blocks that suit ``device``."""
 
     def __init__(
-        self, hint: Hint, layouts: dict[Node, Layout], device: Device, tiling: Tiling | None = None,
+        self, hint: Hint, layouts: Mapping[Node, Layout], device: Device, tiling: Tiling | None = None,
         contract: bool = True,
     ) -> None:  # fmt: skip
         self.hint = hint
@@ -204,8 +204,10 @@ class Block:
             step = self.extent(variables[k + 1 :])
             text = name if step is ONE else f"{name} // {self.names.divisor(step)}"
             if k and len(variables) > 1:
-                text = f"({text}) % {self.names.divisor(self.body.space[v])}" if step is not ONE else (
-                    f"{text} % {self.names.divisor(self.body.space[v])}"
+                text = (
+                    f"({text}) % {self.names.divisor(self.body.space[v])}"
+                    if step is not ONE
+                    else (f"{text} % {self.names.divisor(self.body.space[v])}")
                 )
             self.line(f"{self.names.var(v)} = {text}")
 
@@ -308,11 +310,9 @@ class Block:
         )  # fmt: skip
 
     def workspace(self, shape: tuple[Expr, ...], dtype: torch.dtype) -> Node:
-        """A buffer for partial results between two kernels."""
-        layouts = self.renderer.layouts
-        node = Node(10**9 + len(layouts), "pointwise", "partial", (), TensorSpec((), dtype, self.device()))
+        """A row-major buffer for partial results between two kernels."""
+        node = Node(10**9, "pointwise", "partial", (), TensorSpec((), dtype, self.device()))
         node.shape = shape
-        layouts[node] = Layout(contiguous_strides(shape))
         return node
 
     def device(self) -> torch.device:

@@ -7,7 +7,7 @@ import math
 import torch
 
 from inductor_gen.codegen.cexpr import LITERAL, Names
-from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES, ROWS
 from prims.ops import TABLE, templates
@@ -29,13 +29,10 @@ _HELPERS = {
     ),
     # 1 + tanh(x) = 2 / (1 + exp(-2 x)), which loses nothing for negative x
     "qt_one_plus_tanh": (
-        "def qt_one_plus_tanh(x):\n"
-        "    return libdevice.fast_dividef(2.0, 1.0 + tl.exp2(-2.8853900817779268 * x))"
+        "def qt_one_plus_tanh(x):\n    return libdevice.fast_dividef(2.0, 1.0 + tl.exp2(-2.8853900817779268 * x))"
     ),
     # x / (1 + exp(-x)) and 1 / (1 + exp(-x)); what is below 2**-119 may come out as 0
-    "qt_silu": (
-        "def qt_silu(x):\n    return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.4426950408889634 * x))"
-    ),
+    "qt_silu": ("def qt_silu(x):\n    return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.4426950408889634 * x))"),
     "qt_sigmoid": (
         "def qt_sigmoid(x):\n    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(-1.4426950408889634 * x))"
     ),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_gen.codegen.tritonexpr import multiple_of
-from inductor_gen.loops.body import Val, linear
+from inductor_gen.kernel.body import Val, linear
 from inductor_gen.loops.index import ONE
 from prims.dtypes import ROWS
 from prims.spec import expr as ex

@@ -16,10 +16,10 @@ from inductor_gen.codegen.triton import (
     sum_dtype,
 )
 from inductor_gen.device.record import Device
-from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE
-from inductor_gen.schedule.loopnest import Hint, Nest
+from inductor_gen.loops.index import ONE, Hint
 from prims.dtypes import ROWS
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -375,9 +375,7 @@ class _Reduction(Block):
         start = masked_identity(r.attr, r.args[0].dtype)
         ends = [start, str(2**63 - 1)]
         for node, suffix, other in zip(nodes, "ai", ends, strict=False):
-            self.line(
-                f"{n}{suffix} = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={other})"
-            )
+            self.line(f"{n}{suffix} = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={other})")
         self.collapse(r, f"{n}a", f"{n}i")
         self.settle(r)
 

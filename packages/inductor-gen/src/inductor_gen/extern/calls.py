@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from inductor_gen.extern.cpu import cpu_function, takes_linear
 from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
 from inductor_gen.loops.graph import Node
+from prims.options import Options
 from prims.spec import TensorSpec
 
-__all__ = ["function_for"]
+__all__ = ["function_for", "function_of"]
 
 #: Plain functions skip the overload's argument handling, about a microsecond of Python per call.
 _DIRECT: dict[str, Callable[..., Any]] = {
@@ -49,9 +51,7 @@ def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., 
     return call
 
 
-def function_for(
-    node: Node, owned: Sequence[int] = (), exact: bool = False
-) -> tuple[str, Callable[..., Any]]:
+def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an extern node; it takes the node's own arguments.
 
     ``owned``: positions among a custom operator's tensor operands that it may write to in place. ``exact``: only what
@@ -81,3 +81,14 @@ def _on_gpu(node: Node) -> bool:
     specs = node.spec if isinstance(node.spec, (tuple, list)) else (node.spec,)
     devices = [spec.device for spec in specs if isinstance(spec, TensorSpec)]
     return bool(devices) and devices[0].type == "cuda"
+
+
+def function_of(
+    node: Node, args: tuple[Any, ...], form: str | None, options: Options, owned: Sequence[int] = ()
+) -> tuple[str, Callable[..., Any]]:
+    """``(readable name, callable)`` for an operator with these arguments, in this form where it has several."""
+    if form in ("linear", "patches"):
+        function = takes_linear(node, form)
+        return function.__name__, function
+    found = cpu_function(node, args) if options.numerics == "fast" else None
+    return found if found is not None else function_for(node, owned, options.numerics == "eager_exact")

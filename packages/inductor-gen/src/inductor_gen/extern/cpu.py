@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE
-from inductor_gen.schedule.loopnest import Hint
+from inductor_gen.loops.index import ONE, Hint
 
 __all__ = ["conv_form", "cpu_function", "linear_addmm", "linear_mm", "takes_linear"]
 

@@ -36,6 +36,13 @@ class Cluster:
         self.space: dict[Expr, Expr] = {}
         self.inner: tuple[Expr, ...] = ()
 
+    def copy(self) -> Cluster:
+        """A cluster of the same nodes, whose variables can be split without this one's."""
+        made = Cluster(self.id, self.loops)
+        made.nodes, made.homes, made.operands = self.nodes, dict(self.homes), dict(self.operands)
+        made.space, made.inner = dict(self.space), self.inner
+        return made
+
     def outer(self) -> tuple[Expr, ...]:
         """The variables outside the reduction, in order."""
         return tuple(v for v in self.space if v not in self.inner)
@@ -134,7 +141,7 @@ class Fusion:
     def _agrees(self, cluster: Cluster) -> bool:
         """Does every node of a cluster read the others where they are computed?"""
         return all(
-            self.of.get(base) is not cluster or (exact and index == cluster.homes[base])
+            base not in cluster.homes or (exact and index == cluster.homes[base])
             for node in cluster.nodes
             for base, index, exact in self.reads(node, cluster.operands[node], cluster.space)
         )

@@ -7,13 +7,14 @@ indices are the same object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = [
+    "Hint",
     "ONE",
     "ZERO",
     "Ranges",
@@ -36,6 +37,9 @@ __all__ = [
 
 ZERO = ex.const(0)
 ONE = ex.const(1)
+
+#: A likely number for a size: what it was when the graph was captured.
+Hint = Callable[[Expr], int]
 
 #: Loop variable -> its number of values; every other symbol is a size (>= 1 where it matters).
 Ranges = Mapping[Expr, Expr]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.schedule.masks import Condition, Question, pattern_of
+from inductor_gen.rewrite.masks import Condition, Question, pattern_of
 
 __all__ = ["Answer", "Asker", "ByMasks", "DeviceAsker", "asker_for"]
 

@@ -8,20 +8,22 @@ from typing import Any
 
 import torch
 
+from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import POSITIONS, TritonSource
 from inductor_gen.extern.cuda import misaligned
 from inductor_gen.extern.custom import reported_name
+from inductor_gen.kernel.ir import Call as OperatorCall
+from inductor_gen.layout.prepare import travels_channels_last
+from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import contiguous_strides
-from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
 from inductor_gen.runtime.products import Product, plain, products_on, unusual
 from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
-from inductor_gen.schedule.prepare import ViewRef, travels_channels_last
 from prims.errors import InternalError, Unsupported
 from prims.options import Options
 from prims.spec.expr import Expr
@@ -35,10 +37,10 @@ class TritonWrapper(Wrapper):
     """As :class:`Wrapper`; ``kernels`` holds each Triton kernel, loaded or in the interpreter."""
 
     def __init__(
-        self, unit: Unit, addresses: dict[str, int], launch: Launcher, kernels: Mapping[str, Any],
+        self, lowered: Lowered, addresses: dict[str, int], launch: Launcher, kernels: Mapping[str, Any],
         gpu: Sequence[int], device: torch.device,
     ) -> None:  # fmt: skip
-        super().__init__(unit, addresses, launch)
+        super().__init__(lowered, addresses, launch)
         self.kernels = kernels
         self.gpu = gpu
         self.device = device
@@ -48,7 +50,7 @@ class TritonWrapper(Wrapper):
         self.chosen: dict[Node, Product] = {}
         self.asks = False
         self.visible: set[Node] | None = None
-        self.runs: dict[int, list[KernelCall]] | None = None
+        self.runs: dict[int, list[Rendered]] | None = None
         self.bounded: set[Expr] = set()
         self.space["too_large"] = _too_large
 
@@ -76,10 +78,6 @@ class TritonWrapper(Wrapper):
             if desc.kind == "saved" and travels_channels_last(desc.spec):
                 self._planned_layout(node, self.names[node])
 
-    def largest_kept(self) -> int | None:
-        """Large buffers go back to PyTorch's allocator, which gives their memory to buffers of any size."""
-        return 1 << 20 if self.device.type == "cuda" else None
-
     def _launch(self, sources: list[KernelSource]) -> None:
         run: list[KernelSource] = []
         for source in sources:
@@ -103,24 +101,25 @@ class TritonWrapper(Wrapper):
         else:
             self._launch_cuda(triton)
 
-    def _plan(self) -> None:
-        super()._plan()
+    def _lifetimes(self) -> None:
+        super()._lifetimes()
         products = plain() if self.device.type == "cuda" else False
-        for call in self.unit.calls if products else ():
-            if not isinstance(call, KernelCall) and call.node.op == "aten.mm.default":
+        for call in self.calls if products else ():
+            if isinstance(call, OperatorCall) and call.node.op == "aten.mm.default" and call.chosen is None:
                 product = self._product(call.node)
                 if product is not None:
                     self.chosen[call.node] = product
 
-    def _extern(self, node: Node) -> None:
+    def _extern(self, call: OperatorCall) -> None:
+        node = call.node
         product = self.chosen.get(node)
         if product is None:
-            super()._extern(node)
+            super()._extern(call)
             return
         left, right = self.prepared.externs[node][0]
         self.externs.append(reported_name(node))
         name = self.names[node] = f"x{len(self.names)}"
-        strides = self.sizes_text(self.prepared.layouts[node].strides)
+        strides = self.sizes_text(self.layouts[node].strides)
         device = self._object(self.device)
         place = f"dtype={node.dtype}, device={device}"
         self.lines.append(f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, {place})")
@@ -145,12 +144,12 @@ class TritonWrapper(Wrapper):
     def _product(self, node: Node) -> Product | None:
         """The library's call for a matrix product whose sizes are known, None where it is not a plain one."""
         args, kwargs = self.prepared.externs[node]
-        if kwargs or node in self.unit.functions or misaligned(node):
+        if kwargs or misaligned(node):
             return None
-        if self.unit.options.numerics != "fast" or not all(isinstance(a, ViewRef) for a in args):
+        if self.lowered.options.numerics != "fast" or not all(isinstance(a, ViewRef) for a in args):
             return None
         left, right = args
-        layout = self.prepared.layouts[node].strides
+        layout = self.layouts[node].strides
         sizes = (*left.shape, *right.shape, *layout, *left.strides, *right.strides, left.offset, right.offset)
         if not all(e.is_const for e in sizes):
             return None
@@ -168,12 +167,12 @@ class TritonWrapper(Wrapper):
             self.stream = True
             self.lines.append(f"stream = cuda_stream({self.device.index})")
 
-    def _allocate(self, call: KernelCall) -> None:
+    def _allocate(self, call: Rendered) -> None:
         """One allocation for the small buffers of a dtype that kernels write before the next operator: each would cost
         several times a view of it, and a training step of a convolution net has hundreds."""
         small: dict[Any, list[Node]] = {}
         for node in dict.fromkeys(n for c in self._run_of(call) for n in c.written()):
-            if node not in self.prepared.scattered and node not in self.names and self._is_small(node):
+            if node not in self.names and self._is_small(node):
                 small.setdefault((node.dtype, node.device), []).append(node)
         for (dtype, device), nodes in small.items():
             if len(nodes) > 1:
@@ -189,13 +188,13 @@ class TritonWrapper(Wrapper):
                 self.space.setdefault("torch", torch)
         super()._allocate(call)
 
-    def _run_of(self, call: KernelCall) -> Sequence[KernelCall]:
+    def _run_of(self, call: Rendered) -> Sequence[Rendered]:
         """The kernel calls from this one to the next operator, where it is the first of them."""
         if self.runs is None:
             self.runs = {}
-            run: list[KernelCall] = []
-            for c in self.unit.calls:
-                if not isinstance(c, KernelCall):
+            run: list[Rendered] = []
+            for c in self.calls:
+                if not isinstance(c, Rendered):
                     run = []
                     continue
                 run.append(c)
@@ -204,11 +203,11 @@ class TritonWrapper(Wrapper):
 
     def _is_small(self, node: Node) -> bool:
         """May the buffer be a piece of a larger one? Not what the caller sees, nor where the shape is of importance."""
-        if node in self.plan.takes or not all(s.is_const for s in node.shape) or node in self._seen():
+        if node in self.memory.takes or not all(s.is_const for s in node.shape) or node in self._seen():
             return False
         size = math.prod(s.value for s in node.shape) * node.dtype.itemsize  # type: ignore[union-attr]
         shapeless = len(node.shape) == 1 or node.op == "partial"
-        dense = self.prepared.layouts[node].strides == contiguous_strides(node.shape)
+        dense = strides_of(self.layouts, node) == contiguous_strides(node.shape)
         return shapeless and dense and 0 < size <= SMALL and size % 16 == 0
 
     def _seen(self) -> set[Node]:
@@ -217,7 +216,7 @@ class TritonWrapper(Wrapper):
             self.visible = set()
             for desc, out in zip(self.env.outputs, self.prepared.outputs, strict=True):
                 if isinstance(out, ViewRef) and desc.kind not in ("saved", "mutation"):
-                    self.visible.add(self.buffer(out.base))
+                    self.visible.add(self.prepared.storage(out.base))
         return self.visible
 
     # ---- interpreter ------------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ class TritonWrapper(Wrapper):
 
     def _on_device(self, node: Node) -> tuple[str, int]:
         """As :meth:`_slot`; numbers that live on the CPU are brought over."""
-        base = self.buffer(node)
+        base = self.prepared.storage(node)
         if base.device is None or base.device.type == "cuda":
             return self._slot(node)
         name = self.name(node)
@@ -268,7 +267,7 @@ class TritonWrapper(Wrapper):
 
 
 def triton_wrapper(
-    unit: Unit, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options,
+    lowered: Lowered, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options,
     begun: Begun | None = None,
 ) -> tuple[TritonWrapper, int]:  # fmt: skip
     """The wrapper of a lowered graph with Triton kernels (those ``begun`` while it was lowered are waited for), and how
@@ -282,12 +281,12 @@ def triton_wrapper(
         raise Unsupported(f"kernels of one graph on several devices: {sorted(map(str, devices))}")
     device = devices.pop()
     if device.type != "cuda":
-        return TritonWrapper(unit, addresses, launch, interpreted(sources), (), device), 0
+        return TritonWrapper(lowered, addresses, launch, interpreted(sources), (), device), 0
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     collected = begun.collect(device) if begun is not None else None
     kernels, compiled = collected if collected is not None else load_triton(sources, device, options)
-    return TritonWrapper(unit, addresses, launch, kernels, driver_words(device), device), compiled
+    return TritonWrapper(lowered, addresses, launch, kernels, driver_words(device), device), compiled
 
 
 def _too_large() -> None:

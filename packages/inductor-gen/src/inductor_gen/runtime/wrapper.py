@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inductor_gen.codegen.cexpr import BAD_DIVISOR, BAD_INDEX
+from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, as_the_forward, mask_of, note
-from inductor_gen.extern.calls import function_for
-from inductor_gen.extern.cpu import cpu_function, takes_linear
+from inductor_gen.extern.calls import function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
+from inductor_gen.kernel.ir import Call as OperatorCall
+from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO
-from inductor_gen.pipeline import KernelCall, Unit
 from inductor_gen.runtime.launch import Call, Launcher, Program
-from inductor_gen.schedule.memory import Step, plan_memory, workspace
-from inductor_gen.schedule.prepare import ViewRef
 from prims.errors import InternalError, InvalidData
 from prims.ir import Envelope
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
-__all__ = ["Wrapper", "function_of", "relayout"]
+__all__ = ["Wrapper", "relayout"]
 
 
 #: Kinds of nodes whose buffers are allocated here.
@@ -39,11 +38,13 @@ class Wrapper:
         externs: the names of the operators called, in order.
     """
 
-    def __init__(self, unit: Unit, addresses: dict[str, int], launch: Launcher) -> None:
-        assert unit.prepared is not None
-        self.unit = unit
-        self.env: Envelope = unit.env
-        self.prepared = unit.prepared
+    def __init__(self, lowered: Lowered, addresses: dict[str, int], launch: Launcher) -> None:
+        self.lowered = lowered
+        self.env: Envelope = lowered.env
+        self.prepared = lowered.prepared
+        self.layouts = lowered.layouts
+        self.memory = lowered.memory
+        self.calls = lowered.calls
         self.addresses = addresses
         self.launcher = launch
         self.lines: list[str] = []
@@ -63,17 +64,17 @@ class Wrapper:
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """Compile the function and return it."""
         self._inputs()
-        self._plan()
+        self._lifetimes()
         pending: list[KernelSource] = []
         first = 0
-        for k, call in enumerate(self.unit.calls):
+        for k, call in enumerate(self.calls):
             self.step = k
-            if isinstance(call, KernelCall):
+            if isinstance(call, Rendered):
                 self._allocate(call)
-                pending.extend(call.parts)
+                pending.extend(call.sources)
             else:
-                self._extern(call.node)
-            if k in self.plan.launch_after:
+                self._extern(call)
+            if k in self.memory.launch_after:
                 if pending:
                     self._launch(pending)
                 pending = []
@@ -121,70 +122,38 @@ class Wrapper:
 
     # ---- buffers ----------------------------------------------------------------------------------------
 
-    def buffer(self, node: Node) -> Node:
-        """The node whose storage a node's value lives in (a scatter updates its copy)."""
-        return self.prepared.scattered.get(node, node)
-
     def name(self, node: Node) -> str:
-        node = self.buffer(node)
-        return self.names[node]
+        return self.names[self.prepared.storage(node)]
 
-    def _plan(self) -> None:
-        """Decide which buffers share memory and where launches are cut."""
-        steps: list[Step] = []
-        made: set[Node] = set()
-        self.read: set[Node] = set()
-        for call in self.unit.calls:
-            used = call.buffers() if isinstance(call, KernelCall) else call.node.ins
-            self.read.update(used)
-        returned = [self.buffer(out.base) for out in self.prepared.outputs if isinstance(out, ViewRef)]
-        self.read.update(out.base for out in self.prepared.outputs if isinstance(out, ViewRef))
-        for call in self.unit.calls:
-            if isinstance(call, KernelCall):
-                fresh = tuple(n for n in call.written() if n not in self.prepared.scattered and n not in made)
-                read = tuple(self.buffer(n) for n in call.buffers() if n not in fresh)
-                steps.append(Step(fresh, read, overwrites=tuple(self._overwrites(call))))
-            else:
-                node = call.node
-                fresh = (node, *(n for n in node.users if n.kind == "item" and n in self.read))
-                read = tuple(map(self.buffer, node.ins))
-                extra = workspace(node, self.unit.hint)
-                steps.append(Step(fresh, read, kernel=False, extra=extra, gives_away=is_custom(node)))
-            made.update(fresh)
-        self.plan = plan_memory(
-            steps, returned, self.prepared.freed, self._layout_key, self.unit.hint, self.largest_kept()
-        )
-        self.dies = self.plan.dies
-        self.taken = set(self.plan.takes.values())
+    def _lifetimes(self) -> None:
+        """Which buffers end after each step, and which of them live on as others."""
+        self.read = {node for call in self.calls for node in self._needed(call)}
+        self.read.update(self.prepared.returned())
+        self.taken = set(self.memory.takes.values())
         self.ending: dict[int, list[Node]] = {}
-        for node, last in self.dies.items():
+        for node, last in self.memory.dies.items():
             self.ending.setdefault(last, []).append(node)
+        for k, call in enumerate(self.calls):
+            if isinstance(call, Rendered):
+                self.ending.setdefault(k, []).extend(call.partial())
 
-    def largest_kept(self) -> int | None:
-        """The bytes up to which a buffer's memory is kept for a later one; None for no bound."""
-        return None
-
-    def _overwrites(self, call: KernelCall) -> Iterator[tuple[Node, Node]]:
-        """Buffers that a kernel may write in place of one that it reads."""
-        for written, read in call.parts[0].overwrites if len(call.parts) == 1 else ():
-            if read.kind in ("input", "constant", "item") or self.buffer(read) is not read:
-                continue
-            if written not in self.prepared.scattered and self._layout_key(written) == self._layout_key(read):
-                yield written, read
+    @staticmethod
+    def _needed(call: Rendered | OperatorCall) -> tuple[Node, ...]:
+        return call.launch.reads if isinstance(call, Rendered) else call.reads
 
     def _layout_key(self, node: Node) -> Any:
-        return (node.shape, self.prepared.layouts[node].strides, node.dtype, node.device)
+        return (node.shape, strides_of(self.layouts, node), node.dtype, node.device)
 
-    def _allocate(self, call: KernelCall) -> None:
+    def _allocate(self, call: Rendered) -> None:
         for node in call.written():
-            if node in self.prepared.scattered or node in self.names:
+            if node in self.names:
                 continue
-            old = self.plan.takes.get(node)
+            old = self.memory.takes.get(node)
             name = self.names[node] = self.names[old] if old is not None else f"b{len(self.names)}"
             self.made[name] = self._layout_key(node)
             if old is not None:
                 continue
-            strides = self.sizes_text(self.prepared.layouts[node].strides)
+            strides = self.sizes_text(strides_of(self.layouts, node))
             place = "" if str(node.device) == "cpu" else f", device={self._object(node.device)}"
             self.lines.append(
                 f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, dtype={node.dtype}{place})"
@@ -247,10 +216,11 @@ class Wrapper:
 
     # ---- externs ----------------------------------------------------------------------------------------
 
-    def _extern(self, node: Node) -> None:
+    def _extern(self, call: OperatorCall) -> None:
+        node = call.node
         owned = self._owned(node)
         args, kwargs = self.prepared.externs[node]
-        name, function = self._function(node, args, owned)
+        name, function = call.chosen or self._function(node, owned)
         if node.op != EMPTY:
             self.externs.append(reported_name(node))
         key = f"f_{name.replace('.', '_')}" + (f"_{len(self.space)}" if owned else "")
@@ -261,10 +231,10 @@ class Wrapper:
         target = f"x{len(self.names)}"
         self.names[node] = target
         self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")
-        if node in self.prepared.layouts:
+        if node in self.layouts:
             self._planned_layout(node, target)
         for item in node.users:
-            if item.kind == "item" and item in self.prepared.layouts and item in self.read:
+            if item.kind == "item" and item in self.layouts and item in self.read:
                 self.names[item] = f"{target}_{item.args[1]}"
                 self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
                 self._planned_layout(item, self.names[item])
@@ -280,19 +250,19 @@ class Wrapper:
             return []
         args, kwargs = self.prepared.externs[node]
         operands = _view_refs((*args, *kwargs.values()))
-        bases = [self.buffer(ref.base) for ref in operands]
+        bases = [self.prepared.storage(ref.base) for ref in operands]
         owned = []
         for i, (ref, base) in enumerate(zip(operands, bases, strict=True)):
             if base.op != EMPTY and (base.kind not in _KERNEL_MADE or self.name(base) not in self.made):
                 continue
-            whole = ref.shape == base.shape and ref.strides == self.prepared.layouts[ref.base].strides
-            if whole and self.dies.get(base) == self.step and bases.count(base) == 1:
+            whole = ref.shape == base.shape and ref.strides == self.layouts[ref.base].strides
+            if whole and self.memory.dies.get(base) == self.step and bases.count(base) == 1:
                 owned.append(i)
         return owned
 
-    def _function(self, node: Node, args: tuple[Any, ...], owned: list[int]) -> tuple[str, Callable[..., Any]]:
+    def _function(self, node: Node, owned: list[int]) -> tuple[str, Callable[..., Any]]:
         """``(readable name, callable)`` for an operator."""
-        return function_of(self.unit, node, args, owned)
+        return function_of(node, *self.prepared.call_of(node), self.lowered.options, owned)
 
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
@@ -304,7 +274,7 @@ class Wrapper:
     def _planned_layout(self, node: Node, name: str) -> None:
         """Never read a result with other strides than those the kernels were written for."""
         if node.device is not None and node.spec.shape:
-            strides = self.sizes_text(self.prepared.layouts[node].strides)
+            strides = self.sizes_text(self.layouts[node].strides)
             self.lines.append(f"if {name}.stride() != {strides}: {name} = relayout({name}, {strides})")
 
     def _value(self, x: Any) -> str:
@@ -324,7 +294,7 @@ class Wrapper:
     def view(self, ref: ViewRef) -> str:
         """A tensor expression for a view of a buffer."""
         base = self.name(ref.base)
-        have = self.prepared.layouts[ref.base].strides
+        have = self.layouts[ref.base].strides
         if ref.shape == ref.base.shape and ref.strides == have and ref.offset is ZERO:
             return base
         turned = ref.base.shape == ref.shape[::-1] and ref.strides == have[::-1]
@@ -345,19 +315,6 @@ def _view_refs(value: Any) -> list[ViewRef]:
     if isinstance(value, ViewRef):
         return [value]
     return [r for v in value for r in _view_refs(v)] if isinstance(value, (tuple, list)) else []
-
-
-def function_of(unit: Unit, node: Node, args: tuple[Any, ...], owned: list[int]) -> tuple[str, Callable[..., Any]]:
-    """``(readable name, callable)`` for an operator of a graph; it takes the node's own arguments."""
-    assert unit.prepared is not None
-    if node in unit.functions:
-        return unit.functions[node]
-    form = unit.prepared.forms.get(node)
-    if form in ("linear", "patches"):
-        function = takes_linear(node, form)
-        return function.__name__, function
-    found = cpu_function(node, args) if unit.options.numerics == "fast" else None
-    return found if found is not None else function_for(node, owned, unit.options.numerics == "eager_exact")
 
 
 def refuse(bad: int) -> None:

@@ -10,13 +10,13 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.pipeline import Unit
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import Program, launcher
 from inductor_gen.runtime.triton_interpret import interpreted
 from inductor_gen.runtime.wrapper import relayout
-from inductor_gen.schedule.prepare import ViewRef
+from inductor_gen.templates.draft import Draft
 from inductor_gen.templates.problem import Candidate, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options
@@ -33,10 +33,10 @@ _CACHE = 128 << 20  # bytes written between two runs, so that neither finds its 
 class Bench:
     """The buffers of one problem, and its candidates as callables on them."""
 
-    def __init__(self, problem: Problem, unit: Unit, device: torch.device, options: Options) -> None:
+    def __init__(self, problem: Problem, draft: Draft, device: torch.device, options: Options) -> None:
         self.problem = problem
-        self.unit = unit
-        self.hint = unit.hint
+        self.draft = draft
+        self.hint = draft.hint
         self.device = device
         self.options = options
         self.buffers: dict[Node, torch.Tensor] = {}
@@ -47,17 +47,15 @@ class Bench:
 
     def buffer(self, node: Node) -> torch.Tensor:
         """A node's buffer, filled with random numbers (zeros for integers, which may be indices)."""
-        assert self.unit.prepared is not None
-        node = self.unit.prepared.scattered.get(node, node)
+        node = self.draft.prepared.storage(node)
         found = self.buffers.get(node)
         if found is None:
             found = self.buffers[node] = self._made(node)
         return found
 
     def _made(self, node: Node) -> torch.Tensor:
-        assert self.unit.prepared is not None
         shape = [self.hint(s) for s in node.shape]
-        strides = [self.hint(s) for s in self.unit.prepared.layouts[node].strides]
+        strides = [self.hint(s) for s in strides_of(self.draft.layouts, node)]
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
         assert node.dtype is not None
         flat = torch.zeros(extent, dtype=node.dtype, device=self.device)
@@ -94,9 +92,8 @@ class Bench:
 
     def _operator(self, operator: Operator) -> Run:
         node, function = operator.node, operator.function
-        assert self.unit.prepared is not None
-        args, kwargs = self.unit.prepared.externs[node]
-        strides = tuple(self.hint(s) for s in self.unit.prepared.layouts[node].strides)
+        args, kwargs = self.draft.prepared.externs[node]
+        strides = tuple(self.hint(s) for s in strides_of(self.draft.layouts, node))
         values = [self._argument(a) for a in args]
         keywords = {k: self._argument(v) for k, v in kwargs.items()}
 

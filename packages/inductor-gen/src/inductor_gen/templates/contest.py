@@ -14,11 +14,12 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
-from inductor_gen.pipeline import Unit
 from inductor_gen.templates import bench
 from inductor_gen.templates.decisions import Decisions
+from inductor_gen.templates.draft import Draft
 from inductor_gen.templates.problem import Candidate, Problem
 from prims.errors import InternalError, Unsupported
+from prims.report import Report
 
 __all__ = ["Shortage", "decide"]
 
@@ -39,37 +40,37 @@ class Shortage:
         self.problems.append(problem)
         self.why = self.why or str(error).splitlines()[0]
 
-    def tell(self, unit: Unit) -> None:
+    def tell(self, report: Report | None) -> None:
         """A warning, and a record in the report."""
         if self.problems:
             more = f" and {len(self.problems) - 1} more" if len(self.problems) > 1 else ""
             _note(
-                unit,
+                report,
                 f"out of memory while measuring {self.problems[0]}{more}: the usual kernels are used, and the others "
                 f"measured when this is compiled again with more memory free. {self.why}",
             )
 
 
-def _note(unit: Unit, reason: str) -> None:
+def _note(report: Report | None, reason: str) -> None:
     log.warning("autotuning: %s", reason)
-    if unit.report is not None:
-        unit.report.fallback("autotune", reason, eager=False)
+    if report is not None:
+        report.fallback("autotune", reason, eager=False)
 
 
-def decide(problems: list[Problem], unit: Unit, shortage: Shortage) -> list[Candidate]:
+def decide(problems: list[Problem], draft: Draft, shortage: Shortage) -> list[Candidate]:
     """The best candidate of each problem, from the cache or by measuring now; the report gets a record of each.
 
     While a CUDA graph is captured the usual way is taken, with the reason in the report; so it is where memory runs
     out, with the problem in ``shortage``.
     """
-    report = unit.report
-    decisions = Decisions(unit.options)
+    report = draft.report
+    decisions = Decisions(draft.options)
     keys = [_key(p) for p in problems]
     known = {key: decisions.find(key) for key in dict.fromkeys(keys)}
     cached = {key for key, decision in known.items() if decision is not None}
     open_ = {key: p for key, p in zip(keys, problems, strict=True) if known[key] is None}
     if open_:
-        for key, decision in _Contest(unit, shortage).run(open_).items():
+        for key, decision in _Contest(draft, shortage).run(open_).items():
             known[key] = decision
             if decision["lasting"]:
                 decisions.keep(key, decision)
@@ -111,18 +112,18 @@ def _processor() -> str:
 class _Contest:
     """Measures the problems of one graph."""
 
-    def __init__(self, unit: Unit, shortage: Shortage) -> None:
-        self.unit = unit
+    def __init__(self, draft: Draft, shortage: Shortage) -> None:
+        self.draft = draft
         self.shortage = shortage
-        self.report = unit.report
-        self.options = unit.options
+        self.report = draft.report
+        self.options = draft.options
         self.done = 0
 
     def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
         """A decision for each key."""
         if any(p.device.type == "cuda" for p in problems.values()) and torch.cuda.is_current_stream_capturing():
             why = "a CUDA graph is being captured, in which nothing can be measured: library kernels are used"
-            _note(self.unit, why)
+            _note(self.report, why)
             return {key: _usual(p) for key, p in problems.items()}
         problems = {key: dataclasses.replace(p, candidates=_distinct(p)) for key, p in problems.items()}
         total = sum(len(p.candidates) for p in problems.values())
@@ -178,7 +179,7 @@ class _Contest:
         dropped: dict[str, str],
     ) -> None:  # fmt: skip
         device = _indexed(p.device)
-        data = bench.Bench(p, self.unit, device, self.options)
+        data = bench.Bench(p, self.draft, device, self.options)
         wanted: list[torch.Tensor] | None = None
         for c in p.candidates:
             missing = [refused[s.name] for s in c.steps if isinstance(s, KernelSource) and s.name in refused]

@@ -15,10 +15,10 @@ import torch
 
 from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis
 from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
-from inductor_gen.loops.body import Body, Store, Val
+from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.kernel.nest import Nest, collapse
+from inductor_gen.layout.record import ViewRef
 from inductor_gen.loops.index import ONE, ZERO, product
-from inductor_gen.schedule.loopnest import Nest, collapse
-from inductor_gen.schedule.prepare import ViewRef
 from inductor_gen.templates.product import Fit, Product
 from prims.dtypes import ROWS
 from prims.spec import expr as ex

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.extern.calls import function_of
+from inductor_gen.layout.record import strides_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.pipeline import ExternCall, KernelCall, Unit
-from inductor_gen.runtime.wrapper import function_of
-from inductor_gen.schedule.loopnest import Hint
+from inductor_gen.loops.index import Hint
+from inductor_gen.templates.draft import Draft
 from prims.spec.expr import Expr
 
 __all__ = ["Candidate", "Operator", "Problem", "Steps", "layout_text", "numbers", "sizes_text", "usual_operator"]
@@ -53,16 +53,6 @@ class Candidate:
         """
         return self.made() if callable(self.made) else self.made
 
-    def calls(self) -> list[KernelCall | ExternCall]:
-        """The same as calls of a unit."""
-        out: list[KernelCall | ExternCall] = []
-        for operator, steps in groupby(self.steps, lambda step: isinstance(step, Operator)):
-            if operator:
-                out += [ExternCall(step.node) for step in steps if isinstance(step, Operator)]
-            else:
-                out.append(KernelCall(tuple(step for step in steps if isinstance(step, KernelSource))))
-        return out
-
 
 @dataclass
 class Problem:
@@ -88,10 +78,9 @@ class Problem:
     precision: float = 2.0**-18
 
 
-def usual_operator(unit: Unit, node: Node) -> Operator:
+def usual_operator(draft: Draft, node: Node) -> Operator:
     """An operator as it is called without a choice."""
-    assert unit.prepared is not None
-    name, function = function_of(unit, node, unit.prepared.externs[node][0], [])
+    name, function = function_of(node, *draft.prepared.call_of(node), draft.options)
     return Operator(node, name, function)
 
 
@@ -105,11 +94,10 @@ def sizes_text(hint: Hint, sizes: Sequence[Expr]) -> str:
     return "x".join(map(str, numbers(hint, sizes)))
 
 
-def layout_text(unit: Unit, nodes: Sequence[Node]) -> str:
+def layout_text(draft: Draft, nodes: Sequence[Node]) -> str:
     """Sizes, strides and dtypes of buffers, for keys."""
-    assert unit.prepared is not None
     parts = []
     for n in nodes:
-        strides = unit.prepared.layouts[n].strides
-        parts.append(f"{n.dtype}{numbers(unit.hint, n.shape)}{numbers(unit.hint, strides)}")
+        strides = strides_of(draft.layouts, n)
+        parts.append(f"{n.dtype}{numbers(draft.hint, n.shape)}{numbers(draft.hint, strides)}")
     return " ".join(parts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from inductor_gen.loops.body import Body, Layout, Store, Val
+from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.layout.record import Layout, Prepared, ViewRef
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, contiguous_strides, product
-from inductor_gen.schedule.prepare import Prepared, ViewRef
 from prims.dtypes import HALVES
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -39,7 +40,7 @@ class Product:
     beta: float
 
 
-def product_of(node: Node, prepared: Prepared) -> Product | None:
+def product_of(node: Node, prepared: Prepared, layouts: Mapping[Node, Layout]) -> Product | None:
     """The product that an operator computes; None where it is none that a template can compute."""
     first = _FACTORS.get(node.op)
     if first is None or node.dtype not in _DTYPES or not node.shape:
@@ -61,7 +62,7 @@ def product_of(node: Node, prepared: Prepared) -> Product | None:
     k = a.shape[-1]
     if len(a.shape) != len(node.shape) or len(b.shape) != len(node.shape) or any(s is ZERO for s in (*node.shape, k)):
         return None
-    layout = prepared.layouts.get(node)
+    layout = layouts.get(node)
     if layout is None or layout.strides != contiguous_strides(node.shape):
         return None
     return Product(node, tuple(batch), m, n, k, a, b, bias, float(alpha), float(beta))

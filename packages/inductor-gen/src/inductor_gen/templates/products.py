@@ -9,12 +9,12 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonRenderer, TritonSource
-from inductor_gen.fuse.cluster import Cluster
-from inductor_gen.loops.body import Body
+from inductor_gen.kernel.body import Body
+from inductor_gen.kernel.ir import Call, Kernel, Step
+from inductor_gen.layout.record import ViewRef
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product
-from inductor_gen.pipeline import ExternCall, KernelCall, Unit, body_of
-from inductor_gen.schedule.prepare import ViewRef
+from inductor_gen.templates.draft import Draft
 from inductor_gen.templates.matmul import Tile, matmul_kernel
 from inductor_gen.templates.problem import Candidate, Problem, Steps, numbers, sizes_text, usual_operator
 from inductor_gen.templates.product import Fit, Product, Split, fit, plain_body, product_of, read_at, store_product
@@ -29,29 +29,27 @@ Choose = Callable[[Product], tuple[Sequence[Tile], bool]]
 
 
 class _Finder:
-    def __init__(self, unit: Unit, precision: str, choose: Choose | None) -> None:
+    def __init__(self, draft: Draft, steps: Sequence[Step], precision: str, choose: Choose | None) -> None:
         self.choose = choose or self._all
-        assert unit.prepared is not None and unit.plan is not None
-        self.unit = unit
-        self.hint = unit.hint
-        self.prepared = unit.prepared
-        self.order = unit.plan.order
+        self.draft = draft
+        self.steps = steps
+        self.hint = draft.hint
+        self.prepared = draft.prepared
         self.precision = precision
         self.taken: set[int] = set()
         self.readers: dict[Node, list[int]] = {}
-        for k, call in enumerate(unit.calls):
-            read = call.buffers() if isinstance(call, KernelCall) else [call.node, *call.node.ins]
-            for n in dict.fromkeys(read):
+        for k, step in enumerate(steps):
+            for n in dict.fromkeys((*step.writes, *step.reads)):
                 self.readers.setdefault(n, []).append(k)
         self.outputs = {out.base for out in self.prepared.outputs if isinstance(out, ViewRef)}
 
     def run(self) -> list[Problem]:
         """From the last call on: a kernel that reads several products joins the last of them."""
         found: list[Problem] = []
-        for at in reversed(range(len(self.unit.calls))):
-            call = self.unit.calls[at]
-            p = product_of(call.node, self.prepared) if isinstance(call, ExternCall) else None
-            if p is not None and (self.unit.triton or p.node.device.type == "cuda"):  # type: ignore[union-attr]
+        for at in reversed(range(len(self.steps))):
+            call = self.steps[at]
+            p = product_of(call.node, self.prepared, self.draft.layouts) if isinstance(call, Call) else None
+            if p is not None and (self.draft.rendering.triton or p.node.device.type == "cuda"):  # type: ignore[union-attr]
                 tiles, alone = self.choose(p)
                 if not tiles:
                     continue
@@ -64,19 +62,19 @@ class _Finder:
 
     def _fused(self, p: Product, at: int, tiles: Sequence[Tile], keeping: bool) -> Problem | None:
         later = [k for k in self.readers.get(p.node, ()) if k > at]
-        if not self.unit.options.epilogue_fusion or not later or later[0] in self.taken:
+        if not self.draft.options.epilogue_fusion or not later or later[0] in self.taken:
             return None
-        reader, cluster = self.unit.calls[later[0]], self.order[later[0]]
-        if not isinstance(reader, KernelCall) or not cluster.loops or len(reader.parts) != 1 or cluster.inner:
+        reader = self.steps[later[0]]
+        if not isinstance(reader, Kernel) or len(reader.nests) != 1 or reader.updates or reader.origin.inner:
             return None
         kept = len(later) > 1 or p.node in self.outputs
         if kept and not keeping:
             return None
-        if self._body(p, cluster)[1] is None:
+        if self._body(p, reader)[1] is None:
             return None
 
         def render(tile: Tile) -> Steps:
-            body, place = self._body(p, cluster)
+            body, place = self._body(p, reader)
             assert place is not None
             if kept:
                 store_product(body, p, read_at(body, p))
@@ -86,18 +84,20 @@ class _Finder:
         if not made:
             return None
         self.taken.add(later[0])
-        usual = Candidate("library, then a kernel", (usual_operator(self.unit, p.node), *reader.parts))
-        results = (*reader.written(), *([p.node] if kept else []))
+        usual = Candidate(
+            "library, then a kernel", (usual_operator(self.draft, p.node), *self.draft.rendering.of(reader))
+        )
+        results = (*reader.writes, *([p.node] if kept else []))
         return self._problem(p, (at, later[0]), [usual, *made], results)
 
-    def _body(self, p: Product, cluster: Cluster) -> tuple[Body, Fit | None]:
-        assert self.unit.fusion is not None
+    def _body(self, p: Product, kernel: Kernel) -> tuple[Body, Fit | None]:
+        cluster, builder = kernel.origin.copy(), self.draft.builder
         for _ in range(6):
-            body = body_of(self.unit, cluster)
+            body, cluster = builder.traced(cluster)
             place = fit(body, p)
             if not isinstance(place, Split):
                 return body, place
-            if not self.unit.fusion.split(cluster, place.variable, place.inner):
+            if not builder.fusion.split(cluster, place.variable, place.inner):
                 break
         return body, None
 
@@ -105,19 +105,19 @@ class _Finder:
 
     def _plain(self, p: Product, at: int, tiles: Sequence[Tile]) -> Problem | None:
         def render(tile: Tile) -> Steps:
-            assert self.unit.fusion is not None
-            body, place = plain_body(p, [self.unit.fusion.variable() for _ in p.node.shape])
+            fresh = self.draft.builder.fusion.variable
+            body, place = plain_body(p, [fresh() for _ in p.node.shape])
             return (self._kernel(p, body, place, tile),)
 
         made = self._candidates(tiles, render)
-        usual = Candidate("library", (usual_operator(self.unit, p.node),))
+        usual = Candidate("library", (usual_operator(self.draft, p.node),))
         return self._problem(p, (at,), [usual, *made], (p.node,)) if made else None
 
     # ---- both -------------------------------------------------------------------------------------------
 
     def _all(self, p: Product) -> tuple[Sequence[Tile], bool]:
         m, n, k, count = numbers(self.hint, (p.m, p.n, p.k, product(p.batch)))
-        device = self.unit.devices(p.node.device)  # type: ignore[arg-type]
+        device = self.draft.rendering.devices(p.node.device)  # type: ignore[arg-type]
         return tiles_for(m, n, k, count, p.node.dtype, self.precision, device), True  # type: ignore[arg-type]
 
     def _candidates(self, tiles: Sequence[Tile], render: Callable[[Tile], Steps]) -> list[Candidate]:
@@ -130,9 +130,9 @@ class _Finder:
 
     def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource:
         body.nodes = [p.node, *body.nodes]
-        rounded = self.unit.options.numerics != "fast"
-        device = self.unit.devices(p.node.device)  # type: ignore[arg-type]
-        renderer = TritonRenderer(self.hint, self.prepared.layouts, device, contract=not rounded)
+        rounded = self.draft.options.numerics != "fast"
+        device = self.draft.rendering.devices(p.node.device)  # type: ignore[arg-type]
+        renderer = TritonRenderer(self.hint, self.draft.layouts, device, contract=not rounded)
         return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
 
     def _problem(
@@ -156,10 +156,10 @@ class _Finder:
         return Problem(text, "\n".join(parts), positions, p.node.device, candidates, results, scale, precision)
 
 
-def find_products(unit: Unit, precision: str, choose: Choose | None = None) -> list[Problem]:
-    """The products of a rendered unit that templates can compute, each with the kernel that reads it where it may join.
+def find_products(draft: Draft, steps: Sequence[Step], precision: str, choose: Choose | None = None) -> list[Problem]:
+    """The products among some steps that templates can compute, each with the kernel that reads it where it may join.
 
     ``precision`` is that of float32 products (``"ieee"`` or ``"tf32"``); ``choose`` gives the tiles to try instead of
     all those that suit a product.
     """
-    return _Finder(unit, precision, choose).run()
+    return _Finder(draft, steps, precision, choose).run()

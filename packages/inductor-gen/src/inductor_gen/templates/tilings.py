@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Sequence
 
-from inductor_gen.codegen.renderer import KernelSource
-from inductor_gen.codegen.triton import Tiling, TritonSource
-from inductor_gen.fuse.cluster import Cluster
-from inductor_gen.loops.graph import Node
-from inductor_gen.pipeline import KernelCall, Unit, kernels_of
-from inductor_gen.templates.problem import Candidate, Problem, Steps, layout_text, numbers, sizes_text
+from inductor_gen.codegen.triton import Tiling
+from inductor_gen.kernel.ir import Kernel, Step, nbytes
+from inductor_gen.templates.draft import Draft
+from inductor_gen.templates.problem import Candidate, Problem, layout_text, sizes_text
 
 __all__ = ["find_tilings"]
 
@@ -21,46 +19,31 @@ LEAST = 1 << 20
 _TRIED = (Tiling(1), Tiling(-1), Tiling(2, 1), Tiling(0, 1), Tiling(0, -1), Tiling(-1, -1))
 
 
-def find_tilings(unit: Unit, clusters: list[Cluster | None]) -> list[Problem]:
-    """The kernels of a unit that may run faster with other blocks; ``clusters`` holds each call's, None to leave it."""
+def find_tilings(draft: Draft, steps: Sequence[Step]) -> list[Problem]:
+    """The generated kernels among some steps that may run faster with other blocks."""
     found = []
-    for at, (call, cluster) in enumerate(zip(unit.calls, clusters, strict=True)):
-        if isinstance(call, KernelCall) and cluster is not None and cluster.loops:
-            problem = _problem(unit, at, call, cluster)
+    for at, step in enumerate(steps):
+        if isinstance(step, Kernel) and step.nests and not step.updates and draft.rendering.in_triton(step):
+            problem = _problem(draft, at, step)
             if problem is not None:
                 found.append(problem)
     return found
 
 
-def _bytes(unit: Unit, call: KernelCall) -> int:
-    return sum(math.prod(numbers(unit.hint, n.shape)) * n.dtype.itemsize for n in call.buffers() if n.dtype is not None)
-
-
-def _problem(unit: Unit, at: int, call: KernelCall, cluster: Cluster) -> Problem | None:
-    if not all(isinstance(s, TritonSource) for s in call.parts) or _bytes(unit, call) < LEAST:
+def _problem(draft: Draft, at: int, kernel: Kernel) -> Problem | None:
+    parts = draft.rendering.of(kernel)
+    if sum(nbytes(n, draft.hint) for n in kernel.touched()) < LEAST:
         return None
-    candidates = [Candidate("as planned", call.parts)]
+    candidates = [Candidate("as planned", parts)]
     for tiling in _TRIED:
         name = f"block x {2.0**tiling.block:g}, warps x {2.0**tiling.warps:g}"
-        candidates.append(Candidate(name, functools.partial(_rendered, unit, cluster, tiling)))
-    written = tuple(n for n in call.written() if not _workspace(n))
-    if not written or written[0].device is None:
+        candidates.append(Candidate(name, functools.partial(draft.rendering.tiled, kernel, tiling)))
+    written = kernel.writes
+    if written[0].device is None:
         return None
-    ops = [op for s in call.parts for op in s.ops]
-    text = f"{' '.join(ops[:8])}{' ...' if len(ops) > 8 else ''} {sizes_text(unit.hint, written[0].shape)}"
+    ops = [op for s in parts for op in s.ops]
+    text = f"{' '.join(ops[:8])}{' ...' if len(ops) > 8 else ''} {sizes_text(draft.hint, written[0].shape)}"
+    buffers = list(dict.fromkeys(n for s in parts for n in s.buffers))
     names = " ".join(c.name for c in candidates)
-    key = "\n".join([text, *_texts(call.parts), layout_text(unit, call.buffers()), names])
+    key = "\n".join([text, *(s.text for s in parts), layout_text(draft, buffers), names])
     return Problem(text, key, (at,), written[0].device, candidates, written)
-
-
-def _rendered(unit: Unit, cluster: Cluster, tiling: Tiling) -> Steps:
-    return tuple(kernels_of(unit, cluster, tiling))
-
-
-def _texts(parts: tuple[KernelSource, ...]) -> tuple[str, ...]:
-    return tuple(s.text for s in parts)
-
-
-def _workspace(node: Node) -> bool:
-    """Does a buffer hold partial results of a split reduction?"""
-    return node.op == "partial"

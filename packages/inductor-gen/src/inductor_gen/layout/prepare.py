@@ -8,7 +8,6 @@ place, so that fusion writes the values in the layout wanted straight from the k
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,24 +15,23 @@ import torch
 from inductor_gen.extern.claims import CUDNN_BACKWARD, FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
-from inductor_gen.loops.body import Layout
+from inductor_gen.layout import convolutions
+from inductor_gen.layout.patches import gather_patches
+from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
 from inductor_gen.loops.graph import Graph, Node, build_graph
-from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product, size
+from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
-from inductor_gen.schedule import products
-from inductor_gen.schedule.activations import join_activations
-from inductor_gen.schedule.empty import settle_empty
-from inductor_gen.schedule.heads import share_heads
-from inductor_gen.schedule.loopnest import Hint
-from inductor_gen.schedule.masks import settle_masks
-from inductor_gen.schedule.patches import gather_patches
+from inductor_gen.rewrite.activations import join_activations
+from inductor_gen.rewrite.empty import settle_empty
+from inductor_gen.rewrite.heads import share_heads
+from inductor_gen.rewrite.masks import settle_masks
 from prims.dtypes import HALVES
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
 from prims.spec import TensorSpec, infer, layout
 from prims.spec.expr import Expr
 
-__all__ = ["Prepared", "ViewRef", "channels_last", "prepare", "travels_channels_last"]
+__all__ = ["prepare", "travels_channels_last"]
 
 #: Overloads that read any operand whose rows or columns are contiguous at full speed.
 _BLAS = frozenset({
@@ -46,45 +44,6 @@ _SPATIAL = frozenset({
     "aten.convolution.default", "aten.convolution_backward.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ViewRef:
-    """A strided view of a buffer; ``offset`` counts from the buffer's element 0."""
-
-    base: Node
-    shape: tuple[Expr, ...]
-    strides: tuple[Expr, ...]
-    offset: Expr
-
-
-@dataclass
-class Prepared:
-    """A graph with copies in place.
-
-    Attributes:
-        layouts: of every buffer: inputs, extern results, and nodes that kernels write.
-        externs: per extern node, its arguments with a ViewRef for each tensor.
-        outputs: per graph output a ViewRef, or the literal or size it is.
-        scattered: scatter node -> the copy whose buffer it updates.
-        tangents: the inputs of a backward graph that are gradients of the forward's outputs.
-        freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
-        unmasked: the attention operators that go without their masks, with "free" or "causal".
-        images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
-        forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
-    """
-
-    graph: Graph
-    layouts: dict[Node, Layout] = field(default_factory=dict)
-    externs: dict[Node, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    outputs: list[Any] = field(default_factory=list)
-    scattered: dict[Node, Node] = field(default_factory=dict)
-    specs: dict[Node, Any] = field(default_factory=dict)
-    tangents: set[Node] = field(default_factory=set)
-    freed: set[Node] = field(default_factory=set)
-    forms: dict[Node, str] = field(default_factory=dict)
-    images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
-    unmasked: dict[Node, str] = field(default_factory=dict)
 
 
 class _Preparer:
@@ -126,11 +85,11 @@ class _Preparer:
                     continue
                 self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
             elif node.kind == "extern":
-                if self.channels_last and products.backward_is_products(node):
-                    products.lower_backward(self, node)
+                if self.channels_last and convolutions.backward_is_products(node):
+                    convolutions.lower_backward(self, node)
                     continue
-                if self.channels_last and products.is_product(node):
-                    products.lower_forward(self, node)
+                if self.channels_last and convolutions.is_product(node):
+                    convolutions.lower_forward(self, node)
                 elif not self.exact and _has_slow_bias(node):
                     self._bias_apart(node)
                 else:
@@ -376,12 +335,6 @@ def _cloned(spec: Any) -> Any:
     return type(spec)(map(_cloned, spec)) if isinstance(spec, (tuple, list)) else spec
 
 
-def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """The strides of an image of this shape with its channels innermost."""
-    _, c, h, w = shape
-    return (product((c, h, w)), ONE, product((w, c)), c)
-
-
 def travels_channels_last(spec: Any) -> bool:
     """Can a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
     if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*HALVES, torch.int64):
@@ -394,7 +347,7 @@ def _pays_channels_last(graph: Graph) -> bool:
     for node in graph.nodes:
         if node.op in ("aten.convolution.default", "aten.convolution_backward.default"):
             x = node.args[0]
-            if products.on_gpu(x) and x.dtype in HALVES and len(x.shape) == 4:
+            if convolutions.on_gpu(x) and x.dtype in HALVES and len(x.shape) == 4:
                 return True
     return False
 
@@ -484,7 +437,7 @@ def prepare(
     """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
     With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too. ``masks`` are the
-    verdicts about attention masks (:class:`inductor_gen.schedule.masks.MaskPlan`) that the graph may count on.
+    verdicts about attention masks (:class:`inductor_gen.rewrite.masks.MaskPlan`) that the graph may count on.
     ``numerics`` is that of the options: under ``"eager_exact"`` every operator gets its operands in eager's strides.
     """
     return _Preparer(env, hint, masks or {}, numerics).run()

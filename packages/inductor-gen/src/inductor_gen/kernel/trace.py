@@ -1,27 +1,26 @@
-"""Loop bodies: what a cluster computes at one point of its iteration space, as hash-consed SSA values.
-
-Every value knows which loop variables it depends on and its *stage*: 0 before any reduction, one more after each
-reduction on its way. A renderer emits one inner loop per stage; everything device-specific is left to it.
-"""
+"""Tracing: from a cluster to the body that its kernel computes at each point."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
 from inductor_gen.fuse.cluster import Cluster, Fusion, inner_dims
-from inductor_gen.loops.cost import op_cost
+from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, coefficient, flatten, lower, nonneg, substitute, upper
+from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
 from inductor_gen.loops.views import Index, pull
 from prims.dtypes import HALVES
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Body", "Layout", "Store", "Val", "trace"]
+__all__ = ["Storage", "trace", "trace_scatter"]
+
+#: The node whose buffer holds a node's value.
+Storage: TypeAlias = Callable[[Node], Node]
 
 #: Operators whose result in 16 bits is one of their operands' values, or a number as the program gives it.
 _NEVER_ROUNDED = frozenset(
@@ -33,122 +32,15 @@ _NEVER_ROUNDED = frozenset(
 _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Strides in elements of a buffer; the pointer that a kernel gets is that of element 0."""
-
-    strides: tuple[Expr, ...]
-
-    def position(self, index: Index) -> Expr:
-        """The element's distance from element 0."""
-        total = ZERO
-        for i, stride in zip(index, self.strides, strict=True):
-            if i is not ZERO:
-                total = ex.add(total, ex.mul(i, stride))
-        return total
-
-
-class Val:
-    """One SSA value.
-
-    ``op`` is a primitive's name, or one of: ``const`` (``attr`` the number), ``size`` (``attr`` an expression over
-    sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
-    buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
-    ``scan`` (``attr`` the primitive's name), ``bounded`` and ``nonzero`` (its argument, which the kernel reports where
-    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all),
-    ``rounded`` (its argument as its 16-bit dtype holds it).
-    """
-
-    __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
-
-    def __init__(self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any, at: Expr | None) -> None:
-        self.op = op
-        self.args = args
-        self.dtype = dtype
-        self.attr = attr
-        self.at = at
-        self.id = -1
-        self.deps: frozenset[Expr] = frozenset()
-        self.stage = 0
-        self.node: Node | None = None
-
-    def __repr__(self) -> str:
-        return f"v{self.id}={self.op}{[a.id for a in self.args]}"
-
-
-@dataclass
-class Store:
-    """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``)."""
-
-    buffer: Node
-    at: Expr
-    value: Val
-    mode: str = "set"
-
-
-@dataclass
-class Body:
-    """Loop variables with their sizes, outer before inner, the values in topological order and the stores."""
-
-    outer: list[Expr]
-    inner: list[Expr]
-    space: dict[Expr, Expr]
-    vals: list[Val] = field(default_factory=list)
-    stores: list[Store] = field(default_factory=list)
-    atoms: dict[Expr, Val] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
-    parts: int = 1
-
-    def indices(self) -> list[Expr]:
-        """Every index expression, with repetitions."""
-        found = [v.at for v in self.vals if v.at is not None]
-        return found + [s.at for s in self.stores]
-
-    def refresh(self) -> None:
-        """Recompute dependences and stages after index expressions changed."""
-        inner = frozenset(self.inner)
-        for v in self.vals:
-            deps: set[Expr] = set()
-            stage = 0
-            inputs = list(v.args)
-            if v.at is not None:
-                for s in v.at.symbols:
-                    if s in self.space:
-                        deps.add(s)
-                    elif s in self.atoms:
-                        inputs.append(self.atoms[s])
-            for a in inputs:
-                deps |= a.deps
-                stage = max(stage, a.stage)
-            if v.op == "reduce":
-                deps -= inner
-                stage += 1
-            elif v.op == "scan":
-                deps |= inner
-            v.deps = frozenset(deps)
-            v.stage = stage
-
-    def inputs_of(self, v: Val) -> list[Val]:
-        """The values that ``v`` needs, those inside its index included."""
-        if v.at is None or not self.atoms:
-            return list(v.args)
-        return [*v.args, *(self.atoms[s] for s in sorted(v.at.symbols, key=str) if s in self.atoms)]
-
-    def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
-        """Substitute loop variables everywhere."""
-        for v in self.vals:
-            if v.at is not None:
-                v.at = substitute(v.at, mapping)
-        for s in self.stores:
-            s.at = substitute(s.at, mapping)
-
-
 class _Tracer:
-    def __init__(self, fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], rounding: bool) -> None:
+    def __init__(
+        self, fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], storage: Storage, rounding: bool
+    ) -> None:
         self.fusion = fusion
         self.rounding = rounding
         self.cluster = cluster
         self.layouts = layouts
+        self.storage = storage
         inner = list(cluster.inner)
         self.body = Body([v for v in cluster.space if v not in cluster.inner], inner, dict(cluster.space))
         self.on_cpu = all(node.device is None or node.device.type == "cpu" for node in cluster.nodes)
@@ -157,9 +49,7 @@ class _Tracer:
 
     # ---- values -----------------------------------------------------------------------------------------
 
-    def val(
-        self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any = None, at: Expr | None = None
-    ) -> Val:
+    def val(self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any = None, at: Expr | None = None) -> Val:
         token = (type(attr).__name__, str(attr)) if isinstance(attr, float) else attr
         key = (op, tuple(a.id for a in args), dtype, token, at)
         found = self.interned.get(key)
@@ -248,7 +138,7 @@ class _Tracer:
         """An element of a buffer."""
         condition = self.condition(where)
         args = () if condition is None else (condition,)
-        return self.val("load", args, node.dtype, node, self.layouts[node].position(index))
+        return self.val("load", args, node.dtype, self.storage(node), self.layouts[node].position(index))
 
     def _view(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         branches = []
@@ -260,9 +150,7 @@ class _Tracer:
             if not branches[-1][1]:
                 break
         branch, _ = branches[-1]
-        not_before: tuple[Expr, ...] = tuple(
-            ex.sub(ex.neg(w[0]), ONE) for b, w in branches[:-1] if len(w) == 1
-        )
+        not_before: tuple[Expr, ...] = tuple(ex.sub(ex.neg(w[0]), ONE) for b, w in branches[:-1] if len(w) == 1)
         result = self._branch(branch, node, (*where, *not_before))
         for i in range(len(branches) - 2, -1, -1):
             branch, tests = branches[i]
@@ -285,8 +173,6 @@ class _Tracer:
             return self.const(node.args[1], node.dtype)
         _, start, step, dtype, _ = node.args
         if all(isinstance(x, int) or hasattr(x, "expr") for x in (start, step)) and not dtype.is_floating_point:
-            from inductor_gen.loops.index import size
-
             at = ex.add(size(start), ex.mul(size(step), index[0]))
             v = self.val("index", (), torch.int64, None, at)
             return v if dtype == torch.int64 else self.val("convert", (v,), dtype)
@@ -325,12 +211,12 @@ class _Tracer:
                 return self.value(node.args[0], index, where)
             case "random_uniform" | "random_normal" | "random_bits":
                 return self._random(node, index)
-        operand = next(a.dtype for a in node.args[1 if node.op == "where" else 0 :] if isinstance(a, Node)) if (
-            node.op != "where" or any(isinstance(a, Node) for a in node.args[1:])
-        ) else node.dtype
-        args = tuple(
-            self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args
+        operand = (
+            next(a.dtype for a in node.args[1 if node.op == "where" else 0 :] if isinstance(a, Node))
+            if (node.op != "where" or any(isinstance(a, Node) for a in node.args[1:]))
+            else node.dtype
         )
+        args = tuple(self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args)
         whole = node.op in _DIVISIONS and node.dtype is not None and not node.dtype.is_floating_point
         if whole and 0 in range(*_span(args[1], self.body.space)):
             args = (args[0], self._checked("nonzero", args[1], None, where))
@@ -447,13 +333,14 @@ def _span(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
 
 
 def trace(
-    fusion: Fusion, cluster: Cluster, stored: list[Node], layouts: Mapping[Node, Layout], rounding: bool = False
-) -> Body:
-    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers.
+    fusion: Fusion, cluster: Cluster, stored: Collection[Node], layouts: Mapping[Node, Layout], storage: Storage,
+    rounding: bool = False,
+) -> Body:  # fmt: skip
+    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers, which ``storage`` tells.
 
     With ``rounding`` every 16-bit value is rounded where it is computed, as if each operator wrote it to memory.
     """
-    tracer = _Tracer(fusion, cluster, layouts, rounding)
+    tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
     body = tracer.body
     wanted = set(stored)
     for node in cluster.nodes:
@@ -467,11 +354,12 @@ def trace(
 
 
 def trace_scatter(
-    fusion: Fusion, cluster: Cluster, node: Node, layouts: Mapping[Node, Layout], rounding: bool = False
+    fusion: Fusion, cluster: Cluster, layouts: Mapping[Node, Layout], storage: Storage, rounding: bool = False
 ) -> Body:
-    """The body that combines a scatter's or index_put's values into its buffer, which holds ``x`` already."""
-    tracer = _Tracer(fusion, cluster, layouts, rounding)
+    """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already."""
+    tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
     body = tracer.body
+    node = cluster.nodes[0]
     index = cluster.operands[node]
     if node.op == "scatter":
         x, positions, src, dim, mode = node.args
@@ -489,7 +377,7 @@ def trace_scatter(
         at = tuple(next(rest) if i is None else i for i in parts)
         value = tracer.value(values, index)
         mode = "add" if accumulate else "set"
-    body.stores.append(Store(node, layouts[node].position(at), value, mode))
+    body.stores.append(Store(storage(node), layouts[node].position(at), value, mode))
     body.nodes = [node]
     _drop_dead(body)
     body.refresh()
@@ -509,24 +397,3 @@ def _drop_dead(body: Body) -> None:
         todo += body.inputs_of(v)
     body.vals = [v for v in body.vals if v.id in live]
     body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}
-
-
-def linear(body: Body, at: Expr, variable: Expr) -> Expr | None:
-    """The stride of a variable in an index, None where it is not linear or goes through loaded values."""
-    for s in at.symbols:
-        if s in body.atoms and variable in body.atoms[s].deps:
-            return None
-    return coefficient(at, variable)
-
-
-def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:
-    """A variable and divisor whose split would remove a division from an index."""
-    from inductor_gen.loops.index import range_atoms
-
-    for at in indices:
-        for variable, divisor in range_atoms(at, space):
-            return variable, divisor
-    return None
-
-
-__all__ += ["linear", "op_cost", "split_request", "trace_scatter"]

@@ -24,9 +24,8 @@ import torch
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.loops.index import size
-from inductor_gen.schedule.loopnest import Hint
-from inductor_gen.schedule.maskproof import Same, Split, described, hides
+from inductor_gen.loops.index import Hint, size
+from inductor_gen.rewrite.maskproof import Same, Split, described, hides
 from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.ops import PrimOp

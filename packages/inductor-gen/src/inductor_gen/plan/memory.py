@@ -13,11 +13,12 @@ import heapq
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inductor_gen.kernel.ir import Call, Kernel, nbytes
 from inductor_gen.loops.graph import Node
-from inductor_gen.schedule.loopnest import Hint
-from prims.spec import TensorSpec
+from inductor_gen.loops.index import Hint
+from inductor_gen.plan.launches import Launch
 
-__all__ = ["MemoryPlan", "Step", "lightest_order", "nbytes", "peak", "plan_memory", "workspace"]
+__all__ = ["Footprint", "MemoryPlan", "footprint", "lightest_order", "peak", "plan_memory"]
 
 #: How many launches ahead an ended buffer is kept for another one.
 AHEAD = 64
@@ -25,28 +26,10 @@ AHEAD = 64
 #: A result of at least this share of the peak is a large one.
 LARGE = 16
 
-#: Operators that bring their operands into layouts of their own before they compute.
-_REORDERING = frozenset({"aten.convolution.default", "aten.convolution_backward.default"})
-
-
-def nbytes(node: Node, hint: Hint) -> int:
-    """The bytes of a node's value; of a node with several results, none: those are nodes too."""
-    if node.dtype is None or not isinstance(node.spec, TensorSpec):
-        return 0
-    total = node.dtype.itemsize
-    for s in node.shape:
-        total *= hint(s)
-    return total
-
-
-def workspace(node: Node, hint: Hint) -> int:
-    """A guess of the bytes that an operator takes while it runs, beside its operands and results."""
-    return sum(nbytes(n, hint) for n in node.ins) if node.op in _REORDERING else 0
-
 
 @dataclass(frozen=True)
-class Step:
-    """A kernel or an operator's call.
+class Footprint:
+    """The buffers of a launch or of an operator's call.
 
     Attributes:
         made: the buffers that begin with it.
@@ -63,6 +46,13 @@ class Step:
     overwrites: tuple[tuple[Node, Node], ...] = ()
     extra: int = 0
     gives_away: bool = False
+
+
+def footprint(step: Kernel | Launch | Call) -> Footprint:
+    """What a step makes and needs."""
+    if isinstance(step, Call):
+        return Footprint(step.writes, step.reads, kernel=False, extra=step.workspace, gives_away=step.custom)
+    return Footprint(step.writes, step.reads, overwrites=step.overwrites)
 
 
 @dataclass
@@ -84,7 +74,7 @@ class MemoryPlan:
 # ---- order ---------------------------------------------------------------------------------------------------
 
 
-def _last_reads(steps: Sequence[Step], returned: Collection[Node]) -> dict[Node, int]:
+def _last_reads(steps: Sequence[Footprint], returned: Collection[Node]) -> dict[Node, int]:
     dies: dict[Node, int] = {}
     for k, step in enumerate(steps):
         for node in (*step.made, *step.read):
@@ -94,7 +84,7 @@ def _last_reads(steps: Sequence[Step], returned: Collection[Node]) -> dict[Node,
     return dies
 
 
-def peak(steps: Sequence[Step], returned: Collection[Node], freed: Collection[Node], hint: Hint) -> int:
+def peak(steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint) -> int:
     """The most bytes alive at once, ``freed`` being the inputs that can be given up after their last use."""
     dies = _last_reads(steps, returned)
     ending: dict[int, int] = {}
@@ -115,7 +105,7 @@ def _size(node: Node, freed: Collection[Node], hint: Hint) -> int:
 
 
 def lightest_order(
-    steps: Mapping[int, Step],
+    steps: Mapping[int, Footprint],
     order: Sequence[int],
     needs: Mapping[int, Collection[int]],
     returned: Collection[Node],
@@ -137,8 +127,8 @@ def lightest_order(
 
 
 def _varied(
-    steps: Mapping[int, Step], order: Sequence[int], needs: Mapping[int, Collection[int]], returned: Collection[Node],
-    freed: Collection[Node], hint: Hint, large: int | None,
+    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
+    returned: Collection[Node], freed: Collection[Node], hint: Hint, large: int | None,
 ) -> list[int]:  # fmt: skip
     position = {i: k for k, i in enumerate(order)}
     users: dict[int, list[int]] = {}
@@ -192,7 +182,7 @@ def _varied(
 
 
 def plan_memory(
-    steps: Sequence[Step],
+    steps: Sequence[Footprint],
     returned: Collection[Node],
     freed: Collection[Node],
     key_of: Callable[[Node], Hashable],
@@ -216,7 +206,7 @@ def plan_memory(
     return plan
 
 
-def _in_place(plan: MemoryPlan, steps: Sequence[Step]) -> None:
+def _in_place(plan: MemoryPlan, steps: Sequence[Footprint]) -> None:
     """Kernels that may write where they read do, where that ends with them."""
     gone: set[Node] = set()
     for k, step in enumerate(steps):
@@ -227,7 +217,7 @@ def _in_place(plan: MemoryPlan, steps: Sequence[Step]) -> None:
             gone.add(read)
 
 
-def _live(plan: MemoryPlan, steps: Sequence[Step], freed: Collection[Node], hint: Hint) -> list[int]:
+def _live(plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node], hint: Hint) -> list[int]:
     """The bytes alive during each step."""
     ending: dict[int, int] = {}
     over = set(plan.takes.values())
@@ -244,7 +234,7 @@ def _live(plan: MemoryPlan, steps: Sequence[Step], freed: Collection[Node], hint
 
 
 def _group(
-    plan: MemoryPlan, steps: Sequence[Step], key_of: Callable[[Node], Hashable], live: list[int], hint: Hint
+    plan: MemoryPlan, steps: Sequence[Footprint], key_of: Callable[[Node], Hashable], live: list[int], hint: Hint
 ) -> None:
     """Join consecutive kernels to one launch; within one, a buffer takes the memory of one that has ended before.
 
@@ -282,7 +272,7 @@ def _group(
         plan.launch_after.add(len(steps) - 1)
 
 
-def _ending(step: Step, k: int, plan: MemoryPlan, over: Collection[Node]) -> list[Node]:
+def _ending(step: Footprint, k: int, plan: MemoryPlan, over: Collection[Node]) -> list[Node]:
     """The buffers whose memory is free for another kernel after a step."""
     if step.gives_away:
         return []
@@ -291,7 +281,7 @@ def _ending(step: Step, k: int, plan: MemoryPlan, over: Collection[Node]) -> lis
 
 
 def _keep(
-    plan: MemoryPlan, steps: Sequence[Step], key_of: Callable[[Node], Hashable], live: list[int], hint: Hint,
+    plan: MemoryPlan, steps: Sequence[Footprint], key_of: Callable[[Node], Hashable], live: list[int], hint: Hint,
     largest: int | None,
 ) -> None:  # fmt: skip
     """Keep ended buffers for later ones like them where the peak leaves room in between."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.loops.body import Layout
+from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, contiguous_strides, size
 from prims.dtypes import HALVES

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from inductor_gen.loops.body import Body, linear, op_cost
-from inductor_gen.loops.index import ONE, ZERO, coefficient
+from inductor_gen.kernel.body import Body, linear
+from inductor_gen.loops.cost import op_cost
+from inductor_gen.loops.index import ONE, ZERO, Hint, coefficient
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Nest", "arrange", "collapse"]
-
-Hint = Callable[[Expr], int]
 
 
 class Nest:
@@ -131,5 +128,3 @@ def arrange(body: Body, hint: Hint) -> Nest:
     if scans and lane in inner:
         lane = inner[-1]
     return Nest(body, outer, inner, lane)
-
-

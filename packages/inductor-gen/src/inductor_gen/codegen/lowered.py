@@ -1,0 +1,60 @@
+"""A lowered graph: what is left to do is to compile its sources and to write the function that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.kernel.ir import Call
+from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import Hint
+from inductor_gen.plan.launches import Launch
+from inductor_gen.plan.memory import MemoryPlan
+from prims.ir import Envelope
+from prims.options import Options
+
+__all__ = ["Lowered", "Rendered"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """A launch with the sources that run for it, in order."""
+
+    launch: Launch
+    sources: tuple[KernelSource, ...]
+
+    def written(self) -> list[Node]:
+        """The buffers that it writes, those of partial results among them, each once."""
+        return list(dict.fromkeys(n for s in self.sources for n in s.buffers[: s.outputs]))
+
+    def partial(self) -> list[Node]:
+        """The buffers of partial results: nobody else needs them."""
+        known = {n for kernel in self.launch.kernels for n in kernel.touched()}
+        return [n for n in self.written() if n not in known]
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """A graph as launches and calls in order.
+
+    Attributes:
+        layouts: of every buffer.
+        calls: what runs, in order.
+        memory: which of them share memory, and where it is given back.
+        precision: that of the float32 products which generated kernels compute; None where there are none.
+    """
+
+    env: Envelope
+    options: Options
+    hint: Hint
+    prepared: Prepared
+    layouts: Mapping[Node, Layout]
+    calls: tuple[Rendered | Call, ...]
+    memory: MemoryPlan
+    precision: str | None = None
+
+    def sources(self) -> list[KernelSource]:
+        """The kernels' sources, in order."""
+        return [s for call in self.calls if isinstance(call, Rendered) for s in call.sources]

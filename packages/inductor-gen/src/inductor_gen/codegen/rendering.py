@@ -1,0 +1,95 @@
+"""From kernels to their text: a pure function of a kernel and of how it is tiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from inductor_gen.codegen.c import CRenderer
+from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.device.record import Asked, Device
+from inductor_gen.kernel.ir import Kernel
+from inductor_gen.layout.record import Layout
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import Hint
+from inductor_gen.plan.launches import Launch
+from prims.options import Options
+
+__all__ = ["Rendering"]
+
+
+class Rendering:
+    """Renders kernels in the language of their device, each once.
+
+    ``triton`` asks for Triton kernels also where values live on the CPU; ``rendered`` is told of every kernel text that
+    is there to stay. What a template renders in a kernel's stead is given by :meth:`choose`.
+    """
+
+    def __init__(
+        self, options: Options, hint: Hint, layouts: Mapping[Node, Layout], devices: Asked,
+        triton: bool = False, rendered: Callable[[KernelSource], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.options = options
+        self.hint = hint
+        self.layouts = layouts
+        self.devices = devices
+        self.triton = triton
+        self.rendered = rendered
+        self._texts: dict[Kernel, tuple[KernelSource, ...]] = {}
+
+    def in_triton(self, kernel: Kernel) -> bool:
+        """Is the kernel's language Triton?"""
+        return self.triton or (kernel.device is not None and kernel.device.type == "cuda")
+
+    def device(self, kernel: Kernel) -> Device:
+        """What is known about the device that a kernel runs on."""
+        return self.devices(kernel.device or torch.device("cpu"))
+
+    def starts_slowly(self, kernel: Kernel) -> bool:
+        """Does the kernel move no more than its device could while two of them are being started?"""
+        return self.in_triton(kernel) and kernel.moved <= 2 * self.device(kernel).launch_bytes
+
+    def choose(self, kernel: Kernel, sources: tuple[KernelSource, ...]) -> None:
+        """Let these be the kernel's text."""
+        self._texts[kernel] = sources
+
+    def of(self, kernel: Kernel) -> tuple[KernelSource, ...]:
+        """The text of a kernel: one source, or several to run in order.
+
+        Raises:
+            Unsupported: the language cannot express something in it.
+        """
+        found = self._texts.get(kernel)
+        if found is None:
+            found = self._texts[kernel] = self.tiled(kernel)
+        return found
+
+    def tiled(self, kernel: Kernel, tiling: Any = None) -> tuple[KernelSource, ...]:
+        """The text of a kernel with other blocks and warps than usual; ``tiling`` is Triton's."""
+        renderer = self._renderer(kernel, tiling)
+        if len(kernel.nests) == 1:
+            return tuple(renderer.render(kernel.nests[0]))
+        return tuple(renderer.together([renderer.render(nest) for nest in kernel.nests]))
+
+    def launch(self, launch: Launch) -> tuple[KernelSource, ...]:
+        """The sources of a launch, in as few as there can be."""
+        pieces = [self.of(kernel) for kernel in launch.kernels]
+        if len(pieces) == 1:
+            made = pieces[0]
+        else:
+            from inductor_gen.codegen.tritonbranch import branched
+
+            made = tuple(branched([source for piece in pieces for source in piece]))
+        if self.rendered is not None:
+            for source in made:
+                self.rendered(source)
+        return made
+
+    def _renderer(self, kernel: Kernel, tiling: Any) -> Renderer:
+        if not self.in_triton(kernel):
+            return CRenderer(self.hint, self.options.threads)
+        from inductor_gen.codegen.triton import TritonRenderer
+
+        return TritonRenderer(self.hint, self.layouts, self.device(kernel), tiling, self.options.numerics == "fast")

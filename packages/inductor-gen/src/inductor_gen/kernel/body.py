@@ -1,0 +1,130 @@
+"""Loop bodies: what a cluster computes at one point of its iteration space, as hash-consed SSA values.
+
+Every value knows which loop variables it depends on and its *stage*: 0 before any reduction, one more after each
+reduction on its way. A renderer emits one inner loop per stage; everything device-specific is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import coefficient, range_atoms, substitute
+from prims.spec.expr import Expr
+
+__all__ = ["Body", "Store", "Val", "linear", "split_request"]
+
+
+class Val:
+    """One SSA value.
+
+    ``op`` is a primitive's name, or one of: ``const`` (``attr`` the number), ``size`` (``attr`` an expression over
+    sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
+    buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
+    ``scan`` (``attr`` the primitive's name), ``bounded`` and ``nonzero`` (its argument, which the kernel reports where
+    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all),
+    ``rounded`` (its argument as its 16-bit dtype holds it).
+    """
+
+    __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
+
+    def __init__(self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any, at: Expr | None) -> None:
+        self.op = op
+        self.args = args
+        self.dtype = dtype
+        self.attr = attr
+        self.at = at
+        self.id = -1
+        self.deps: frozenset[Expr] = frozenset()
+        self.stage = 0
+        self.node: Node | None = None
+
+    def __repr__(self) -> str:
+        return f"v{self.id}={self.op}{[a.id for a in self.args]}"
+
+
+@dataclass
+class Store:
+    """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``)."""
+
+    buffer: Node
+    at: Expr
+    value: Val
+    mode: str = "set"
+
+
+@dataclass
+class Body:
+    """Loop variables with their sizes, outer before inner, the values in topological order and the stores."""
+
+    outer: list[Expr]
+    inner: list[Expr]
+    space: dict[Expr, Expr]
+    vals: list[Val] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    atoms: dict[Expr, Val] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    parts: int = 1
+
+    def indices(self) -> list[Expr]:
+        """Every index expression, with repetitions."""
+        found = [v.at for v in self.vals if v.at is not None]
+        return found + [s.at for s in self.stores]
+
+    def refresh(self) -> None:
+        """Recompute dependences and stages after index expressions changed."""
+        inner = frozenset(self.inner)
+        for v in self.vals:
+            deps: set[Expr] = set()
+            stage = 0
+            inputs = list(v.args)
+            if v.at is not None:
+                for s in v.at.symbols:
+                    if s in self.space:
+                        deps.add(s)
+                    elif s in self.atoms:
+                        inputs.append(self.atoms[s])
+            for a in inputs:
+                deps |= a.deps
+                stage = max(stage, a.stage)
+            if v.op == "reduce":
+                deps -= inner
+                stage += 1
+            elif v.op == "scan":
+                deps |= inner
+            v.deps = frozenset(deps)
+            v.stage = stage
+
+    def inputs_of(self, v: Val) -> list[Val]:
+        """The values that ``v`` needs, those inside its index included."""
+        if v.at is None or not self.atoms:
+            return list(v.args)
+        return [*v.args, *(self.atoms[s] for s in sorted(v.at.symbols, key=str) if s in self.atoms)]
+
+    def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
+        """Substitute loop variables everywhere."""
+        for v in self.vals:
+            if v.at is not None:
+                v.at = substitute(v.at, mapping)
+        for s in self.stores:
+            s.at = substitute(s.at, mapping)
+
+
+def linear(body: Body, at: Expr, variable: Expr) -> Expr | None:
+    """The stride of a variable in an index, None where it is not linear or goes through loaded values."""
+    for s in at.symbols:
+        if s in body.atoms and variable in body.atoms[s].deps:
+            return None
+    return coefficient(at, variable)
+
+
+def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:
+    """A variable and divisor whose split would remove a division from an index."""
+    for at in indices:
+        for variable, divisor in range_atoms(at, space):
+            return variable, divisor
+    return None

@@ -1,0 +1,145 @@
+"""From clusters to kernels: bodies are traced, loops cut and ordered, and every fact noted once."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from inductor_gen.extern.custom import is_custom
+from inductor_gen.fuse.cluster import Cluster, Fusion
+from inductor_gen.fuse.seams import cut
+from inductor_gen.kernel import ir
+from inductor_gen.kernel.body import Body, split_request
+from inductor_gen.kernel.ir import Call, Kernel, Step
+from inductor_gen.kernel.layouts import follow_layouts
+from inductor_gen.kernel.nest import arrange
+from inductor_gen.kernel.trace import trace, trace_scatter
+from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.index import Hint
+from prims.errors import InternalError
+
+__all__ = ["Builder"]
+
+#: Operators that bring their operands into layouts of their own before they compute.
+_REORDERING = frozenset({"aten.convolution.default", "aten.convolution_backward.default"})
+
+
+class Builder:
+    """Makes the kernels of a fused graph.
+
+    Attributes:
+        layouts: of every buffer, those of the values that kernels keep included.
+    """
+
+    def __init__(self, prepared: Prepared, fusion: Fusion, hint: Hint, rounding: bool) -> None:
+        self.prepared = prepared
+        self.fusion = fusion
+        self.hint = hint
+        self.rounding = rounding
+        self.order = _topological(fusion)
+        self.stored = _stored(fusion, prepared)
+        self.layouts: Mapping[Node, Layout] = follow_layouts(prepared, fusion, self.order, self.stored)
+
+    def steps(self) -> Iterator[Step]:
+        """A step for each cluster that computes something which is read, producers first."""
+        for cluster in self.order:
+            if not cluster.loops and cluster.nodes[0].kind != "scatter":
+                yield self._call(cluster.nodes[0])
+            elif not cluster.loops or self.stored[cluster.id]:
+                yield self._kernel(cluster)
+
+    def traced(self, cluster: Cluster) -> tuple[Body, Cluster]:
+        """A new body of a cluster, and the cluster with the variables that were split to remove divisions from it."""
+        cluster = cluster.copy()
+        storage = self.prepared.storage
+        for _ in range(8):
+            if cluster.loops:
+                stored = self.stored[cluster.id]
+                body = trace(self.fusion, cluster, stored, self.layouts, storage, self.rounding)
+            else:
+                body = trace_scatter(self.fusion, cluster, self.layouts, storage, self.rounding)
+            request = split_request(body.indices(), body.space)
+            if request is None or not self.fusion.split(cluster, *request):
+                return body, cluster
+        return body, cluster
+
+    def _kernel(self, cluster: Cluster) -> Kernel:
+        pieces = cut(self.fusion, cluster) if cluster.loops else [cluster]
+        bodies = [self.traced(piece)[0] for piece in pieces]
+        overwrites = ir.overwritable(bodies[0]) if len(bodies) == 1 else ()
+        moved, work = ir.bytes_moved(bodies, self.hint), ir.work(bodies, self.hint)
+        reads, writes, updates = list(ir.loads(bodies)), ir.stores(bodies), ()
+        if not cluster.loops:
+            reads, writes, updates = [*reads, *writes], (), writes
+        return Kernel(
+            nests=tuple(arrange(body, self.hint) for body in bodies), nodes=tuple(cluster.nodes),
+            reads=tuple(dict.fromkeys(reads)), writes=writes, updates=updates,
+            overwrites=tuple((a, b) for a, b in overwrites if self._interchangeable(a, b)),
+            moved=moved, work=work, origin=cluster,
+        )  # fmt: skip
+
+    def _interchangeable(self, written: Node, read: Node) -> bool:
+        """Can one buffer be the other? A graph's inputs stay as they are."""
+        if read.kind in ("input", "constant", "item") or read in self.prepared.scattered.values():
+            return False
+        same = (written.shape, written.dtype, written.device) == (read.shape, read.dtype, read.device)
+        return same and self.layouts[written] == self.layouts[read]
+
+    def _call(self, node: Node) -> Call:
+        items = tuple(user for user in node.users if user.kind == "item")
+        reads = tuple(dict.fromkeys(map(self.prepared.storage, node.ins)))
+        workspace = sum(ir.nbytes(n, self.hint) for n in node.ins) if node.op in _REORDERING else 0
+        return Call(node, reads, (node, *items), workspace, is_custom(node))
+
+
+def _stored(fusion: Fusion, prepared: Prepared) -> dict[int, set[Node]]:
+    """The nodes that each cluster of loops writes to memory."""
+    stored: dict[int, set[Node]] = {c.id: set() for c in fusion.clusters.values() if c.loops}
+    for node in prepared.kept():
+        cluster = fusion.of.get(node)
+        if cluster is not None and cluster.loops:
+            stored[cluster.id].add(node)
+    for node, cluster in fusion.of.items():
+        for base in fusion.bases(node):
+            source = fusion.of.get(base)
+            if source is not None and source is not cluster and source.loops:
+                stored[source.id].add(base)
+    return stored
+
+
+def _topological(fusion: Fusion) -> list[Cluster]:
+    """Consumers soon after their producers: the ready cluster with the earliest last node first.
+
+    Raises:
+        InternalError: fusion made a cycle.
+    """
+    needs: dict[int, set[int]] = {c: set() for c in fusion.clusters}
+    for node, cluster in fusion.of.items():
+        for base in fusion.bases(node):
+            source = fusion.of.get(base)
+            if source is not None and source is not cluster:
+                needs[cluster.id].add(source.id)
+    random = [fusion.of[node] for node in fusion.graph.nodes if node.kind == "extern" and draws_random(node)]
+    for earlier, later in pairwise(random):
+        needs[later.id].add(earlier.id)
+    users: dict[int, list[int]] = {}
+    for c, sources in needs.items():
+        for s in sources:
+            users.setdefault(s, []).append(c)
+    waiting = {c: len(sources) for c, sources in needs.items()}
+    last = {c.id: max((n.id for n in c.nodes), default=0) for c in fusion.clusters.values()}
+    ready = [(last[c], c) for c, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Cluster] = []
+    while ready:
+        _, c = heapq.heappop(ready)
+        order.append(fusion.clusters[c])
+        for u in users.get(c, ()):
+            waiting[u] -= 1
+            if waiting[u] == 0:
+                heapq.heappush(ready, (last[u], u))
+    if len(order) != len(fusion.clusters):
+        raise InternalError("fusion made a cycle of kernels")
+    return order

@@ -1,0 +1,1 @@
+"""Where values lie in memory, and in which strides."""

@@ -1,0 +1,101 @@
+"""Where values lie in memory: layouts of buffers, strided views of them, and a whole graph laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product
+from inductor_gen.loops.views import Index
+from prims.spec import expr as ex
+from prims.spec.expr import Expr
+
+__all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "strides_of"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Strides in elements of a buffer; the pointer that a kernel gets is that of element 0."""
+
+    strides: tuple[Expr, ...]
+
+    def position(self, index: Index) -> Expr:
+        """The element's distance from element 0."""
+        total = ZERO
+        for i, stride in zip(index, self.strides, strict=True):
+            if i is not ZERO:
+                total = ex.add(total, ex.mul(i, stride))
+        return total
+
+
+@dataclass(frozen=True)
+class ViewRef:
+    """A strided view of a buffer; ``offset`` counts from the buffer's element 0."""
+
+    base: Node
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+
+
+@dataclass
+class Prepared:
+    """A graph with copies in place.
+
+    Attributes:
+        layouts: of every buffer: inputs, extern results, and nodes that kernels write.
+        externs: per extern node, its arguments with a ViewRef for each tensor.
+        outputs: per graph output a ViewRef, or the literal or size it is.
+        scattered: scatter node -> the copy whose buffer it updates.
+        tangents: the inputs of a backward graph that are gradients of the forward's outputs.
+        freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
+        unmasked: the attention operators that go without their masks, with "free" or "causal".
+        images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
+        forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
+    """
+
+    graph: Graph
+    layouts: dict[Node, Layout] = field(default_factory=dict)
+    externs: dict[Node, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    outputs: list[Any] = field(default_factory=list)
+    scattered: dict[Node, Node] = field(default_factory=dict)
+    specs: dict[Node, Any] = field(default_factory=dict)
+    tangents: set[Node] = field(default_factory=set)
+    freed: set[Node] = field(default_factory=set)
+    forms: dict[Node, str] = field(default_factory=dict)
+    images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
+    unmasked: dict[Node, str] = field(default_factory=dict)
+
+    def call_of(self, node: Node) -> tuple[tuple[Any, ...], str | None]:
+        """An operator's arguments, and how it is to be computed where there is a choice."""
+        return self.externs[node][0], self.forms.get(node)
+
+    def storage(self, node: Node) -> Node:
+        """The node whose buffer holds a node's value."""
+        return self.scattered.get(node, node)
+
+    def returned(self) -> list[Node]:
+        """The buffers that outlive the graph."""
+        return list(dict.fromkeys(self.storage(out.base) for out in self.outputs if isinstance(out, ViewRef)))
+
+    def kept(self) -> set[Node]:
+        """Nodes that must be in memory whatever fusion does: outputs, and what operators and scatters take."""
+        found = {out.base for out in self.outputs if isinstance(out, ViewRef)}
+        for node in self.graph.nodes:
+            if node.kind in ("extern", "item"):
+                found.update(node.ins)
+        return found | set(self.scattered.values())
+
+
+def channels_last(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The strides of an image of this shape with its channels innermost."""
+    _, c, h, w = shape
+    return (product((c, h, w)), ONE, product((w, c)), c)
+
+
+def strides_of(layouts: Mapping[Node, Layout], node: Node) -> tuple[Expr, ...]:
+    """A buffer's strides: row-major ones where none were chosen (partial results between two kernels)."""
+    layout = layouts.get(node)
+    return contiguous_strides(node.shape) if layout is None else layout.strides

@@ -1,0 +1,75 @@
+"""The order of steps: producers first, in a backward graph what is recomputed as late as it can be, and of the orders
+that are left one that keeps few bytes alive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from inductor_gen.kernel.ir import Step
+from inductor_gen.layout.record import Prepared
+from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.index import Hint
+from inductor_gen.plan.memory import footprint, lightest_order
+
+__all__ = ["dependencies", "ordered"]
+
+
+def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]:
+    """The steps (given with producers first) in the order in which they run."""
+    needs = dependencies(steps)
+    order = _delayed(steps, needs, prepared.tangents)
+    footprints = dict(enumerate(map(footprint, steps)))
+    ids = lightest_order(footprints, order, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint)
+    return [steps[i] for i in ids]
+
+
+def dependencies(steps: Sequence[Step]) -> list[set[int]]:
+    """The steps, by position, that must run before each step: those that write what it reads or changes, those that
+    read what it changes, and the operator before it that draws random numbers."""
+    needs: list[set[int]] = []
+    writer: dict[Node, int] = {}
+    readers: dict[Node, list[int]] = {}
+    random = -1
+    for k, step in enumerate(steps):
+        before = {writer[n] for n in step.reads if n in writer}
+        for node in step.updates:
+            before.update(readers.get(node, ()))
+            before.update({writer[node]} if node in writer else ())
+        if any(node.kind == "extern" and draws_random(node) for node in step.writes):
+            before.update({random} if random >= 0 else ())
+            random = k
+        for node in step.reads:
+            readers.setdefault(node, []).append(k)
+        for node in (*step.writes, *step.updates):
+            writer[node] = k
+            readers[node] = []
+        before.discard(k)
+        needs.append(before)
+    return needs
+
+
+def _delayed(steps: Sequence[Step], needs: Sequence[Collection[int]], tangents: Collection[Node]) -> list[int]:
+    """In a backward graph, put off what is recomputed from saved values until the gradients need it: done first, all of
+    it would be in memory at once."""
+    order = list(range(len(steps)))
+    if not tangents:
+        return order
+    on_gradients: set[int] = set()
+    for k, step in enumerate(steps):
+        if not on_gradients.isdisjoint(needs[k]) or any(n in tangents for n in step.reads):
+            on_gradients.add(k)
+    out: list[int] = []
+    placed: set[int] = set()
+    for k in (*sorted(on_gradients), *order):
+        todo = [k]
+        while todo:
+            top = todo[-1]
+            missing = [s for s in sorted(needs[top], reverse=True) if s not in placed]
+            if top in placed:
+                todo.pop()
+            elif missing:
+                todo += missing
+            else:
+                placed.add(top)
+                out.append(todo.pop())
+    return out

@@ -1,0 +1,1 @@
+"""Rewrites of the typed graph, before anything is laid out."""

@@ -1,1 +1,0 @@
-"""From the graph to an ordered list of kernels and extern calls, and to buffers."""

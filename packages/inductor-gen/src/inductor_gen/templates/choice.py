@@ -1,0 +1,147 @@
+"""What is run in a kernel's or an operator's stead: by measurement where that is asked for, else only what is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.extern.cuda import misaligned
+from inductor_gen.kernel.ir import Call, Kernel, Step
+from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import product as volume
+from inductor_gen.templates.contest import Shortage, decide
+from inductor_gen.templates.draft import Draft
+from inductor_gen.templates.matmul import Tile
+from inductor_gen.templates.operators import find_operators
+from inductor_gen.templates.precision import float32_precision
+from inductor_gen.templates.problem import Candidate, Operator, Problem, numbers
+from inductor_gen.templates.product import Product
+from inductor_gen.templates.products import find_products
+from inductor_gen.templates.tiles import odd_tile, shallow_tile, spared
+from inductor_gen.templates.tilings import find_tilings
+from prims.dtypes import HALVES
+
+__all__ = ["choose"]
+
+#: Seconds of a call that a template of shallow products must spare to be worth its second of compilation.
+LEAST = 14e-6
+
+
+def choose(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
+    """The steps, some of them replaced by faster ones that do the same, and the precision of the float32 products that
+    templates compute (None where there are none)."""
+    options = draft.options
+    if options.numerics == "eager_exact":
+        return list(
+            steps
+        ), None  # each operator is eager's own, or a kernel that gives the same bits however it is tiled
+    if options.max_autotune:
+        return _autotuned(draft, steps)
+    if any(isinstance(step, Call) and _is_half_product(step.node) for step in steps):
+        return _with_sure_products(draft, steps), None
+    return list(steps), None
+
+
+def _is_half_product(node: Node) -> bool:
+    """Is it a product of 16-bit matrices on a GPU?"""
+    on_gpu = node.device is not None and node.device.type == "cuda"
+    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES
+
+
+def _autotuned(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
+    precision = float32_precision()
+    shortage = Shortage()
+    steps = _contest(draft, steps, find_products(draft, steps, precision), shortage)
+    computes_float32 = any(isinstance(step, Kernel) and _computes_float32(draft, step) for step in steps)
+    steps = _contest(draft, steps, find_tilings(draft, steps), shortage)
+    steps = _contest(draft, steps, find_operators(draft, steps), shortage)
+    shortage.tell(draft.report)
+    return steps, precision if computes_float32 else None
+
+
+def _with_sure_products(draft: Draft, steps: Sequence[Step]) -> list[Step]:
+    """Templates in the place of products that they are sure to compute faster, without measuring.
+
+    Those are products that the library does badly: a ``[4096, 768] @ [768, 50257]``, whose rows are misaligned, takes
+    3.3 ms in cuBLAS on an H200, 0.54 as a template. (In cuBLAS with padded columns and a copy out of them it takes as
+    long, and the memory of two results.) And shallow ones that a kernel reads, which spares a trip of the result
+    through memory: ``[100352, 64] @ [64, 256]`` and what follows in a ResNet take 0.047 ms instead of 0.10.
+    """
+
+    gains: dict[Node, float] = {}
+
+    def tiles(p: Product) -> tuple[Sequence[Tile], bool]:
+        device = draft.rendering.devices(p.node.device)  # type: ignore[arg-type]
+        if misaligned(p.node):
+            return (odd_tile(device),), True
+        m, n, k, count = numbers(draft.hint, (p.m, p.n, p.k, volume(p.batch)))
+        tile = shallow_tile(m, n, k, p.node.dtype, device) if count == 1 else None  # type: ignore[arg-type]
+        if tile is None:
+            return (), False
+        gains[p.node] = spared(m, n, k, tile, device)
+        return (tile,), False
+
+    problems = find_products(draft, steps, float32_precision(), tiles)
+    return _replaced(draft, steps, problems, _worth_compiling(steps, problems, gains))
+
+
+def _worth_compiling(steps: Sequence[Step], problems: list[Problem], gains: dict[Node, float]) -> list[Candidate]:
+    """The templates, but those of shallow products only where one text serves enough of them; ``gains``: what each of
+    these spares."""
+    shallow = {id(p): gain for p in problems if (gain := gains.get(steps[p.positions[0]].node))}  # type: ignore[union-attr]
+    totals: dict[str, float] = {}
+    for p in problems:
+        if id(p) in shallow:
+            totals[_text_of(p)] = totals.get(_text_of(p), 0) + shallow[id(p)]
+    few = {id(p) for p in problems if id(p) in shallow and totals[_text_of(p)] < LEAST}
+    return [p.candidates[0 if id(p) in few else 1] for p in problems]
+
+
+def _text_of(problem: Problem) -> str:
+    return problem.candidates[1].steps[-1].name
+
+
+def _computes_float32(draft: Draft, kernel: Kernel) -> bool:
+    """Is it a template's product of float32 matrices?"""
+    return not kernel.nests and any("input_precision=" in part.text for part in draft.rendering.of(kernel))
+
+
+def _contest(draft: Draft, steps: Sequence[Step], problems: list[Problem], shortage: Shortage) -> list[Step]:
+    """The steps with the winners of a contest in their places."""
+    return _replaced(draft, steps, problems, decide(problems, draft, shortage)) if problems else list(steps)
+
+
+def _replaced(draft: Draft, steps: Sequence[Step], problems: list[Problem], winners: list[Candidate]) -> list[Step]:
+    """The steps with the winners in their places."""
+    replaced: dict[int, list[Step]] = {}
+    for problem, winner in zip(problems, winners, strict=True):
+        if winner is not problem.candidates[0]:
+            replaced.update((at, []) for at in problem.positions)
+            replaced[problem.positions[-1]] = [_step_for(draft, [steps[at] for at in problem.positions], winner)]
+    return [new for k, step in enumerate(steps) for new in replaced.get(k, [step])]
+
+
+def _step_for(draft: Draft, usual: Sequence[Step], winner: Candidate) -> Step:
+    """What runs in the place of some steps: an operator called otherwise, a kernel tiled otherwise, or a template's."""
+    first = usual[0]
+    if isinstance(first, Call) and isinstance(winner.steps[0], Operator):
+        return replace(first, chosen=(winner.steps[0].name, winner.steps[0].function))
+    sources = tuple(step for step in winner.steps if isinstance(step, KernelSource))
+    kernel = first if isinstance(first, Kernel) else _template_kernel(usual, sources)
+    draft.rendering.choose(kernel, sources)
+    return kernel
+
+
+def _template_kernel(usual: Sequence[Step], sources: Sequence[KernelSource]) -> Kernel:
+    """A kernel that does what a product and the kernel after it did; it may not write the product itself."""
+    made = {n for s in sources for n in s.buffers[: s.outputs]}
+    writes = tuple(n for step in usual for n in step.writes if n in made)
+    gone = {n for step in usual for n in step.writes}
+    reads = dict.fromkeys(n for step in usual for n in step.reads if n not in gone)
+    nodes = tuple(n for step in usual for n in (step.nodes if isinstance(step, Kernel) else (step.node,)))
+    kernels = [step for step in usual if isinstance(step, Kernel)]
+    return Kernel(
+        nests=(), nodes=nodes, reads=tuple(reads), writes=writes, moved=sum(k.moved for k in kernels),
+        work=sum(k.work for k in kernels),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 from judge import error
 from numeric_cases import DTYPES, EXACT, MODELS, operands, program, steps
 from sweeps import sweep_op_db as sweep
@@ -142,7 +143,7 @@ def test_models_are_as_close_as_eager(name):
     case.model.bfloat16()
     args, kwargs = clone((case.args, case.kwargs))
     low = lambda t: t.bfloat16() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-    args, kwargs = sweep.pytree.tree_map(low, (args, kwargs))
+    args, kwargs = pytree.tree_map(low, (args, kwargs))
     with torch.no_grad():
         compiled = compile_api.compile(case.model, options=CLOSE)
         ours, theirs = tensors(compiled(*args, **kwargs)), tensors(case.model(*args, **kwargs))

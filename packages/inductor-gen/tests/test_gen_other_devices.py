@@ -10,9 +10,10 @@ import torch
 from gen_support import build
 
 import inductor_gen
+from inductor_gen.codegen.lowered import Rendered
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.device.record import known
-from inductor_gen.pipeline import KernelCall, lower_graph
+from inductor_gen.pipeline import lower_graph
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -62,7 +63,7 @@ def lowered(case, name):
 
 
 def sources(unit):
-    return [s for call in unit.calls if isinstance(call, KernelCall) for s in call.parts]
+    return unit.sources()
 
 
 def blocks(source):
@@ -76,7 +77,7 @@ def choices(unit):
     """What was chosen, a line for each call."""
     lines = []
     for call in unit.calls:
-        lines += map(blocks, call.parts) if isinstance(call, KernelCall) else [f"library: {call.node.op}"]
+        lines += map(blocks, call.sources) if isinstance(call, Rendered) else [f"library: {call.node.op}"]
     return "\n".join(lines)
 
 

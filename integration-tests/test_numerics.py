@@ -12,13 +12,13 @@ import warnings
 
 import pytest
 import torch
-from torch.utils import _pytree as pytree
 from judge import error
 from numeric_cases import DTYPES, EXACT, MODELS, operands, program, steps
 from sweeps import sweep_op_db as sweep
 from sweeps.agreement import clone, double, other_bits, same_bits
 from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
 from zoo import build, tensors
 
 import compile_api

@@ -120,6 +120,15 @@ def transposed(p: Any, g: Value, dim: int, line: Line) -> Value | None:
     return total
 
 
+def table(p: Any, x: Value) -> Value:
+    """A vector that formulas make of positions, to be looked up. It is written as a sum (of itself and 0), as what is
+    made without reading anything is else computed again wherever it is used."""
+    shape = (2, *x.shape)
+    line = along(p, p.iota(2, 0, 1, torch.int64, x.device), shape, 0)
+    both = p.where(p.eq(line, 0), p.broadcast(x, shape, tuple(range(1, len(shape)))), number(0, x.dtype))
+    return p.sum(both, (0,))
+
+
 def _stretches(p: Any, line: Line, readers: _Readers, i: Value) -> tuple[Value, Value]:
     """For each input the first output that reads it, and how many do. The outputs from a guess on are looked at: those
     that end before the input, and those that begin after it."""

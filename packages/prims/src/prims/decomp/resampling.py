@@ -6,6 +6,7 @@ sum over all combinations of taps, and the gradient adds each output's share bac
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,8 +14,20 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, is_float, opmath, prod, surely_equal, surely_same, to_dtype, whole
-from prims.decomp.lines import Line, transposed_all
+from prims.decomp.common import (
+    Size,
+    Value,
+    along,
+    is_float,
+    opmath,
+    prod,
+    select,
+    surely_equal,
+    surely_same,
+    to_dtype,
+    whole,
+)
+from prims.decomp.lines import Line, table, transposed_all
 from prims.decomp.padding import added_last, taken_last
 from prims.decomp.registry import decomposition
 from prims.decomp.views import index_along
@@ -124,10 +137,8 @@ def _everywhere(p: Any, taps: Sequence[Taps], out: Sequence[Size], device: torch
 def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[Taps]) -> Value:
     """Sum over the taps of each dimension, the innermost dimension first."""
     found = _everywhere(p, taps, out, x.device)
-    if _apart(x, out, found):
-        for d in reversed(range(len(out))):
-            x = _along_one(p, x, 2 + d, found[d])
-        return x
+    if _by_rows(x, out, found):
+        return _forward_by_rows(p, x, found)
 
     def summed(chosen: tuple[Tap, ...]) -> Value:
         depth = len(chosen)
@@ -144,23 +155,33 @@ def _forward(p: Any, x: Value, out: Sequence[Size], taps: Sequence[Taps]) -> Val
     return summed(())
 
 
-def _apart(x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -> bool:
+def _by_rows(x: Value, out: Sequence[Size], taps: Sequence[list[Tap]]) -> bool:
     """Is it better to take one dimension after the other? A CPU reads from within rows slowly: that is done for the
     input's rows once then, where these are no more than the output's, and not for all combinations of taps."""
-    sizes = (*x.shape[2:], *out)
-    if x.device.type != "cpu" or len(out) == 1 or not all(isinstance(s, int) for s in sizes):
+    if x.device.type != "cpu" or not all(isinstance(s, int) for s in (*x.shape[2:], *out)):
         return False
-    return len(taps[-1]) > 1 and prod(x.shape[2:-1]) <= prod(out[:-1])
+    return len(taps[-1]) == 1 or prod(x.shape[2:-1]) <= prod(out[:-1])
 
 
-def _along_one(p: Any, x: Value, dim: int, taps: list[Tap]) -> Value:
-    total: Value = None
-    for at, weight in taps:
-        part = index_along(p, x, at, dim)
-        if weight is not None:
-            part = p.mul(part, along(p, weight, part.shape, dim))
-        total = part if total is None else p.add(total, part)
-    return total
+def _forward_by_rows(p: Any, x: Value, taps: Sequence[list[Tap]]) -> Value:
+    """The same, within rows first. Where a row's elements come from is computed beforehand, not again for each row."""
+    last = x.ndim - 1
+    shape = (*x.shape[:last], taps[-1][0][0].shape[0])
+
+    def looked_up(rows: Sequence[Value]) -> list[Value]:
+        """Vectors, each laid along the rows."""
+        made = table(p, p.concat(tuple(p.reshape(row, (1, shape[last])) for row in rows), 0))
+        return [along(p, select(p, made, 0, k), shape, last) for k in range(len(rows))]
+
+    places, weights = zip(*taps[-1], strict=True)
+    parts = [p.gather(x, _within(p, at, x.shape[last]), last) for at in looked_up(places)]
+    if weights[0] is not None:
+        parts = [p.mul(part, weight) for part, weight in zip(parts, looked_up(weights), strict=True)]
+    x = functools.reduce(p.add, parts)
+    for d in reversed(range(2, last)):
+        parts = [(index_along(p, x, at, d), weight) for at, weight in taps[d - 2]]
+        x = functools.reduce(p.add, (y if w is None else p.mul(y, along(p, w, y.shape, d)) for y, w in parts))
+    return x
 
 
 def _line(p: Any, size: Size, out: Size, taps: Taps, scale: float | None, device: torch.device) -> Line:

@@ -94,6 +94,20 @@ def test_operators_without_kernels_for_64_bits_have_noise() -> None:
     assert bool((spread > 2.0**-26).all()) and bool((spread < 2.0**-19).all())
 
 
+def test_running_averages_are_followed_in_every_run() -> None:
+    """Batch norm writes them though its schema does not say so; runs that lost them would excuse whatever ours are."""
+    x = torch.linspace(-1, 3, 48).reshape(8, 6).sin()
+    mean, var = torch.zeros(6), torch.ones(6)
+    with Shadow(8) as shadow:
+        for training in (True, False, True):
+            torch.nn.functional.batch_norm(x, mean, var, training=training)
+    for average in (mean, var):
+        runs = torch.stack(shadow.twins(average))
+        spread = (runs[2:] - runs[0]).abs().amax(0)
+        assert bool((spread > 0).all()) and bool((spread < 2.0**-20).all())
+        assert bool(judge(average, average * 1.001, shadow.twins(average))[0].all())
+
+
 def test_what_the_reference_cannot_follow_is_not_judged() -> None:
     """Whatever depends on such an operator's result is undecided, and a number read of it ends the comparison."""
     x = torch.linspace(0.1, 2, 50)

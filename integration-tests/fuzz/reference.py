@@ -136,20 +136,24 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, args: Any, k: int, shake: str, gaps: bool) -> Any:
-        """The arguments for twin ``k``. ``shake``: move numbers that are ``"rounded"``, ``"all"`` or (empty) none."""
+    def _widened(self, operands: Any, k: int, shake: str, gaps: bool, fixed: list[torch.Tensor]) -> Any:
+        """Twin ``k`` of the operands. ``shake``: move numbers that are ``"rounded"``, ``"all"`` or (empty) none.
+
+        Those of ``fixed`` are not moved: they are written, and a moved copy would lose that.
+        """
 
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
                 if k == 1 and gaps:
                     return torch.stack([twin, twin], -1)[..., 0]
-                if shake and k > 1 and _floating(value.dtype) and (shake == "all" or not self._grid(value)):
+                moved = shake and k > 1 and _floating(value.dtype) and not any(value is t for t in fixed)
+                if moved and (shake == "all" or not self._grid(value)):
                     return self._disturbed(twin, None, _inner(value.dtype))
                 return twin
             return wide(value) if isinstance(value, torch.dtype) else value
 
-        return _mapped(change, args)
+        return _mapped(change, operands)
 
     @staticmethod
     def _grid(value: torch.Tensor) -> bool:
@@ -180,10 +184,9 @@ class Shadow(TorchDispatchMode):
                 shake = ""
                 if not written and any(part in name for part in ACCUMULATING):
                     shake = "all" if any(part in name for part in RUNNING_MEAN) else "rounded"
-                given = [
-                    (self._widened(args, k, shake, gaps), self._widened(kwargs, k, shake, gaps))
-                    for k in range(self.count)
-                ]
+                averages = _averages(func, args, kwargs)
+                written += averages
+                given = [self._widened((args, kwargs), k, shake, gaps, averages) for k in range(self.count)]
         result = func(*args, **kwargs)
         with torch.no_grad():
             self._follow(func, result, given, written, (args, kwargs))
@@ -371,6 +374,14 @@ def _random(func: Any, args: Any, kwargs: Any) -> bool:
         if a.name == "dropout_p":
             return bool(kwargs.get(a.name, args[i] if i < len(args) else 0.0))
     return True
+
+
+def _averages(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The running averages that a batch norm in training writes, of which its schema says nothing."""
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    if not named.get("training") or "batch_norm" not in func._schema.name or func._schema.is_mutable:
+        return []
+    return [t for t in (named.get("running_mean"), named.get("running_var")) if isinstance(t, torch.Tensor)]
 
 
 def _overlaps(t: torch.Tensor) -> bool:

@@ -58,8 +58,45 @@ UNUSED = {
     "windows": lambda x: F.unfold(x[None, None], (9, 9)),
     "pool": lambda x: F.max_pool1d(x[None], 9),
     "integers to negative powers": lambda x: torch.ones(2, dtype=torch.int) ** -1,
+    "a type without a kernel": lambda x: F.pad(x[None] > 0, (1, 1), mode="reflect"),
+    "integers rounded": lambda x: torch.round(x.long(), decimals=2),
+    "no tensors": lambda x: torch.tril_indices(-9, 3),
     "a chain": lambda x: F.unfold(x[None, None].sin(), (9, 9)).sum() * 2,
 }
+
+
+#: Unused calls, operands that fit, and sizes of the last operand that do not.
+SYMBOLIC = {
+    "addbmm": (torch.addbmm, [(5, 10), (5, 5, 5), (5, 5, 10)], [(4, 5, 10), (5, 6, 10)]),
+    "addmv": (torch.addmv, [(5,), (5, 10), (10,)], [(9,)]),
+    "addr": (torch.addr, [(5, 10), (5,), (10,)], [(9,), (11,)]),
+    "view_as_complex": (torch.view_as_complex, [(5, 2)], [(5, 3), (5, 4)]),
+    "diagonal_scatter": (torch.diagonal_scatter, [(5, 5), (5,)], [(4,), (6,)]),
+    "select_scatter": (lambda x, y: torch.select_scatter(x, y, 0, 1), [(5, 5), (5,)], [(4,), (6,)]),
+    "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 0, 1), [(5, 5), (4, 5)], [(3, 5), (4, 6)]),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_unused_calls_with_symbolic_sizes(name):
+    call, sizes, others = SYMBOLIC[name]
+
+    def program(x, *operands):
+        call(*operands)
+        return x + 1
+
+    compiled = compile_api.compile(program, dynamic=True)
+    given = [torch.randn(size) for size in sizes]
+    x = torch.randn(3)
+    assert torch.equal(compiled(x, *given), x + 1)
+    for other in others:
+        bad = [*given[:-1], torch.randn(other)]
+        with pytest.raises(RuntimeError) as expected:
+            program(x, *bad)
+        with pytest.raises(RuntimeError) as found:
+            compiled(x, *bad)
+        assert str(found.value).split("\n")[0] == str(expected.value).split("\n")[0]
+    assert torch.equal(compiled(x, *given), x + 1)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -14,7 +14,7 @@ from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
-from prims.spec.rules.views import numel, wrap_dim
+from prims.spec.rules.views import diagonal, numel, select, slice_, wrap_dim
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -91,17 +91,30 @@ def put(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)
 
 
-@meta_rule(
-    "aten.select_scatter.default",
-    "aten.slice_scatter.default",
-    "aten.diagonal_scatter.default",
-)
-def view_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+@meta_rule("aten.select_scatter.default")
+def select_scatter(x: TensorSpec, src: TensorSpec, dim: int, index: Size) -> TensorSpec:
+    return _view_scatter(x, src, select(x, dim, index))
+
+
+@meta_rule("aten.slice_scatter.default")
+def slice_scatter(x: TensorSpec, src: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return _view_scatter(x, src, slice_(x, *args, **kwargs))
+
+
+@meta_rule("aten.diagonal_scatter.default")
+def diagonal_scatter(x: TensorSpec, src: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    return _view_scatter(x, src, diagonal(x, *args, **kwargs))
+
+
+def _view_scatter(x: TensorSpec, src: TensorSpec, part: TensorSpec) -> TensorSpec:
     """A copy with the very strides, gaps included, unless elements share memory.
 
     Raises:
+        RuntimeError: ``src`` has other sizes than the part that it takes the place of.
         Unsupported: they share it otherwise than by expansion; the copy then shares it in the same way.
     """
+    if src.ndim != part.ndim or any(a is not b and a != b for a, b in zip(src.shape, part.shape, strict=True)):
+        raise RuntimeError(f"expected src to have a size equal to the slice of self, got {src.shape}, {part.shape}")
     if any(isinstance(s, int) and s == 0 and n != 1 for s, n in zip(x.strides, x.shape, strict=True)):
         return with_format(x, None, x.dtype, x.device)
     if layout.may_overlap(x.shape, x.strides):

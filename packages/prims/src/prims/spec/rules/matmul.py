@@ -74,7 +74,9 @@ def baddbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> Tenso
 
 @meta_rule("aten.addbmm.default")
 def addbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
-    return TensorSpec((a.shape[1], b.shape[2]), a.dtype, a.device)
+    product = bmm(a, b)
+    broadcast_shapes((x.shape, product.shape[1:]))
+    return TensorSpec(product.shape[1:], a.dtype, a.device)
 
 
 @meta_rule("aten.mv.default")
@@ -85,7 +87,9 @@ def mv(a: TensorSpec, x: TensorSpec) -> TensorSpec:
 
 @meta_rule("aten.addmv.default")
 def addmv(x: TensorSpec, a: TensorSpec, v: TensorSpec, **kwargs: Any) -> TensorSpec:
-    return mv(a, v)
+    out = mv(a, v)
+    broadcast_shapes((x.shape, out.shape))
+    return out
 
 
 @meta_rule("aten.dot.default", "aten.vdot.default")
@@ -104,7 +108,9 @@ def outer(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 @meta_rule("aten.addr.default")
 def addr(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     dtype = torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype))
-    return TensorSpec((a.shape[0], b.shape[0]), dtype, a.device)
+    shape = (a.shape[0], b.shape[0])
+    broadcast_shapes((x.shape, shape))
+    return TensorSpec(shape, dtype, a.device)
 
 
 @meta_rule("aten.linear.default")

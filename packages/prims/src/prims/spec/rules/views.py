@@ -393,6 +393,8 @@ def view_as_real(x: TensorSpec) -> TensorSpec:
 
 @meta_rule("aten.view_as_complex.default")
 def view_as_complex(x: TensorSpec) -> TensorSpec:
+    if not x.shape or x.shape[-1] != 2:
+        raise RuntimeError("Tensor must have a last dimension of size 2")
     strides = tuple(s // 2 for s in x.strides[:-1])
     return TensorSpec(x.shape[:-1], complex_dtype(x.dtype), x.device, strides, x.storage_offset // 2)
 

@@ -3,6 +3,9 @@
 What depends on sizes and types, and the metadata rules do not check themselves, the operator's own kernel is asked when
 the graph is made: it runs once on zeros, and on ones, of the sizes of this call. What depends on the data is asked in
 every call: the operators of :data:`_BY_DATA` stay in the graph, tied to one of its results (:func:`tie`).
+
+Not held: with symbolic sizes the kernel is asked for the sizes of the first call only. What a metadata rule does not
+check (``ormqr``, ``linalg_householder_product``, reflection padding are known) an unused call of other sizes may miss.
 """
 
 from __future__ import annotations

@@ -7,10 +7,17 @@ import types
 
 import pytest
 import torch
+from gen_support import build
 
+import inductor_gen
 from inductor_gen.device import cuda
+from inductor_gen.device.backends import BACKENDS, Backend, backend
 from inductor_gen.device.record import device_of, known
-from prims.errors import UserError
+from inductor_gen.extern.calls import function_for
+from inductor_gen.pipeline import lower_graph
+from prims.errors import Unsupported, UserError
+from prims.options import Options
+from prims.spec import TensorSpec
 
 
 def test_the_cpu_is_asked():
@@ -47,7 +54,7 @@ def test_a_gpu_is_asked(monkeypatch, told):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: described(**(more if told else {})))
     monkeypatch.setattr(cuda, "_attribute", lambda *_: 0)
-    found, sheet = cuda.ask_gpu(torch.device("cuda", 0)), known("H200")
+    found, sheet = cuda.ask(torch.device("cuda", 0)), known("H200")
     assert (found.multiprocessors, found.shared_memory, found.registers) == (132, 232448, 65536)
     assert found.bandwidth == pytest.approx(sheet.bandwidth, rel=0.05)
     assert found.flops16 == pytest.approx(sheet.flops16, rel=0.1)
@@ -57,5 +64,32 @@ def test_a_gpu_is_asked(monkeypatch, told):
 def test_unknown_devices_are_refused():
     with pytest.raises(UserError, match="known are A100-80GB, L4"):
         known("Voodoo 2")
-    with pytest.raises(UserError, match="only for CPUs"):
-        device_of(torch.device("meta"))
+    for ask in (lambda: device_of(torch.device("meta")), lambda: inductor_gen.claims("meta")):
+        with pytest.raises(Unsupported, match="for meta devices, only for cpu and cuda"):
+            ask()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_what_a_row_names_is_there(kind):
+    row = backend(kind)
+    for what in ("ask", "claims", "renderer", "call", "begin"):
+        assert callable(row[what])
+    named = row["claims"]()
+    assert len(set(named)) == len(named) and set(named) <= inductor_gen.claims(kind)
+    for name in named:
+        assert isinstance(getattr(getattr(torch.ops.aten, name.split(".")[1]), name.split(".")[2]), torch._ops.OpOverload)
+
+
+def test_a_new_kind_of_device_is_a_row(monkeypatch):
+    """Its record, its operators and its renderer are taken; nothing else is asked what kind it is."""
+    row = Backend("meta", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:renderer")
+    monkeypatch.setitem(BACKENDS, "meta", row)
+    meta = torch.device("meta")
+    device_of.cache_clear()
+    assert device_of(meta) == device_of(torch.device("cpu"))
+    device_of.cache_clear()
+    x = TensorSpec((4, 8), torch.float32, meta)
+    env = build(lambda p, a, b: p.aten(torch.ops.aten.mm.default, p.exp(a), b), [x, TensorSpec((8, 3), torch.float32, meta)])
+    lowered = lower_graph(env, Options(verify="off"))
+    product = lowered.calls[1]
+    assert [s.language for s in lowered.sources()] == ["c"] and function_for(product.node)[0] == "torch.mm"

@@ -12,6 +12,7 @@ import torch.fx
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import lower_graph, size_hint
@@ -178,13 +179,10 @@ def get_ready(options: Options) -> None:
 
 
 def _begin(env: Envelope, options: Options) -> Any:
-    """What compiles kernels for a GPU while the graph is still being lowered; None for a graph without a GPU."""
+    """What compiles kernels while the graph is still being lowered, for the first device that has such a thing."""
     specs = [*(d.spec for d in env.inputs), *(d.spec for d in env.outputs)]
-    if not any(isinstance(s, TensorSpec) and s.device.type == "cuda" for s in specs):
-        return None
-    from inductor_gen.runtime.triton_build import begin
-
-    return begin(env, options)
+    kinds = dict.fromkeys(s.device.type for s in specs if isinstance(s, TensorSpec))
+    return next(filter(None, (backend(kind)["begin"](env, options) for kind in kinds)), None)
 
 
 def _load(lowered: Lowered, options: Options, begun: Any = None) -> tuple[Wrapper, int]:

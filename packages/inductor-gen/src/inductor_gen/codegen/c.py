@@ -18,17 +18,21 @@ eager's cascaded ones. Values that are expensive and needed in several stages go
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from inductor_gen.codegen.cexpr import BAD_INDEX, Names
 from inductor_gen.codegen.renderer import KernelSource, describe
+from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
 from inductor_gen.kernel.nest import Nest
+from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint
 from prims.ops import templates
+from prims.options import Options
 from prims.spec.expr import Expr
 
 __all__ = ["CRenderer", "acc_type", "identity"]
@@ -82,6 +86,13 @@ class _Writer:
         for _ in range(count):
             self.depth -= 1
             self.line("}")
+
+
+def renderer(
+    hint: Hint, layouts: dict[Node, Layout], device: Device, options: Options, tiling: Any = None
+) -> CRenderer:  # fmt: skip
+    """What renders kernels for a CPU."""
+    return CRenderer(hint, options.threads)
 
 
 class CRenderer:

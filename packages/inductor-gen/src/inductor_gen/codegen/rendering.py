@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from inductor_gen.codegen.c import CRenderer
 from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.device.backends import Backend, backend
 from inductor_gen.device.record import Asked, Device
 from inductor_gen.kernel.ir import Kernel
 from inductor_gen.layout.record import Layout
@@ -39,9 +39,12 @@ class Rendering:
         self.rendered = rendered
         self._texts: dict[Kernel, tuple[KernelSource, ...]] = {}
 
+    def _backend(self, kernel: Kernel) -> Backend:
+        return backend("cuda" if self.triton else kernel.device.type if kernel.device is not None else "cpu")
+
     def in_triton(self, kernel: Kernel) -> bool:
         """Is the kernel's language Triton?"""
-        return self.triton or (kernel.device is not None and kernel.device.type == "cuda")
+        return self._backend(kernel).language == "triton"
 
     def device(self, kernel: Kernel) -> Device:
         """What is known about the device that a kernel runs on."""
@@ -88,8 +91,5 @@ class Rendering:
         return made
 
     def _renderer(self, kernel: Kernel, tiling: Any) -> Renderer:
-        if not self.in_triton(kernel):
-            return CRenderer(self.hint, self.options.threads)
-        from inductor_gen.codegen.triton import TritonRenderer
-
-        return TritonRenderer(self.hint, self.layouts, self.device(kernel), tiling, self.options.numerics == "fast")
+        make = self._backend(kernel)["renderer"]
+        return make(self.hint, self.layouts, self.device(kernel), self.options, tiling)  # type: ignore[no-any-return]

@@ -28,6 +28,7 @@ from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, upper
 from prims.dtypes import ROWS, compute_dtype
+from prims.options import Options
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -129,6 +130,13 @@ class TritonRenderer:
 
         found = [k for piece in pieces for k in piece]
         return found if any(len(piece) > 1 for piece in pieces) else branched(joined(found))
+
+
+def renderer(
+    hint: Hint, layouts: dict[Node, Layout], device: Device, options: Options, tiling: Tiling | None = None
+) -> TritonRenderer:  # fmt: skip
+    """What renders kernels for a GPU."""
+    return TritonRenderer(hint, layouts, device, tiling, options.numerics == "fast")
 
 
 class Block:

@@ -7,9 +7,11 @@ import platform
 import re
 from pathlib import Path
 
+import torch
+
 from inductor_gen.device.record import Device
 
-__all__ = ["ask"]
+__all__ = ["ask", "claims"]
 
 #: Seconds to start and end a parallel loop.
 LAUNCH = 5e-6
@@ -21,7 +23,13 @@ _PER_CORE, _TOGETHER = 12e9, 250e9
 _HERTZ = 2.5e9  # where the processor's name does not say
 
 
-def ask() -> Device:
+def claims() -> list[str]:
+    """Names of the CPU's own operators that are called as they are."""
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    return [f"{name}.default", f"{name}_backward.default"]
+
+
+def ask(device: torch.device) -> Device:
     """The record of this machine's CPU, with the cores that the process may use."""
     facts = _facts()
     flags = facts.get("flags", facts.get("Features", "")).split()

@@ -9,7 +9,7 @@ import torch
 from inductor_gen.device.record import Device
 from prims.errors import UserError
 
-__all__ = ["KNOWN", "LAUNCH", "ask_gpu"]
+__all__ = ["FUSED_ATTENTION", "KNOWN", "LAUNCH", "ask", "claims"]
 
 #: Seconds of the device that starting a kernel costs: an empty one after another, start, drain and gap together.
 LAUNCH = 3.5e-6
@@ -47,7 +47,27 @@ KNOWN = {
 }
 
 
-def ask_gpu(device: torch.device) -> Device:
+#: The fused attention kernels, forward and backward.
+FUSED_ATTENTION = [
+    f"aten._scaled_dot_product_{name}_attention{way}.default"
+    for name in ("flash", "efficient", "cudnn") for way in ("", "_backward")
+]  # fmt: skip
+
+# Sums into places that indices give are atomic additions in generated kernels, in any order; eager sorts.
+_IN_ORDER = """
+index_put.default _unsafe_index_put.default index_add.default index_copy.default put.default scatter_add.default
+embedding_dense_backward.default scatter.src scatter.reduce scatter_reduce.two
+"""
+
+
+def claims() -> list[str]:
+    """Names of the operators that are called as they are on a GPU alone. Under
+    ``torch.use_deterministic_algorithms`` its own kernels add up what is scattered."""
+    in_order = _IN_ORDER.split() if torch.are_deterministic_algorithms_enabled() else ()
+    return [*FUSED_ATTENTION, *(f"aten.{name}" for name in in_order)]
+
+
+def ask(device: torch.device) -> Device:
     """The record of a GPU of this machine.
 
     Raises:

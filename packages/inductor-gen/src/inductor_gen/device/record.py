@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from inductor_gen.device.backends import backend
 from prims.errors import UserError
 
 __all__ = ["Asked", "Device", "device_of", "known"]
@@ -83,17 +84,10 @@ def device_of(device: torch.device) -> Device:
     """The record of a device of this machine, asked once per process.
 
     Raises:
-        UserError: it is a GPU that is not there, or of a kind that nothing is known about.
+        Unsupported: it is of a kind that no kernels are generated for.
+        UserError: it is not there.
     """
-    if device.type == "cpu":
-        from inductor_gen.device.cpu import ask
-
-        return ask()
-    if device.type == "cuda":
-        from inductor_gen.device.cuda import ask_gpu
-
-        return ask_gpu(device)
-    raise UserError(f"no kernels are generated for {device}: only for CPUs and NVIDIA GPUs")
+    return backend(device.type)["ask"](device)  # type: ignore[no-any-return]
 
 
 def known(name: str) -> Device:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.device.backends import backend
 from inductor_gen.extern.cpu import cpu_function, takes_linear
 from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
 from inductor_gen.loops.graph import Node
@@ -59,12 +60,9 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
     """
     if is_custom(node):
         return custom_function(node, owned)
-    if _on_gpu(node) and not exact:
-        from inductor_gen.extern.cuda import cuda_function
-
-        found = cuda_function(node)
-        if found is not None:
-            return found
+    found = None if exact else backend(_device_type(node))["call"](node)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     if node.op in _ATTENTION:
         return node.op, _with_dense_rows(node.target, _ATTENTION[node.op])
     if node.op in _DIRECT:
@@ -76,11 +74,10 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
     return node.op, with_own_memory(node.target)
 
 
-def _on_gpu(node: Node) -> bool:
-    """Are its results on a GPU? An operator with several has no device of its own."""
+def _device_type(node: Node) -> str:
+    """Where its results are. An operator with several has no device of its own; one without any runs on the CPU."""
     specs = node.spec if isinstance(node.spec, (tuple, list)) else (node.spec,)
-    devices = [spec.device for spec in specs if isinstance(spec, TensorSpec)]
-    return bool(devices) and devices[0].type == "cuda"
+    return next((spec.device.type for spec in specs if isinstance(spec, TensorSpec)), "cpu")
 
 
 def function_of(

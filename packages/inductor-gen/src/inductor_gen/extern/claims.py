@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from inductor_gen.device.backends import backend
 
-__all__ = ["CUDNN_BACKWARD", "FUSED_ATTENTION", "KERNELS", "claims"]
+__all__ = ["CUDNN_BACKWARD", "KERNELS", "claims"]
 
 _COMMON = """
 mm addmm bmm baddbmm convolution convolution_backward
@@ -67,27 +67,8 @@ randint_like randint_like.low_dtype normal.Tensor_float normal.float_Tensor norm
 native_dropout rrelu_with_noise_functional poisson binomial _standard_gamma _sample_dirichlet
 """
 
-_CPU = """
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-"""
-
-_CUDA = """
-_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
-_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
-"""
-
 #: Its plans hold for one layout of the result's gradient: eager's.
 CUDNN_BACKWARD = "aten._scaled_dot_product_cudnn_attention_backward.default"
-
-#: The GPU's fused attention kernels, forward and backward.
-FUSED_ATTENTION = frozenset(f"aten.{name}.default" for name in _CUDA.split())
-
-# Sums into places that indices give are atomic additions in generated kernels for a GPU, in any order; eager sorts.
-_IN_ORDER = """
-index_put _unsafe_index_put index_add index_copy put embedding_dense_backward
-scatter_add scatter.src scatter.reduce scatter_reduce.two
-"""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -107,9 +88,9 @@ def claims(device_type: str) -> frozenset[str]:
     """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
 
     Everything else is to be decomposed into primitives, for which kernels are generated. ``"complex"`` stands for all
-    calls on complex numbers that do not dissolve into real ones. Under
-    ``torch.use_deterministic_algorithms`` the GPU's own kernels add up what is scattered.
+    calls on complex numbers that do not dissolve into real ones.
+
+    Raises:
+        Unsupported: no kernels are generated for such devices.
     """
-    if device_type == "cuda" and torch.are_deterministic_algorithms_enabled():
-        return _OWN | _names(_COMMON + _RANDOM + _CUDA + _IN_ORDER)
-    return _OWN | _names(_COMMON + _RANDOM + (_CUDA if device_type == "cuda" else _CPU))
+    return _OWN | _names(_COMMON + _RANDOM) | frozenset(backend(device_type)["claims"]())

@@ -1,0 +1,75 @@
+"""The kinds of devices: a row each, which names what does the work for it.
+
+A new kind of device is one more row, and modules that hold what the row names. They are imported when they are needed:
+a program without a GPU imports no Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prims.errors import Unsupported
+
+__all__ = ["BACKENDS", "Backend", "backend"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Who does what for a kind of device: names as ``module:attribute``, within this package.
+
+    Attributes:
+        kind: torch's name for it.
+        language: of its generated kernels, ``"c"`` or ``"triton"``.
+        ask: ``(torch.device) -> Device``, its record.
+        claims: ``() -> names of operators`` that are called as they are, beside those that every device's are.
+        renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
+        call: ``(node) -> (name, callable) | None``, its own way to call an operator.
+        begin: ``(envelope, options) -> build | None``, what compiles kernels while a graph is still being lowered.
+    """
+
+    kind: str
+    language: str
+    ask: str
+    claims: str
+    renderer: str
+    call: str | None = None
+    begin: str | None = None
+
+    def __getitem__(self, what: str) -> Callable[..., Any]:
+        """The function that the row names; one that returns None where it names none."""
+        return _named(getattr(self, what))
+
+
+@functools.cache
+def _named(name: str | None) -> Callable[..., Any]:
+    if name is None:
+        return lambda *_: None
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"inductor_gen.{module}"), attribute)  # type: ignore[no-any-return]
+
+
+BACKENDS = {
+    row.kind: row
+    for row in (
+        Backend("cpu", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:renderer"),
+        Backend(
+            "cuda", "triton", ask="device.cuda:ask", claims="device.cuda:claims", renderer="codegen.triton:renderer",
+            call="extern.cuda:cuda_function", begin="runtime.triton_build:begin",
+        ),
+    )
+}  # fmt: skip
+
+
+def backend(kind: str) -> Backend:
+    """The row of a kind of device.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    if kind not in BACKENDS:
+        raise Unsupported(f"no kernels are generated for {kind} devices, only for {' and '.join(BACKENDS)}")
+    return BACKENDS[kind]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prims.ir import SourceLoc
 
 __all__ = ["REASONS", "BreakInfo", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """Why capture may stop: a stable number, one line, and what the user can do."""
 
     number: str
@@ -116,8 +115,7 @@ class SkipFrame(Exception):
         self.once = once
 
 
-@dataclass(frozen=True, slots=True)
-class BreakInfo:
+class BreakInfo(NamedTuple):
     """A graph break as it is shown to the user.
 
     Attributes:

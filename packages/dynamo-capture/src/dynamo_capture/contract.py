@@ -8,8 +8,7 @@ one for each size, unless it says that it reads symbolic sizes as such.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dynamo_capture.graph_builder import GraphInput
 from prims.options import Options
@@ -32,8 +31,7 @@ def supports_dynamic_shapes(backend: B) -> B:
     return backend
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(NamedTuple):
     """What a backend gets under some options.
 
     Attributes:

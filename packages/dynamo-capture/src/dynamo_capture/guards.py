@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
@@ -18,8 +17,7 @@ from prims.ir import SourceLoc
 __all__ = ["Guard", "GuardSet"]
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
+class Guard(NamedTuple):
     """One assumption: what is checked on which source, the value expected, and the user's line."""
 
     kind: str

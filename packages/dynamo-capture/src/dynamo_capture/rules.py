@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 import types
 import weakref
 from typing import Any
@@ -25,8 +24,10 @@ _WITHOUT_HOOK = (
     *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export")),
 )
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: Where its Python is and, on some systems elsewhere, its modules in C. (To ask sysconfig takes 4 ms.)
 _STDLIB = tuple(
-    {os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
+    {os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
+     os.path.join(sys.base_exec_prefix, sys.platlibdir, "python{}.{}".format(*sys.version_info)) + os.sep}
 )  # fmt: skip
 
 #: Import names whose functions are never captured as frames of their own (modules are, wherever they live).

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -18,8 +17,7 @@ from prims.forking import why_cut_off
 __all__ = ["NOTHING", "Why", "place_of", "why_before", "why_disabled", "why_never", "why_not_now", "why_plain"]
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(NamedTuple):
     """A reason for the report and the user: what, where, what to do."""
 
     reason: str

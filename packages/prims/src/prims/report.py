@@ -3,14 +3,13 @@ recompilations and time."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "BreakRecord",
@@ -27,8 +26,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphRecord:
+class GraphRecord(NamedTuple):
     """A captured or derived graph: its name, dialect, number of operator nodes and their names."""
 
     name: str
@@ -38,16 +36,14 @@ class GraphRecord:
     where: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BreakRecord:
+class BreakRecord(NamedTuple):
     """Where capture had to stop, and why."""
 
     reason: str
     where: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRecord:
+class KernelRecord(NamedTuple):
     """A generated kernel: its operators, the number of its loop nests, and of the kernels pasted into it."""
 
     name: str
@@ -56,15 +52,13 @@ class KernelRecord:
     parts: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ExternRecord:
+class ExternRecord(NamedTuple):
     """One call into a library kernel, by operator name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRecord:
+class StatusRecord(NamedTuple):
     """How a part of the program runs. :meth:`Report.verdict` is computed from these.
 
     Attributes:
@@ -81,8 +75,7 @@ class StatusRecord:
     where: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FallbackRecord:
+class FallbackRecord(NamedTuple):
     """A region or operator that a stage left to eager, and why.
 
     Attributes:
@@ -95,8 +88,7 @@ class FallbackRecord:
     eager: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class InexactRecord:
+class InexactRecord(NamedTuple):
     """An operator whose bits may differ from eager's although they were asked for, and why."""
 
     op: str
@@ -104,24 +96,21 @@ class InexactRecord:
     where: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeptRecord:
+class KeptRecord(NamedTuple):
     """A text that a stage made, kept in a file (``Options.debug``)."""
 
     what: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecompileRecord:
+class RecompileRecord(NamedTuple):
     """A repeated capture of one code object, and the guard that failed."""
 
     code: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TuningRecord:
+class TuningRecord(NamedTuple):
     """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
 
     ``cached``: it was measured before, for an earlier graph or in another process.
@@ -250,7 +239,7 @@ class Report:
     def to_json(self) -> str:
         """The verdict and all records as one JSON object."""
         data: dict[str, Any] = {"verdict": self.verdict}
-        data |= {name: [dataclasses.asdict(record) for record in getattr(self, name)] for name in _LISTS}
+        data |= {name: [record._asdict() for record in getattr(self, name)] for name in _LISTS}
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1)
 

@@ -11,9 +11,8 @@ import itertools
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.resume import cell_slots, implicit_reads, resume_info
@@ -58,8 +57,7 @@ class Instruction:
         return f"{self.index}: {self.name} {self.arg!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class ExceptionEntry:
+class ExceptionEntry(NamedTuple):
     """Instructions ``[start, end)`` are covered by the handler at ``target``, entered with ``depth`` values kept."""
 
     start: int

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["REWRITES", "Rewrite"]
 
 
-@dataclass(frozen=True)
-class Rewrite:
+class Rewrite(NamedTuple):
     """``fn(p, args, spec)`` gives the value that ``op(*args)`` (metadata `spec`) is equal to, or None."""
 
     name: str

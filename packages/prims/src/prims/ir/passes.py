@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prims.errors import VerifierError
 from prims.ir.envelope import Envelope
@@ -36,8 +36,7 @@ class Fuel:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """A pure function from envelope to envelope.
 
     Attributes:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prims.ir.envelope import Envelope
 from prims.options import Options
 from prims.report import Report
 
 
-@dataclass(frozen=True, slots=True)
-class LowerContext:
+class LowerContext(NamedTuple):
     """The backend's claims, the user's options and the report of one lowering."""
 
     claims: frozenset[str]
@@ -19,8 +18,7 @@ class LowerContext:
     report: Report | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LowerPass:
+class LowerPass(NamedTuple):
     """A named step: `fn(env, context=...)`, or `fn(env, fuel, context=...)` where it takes fuel."""
 
     name: str

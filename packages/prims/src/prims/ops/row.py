@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,7 @@ Template = str | Mapping[str, str]
 _REQUIRED: Any = object()
 
 
-@dataclass(frozen=True)
-class Param:
+class Param(NamedTuple):
     """One parameter of a primitive.
 
     `kind` is one of ``T`` (tensor), ``V`` (tensor or number), ``Ts`` (tensors), ``S`` (int or `Sym`), ``Ss``
@@ -43,8 +42,7 @@ class Param:
         return self.default is _REQUIRED
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One call of a primitive: positional arguments, tensors real. `note` says what it probes."""
 
     args: tuple[Any, ...]

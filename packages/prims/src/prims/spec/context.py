@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prims.errors import DataDependentError
 from prims.spec import expr as E
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
 
 
-@dataclass(frozen=True, slots=True)
-class SizeGuard:
+class SizeGuard(NamedTuple):
     """A boolean expression over symbols that the compiled program relies on, why, and whose line asked."""
 
     expr: Expr

@@ -120,7 +120,7 @@ class Capture:
     def location(self) -> SourceLoc | None:
         """The user's line: the innermost frame that is not torch's or the standard library's."""
         for frame in reversed(self.frames):
-            if not rules.is_library_file(frame.code.co_filename):
+            if not frame.decoded.in_library:
                 return frame.location()
         return self.frames[0].location() if self.frames else None
 

@@ -27,6 +27,7 @@ from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import known_ints, note_int
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
+from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.spec import SymbolicCalls, abstract
 from prims.spec.expr import bits_of_float
@@ -206,8 +207,7 @@ class GraphBuilder:
         return name not in _MAY_RETURN_ARGUMENT
 
     def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
-        op = "call_method" if method else "call_function"
-        node = self.graph.create_node(op, *printable_call(fn, tuple(args), kwargs))
+        node = call_node(self.graph, *printable_call(fn, tuple(args), kwargs), method=method)
         node.meta["source"] = self.tx.location()
         self.op_count += 1
         self.tx.side.epoch += 1
@@ -262,7 +262,7 @@ class GraphBuilder:
             return self._constant(item)
         if isinstance(item, torch.Tensor) and id(item) in self._by_example:
             return self._by_example[id(item)]
-        getter = self.graph.create_node("call_function", operator.getitem, (node, index), {})
+        getter = call_node(self.graph, operator.getitem, (node, index))
         getter.meta["source"] = node.meta.get("source")
         getter.meta["spec"] = self._spec(item)
         return self._wrap(item, getter)

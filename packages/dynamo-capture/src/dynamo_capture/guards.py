@@ -50,7 +50,8 @@ class GuardSet:
         self._reasons: dict[int, str] = {}
         self._subclasses: list[tuple[type, type, bool]] = []
         self._keyed: dict[int, Source] = {}
-        self._lookups: set[tuple[int, str, int]] = set()
+        #: Names looked up in classes, and the classes in which they were found, by identity.
+        self.lookups: set[tuple[int, str, int]] = set()
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
@@ -117,12 +118,6 @@ class GuardSet:
         """A set that gives these elements, in this order."""
         if (node := self._new("set", source, value)) is not None:
             self.tree.check_set(node, value, reason=self._reason())
-
-    def is_new_lookup(self, cls: type, name: str, owner: type | None) -> bool:
-        """Whether a name is looked up in a class, and found in ``owner``, for the first time."""
-        before = len(self._lookups)
-        self._lookups.add((id(cls), name, id(owner)))
-        return len(self._lookups) > before
 
     def class_lacks(self, cls: type, name: str) -> None:
         """``name`` is not in the class's own ``__dict__``."""

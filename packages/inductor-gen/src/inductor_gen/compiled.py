@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -31,8 +30,7 @@ from prims.spec import TensorSpec
 __all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
 
     ``parts``: how many kernels it is made of that share nothing but the launch.

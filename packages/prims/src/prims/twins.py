@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,8 +24,7 @@ __all__ = ["functional_twin", "functional_twin_in_place", "twin_of", "written_ar
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     """A twin of ``func``; ``same`` and ``lengths`` as :func:`functional_twin` takes them."""
 
     func: OpOverload

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -20,6 +19,7 @@ from aot_autograd.trace.opinfo import draws_random, op_info
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.ir.nodes import copy_node
 from prims.ir.symbols import expr_of, sizes_of
 from prims.spec import TensorSpec
 
@@ -36,8 +36,7 @@ __all__ = [
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """Forward and backward graphs and what goes between them.
 
     Attributes:
@@ -150,7 +149,7 @@ def _forward(
             if len(mapping) < len(placeholders) and node in placeholders[len(mapping) : len(mapping) + 1]:
                 mapping[node] = graph.node_copy(node)
         elif node.op == "call_function" and not is_backward(node) and (node in live or _stays(node)):
-            mapping[node] = graph.node_copy(node, mapping.__getitem__)
+            mapping[node] = copy_node(graph, node, mapping.__getitem__)
     final = []
     first = len(joint.outcome.nodes)
     for position, result in enumerate(results):
@@ -276,7 +275,7 @@ def _copy_with_operands(
         if not is_backward(top) and operands_of_norm(top) is not None:
             mapping[top] = rebuild_norm(top, graph, mapping.__getitem__)
         else:
-            mapping[top] = graph.node_copy(top, mapping.__getitem__)
+            mapping[top] = copy_node(graph, top, mapping.__getitem__)
         stack.pop()
 
 

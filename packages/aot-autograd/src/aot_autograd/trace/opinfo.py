@@ -8,8 +8,7 @@ arguments. For a writing overload the functional twin is found by schema: ``add_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -19,8 +18,7 @@ __all__ = ["OpInfo", "bind", "draws_random", "op_info"]
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
-class OpInfo:
+class OpInfo(NamedTuple):
     """The tracer's view of one overload.
 
     Attributes:

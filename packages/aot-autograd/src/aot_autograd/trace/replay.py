@@ -8,8 +8,7 @@ values) and takes over its result, which is then saved.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.fx
 from torch._ops import OpOverload
@@ -29,8 +28,7 @@ def runs_a_checkpoint_again() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """A random call of the forward pass: its operator and arguments as graph values, and what it gave.
 
     ``result`` is the node, or for a seeded draw its first counter.

@@ -24,6 +24,7 @@ from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
+from prims.ir.nodes import call_node
 from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
 from prims.spec.layout import may_overlap
 
@@ -284,7 +285,7 @@ class Tracer(TorchDispatchMode):
 
     def create(self, func: OpOverload, args: Any, kwargs: Any, spec: Any) -> torch.fx.Node:
         """A graph node for one functional call, with its metadata."""
-        node = self.graph.create_node("call_function", func, args, kwargs)
+        node = call_node(self.graph, func, args, kwargs)
         meta = node.meta
         meta["spec"] = spec
         source = self._current_source()
@@ -360,7 +361,7 @@ class Tracer(TorchDispatchMode):
     def _item(self, node: torch.fx.Node, index: int, spec: Any) -> torch.fx.Node:
         import operator
 
-        item = self.graph.create_node("call_function", operator.getitem, (node, index), {})
+        item = call_node(self.graph, operator.getitem, (node, index))
         item.meta["spec"] = spec
         for key in ("source", "backward", "called_by"):
             if key in node.meta:

@@ -12,8 +12,7 @@ this is an implementation of its own, with the bases kept in the graph's terms.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.fx
@@ -66,8 +65,7 @@ class Storage:
         self.differentiable_write = False
 
 
-@dataclass(frozen=True, slots=True)
-class ViewStep:
+class ViewStep(NamedTuple):
     """One view operation: ``func(source, *args, **kwargs)``; ``source`` and ``result`` are its metadata.
 
     ``aten.alias`` and ``aten.detach`` are steps too: the values are the same, the tensor is another one.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.resume import cell_slots, implicit_reads, resume_info
+from dynamo_capture.rules import is_library_file
 from prims.ir import SourceLoc
 
 __all__ = ["BACKWARD_JUMPS", "DecodedCode", "ExceptionEntry", "Instruction", "decode"]
@@ -70,8 +71,8 @@ class ExceptionEntry(NamedTuple):
 class DecodedCode:
     """What the interpreter needs of a code object (which it does not keep alive)."""
 
-    __slots__ = ("_around", "_asks", "_code", "_lines", "_liveness", "_locations", "_offset_index", "cells",
-                 "exceptions", "instructions")  # fmt: skip
+    __slots__ = ("_around", "_asks", "_code", "_lines", "_liveness", "_locations", "_offset_index", "_places",
+                 "cells", "exceptions", "in_library", "instructions")  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
         self._code = weakref.ref(code)
@@ -85,7 +86,10 @@ class DecodedCode:
         self._lines: list[int] | None = None
         self._around: dict[int, tuple[bool, tuple[int, ...]]] = {}
         self._liveness: list[frozenset[str]] | None = None
+        self._places: dict[int, SourceLoc] = {}
         self._locations: dict[int, SourceLoc] = {}
+        #: The code is torch's or the standard library's.
+        self.in_library = is_library_file(code.co_filename)
 
     @property
     def code(self) -> CodeType:
@@ -116,8 +120,13 @@ class DecodedCode:
         return name in _FRAME_FUNCTIONS or name in ("eval", "exec")
 
     def location(self, index: int) -> SourceLoc:
-        """The source location of an instruction."""
-        line = self.line(index)
+        """The source location of an instruction; one object for each line."""
+        place = self._places.get(index)
+        if place is None:
+            place = self._places[index] = self._location(self.line(index))
+        return place
+
+    def _location(self, line: int) -> SourceLoc:
         found = self._locations.get(line)
         if found is None:
             info = resume_info(self.code)
@@ -131,14 +140,13 @@ class DecodedCode:
     def line(self, index: int) -> int:
         """The source line of an instruction; the function's first line when it has none."""
         if self._lines is None:
-            by_offset: dict[int, int] = {}
-            for start, end, line in self.code.co_lines():
-                for offset in range(start, end, 2):
-                    by_offset[offset] = line if line is not None else 0
             lines = [0] * len(self.instructions)
-            for offset, i in self._offset_index.items():
-                if not lines[i]:
-                    lines[i] = by_offset.get(offset, 0)
+            index_of = self._offset_index
+            for start, end, line in self.code.co_lines():
+                for offset in range(start, end, 2) if line is not None else ():
+                    i = index_of.get(offset)
+                    if i is not None and not lines[i]:
+                        lines[i] = line
             self._lines = lines
         return self._lines[index] or self.code.co_firstlineno
 

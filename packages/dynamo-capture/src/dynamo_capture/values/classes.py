@@ -67,8 +67,10 @@ def class_source(owner: type, name: str) -> Source | None:
 
 def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -> None:
     """No user's class that is asked for ``name`` before ``owner`` comes to define it (None: no class at all)."""
-    if not tx.guards.is_new_lookup(cls, name, owner):
+    known, lookup_ = tx.guards.lookups, (id(cls), name, id(owner))
+    if lookup_ in known:
         return
+    known.add(lookup_)
     tx.guards.mro(cls)
     for base in cls.__mro__:
         if base is owner:

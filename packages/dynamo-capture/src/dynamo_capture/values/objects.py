@@ -662,9 +662,9 @@ class InstanceDictValue(DictValue):
 
     def find(self, tx: Capture, key: Value) -> Value | None:
         name = key.realize().const()
-        for written, value in self._written():
-            if written == name:
-                return None if value is DELETED else value
+        written = self.owner.attrs.get(name)
+        if written is not None and not is_slot(lookup(self.owner.cls, name)[0]):
+            return None if written is DELETED else written
         return super().find(tx, key)
 
     def _count(self, tx: Capture) -> int:

@@ -8,8 +8,7 @@ does as its forward did: the forward's logarithms of sums, which every backward 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +20,7 @@ __all__ = ["BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask
 LOGSUMEXP = 1
 
 
-@dataclass(frozen=True)
-class Masked:
+class Masked(NamedTuple):
     """Positions among an operator's arguments: of the mask (or its keyword), of the causal flag, in a backward of the
     forward's logarithms of sums; ``defaults`` are those of the arguments from ``first`` up to the flag."""
 

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,8 +52,7 @@ class _Unknown(Exception):
     """The value depends on what is only known when the graph runs."""
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """A tensor, computed of a graph's inputs, that is to have the contents that ``pattern`` names.
 
     Attributes:
@@ -82,8 +81,7 @@ class Slot:
     at: int
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """What has to hold in a call: all the conditions."""
 
     conditions: tuple[Condition, ...]

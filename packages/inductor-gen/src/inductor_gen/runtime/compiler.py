@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.runtime.cache import KernelCache, open_cache
@@ -42,8 +42,7 @@ _LIBRARIES: dict[str, ctypes.CDLL] = {}  # by digest; never unloaded
 _LOCK = lock()
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """One kernel to compile: the function's name and its text (with ``KERNEL`` for the name)."""
 
     name: str
@@ -51,8 +50,7 @@ class Unit:
     comment: str = ""
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """A C compiler's command and what identifies its output."""
 
     command: tuple[str, ...]

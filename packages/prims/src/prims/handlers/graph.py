@@ -12,6 +12,7 @@ import torch.fx
 from prims.errors import InternalError
 from prims.handlers.base import BaseHandler, map_values
 from prims.handlers.rewrites import REWRITES, Rewrite
+from prims.ir.nodes import call_node
 from prims.ops import PrimOp
 from prims.spec import TensorSpec, from_torch, infer
 
@@ -158,7 +159,7 @@ class GraphHandler(BaseHandler):
         spec = op.meta(*_each(_spec_of, bound))
         value = self._rewritten(op, bound, spec)
         if value is None:
-            node = self.graph.call_function(op, _each(_node_of, bound))
+            node = call_node(self.graph, op, _each(_node_of, bound))
             self._stamp(node, spec)
             value = self.value(node)
         self._nodes[key] = value
@@ -190,7 +191,7 @@ class GraphHandler(BaseHandler):
         return None
 
     def _emit(self, target: Any, args: Any, kwargs: Any, spec: Any) -> Any:
-        node = self.graph.call_function(target, args, kwargs)
+        node = call_node(self.graph, target, args, kwargs)
         self._stamp(node, spec)
         if isinstance(spec, (tuple, list)):
             return tuple(self._item(node, i, s) for i, s in enumerate(spec))
@@ -199,7 +200,7 @@ class GraphHandler(BaseHandler):
     def _item(self, node: torch.fx.Node, i: int, spec: Any) -> Any:
         if not isinstance(spec, TensorSpec):
             return spec
-        item = self.graph.call_function(operator.getitem, (node, i))
+        item = call_node(self.graph, operator.getitem, (node, i))
         self._stamp(item, spec)
         return self.value(item)
 

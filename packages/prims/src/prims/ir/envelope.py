@@ -16,10 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.fx
+
+from prims.ir.nodes import copy_node
 
 if TYPE_CHECKING:
     from prims.ir.source import SourceLoc
@@ -78,8 +80,7 @@ class OutputDesc:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
+class Mutation(NamedTuple):
     """After the graph has run, output ``output_index`` is copied into input ``input_index``."""
 
     input_index: int
@@ -105,8 +106,7 @@ class Alias:
     view: TensorSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SymbolBinding:
+class SymbolBinding(NamedTuple):
     """Where a symbol's value is read at run time: a dimension of an input, or a ``size`` input itself."""
 
     input_index: int
@@ -196,7 +196,7 @@ class Envelope:
         graph = torch.fx.Graph()
         mapping: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in self.graph.nodes:
-            mapping[node] = graph.node_copy(node, mapping.__getitem__)
+            mapping[node] = copy_node(graph, node, mapping.__getitem__)
         return graph, mapping
 
     def module(self) -> torch.fx.GraphModule:

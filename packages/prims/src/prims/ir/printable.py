@@ -64,4 +64,6 @@ def make_printable(graph: torch.fx.Graph) -> None:
     """Replace the calls of a graph that ``fx`` could not write down."""
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
-            node.target, node.args, node.kwargs = printable_call(node.target, node.args, node.kwargs)
+            target, args, kwargs = printable_call(node.target, node.args, node.kwargs)
+            if target is not node.target or args is not node.args:
+                node.target, node.args, node.kwargs = target, args, kwargs

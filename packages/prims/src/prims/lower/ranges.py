@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,8 +10,7 @@ _KEEPS = frozenset({"broadcast", "reshape", "permute", "slice", "flip"})
 _DEPTH = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """All elements lie in [low, high]."""
 
     low: int

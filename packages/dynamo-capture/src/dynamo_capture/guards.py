@@ -50,7 +50,7 @@ class GuardSet:
         self._reasons: dict[int, str] = {}
         self._subclasses: list[tuple[type, type, bool]] = []
         self._keyed: dict[int, Source] = {}
-        #: Names looked up in classes, and the classes in which they were found, by identity.
+        #: Names looked up in classes, and where they were found, by identity (inverted: what was found is guarded too).
         self.lookups: set[tuple[int, str, int]] = set()
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -46,8 +46,7 @@ __all__ = ["CapturedGraph", "CodeState", "Translation", "translate"]
 _MAX_RESTARTS = 8
 
 
-@dataclass(slots=True)
-class CapturedGraph:
+class CapturedGraph(NamedTuple):
     """What one captured region amounts to, for ``explain`` and the report."""
 
     name: str
@@ -90,8 +89,7 @@ class CodeState:
         return True
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(NamedTuple):
     """The finished replacement of a frame."""
 
     code: types.CodeType

@@ -141,12 +141,13 @@ class DecodedCode:
         """The source line of an instruction; the function's first line when it has none."""
         if self._lines is None:
             lines = [0] * len(self.instructions)
-            index_of = self._offset_index
-            for start, end, line in self.code.co_lines():
-                for offset in range(start, end, 2) if line is not None else ():
-                    i = index_of.get(offset)
-                    if i is not None and not lines[i]:
-                        lines[i] = line
+            ranges = self.code.co_lines()  # ascending, as the offsets are
+            end, line = 0, None
+            for offset, i in self._offset_index.items():
+                while offset >= end:
+                    _, end, line = next(ranges, (end, offset + 1, None))
+                if line is not None and not lines[i]:
+                    lines[i] = line
             self._lines = lines
         return self._lines[index] or self.code.co_firstlineno
 

@@ -67,10 +67,10 @@ def class_source(owner: type, name: str) -> Source | None:
 
 def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -> None:
     """No user's class that is asked for ``name`` before ``owner`` comes to define it (None: no class at all)."""
-    known, lookup_ = tx.guards.lookups, (id(cls), name, id(owner))
-    if lookup_ in known:
+    known, mark = tx.guards.lookups, (id(cls), name, id(owner))
+    if mark in known:
         return
-    known.add(lookup_)
+    known.add(mark)
     tx.guards.mro(cls)
     for base in cls.__mro__:
         if base is owner:
@@ -89,9 +89,12 @@ def guard_found(tx: Capture, cls: type, name: str, found: Any, owner: type) -> N
 def find(tx: Capture, cls: type, name: str) -> tuple[Any, type | None]:
     """Like :func:`lookup`, for what is decided by the answer: it is guarded."""
     found, owner = lookup(cls, name)
-    guard_lookup(tx, cls, name, owner)
-    if owner is not None and not is_library_class(owner):
-        tx.guards.class_has(owner, name, found)
+    known, mark = tx.guards.lookups, (id(cls), name, ~id(owner))
+    if mark not in known:
+        known.add(mark)
+        guard_lookup(tx, cls, name, owner)
+        if owner is not None and not is_library_class(owner):
+            tx.guards.class_has(owner, name, found)
     return found, owner
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, product, regroup, size, upper
@@ -16,7 +17,8 @@ __all__ = ["Branch", "pull", "push", "view_strides"]
 Index = tuple[Expr, ...]
 
 
-class Branch(NamedTuple):
+@dataclass(frozen=True)
+class Branch:
     """An input of a view at an index. It is meant where every expression in ``where`` is >= 0; later branches of
     the same view stand for what is left. ``value`` is a literal for padding, when ``node`` is None."""
 

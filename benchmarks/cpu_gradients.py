@@ -136,7 +136,7 @@ def given() -> dict[str, Case]:
             lambda x, i: torch.zeros(2, 64, 4096).scatter_reduce(-1, i, x * 2, "amax"), ((2, 64, 4096), places),
         ),
         "max_pool2d": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 64, 64, 64),)),
-        "cross_entropy": (F.cross_entropy, ((2048, 2048), ids(2048, 2048))),
+        "cross_entropy": (F.cross_entropy, ((512, 1000), ids(1000, 512))),
     }  # fmt: skip
 
 
@@ -171,8 +171,7 @@ def measure(function: Callable[..., torch.Tensor], args: tuple[Any, ...], second
         record[f"{name} forward"] = round(min(t for t, _ in found), 3)
     record["ratio"] = round(record["eager"] / record["quintet"], 2)
     report = compiled.report()
-    record["kernels"] = [" ".join(k.ops) for k in report.kernels]
-    record["externs"] = [e.name for e in report.externs]
+    record["kernels"], record["externs"] = len(report.kernels), [e.name for e in report.externs]
     record["fallbacks"] = [r.reason for r in report.fallbacks]
     return record
 
@@ -206,7 +205,7 @@ def main() -> None:
         record = measure(function, args, options.seconds)
         shown = "".join(f"{record[s]:9.3f} ({record[s + ' forward']:6.3f})" for s in ("eager", "quintet"))
         extra = "".join(f" {e}" for e in record["externs"]) + (" FELL BACK" if record["fallbacks"] else "")
-        print(f"{name:36}{shown}{record['ratio']:8.2f}  {len(record['kernels'])}{extra}", flush=True)
+        print(f"{name:36}{shown}{record['ratio']:8.2f}  {record['kernels']}{extra}", flush=True)
         if options.out:
             with options.out.open("a") as file:
                 file.write(json.dumps({"case": name, **record, **facts}) + "\n")

@@ -166,6 +166,23 @@ def test_slices_of_slices():
     assert ops(program, torch.randn(10, 2)) == ["slice"]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_any_slice_of_a_concatenation_reads_only_what_it_takes(dim):
+    """Every start, stop and step over pieces of several sizes, one of them empty."""
+    pieces = [torch.randn((n, 6) if dim == 0 else (6, n)) for n in (3, 0, 1, 4)]
+    for start in range(8):
+        for stop in range(start + 1, 9):
+            for step in (1, 2, 3):
+
+                def program(call, *xs, place=(dim, start, stop, step)):
+                    return call(aten.slice.Tensor, call(aten.cat.default, list(xs), dim), *place)
+
+                env, _ = lowered(program, *pieces)  # which compares with eager
+                covered = sum(max(start, a) < min(stop, b) for a, b in ((0, 3), (3, 4), (4, 8)))
+                if step == 1 or covered == 1:
+                    assert prims_of(env).count("concat") == (covered > 1)
+
+
 def test_slice_of_a_concatenation_is_the_piece():
     def program(call, x, y):
         return call(aten.slice.Tensor, call(aten.cat.default, [x, y], 1), 1, 4, 6)
@@ -244,3 +261,11 @@ def test_lowering_imports_nothing_of_the_compiler():
         "assert not bad, bad\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_slice_written_at_a_known_place_is_a_concatenation():
+    program = lambda call, x, y: call(aten.slice_scatter.default, x, y, 1, 1, 3)
+    y = torch.randn(3, 2)
+    assert ops(program, X, y) == ["slice", "slice", "concat"]
+    back = lambda call, x, y: call(aten.slice.Tensor, program(call, x, y), 1, 1, 3)
+    assert ops(back, X, y) == []

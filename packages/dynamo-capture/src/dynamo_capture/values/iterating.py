@@ -270,7 +270,10 @@ def _reversed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
         kind: type = type(reversed([])) if isinstance(value, ListValue) else reversed
         return BackwardsIterator(value, value.items, kind)
     if isinstance(value, ConstantValue) and isinstance(value.value, (str, bytes, range)):
-        return NativeIterator(reversed(value.value), None, type(reversed(value.value)), ConstantValue)
+        text, real = value.value, reversed(value.value)
+        return NativeIterator(
+            real, lambda: (reversed, [ConstantValue(text[: operator.length_hint(real)])]), type(real), ConstantValue
+        )
     if find(tx, value.pytype, "__reversed__")[1] is None:
         raise GraphBreak("QB07", f"reversed() of {value.describe()}")
     return value.call_method(tx, "__reversed__", [], {})
@@ -373,7 +376,7 @@ def _islice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     start, step = start or 0, step or 1
     source = _source(tx, args[0])
     pull = Pull(tx, source)
-    result = _Slice(itertools.islice(pull, start, stop, step), None, itertools.islice)
+    result = _Counted(itertools.islice(pull, start, stop, step), None, itertools.islice)
 
     def rebuild() -> tuple[Any, list[Value]]:
         if result.done:
@@ -388,8 +391,8 @@ def _islice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return result
 
 
-class _Slice(NativeIterator):
-    """``islice``, which counts what it gave."""
+class _Counted(NativeIterator):
+    """One that counts what it gave."""
 
     __slots__ = ("given",)
 
@@ -405,10 +408,23 @@ class _Slice(NativeIterator):
 
 @iterator(itertools.product, 0, None, "repeat")
 def _product(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    pools = [arg.realize().unpack(tx) for arg in args]
-    return NativeIterator(
-        itertools.product(*pools, repeat=_number(kwargs, "repeat", 1)), None, itertools.product, _row
-    )  # fmt: skip
+    pools = [arg.realize().unpack(tx) for arg in args] * _number(kwargs, "repeat", 1)
+    return _combined(itertools.product, itertools.product(*pools), [TupleValue(pool) for pool in pools])
+
+
+def _combined(cls: type, real: Any, parts: list[Value]) -> Value:
+    """An iterator over combinations of ``parts``; one that is left is made anew and walked as far."""
+    result = _Counted(real, None, cls, _row)
+    result.rebuild = lambda: (_walked, [ConstantValue(cls), ConstantValue(result.given), *parts])
+    return result
+
+
+def _walked(cls: Any, steps: int, *parts: Any) -> Any:
+    """Runs in the emitted code."""
+    found = cls(*parts)
+    for _ in range(steps):
+        next(found)
+    return found
 
 
 def _choosing(cls: Any) -> Handler:
@@ -417,7 +433,7 @@ def _choosing(cls: Any) -> Handler:
         sizes = [value.realize().const() for value in (*args[1:], *kwargs.values())]
         if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
             raise GraphBreak("QB07", f"{cls.__name__}() of a length that is no size")
-        return NativeIterator(cls(pool, *sizes), None, cls, _row)
+        return _combined(cls, cls(pool, *sizes), [TupleValue(pool), *map(ConstantValue, sizes)])
 
     return handler
 
@@ -559,8 +575,13 @@ def _dropwhile(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
     fn = args[0].realize()
     source = _source(tx, args[1])
     result = NativeIterator(itertools.dropwhile(_predicate(tx, fn), Pull(tx, source)), None, itertools.dropwhile)
-    result.rebuild = lambda: (itertools.dropwhile, [fn, source]) if result.last is None else (iter, [source])
+    result.rebuild = lambda: (itertools.dropwhile, [fn, source]) if result.last is None else (_dropped, [source])
     return result
+
+
+def _dropped(source: Any) -> Any:
+    """Runs in the emitted code: ``dropwhile`` that drops nothing more."""
+    return itertools.dropwhile(lambda item: False, source)
 
 
 @iterator(itertools.compress, 2, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,17 @@ _MOST_WRITTEN_OUT = 4096
 
 
 _TUPLE_ITERATOR = type(iter(()))
+_WHOLES: tuple[Any, ...] = ([], set(), "", "\xe9", b"", range(0), collections.deque())
+_MAPPINGS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+_VIEWS = tuple(part for whole in _MAPPINGS for part in (whole.keys(), whole.values(), whole.items()))
+#: What makes an iterator without elements, one for each type of which a region may leave one at its end.
+_ENDED: tuple[Callable[[], Any], ...] = (
+    *(functools.partial(iter, whole) for whole in (*_WHOLES, *_VIEWS)),
+    *(functools.partial(reversed, whole) for whole in ([], (), collections.deque(), *_VIEWS)),
+    functools.partial(iter, int, 0), functools.partial(itertools.islice, (), 0),
+    functools.partial(itertools.pairwise, ()), functools.partial(itertools.takewhile, bool, ()),
+)  # fmt: skip
+_ENDED_KINDS = {type(make()): make for make in _ENDED}
 
 
 class IteratorValue(Value):
@@ -107,8 +120,14 @@ class IteratorValue(Value):
 
     def _left(self) -> tuple[Any, list[Value]]:
         """How to make the iterator as it is now."""
-        if self.rebuild is not None:
-            return self.rebuild()
+        make, items = self._remaining() if self.rebuild is None else self.rebuild()
+        if make is not iterator_over or self.kind is _TUPLE_ITERATOR:
+            return make, items
+        if items or self.kind not in _ENDED_KINDS:
+            raise GraphBreak("QB10", f"{self.describe()} in the middle of its walk")
+        return _ended, [ConstantValue(self.kind)]
+
+    def _remaining(self) -> tuple[Any, list[Value]]:
         items = list(itertools.islice(self.iterator, _MOST_WRITTEN_OUT + 1))
         self.iterator = iter(items)
         if len(items) > _MOST_WRITTEN_OUT:
@@ -273,6 +292,13 @@ class NativeWalk(IteratorValue):
 def iterator_over(*items: Any) -> Any:
     """Runs in the emitted code."""
     return iter(items)
+
+
+def _ended(kind: type) -> Any:
+    """Runs in the emitted code: an iterator of that type with nothing left."""
+    iterator = _ENDED_KINDS[kind]()
+    next(iterator, None)  # that of text beyond ASCII, of which an empty one has another type
+    return iterator
 
 
 def iterator_at(container: Any, position: int, begin: Any = iter) -> Any:

@@ -21,7 +21,7 @@ from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import HashedKey
-from dynamo_capture.values.iterators import IteratorValue, iterator_at
+from dynamo_capture.values.iterators import IteratorValue, iterator_at, iterator_over
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -453,7 +453,7 @@ class SetIterator(IteratorValue):
 
     def _rest(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
-            return iterator_at, [TupleValue([]), ConstantValue(0)]
+            return iterator_over, []
         if not self._unchanged() or (self.owner.made_by is None and self.owner.log):
             raise GraphBreak("QB10", "the walk of a set that has changed")
         return iterator_at, [self.owner, ConstantValue(self.position)]

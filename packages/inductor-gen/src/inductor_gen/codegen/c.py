@@ -39,7 +39,6 @@ __all__ = ["CRenderer", "acc_type", "identity"]
 
 TILE = 256
 BLOCK = 512
-ROW_BYTES = 256 << 10
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
@@ -92,19 +91,20 @@ def renderer(
     hint: Hint, layouts: dict[Node, Layout], device: Device, options: Options, tiling: Any = None
 ) -> CRenderer:  # fmt: skip
     """What renders kernels for a CPU."""
-    return CRenderer(hint, options.threads)
+    return CRenderer(hint, device, options.threads)
 
 
 class CRenderer:
-    """Renders loop nests as C for a number of threads (0: unknown, plan for several)."""
+    """Renders loop nests as C for a number of threads (0: unknown, plan for several) of a device."""
 
-    def __init__(self, hint: Hint, threads: int = 0) -> None:
+    def __init__(self, hint: Hint, device: Device, threads: int = 0) -> None:
         self.hint = hint
+        self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
         self.threads = threads or 8
 
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
-        return (_Kernel(nest, self.hint, self.threads).finish(),)
+        return (_Kernel(nest, self.hint, self.threads, self.kept_bytes).finish(),)
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
         """As they are: a call costs little here, and each spreads over all threads."""
@@ -112,8 +112,9 @@ class CRenderer:
 
 
 class _Kernel:
-    def __init__(self, nest: Nest, hint: Hint, threads: int) -> None:
+    def __init__(self, nest: Nest, hint: Hint, threads: int, kept_bytes: int) -> None:
         self.nest = nest
+        self.kept_bytes = kept_bytes
         self.body: Body = nest.body
         self.hint = hint
         self.threads = threads
@@ -426,7 +427,7 @@ class _Kernel:
         for stage in range(1, self.stages):
             for v in self._needed(stage):
                 if v.stage < stage and (op_cost(v.op) >= 8 or v.op == "scan") and v.id not in self.rows:
-                    if v.op == "scan" or self._row_bytes(v) <= ROW_BYTES:
+                    if v.op == "scan" or self._row_bytes(v) <= self.kept_bytes:
                         self.rows[v.id] = f"row{len(self.rows)}"
 
     def _row_bytes(self, v: Val) -> int:

@@ -35,14 +35,14 @@ def ask(device: torch.device) -> Device:
     flags = facts.get("flags", facts.get("Features", "")).split()
     vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
     cores = len(os.sched_getaffinity(0))
-    first, last = _caches()
+    own, last = _caches()
     name = facts.get("model name", platform.machine())
     rate = re.search(r"([\d.]+) ?GHz", name)
     hertz = float(rate.group(1)) * 1e9 if rate else _HERTZ
     flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
     halves = 2 * flops if "avx512_bf16" in flags or "amx_bf16" in flags else flops
     return Device(
-        "cpu", name, cores, 1, 1, first, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, None, vector
+        "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, None, vector
     )  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def _facts() -> dict[str, str]:
 
 
 def _caches() -> tuple[int, int]:
-    """Bytes of a core's first data cache and of the last cache."""
+    """Bytes of a core's second cache, the last of its own, and of the last of all; those of a server where the system
+    does not say."""
     found: dict[int, int] = {}
     for place in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -65,4 +66,5 @@ def _caches() -> tuple[int, int]:
                 found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
         except (OSError, ValueError):
             continue
-    return found.get(1, 32 << 10), found[max(found)] if found else 1 << 20
+    own = found.get(2, 1 << 20)
+    return own, found[max(found)] if found else own

@@ -31,7 +31,8 @@ class Device:
             use.
         threads: threads resident on one of them.
         warp: threads that run in step.
-        shared_memory: bytes that a program may take of a multiprocessor's own memory (of a core: its first cache).
+        shared_memory: bytes that a program may take of a multiprocessor's own memory (of a core: the last cache that
+            it has for itself).
         registers: 32-bit registers of a multiprocessor; 0 for a CPU.
         l2_bytes: bytes of the last cache before main memory that multiprocessors share.
         bandwidth: bytes of main memory per second.

@@ -12,8 +12,8 @@ from inductor_gen.templates.problem import Candidate, Problem, layout_text, size
 
 __all__ = ["find_tilings"]
 
-#: Bytes that a kernel must move for its tiling to matter beside its launch.
-LEAST = 1 << 20
+#: The share of a launch's time that moving a kernel's bytes must take for its tiling to matter.
+LEAST = 1 / 16
 
 #: Departures that are tried.
 _TRIED = (Tiling(1), Tiling(-1), Tiling(2, 1), Tiling(0, 1), Tiling(0, -1), Tiling(-1, -1))
@@ -32,7 +32,7 @@ def find_tilings(draft: Draft, steps: Sequence[Step]) -> list[Problem]:
 
 def _problem(draft: Draft, at: int, kernel: Kernel) -> Problem | None:
     parts = draft.rendering.of(kernel)
-    if sum(nbytes(n, draft.hint) for n in kernel.touched()) < LEAST:
+    if sum(nbytes(n, draft.hint) for n in kernel.touched()) < LEAST * draft.rendering.device(kernel).launch_bytes:
         return None
     candidates = [Candidate("as planned", parts)]
     for tiling in _TRIED:

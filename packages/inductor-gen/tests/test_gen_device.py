@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import types
 
@@ -10,9 +11,9 @@ import torch
 from gen_support import build
 
 import inductor_gen
-from inductor_gen.device import cuda
+from inductor_gen.device import backends, cuda
 from inductor_gen.device.backends import BACKENDS, Backend, backend
-from inductor_gen.device.record import device_of, known
+from inductor_gen.device.record import _asked, device_of, known
 from inductor_gen.extern.calls import function_for
 from inductor_gen.pipeline import lower_graph
 from prims.errors import Unsupported, UserError
@@ -85,11 +86,28 @@ def test_a_new_kind_of_device_is_a_row(monkeypatch):
     row = Backend("meta", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:renderer")
     monkeypatch.setitem(BACKENDS, "meta", row)
     meta = torch.device("meta")
-    device_of.cache_clear()
+    _asked.cache_clear()
     assert device_of(meta) == device_of(torch.device("cpu"))
-    device_of.cache_clear()
+    _asked.cache_clear()
     x = TensorSpec((4, 8), torch.float32, meta)
     env = build(lambda p, a, b: p.aten(torch.ops.aten.mm.default, p.exp(a), b), [x, TensorSpec((8, 3), torch.float32, meta)])
     lowered = lower_graph(env, Options(verify="off"))
     product = lowered.calls[1]
     assert [s.language for s in lowered.sources()] == ["c"] and function_for(product.node)[0] == "torch.mm"
+
+
+def test_the_current_gpu_is_asked_each_time(monkeypatch):
+    """``cuda`` without a number is another device when another one is current."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(cuda, "ask", lambda device: dataclasses.replace(known("L4"), name=str(device)))
+    _asked.cache_clear()
+    backends._named.cache_clear()
+    try:
+        for number in (0, 1, 0):
+            current[0] = number
+            assert device_of(torch.device("cuda")).name == f"cuda:{number}"
+    finally:
+        _asked.cache_clear()
+        backends._named.cache_clear()

@@ -76,12 +76,11 @@ def ask(device: torch.device) -> Device:
     if not torch.cuda.is_available():
         raise UserError(f"{device} was asked for, but torch sees no usable GPU; known() has records of absent ones")
     p = torch.cuda.get_device_properties(device)
-    index = torch.cuda.current_device() if device.index is None else device.index
     capability = (p.major, p.minor)
     count = p.multi_processor_count
-    clock = 1e3 * (getattr(p, "clock_rate", 0) or _attribute(index, _CLOCK))
-    memory = 1e3 * (getattr(p, "memory_clock_rate", 0) or _attribute(index, _MEMORY_CLOCK))
-    width = getattr(p, "memory_bus_width", 0) or _attribute(index, _MEMORY_WIDTH)
+    clock = 1e3 * (getattr(p, "clock_rate", 0) or _attribute(device, _CLOCK))
+    memory = 1e3 * (getattr(p, "memory_clock_rate", 0) or _attribute(device, _MEMORY_CLOCK))
+    width = getattr(p, "memory_bus_width", 0) or _attribute(device, _MEMORY_WIDTH)
     like = _like(p.name, capability)
     share = count / like.multiprocessors
     halves, singles = (rate * count * clock for rate in _PER_CLOCK.get(capability, (0, 0)))
@@ -94,14 +93,14 @@ def ask(device: torch.device) -> Device:
     )  # fmt: skip
 
 
-def _attribute(index: int, which: int) -> int:
+def _attribute(gpu: torch.device, which: int) -> int:
     """An attribute of a device by the driver; 0 where it does not say."""
     try:
         lib = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return 0
     device, value = ctypes.c_int(), ctypes.c_int()
-    if lib.cuDeviceGet(ctypes.byref(device), index):
+    if lib.cuDeviceGet(ctypes.byref(device), gpu.index):
         return 0
     return 0 if lib.cuDeviceGetAttribute(ctypes.byref(value), which, device) else value.value
 

@@ -16,6 +16,7 @@ import torch
 
 from inductor_gen.device.backends import backend
 from prims.errors import UserError
+from prims.spec.tensorspec import as_device
 
 __all__ = ["Asked", "Device", "device_of", "known"]
 
@@ -80,14 +81,18 @@ class Device:
 Asked = Callable[[torch.device], Device]
 
 
-@functools.cache
 def device_of(device: torch.device) -> Device:
-    """The record of a device of this machine, asked once per process.
+    """The record of a device of this machine, asked once per process; ``cuda`` is the current one.
 
     Raises:
         Unsupported: it is of a kind that no kernels are generated for.
         UserError: it is not there.
     """
+    return _asked(as_device(device))
+
+
+@functools.cache
+def _asked(device: torch.device) -> Device:
     return backend(device.type)["ask"](device)  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.device.backends import BACKENDS
 from inductor_gen.extern.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
@@ -33,7 +34,7 @@ _KIND_OF_ROW = {
     "scan": "scan",
     "dot": "extern",
 }
-_ANY_STRIDES = (claims("cpu") | claims("cuda")) - KERNELS - {CUDNN_BACKWARD}
+_ANY_STRIDES = frozenset[str]().union(*map(claims, BACKENDS)) - KERNELS - {CUDNN_BACKWARD}
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import logging
-import platform
 import traceback
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.device.record import device_of
 from inductor_gen.templates import bench
 from inductor_gen.templates.decisions import Decisions
 from inductor_gen.templates.draft import Draft
@@ -94,19 +93,10 @@ def _key(problem: Problem) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return f"{_processor()}, {torch.get_num_threads()} threads"
-    capability = torch.cuda.get_device_capability(device)
-    return f"{torch.cuda.get_device_name(device)} {capability} CUDA {torch.version.cuda}"
-
-
-@functools.lru_cache(maxsize=1)
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line for line in file if line.startswith("model name")).strip()
-    except (OSError, StopIteration):
-        return platform.machine()
+    """What measured times depend on: the device, and what runs on it."""
+    record = device_of(device)
+    beside = f"CUDA {torch.version.cuda}" if record.capability else f"{torch.get_num_threads()} threads"
+    return f"{record}, {beside}"
 
 
 class _Contest:

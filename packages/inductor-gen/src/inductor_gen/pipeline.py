@@ -21,6 +21,7 @@ from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.device.record import Asked, device_of, known
+from inductor_gen.fuse.check import text, verify
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
@@ -85,13 +86,15 @@ def lower_graph(
     with phase("layout"):
         prepared = prepare(env, hint, masks or {}, options.numerics)
     with phase("fuse"):
-        fusion = fuse(prepared.graph, hint, prepared.kept(), options.fuel)
+        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), options.fuel)
+    phase.keep("fused", lambda: text(fusion))
     with phase("kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
         made = list(builder.steps())
     with phase("order"):
         steps = ordered(made, prepared, hint)
     if options.verify == "every_pass":
+        verify(fusion)
         _verify(steps, prepared)
     phase.keep("kernels", lambda: ir.text(steps))
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)

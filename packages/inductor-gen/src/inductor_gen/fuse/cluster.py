@@ -9,6 +9,7 @@ re-enters the inner space, so a softmax or a layer norm is one cluster with all 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from inductor_gen.fuse.order import Move, Order
 from inductor_gen.loops.graph import Graph, Node
@@ -17,15 +18,38 @@ from inductor_gen.loops.views import Index, pull
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["LOOP_KINDS", "Cluster", "Fusion", "in_order", "inner_dims", "operand_indices", "substituted"]
+__all__ = [
+    "COMPUTED",
+    "LOOP_KINDS",
+    "Cluster",
+    "Fused",
+    "Fusion",
+    "in_order",
+    "inner_dims",
+    "operand_indices",
+    "substituted",
+]
 
 LOOP_KINDS = frozenset({"pointwise", "reduce", "scan", "create"})
+
+#: The kinds of nodes that are in a cluster, or computed in place.
+COMPUTED = frozenset({"pointwise", "reduce", "scan", "scatter", "extern"})
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Why nodes are together: ``stage`` is vertical, sibling, horizontal, inline, or again (made elsewhere too),
+    ``nodes`` are those that came to the kernel, and ``saved`` the bytes that need not be moved for that."""
+
+    stage: str
+    nodes: tuple[int, ...]
+    saved: int
 
 
 class Cluster:
     """One kernel to be, or one extern call (then ``space`` is empty and ``nodes`` has one element)."""
 
-    __slots__ = ("homes", "id", "inner", "loops", "nodes", "operands", "space")
+    __slots__ = ("fused", "homes", "id", "inner", "loops", "nodes", "operands", "space")
 
     def __init__(self, id: int, loops: bool) -> None:
         self.id = id
@@ -35,6 +59,7 @@ class Cluster:
         self.operands: dict[Node, Index] = {}
         self.space: dict[Expr, Expr] = {}
         self.inner: tuple[Expr, ...] = ()
+        self.fused: list[Fused] = []
 
     def copy(self) -> Cluster:
         """A cluster of the same nodes, whose variables can be split without this one's."""
@@ -56,15 +81,20 @@ class Fusion:
 
     Attributes:
         kept: the nodes that must end up in memory.
+        live: the nodes that something in memory, an operator or a write is made of; others get no cluster.
         fuel: how many more fusions may be made; None for any number.
         of: the cluster of each node that has one.
-        inlined: the nodes that are computed wherever they are read.
+        inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
         random: the operators that draw random numbers, in their order.
     """
 
     def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: int | None = None) -> None:
         self.graph = graph
         self.kept = set(kept)
+        self.live = set(self.kept)
+        for node in reversed(graph.nodes):
+            if node in self.live or node.kind in ("extern", "scatter"):
+                self.live.update((node, *node.ins))
         self.fuel = fuel
         self.clusters: dict[int, Cluster] = {}
         self.of: dict[Node, Cluster] = {}
@@ -161,11 +191,12 @@ class Fusion:
         self._place(cluster, node, index)
         return cluster
 
-    def add(self, cluster: Cluster, node: Node, operand: Index, move: Move) -> None:
+    def add(self, cluster: Cluster, node: Node, operand: Index, move: Move, saved: int) -> None:
         """Put a node into a cluster; ``operand`` is the index at which it reads its operands: its home, or for a
         reduction the index before the reduction. ``move`` is what the order of clusters has asked for."""
         self.order.extend(cluster.id, [c.id for c in self.owners(node)], move)
         self._place(cluster, node, operand)
+        cluster.fused.append(Fused("vertical", (node.id,), saved))
 
     def _place(self, cluster: Cluster, node: Node, operand: Index) -> None:
         cluster.nodes.append(node)
@@ -174,10 +205,12 @@ class Fusion:
         self.of[node] = cluster
 
     def merge(
-        self, cluster: Cluster, other: Cluster, mapping: Mapping[Expr, Expr], inner: tuple[Expr, ...], move: Move
-    ) -> None:
+        self, cluster: Cluster, other: Cluster, mapping: Mapping[Expr, Expr], inner: tuple[Expr, ...], move: Move,
+        stage: str, saved: int,
+    ) -> None:  # fmt: skip
         """Move the nodes of ``other`` into ``cluster``, its variables replaced by ``mapping``."""
         self.order.merge(cluster.id, other.id, move)
+        cluster.fused += [*other.fused, Fused(stage, tuple(n.id for n in other.nodes), saved)]
         cluster.inner = inner
         cluster.homes.update(substituted(other.homes, mapping))
         cluster.operands.update(substituted(other.operands, mapping))
@@ -186,13 +219,21 @@ class Fusion:
             self.of[n] = cluster
         del self.clusters[other.id]
 
-    def inline(self, cluster: Cluster) -> None:
+    def inline(self, cluster: Cluster, saved: int) -> None:
         """Let the readers of a cluster compute its nodes themselves."""
+        note = Fused("inline", tuple(n.id for n in cluster.nodes), saved)
+        for reader in self.order.readers(cluster.id) if cluster.nodes else ():
+            self.clusters[reader].fused += [*cluster.fused, note]
         for node in cluster.nodes:
             self.inlined.add(node)
             del self.of[node]
         del self.clusters[cluster.id]
         self.order.drop(cluster.id)
+
+    def remove(self, cluster: Cluster, node: Node) -> None:
+        """Take a node out of its cluster."""
+        cluster.nodes.remove(node)
+        del cluster.homes[node], cluster.operands[node], self.of[node]
 
     def owners(self, node: Node) -> list[Cluster]:
         """The clusters of what a node reads, each once."""
@@ -226,7 +267,7 @@ class Fusion:
         """The nodes that read each node, through views and values computed in place."""
         found: dict[Node, list[Node]] = {}
         for node in self.graph.nodes:
-            if node in self.of:
+            if node.kind in COMPUTED and node in self.live and (node in self.of or node not in self.inlined):
                 for base in self.bases(node):
                     found.setdefault(base, []).append(node)
         return found

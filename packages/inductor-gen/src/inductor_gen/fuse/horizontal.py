@@ -7,47 +7,51 @@ on nothing, so that joining them can make no cycle.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.fuse.order import Move
+from inductor_gen.fuse.score import Costs
+from inductor_gen.loops.index import ZERO
 
 __all__ = ["join_small"]
 
-#: Elements up to which a kernel costs more to launch than to run.
-SMALL = 4096
+#: A kernel is small where it moves no more than this part of the bytes that could be moved during its launch; the
+#: results of those that are joined, all in memory at once, stay below this multiple.
+PART, MULTIPLE = 0.5, 4
 
 #: Nodes and buffers of a joined kernel: bounds its arguments and its registers.
 MAX_JOINED = 64
 
 
-def join_small(fusion: Fusion) -> None:
+def join_small(fusion: Fusion, costs: Costs) -> None:
     """Join the small clusters that read only inputs, in groups of one iteration space and device."""
-    open_groups: dict[Any, tuple[Cluster, int]] = {}
+    groups: dict[Any, tuple[Cluster, int, float]] = {}
     for cluster in list(fusion.clusters.values()):
-        key = _space_of(fusion, cluster)
+        key = _space_of(fusion, costs, cluster)
         if key is None:
             continue
-        size = len(cluster.nodes) + len({base for node in cluster.nodes for base in fusion.bases(node)})
-        first, total = open_groups.get(key, (cluster, 0))
-        if first is cluster or total + size > MAX_JOINED or not fusion.may_fuse():
-            open_groups[key] = (cluster, size)
+        size, moved = len(cluster.nodes) + len(costs.facts(cluster).reads), costs.work(cluster).moved
+        limit = MULTIPLE * costs.device(cluster.nodes[0]).launch_bytes
+        first, total, bytes_ = groups.get(key, (cluster, 0, 0.0))
+        full = total + size > MAX_JOINED or bytes_ + moved > limit
+        if first is cluster or full or not fusion.may_fuse():
+            groups[key] = cluster, size, moved
             continue
         mapping = dict(zip(cluster.space, first.space, strict=True))
-        fusion.merge(first, cluster, mapping, (), Move())
-        open_groups[key] = (first, total + size)
+        fusion.merge(first, cluster, mapping, (), Move(), "horizontal", 0)
+        groups[key] = first, total + size, bytes_ + moved
 
 
-def _space_of(fusion: Fusion, cluster: Cluster) -> Any:
+def _space_of(fusion: Fusion, costs: Costs, cluster: Cluster) -> Any:
     """What must be equal in clusters that are joined; None for one that is not."""
     if not cluster.loops or fusion.order.sources(cluster.id) or cluster.inner:
         return None
     if any(node.kind != "pointwise" for node in cluster.nodes):
         return None
     extents = tuple(cluster.space.values())
-    if any(extent.kind != "const" for extent in extents):
+    if any(extent.kind != "const" or extent is ZERO for extent in extents):
         return None
-    if not 0 < math.prod(int(extent.args[0]) for extent in extents) <= SMALL:
+    if costs.work(cluster).moved > costs.device(cluster.nodes[0]).launch_bytes * PART:
         return None
     return extents, cluster.nodes[0].device

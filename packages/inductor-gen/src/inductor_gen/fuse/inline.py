@@ -1,68 +1,173 @@
-"""Inlining: small or single-use pointwise clusters are computed inside their consumers.
+"""Inlining: what is computed again wherever it is read, rather than stored and loaded.
 
 A pointwise cluster whose values are all read by other kernels through index maps that fusion could not follow
-(a slice, a broadcast, a concatenation) disappears when recomputing it costs less than a trip through memory.
+(a slice, a broadcast, a concatenation) disappears where its readers compute it faster than they load it.
+A pointwise value of a cluster that another one reads, along other loops, is made of what both can read where that moves
+fewer bytes: a layer norm's backward sums a product of its operands over rows, and the product is nowhere in memory.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from dataclasses import replace
 
-from inductor_gen.fuse.cluster import Cluster, Fusion
-from inductor_gen.loops.cost import op_cost
+from inductor_gen.fuse.cluster import Cluster, Fused, Fusion
+from inductor_gen.fuse.score import Costs, Work
 from inductor_gen.loops.graph import Node
-from prims.spec.expr import Expr
 
-__all__ = ["inline_cheap"]
+__all__ = ["inline_clusters", "recompute_shared"]
 
-#: Cost (see ``op_cost``) up to which a small chain is recomputed in its consumers rather than stored and loaded.
-CHEAP = 12
-#: The same on a GPU, where arithmetic is cheaper beside memory and a kernel costs microseconds to launch.
-CHEAP_ON_GPU = 60
 MAX_COPIES = 4
 
 #: Nodes computed in place in one kernel: bounds repeated work and the depth of what follows them.
 MAX_INLINED = 100
 
+#: Nodes of one value that is made again beside where it is made.
+MAX_AGAIN = 16
 
-def inline_cheap(fusion: Fusion, hint: Callable[[Expr], int]) -> None:
-    """Compute the clusters inside their consumers that are cheap enough."""
-    consumers = fusion.consumers()
+
+def inline_clusters(fusion: Fusion, costs: Costs) -> None:
+    """Compute pointwise clusters inside their readers where that is faster."""
+    consumers = costs.consumers
     carried: dict[int, list[Node]] = {}  # what a cluster already computes in place
+    works: dict[int, Work] = {}
     for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
         if not cluster.loops or any(n.kind != "pointwise" or n in fusion.kept for n in cluster.nodes):
             continue
         users = list(dict.fromkeys(u for n in cluster.nodes for u in consumers.get(n, ()) if u in fusion.of))
         readers = {c.id: c for u in users if (c := fusion.of[u]) is not cluster}
         nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
-        if not readers or not _worth(cluster, nodes, list(readers.values()), hint):
+        if not 0 < len(readers) <= MAX_COPIES or any(not r.space and not r.loops for r in readers.values()):
             continue
-        if any(len(carried.get(r, ())) + len(nodes) > MAX_INLINED for r in readers) or not fusion.may_fuse():
+        if any(len(carried.get(r, ())) + len(nodes) > MAX_INLINED for r in readers):
             continue
+        for c in (cluster, *readers.values()):
+            works.setdefault(c.id, costs.work(c))
+        after = {r: _with(costs, cluster, nodes, reader, works, len(readers)) for r, reader in readers.items()}
+        device = costs.device(cluster.nodes[0])
+        apart = sum(works[c].seconds(device) for c in (cluster.id, *readers))
+        if sum(w.seconds(device) for w in after.values()) >= apart or not fusion.may_fuse():
+            continue
+        works.update(after)
         for r in readers:
             carried.setdefault(r, []).extend(nodes)
-        fusion.inline(cluster)
+        saved = sum(costs.size(n) for n in cluster.nodes if costs.stored(n)) * (1 + len(readers))
+        fusion.inline(cluster, saved)
         for base in {b.id: b for n in cluster.nodes for b in fusion.bases(n)}.values():
             consumers.setdefault(base, []).extend(users)
 
 
-def _worth(cluster: Cluster, nodes: list[Node], readers: list[Cluster], hint: Callable[[Expr], int]) -> bool:
-    cost = sum(op_cost(n.op) for n in nodes)
-    size = max(math.prod(map(hint, n.shape)) for n in cluster.nodes)
-    device = cluster.nodes[-1].device
-    cheap = CHEAP_ON_GPU if device is not None and device.type == "cuda" else CHEAP
-    if any(not reader.loops and not reader.space for reader in readers):
-        return False
-    read = max(math.prod(map(hint, reader.space.values())) for reader in readers)
+def _with(
+    costs: Costs, cluster: Cluster, nodes: list[Node], reader: Cluster, works: dict[int, Work], copies: int
+) -> Work:
+    """The work of a reader that computes a cluster's nodes itself."""
     inside = set(cluster.nodes)
     uses = sum(user not in inside for n in cluster.nodes for user in n.users)
-    if uses > 2 and cost > cheap:
-        return False  # several reads would repeat the work
-    if len(readers) == 1 and read <= size:
-        return not any(n.op in ("gather", "index") for n in readers[0].nodes) or cost <= cheap
-    if len(readers) > MAX_COPIES:
-        return False
-    if cost <= 1 and len(nodes) == 1:
-        return True
-    return size * 4 <= read and cost <= cheap
+    points = costs.count(reader.space.values())
+    read, base = costs.facts(reader).reads, costs.facts(cluster).reads
+    spared = costs.bytes_of((v for v in cluster.nodes if v in read), points)
+    extra = costs.bytes_of((b for b in base if b not in read), min(points, costs.count(cluster.space.values())))
+    work = works[reader.id]
+    operations = costs.operations(nodes, max(points * uses // copies, 1))
+    return replace(work, moved=work.moved - spared + extra, operations=work.operations + operations)
+
+
+def recompute_shared(fusion: Fusion, costs: Costs) -> None:
+    """Let clusters make again what others hold of values that both can read, where that moves fewer bytes."""
+    for cluster in sorted(fusion.clusters.values(), key=lambda c: fusion.order.label(c.id)):
+        if not cluster.loops or len(cluster.nodes) < 2:
+            continue
+        for value in costs.facts(cluster).writes:
+            users = costs.consumers.get(value, [])
+            readers = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
+            found = _made_of(fusion, costs, cluster, value) if len(readers) == 1 else None
+            if found is None:
+                continue
+            (reader,) = readers.values()
+            cone, leaves = found
+            if fusion.order.together(cluster.id, reader.id) is None:
+                continue  # the reader cannot come next: what the value is made of would wait for it in memory
+            if reader.loops and _spares(costs, cluster, reader, value, cone, leaves) and fusion.may_fuse():
+                _make_again(fusion, costs, cluster, reader, cone, leaves)
+
+
+def _made_of(fusion: Fusion, costs: Costs, cluster: Cluster, value: Node) -> tuple[list[Node], list[Node]] | None:
+    """The nodes of a cluster that make a value, and what these read: values in memory, and results of reductions."""
+    cone: dict[Node, None] = {}
+    leaves: dict[Node, None] = {}
+    todo = [value]
+
+    def again(x: Node) -> bool:
+        if x.kind != "pointwise" or x in fusion.kept or x not in cluster.homes:
+            return False
+        return x is value or not (costs.stored(x) or costs.size(x) * 8 <= costs.size(value))
+
+    count = 0
+    while todo:
+        x = todo.pop()
+        if x.kind in ("view", "create"):
+            todo += x.ins
+        elif x in fusion.inlined or again(x):
+            count += 1
+            if x.op in ("gather", "index") or x.op.startswith("random_") or count > MAX_AGAIN:
+                return None
+            if x not in fusion.inlined:
+                cone[x] = None
+            todo += x.ins
+        else:
+            leaves[x] = None
+    return None if value not in cone else (list(cone), list(leaves))
+
+
+def _spares(costs: Costs, cluster: Cluster, reader: Cluster, value: Node, cone: list[Node], leaves: list[Node]) -> bool:
+    """Are both faster when the reader makes the value? What a kernel of the reader's loops reads that may yet become
+    one with it is read in any case."""
+    device, points = costs.device(value), costs.count(reader.space.values())
+    read = costs.facts(reader).reads
+    times = len(read.get(value, ()))
+    if not times:
+        return False  # at places that the data gives
+
+    def beside(leaf: Node) -> bool:
+        others = (costs.fusion.of.get(u) for u in costs.consumers.get(leaf, ()))
+        return any(
+            o is not None and o not in (cluster, reader) and o.loops and bool(o.inner) == bool(reader.inner)
+            and costs.shape(o) == costs.shape(reader) for o in others
+        )  # fmt: skip
+
+    extra = costs.bytes_of((v for v in leaves if v not in read and not beside(v)), points)
+    written = sum(costs.size(v) for v in leaves if v in cluster.homes and not costs.stored(v))
+    made, taken = costs.work(cluster), costs.work(reader)
+    apart = made.seconds(device) + taken.seconds(device)
+    made = replace(made, moved=made.moved - costs.size(value) + written)
+    moved = taken.moved - costs.bytes_of([value], points) + extra
+    taken = replace(taken, moved=moved, operations=taken.operations + costs.operations(cone, points * times))
+    return made.seconds(device) + taken.seconds(device) < apart
+
+
+def _make_again(
+    fusion: Fusion, costs: Costs, cluster: Cluster, reader: Cluster, cone: list[Node], leaves: list[Node]
+) -> None:
+    reader.fused.append(Fused("again", tuple(sorted(n.id for n in cone)), 2 * costs.size(cone[0])))
+    users = [u for u in costs.consumers[cone[0]] if fusion.of.get(u) is reader]
+    for leaf in leaves:
+        costs.consumers.setdefault(leaf, []).extend(u for u in users if u not in costs.consumers.get(leaf, ()))
+    fusion.inlined.update(cone)
+    for node in sorted(cone, key=lambda n: -n.id):  # what is not needed where it was made
+        if not any(u is not node and node in _direct(u) for u in cluster.nodes):
+            fusion.remove(cluster, node)
+    fusion.order.follow(reader.id, [c.id for u in users for c in fusion.owners(u)])
+    costs.forget(cluster, reader)
+    if not cluster.nodes:
+        fusion.inline(cluster, 0)
+
+
+def _direct(node: Node) -> set[Node]:
+    """What a node takes, through views alone."""
+    found: set[Node] = set()
+    todo = list(node.ins)
+    while todo:
+        x = todo.pop()
+        if x.kind == "view":
+            todo += x.ins
+        found.add(x)
+    return found

@@ -154,6 +154,10 @@ class Order:
             self._insert((c, *move.moved), move.behind)
         self._link(c, sources)
 
+    def follow(self, c: int, sources: Iterable[int]) -> None:
+        """Let ``c`` read what stands before it."""
+        self._link(c, sources)
+
     def together(self, a: int, b: int) -> Move | None:
         """How two clusters may become one; None where a third stands, or may stand, on a path between them."""
         first, last = self._in_line(a, b)

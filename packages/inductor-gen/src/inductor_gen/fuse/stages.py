@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from inductor_gen.device.record import Asked
 from inductor_gen.fuse.cluster import Fusion
 from inductor_gen.fuse.horizontal import join_small
-from inductor_gen.fuse.inline import inline_cheap
+from inductor_gen.fuse.inline import inline_clusters, recompute_shared
+from inductor_gen.fuse.score import Costs
+from inductor_gen.fuse.siblings import fuse_siblings
 from inductor_gen.fuse.vertical import cluster_nodes
 from inductor_gen.loops.graph import Graph, Node
 from prims.spec.expr import Expr
@@ -14,14 +17,20 @@ from prims.spec.expr import Expr
 __all__ = ["fuse"]
 
 
-def fuse(graph: Graph, hint: Callable[[Expr], int], kept: Iterable[Node] = (), fuel: int | None = None) -> Fusion:
+def fuse(
+    graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: int | None = None
+) -> Fusion:
     """Cluster the nodes of a graph.
 
-    ``hint`` gives a likely number for a size; ``kept`` are the nodes that must end up in memory; ``fuel`` limits the
-    number of fusions.
+    ``hint`` gives a likely number for a size, ``devices`` the record of a device; ``kept`` are the nodes that must end
+    up in memory; ``fuel`` limits the number of fusions, those of the first stages counting first.
     """
     fusion = Fusion(graph, kept, fuel)
-    cluster_nodes(fusion)
-    inline_cheap(fusion, hint)
-    join_small(fusion)
+    costs = Costs(fusion, hint, devices)
+    cluster_nodes(fusion, costs)
+    inline_clusters(fusion, costs)
+    costs = Costs(fusion, hint, devices)
+    recompute_shared(fusion, costs)
+    fuse_siblings(fusion, costs)
+    join_small(fusion, costs)
     return fusion

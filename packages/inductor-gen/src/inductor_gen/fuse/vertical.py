@@ -1,23 +1,25 @@
 """Vertical fusion: each node goes to the cluster of a value that it reads, where that is legal.
 
-Nodes are visited once, in topological order. A node that joins a cluster draws those of its other operands in.
+Nodes are visited once, in topological order; of several clusters that which spares most bytes is tried first. A node
+that joins a cluster draws those of its other operands in.
 """
 
 from __future__ import annotations
 
 from inductor_gen.fuse.cluster import LOOP_KINDS, Cluster, Fusion
 from inductor_gen.fuse.legality import MAX_NODES, merger, operand_in, refine
+from inductor_gen.fuse.score import Costs
 from inductor_gen.loops.graph import Node, draws_random
 from inductor_gen.loops.index import ZERO
 
 __all__ = ["cluster_nodes"]
 
 
-def cluster_nodes(fusion: Fusion) -> None:
+def cluster_nodes(fusion: Fusion, costs: Costs) -> None:
     """Give each node of the graph its cluster."""
     for node in fusion.graph.nodes:
-        if node.kind in ("pointwise", "reduce", "scan"):
-            _place(fusion, node)
+        if node in fusion.live and node.kind in ("pointwise", "reduce", "scan"):
+            _place(fusion, costs, node)
         elif node.kind == "extern":
             _extern(fusion, node)
         elif node.kind == "scatter":
@@ -33,45 +35,54 @@ def _extern(fusion: Fusion, node: Node) -> None:
         fusion.random.append(node)
 
 
-def _place(fusion: Fusion, node: Node) -> None:
+def _place(fusion: Fusion, costs: Costs, node: Node) -> None:
     """Find the cluster of a loop node."""
     bases = fusion.bases(node)
     if node.kind == "pointwise" and not bases and node not in fusion.kept:
         fusion.inlined.add(node)  # made of constants and iotas: cheaper to recompute than to load
         return
     owners = fusion.owners(node)
-    able = {c.id: c for b in bases if (c := fusion.of.get(b)) and c.loops and b.kind in LOOP_KINDS}
+    able: dict[int, list[Node]] = {}
+    for base in bases:
+        if (c := fusion.of.get(base)) is not None and c.loops and base.kind in LOOP_KINDS:
+            able.setdefault(c.id, []).append(base)
     if ZERO in node.shape or any(ZERO in x.shape for x in node.ins):
         able = {}  # nothing to compute, and sizes that no longer tell index maps apart
-    for cluster in sorted(able.values(), key=lambda c: -c.id):
-        if len(cluster.nodes) >= MAX_NODES:
+    for saved, at in sorted(((_spared(costs, node, read), c) for c, read in able.items()), reverse=True):
+        cluster = fusion.clusters[at]
+        if len(cluster.nodes) >= MAX_NODES or not costs.may_join(node, cluster, bases):
             continue
         move = fusion.order.admit(cluster.id, (c.id for c in owners if c is not cluster))
         operand = None if move is None else operand_in(fusion, node, cluster)
         if move is not None and operand is not None and fusion.may_fuse():
-            fusion.add(cluster, node, operand, move)
-            _absorb(fusion, node, cluster)
+            fusion.add(cluster, node, operand, move, saved)
+            _absorb(fusion, costs, node, cluster)
             return
     shape = node.args[0].shape if node.kind == "reduce" else node.shape
     refine(fusion, node, fusion.new_cluster(node, True, shape))
 
 
-def _absorb(fusion: Fusion, node: Node, cluster: Cluster) -> None:
+def _spared(costs: Costs, node: Node, read: list[Node]) -> int:
+    """The bytes not moved when a node is computed where what it reads is made."""
+    return sum(costs.size(b) * (1 if b in costs.fusion.kept or costs.consumers[b] != [node] else 2) for b in read)
+
+
+def _absorb(fusion: Fusion, costs: Costs, node: Node, cluster: Cluster) -> None:
     """Merge the clusters of the node's other operands into its own, where legal."""
     for _ in range(8):
         for base, index, exact in fusion.reads(node, cluster.operands[node], cluster.space):
             other = fusion.of.get(base)
             if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
                 continue
-            home = other.homes[base]
+            home, saved = other.homes[base], _spared(costs, node, [base])
             found = merger(fusion, other, cluster, home, index)
             if found is not None and fusion.may_fuse():
-                fusion.merge(cluster, other, found.mapping, found.inner, found.move)
+                fusion.merge(cluster, other, found.mapping, found.inner, found.move, "vertical", saved)
                 break
             if other.inner and not cluster.inner:
                 found = merger(fusion, cluster, other, index, home)
                 if found is not None and fusion.may_fuse():
-                    fusion.merge(other, cluster, found.mapping, found.inner, found.move)
+                    fusion.merge(other, cluster, found.mapping, found.inner, found.move, "vertical", saved)
                     cluster = other
                     break
         else:

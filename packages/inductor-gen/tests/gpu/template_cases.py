@@ -13,6 +13,7 @@ import torch
 from gen_support import build, reference
 
 import inductor_gen
+from inductor_gen.device.cuda import KNOWN
 from inductor_gen.device.record import known
 from inductor_gen.templates import contest, tilings
 from inductor_gen.templates.decisions import Decisions
@@ -345,6 +346,20 @@ def test_every_tiling_computes_the_same(name, tiling, tmp_path, monkeypatch):
     assert report.tunings and all(t.winner != "as planned" or not t.times for t in report.tunings), report.tunings
     if name in ("pointwise", "transposed", "columns"):
         assert all(t.times for t in report.tunings)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels chosen for another device run in the interpreter")
+@pytest.mark.parametrize("device", [*KNOWN, "L4 of one multiprocessor"])
+@pytest.mark.parametrize("name", programs())
+def test_what_is_chosen_for_another_device_computes_the_same(name, device):
+    record = KNOWN[device] if device in KNOWN else dataclasses.replace(KNOWN["L4"], multiprocessors=1, registers=2048)
+    fn, inputs = programs()[name]
+    env = build(fn, inputs, claims=inductor_gen.claims("cuda"))
+    options = Options(verify="off", cache=False)
+    compiled = inductor_gen.compile_graph(env, options=options, triton=True, devices=lambda _: record)
+    assert compiled.kernels and not compiled.externs
+    for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-3 if name == "long scan" else 1e-4)
 
 
 def test_a_kernel_that_does_not_compile_is_dropped(tmp_path, monkeypatch):

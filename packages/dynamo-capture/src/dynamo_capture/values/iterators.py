@@ -29,12 +29,13 @@ _MOST_WRITTEN_OUT = 4096
 
 _TUPLE_ITERATOR = type(iter(()))
 _WHOLES: tuple[Any, ...] = ([], set(), "", "\xe9", b"", range(0), collections.deque())
+_ORDERED: tuple[Any, ...] = ([], (), collections.deque())
 _MAPPINGS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 _VIEWS = tuple(part for whole in _MAPPINGS for part in (whole.keys(), whole.values(), whole.items()))
 #: What makes an iterator without elements, one for each type of which a region may leave one at its end.
 _ENDED: tuple[Callable[[], Any], ...] = (
     *(functools.partial(iter, whole) for whole in (*_WHOLES, *_VIEWS)),
-    *(functools.partial(reversed, whole) for whole in ([], (), collections.deque(), *_VIEWS)),
+    *(functools.partial(reversed, whole) for whole in (*_ORDERED, *_VIEWS)),
     functools.partial(iter, int, 0), functools.partial(itertools.islice, (), 0),
     functools.partial(itertools.pairwise, ()), functools.partial(itertools.takewhile, bool, ()),
 )  # fmt: skip

@@ -126,6 +126,11 @@ class LazyBackward:
             results[place] = value
         return results
 
+    def taken(self, absent: tuple[bool, ...]) -> set[int]:
+        """The places of the inputs that the backward graph uses when those tangents are None."""
+        env, _ = without_tangents(self.env, absent)
+        return {i for i, node in enumerate(env.placeholders()) if node.users}
+
     def _compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         if self._report is None:
             return self._ready(compile_or_run(env, self._compiler, self._options, None, name))

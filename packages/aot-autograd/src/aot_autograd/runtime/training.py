@@ -46,7 +46,7 @@ def build_training(
     source = Source()
     again = RunAgain(joint, partition, eager, backward, _kept_results(joint, partition))
     source.globals["enter"] = _apply_of(_make_gate(joint, partition, backward, again))
-    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
+    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again, backward))
     source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
     source.line("if transforms(): return eager(*args)")
     emit_overlap_check(source, outcome, eager, options, report)
@@ -103,11 +103,11 @@ def _returned(joint: Joint) -> list[int]:
 
 
 def _make_function(
-    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
+    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain, backward: LazyBackward
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
     forward = _forward_source(joint, partition, compiled, again).function("forward(ctx, gate, args)")
-    back = _collecting_source(joint, partition, again).function("backward(ctx, *tangents)")
+    back = _collecting_source(joint, partition, again, backward).function("backward(ctx, *tangents)")
     return type(
         "CompiledFunction",
         (torch.autograd.Function,),
@@ -198,7 +198,7 @@ def _symbolic_strides(joint: Joint) -> bool:
     return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
 
 
-def _collecting_source(joint: Joint, partition: Partition, again: RunAgain) -> Source:
+def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, backward: LazyBackward) -> Source:
     """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
@@ -219,11 +219,52 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain) -> S
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
     sizes = "*ctx.sizes, " if partition.sizes else ""
     some = f"[:{len(partition.saved)}]" if kept else ""
-    source.line(f"gate.box = [*ctx.saved_tensors{some}, {sizes}{', '.join(names)}]")
+    if len(names) > 1:
+        source.globals["saved_unless_written"] = _saved_unless_written(joint, partition, backward)
+        source.line("try: saved = ctx.saved_tensors")
+        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
+    else:
+        source.line("saved = ctx.saved_tensors")
+    source.line(f"gate.box = [*saved{some}, {sizes}{', '.join(names)}]")
+    source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
     source.line("return gate, None")
     return source
+
+
+def _saved_unless_written(
+    joint: Joint, partition: Partition, backward: LazyBackward
+) -> Callable[[Any, tuple[torch.Tensor | None, ...], RuntimeError], list[torch.Tensor]]:
+    """What reads the saved tensors one by one where one was written after the forward pass.
+
+    Eager raises only where the backward pass comes to an operator that saved such a tensor. A result without a
+    gradient, from which none with a gradient is computed, was saved by operators to which it does not come.
+    """
+    outputs = [at if kind == "output" else None for kind, at in partition.saved] + _kept_results(joint, partition)
+
+    def saved_unless_written(
+        ctx: Any, tangents: tuple[torch.Tensor | None, ...], error: RuntimeError
+    ) -> list[torch.Tensor]:
+        reached = {k for k, tangent in enumerate(tangents) if tangent is not None}
+        reached |= {behind for k in reached for behind in (joint.under[k] if joint.under else ())}
+        if len(reached) == len(tangents):
+            raise error
+        held = ctx._raw_saved_tensors
+        taken = backward.taken(tuple(tangent is None for tangent in tangents)) & set(range(len(partition.saved)))
+        found = []
+        for i, (one, output) in enumerate(zip(held, outputs, strict=True)):
+            if output is None:
+                found.append(one.unpack())  # raises where it was written
+                continue
+            value = one.data
+            place = joint.tangents.index(output) if output in joint.tangents else None
+            if value._version and (place is None or place in reached or i in taken):
+                raise error
+            found.append(value)
+        return found
+
+    return saved_unless_written
 
 
 def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain) -> Source:

@@ -12,8 +12,8 @@ from mask_cases import MASKS, Attention, batch, contents, worst_of_threads
 from on_gpu import DEVICE
 
 import compile_api
+from inductor_gen.extern import calls as library_calls
 from inductor_gen.extern.attention import BACKWARD, FORWARD
-from inductor_gen.runtime import wrapper
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -22,7 +22,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """What compiled graphs give the fused attention operators: (is there a mask, the causal flag)."""
     seen: list[tuple[bool, bool]] = []
-    made = wrapper.function_for
+    made = library_calls.function_for
 
     def spied(node: Any, *rest: Any) -> Any:
         name, call = made(node, *rest)
@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
         return name, spy
 
-    monkeypatch.setattr(wrapper, "function_for", spied)
+    monkeypatch.setattr(library_calls, "function_for", spied)
     return seen
 
 

@@ -201,20 +201,31 @@ class _Generator:
 
     def __call__(self, env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
         import inductor_gen
-        from prims.lower import lower
+        from prims.lower import UPDATES, lower
 
         stage = "lower"
         try:
             claims = frozenset().union(*(inductor_gen.claims(kind) for kind in _device_types(env)))
+            in_place = _is_inference(env)
+            if in_place:
+                claims |= {UPDATES}
             with self.report.phase("lower"):
                 lowered = lower(env, claims=claims, options=self.options, report=self.report)
             stage = "codegen"
             with self.report.phase("codegen"):
-                compiled = inductor_gen.compile_graph(lowered, options=self.options, report=self.report)
+                compiled = inductor_gen.compile_graph(
+                    lowered, options=self.options, report=self.report, in_place=in_place
+                )
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
         return _Guarded(compiled, env, self.options, self.report)
+
+
+def _is_inference(env: Envelope) -> bool:
+    """Is there no backward pass, for which an input's old value might be of importance?"""
+    kinds = {desc.kind for desc in env.inputs} | {desc.kind for desc in env.outputs}
+    return kinds.isdisjoint(("saved", "tangent"))
 
 
 def _device_types(env: Envelope) -> set[str]:
@@ -249,7 +260,8 @@ def _is_row_major(spec: Any) -> bool:
 class _Guarded:
     """A compiled graph that is given up for the eager one when it fails where eager does not.
 
-    A compiled graph applies no mutations (the ahead-of-time runtime does), so that running the region again is safe.
+    A compiled graph applies no mutations (the ahead-of-time runtime does) but those that may be applied twice, so that
+    running the region again is safe.
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 

@@ -74,7 +74,8 @@ class CompiledGraph:
     def surviving_inputs(self, error: BaseException) -> list[Any] | None:
         """The inputs of the :meth:`boxed` call that raised ``error``, unless some were freed already.
 
-        A graph never writes to its inputs, so that whoever has them all can compute the results in another way.
+        A graph never writes to its inputs, or (``in_place``) only what it would write again, so that whoever has them
+        all can compute the results in another way.
         """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code is not getattr(self._call, "__code__", None):
@@ -91,15 +92,17 @@ class CompiledGraph:
 
 def compile_graph(
     env_prim: Envelope, *, options: Options | None = None, report: Report | None = None, triton: bool = False,
-    devices: Asked | None = None,
+    devices: Asked | None = None, in_place: bool = False,
 ) -> CompiledGraph:  # fmt: skip
     """Compile a prim-dialect envelope.
 
     Inputs must arrive with the sizes and strides of their descriptors; outputs have those of theirs. Mutations are
-    not applied: the caller copies. ``report`` receives a record per kernel launch and extern call. Values on the CPU
-    are computed by C kernels, those on a GPU by Triton's; with ``triton`` the CPU's are Triton's too, which needs its
-    interpreter (``TRITON_INTERPRET=1``). ``devices`` gives the records that choices are made by instead of this
-    machine's.
+    not applied: the caller copies. With ``in_place`` the graph may apply some of them itself, where nobody needs what
+    the input held before: the output is then the very input, and the caller has nothing to copy.
+
+    ``report`` receives a record per kernel launch and extern call. Values on the CPU are computed by C kernels, those
+    on a GPU by Triton's; with ``triton`` the CPU's are Triton's too, which needs its interpreter
+    (``TRITON_INTERPRET=1``). ``devices`` gives the records that choices are made by instead of this machine's.
 
     Raises:
         UserError: there is no C compiler.
@@ -108,14 +111,14 @@ def compile_graph(
     options = options if options is not None else Options.from_environment()
     plan = _masks(env_prim, options, report)
     if plan.question is None:
-        return _compiled(env_prim, options, report, triton, plan.constant, devices)
+        return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place)
     from inductor_gen.runtime.masked import ByMasks, asker_for
 
-    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices)
+    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices, in_place)
     asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
 
     def general() -> Callable[[Any], list[Any]]:
-        return _compiled(env_prim, options, report, triton, plan.constant, devices).boxed
+        return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place).boxed
 
     call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
     return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
@@ -136,12 +139,12 @@ def _repeatable(node: torch.fx.Node) -> bool:
 
 def _compiled(
     env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str],
-    devices: Asked | None,
+    devices: Asked | None, in_place: bool,
 ) -> CompiledGraph:  # fmt: skip
     """The graph compiled for calls in which these verdicts about attention masks hold."""
     begun = _begin(env_prim, options)
     add = begun.add if begun is not None else None
-    lowered = lower_graph(env_prim, options, report, triton, add, masks, devices)
+    lowered = lower_graph(env_prim, options, report, triton, add, masks, devices, in_place)
     with nullcontext() if report is None else report.phase("inductor.compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()
@@ -155,7 +158,7 @@ def _compiled(
         untuned = options.replace(max_autotune=False)
 
         def otherwise() -> Callable[[Any], list[Any]]:
-            return _compiled(env_prim, untuned, report, triton, masks, devices).boxed
+            return _compiled(env_prim, untuned, report, triton, masks, devices, in_place).boxed
 
         call = while_precision(lowered.precision, call, otherwise)
     kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered)]

@@ -21,6 +21,7 @@ from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.device.record import Asked, device_of, known
+from inductor_gen.extern.cuda import is_half_product
 from inductor_gen.fuse.check import text, verify
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
@@ -33,8 +34,6 @@ from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch, launches
 from inductor_gen.plan.memory import MemoryPlan, footprint, plan_memory
 from inductor_gen.plan.order import ordered
-from inductor_gen.templates.choice import choose
-from inductor_gen.templates.draft import Draft
 from prims.debug import keep
 from prims.ir import Envelope
 from prims.options import Options
@@ -68,12 +67,12 @@ class _Phases:
 def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
     rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked | None = None,
+    devices: Asked | None = None, in_place: bool = False,
 ) -> Lowered:  # fmt: skip
     """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
     each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
     ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
-    what would run on an H100.
+    what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
@@ -84,7 +83,7 @@ def lower_graph(
     hint = size_hint(env)
     phase = _Phases(options, report)
     with phase("layout"):
-        prepared = prepare(env, hint, masks or {}, options.numerics)
+        prepared = prepare(env, hint, masks or {}, options.numerics, in_place)
     with phase("fuse"):
         fusion = fuse(prepared.graph, hint, devices, prepared.kept(), options.fuel)
     phase.keep("fused", lambda: text(fusion))
@@ -98,9 +97,13 @@ def lower_graph(
         _verify(steps, prepared)
     phase.keep("kernels", lambda: ir.text(steps))
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
-    with phase("choose"):
-        draft = Draft(options, hint, prepared, builder, rendering, report)
-        steps, precision = choose(draft, steps)
+    precision = None
+    if _has_choices(options, steps):
+        from inductor_gen.templates.choice import choose
+        from inductor_gen.templates.draft import Draft
+
+        with phase("choose"):
+            steps, precision = choose(Draft(options, hint, prepared, builder, rendering, report), steps)
     with phase("memory"):
         together = launches(steps, rendering.starts_slowly)
         memory = _memory(together, prepared, builder.layouts, hint)
@@ -109,6 +112,12 @@ def lower_graph(
         lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
         _bound(env, lowered.sources())
     return lowered
+
+
+def _has_choices(options: Options, steps: Iterable[Step]) -> bool:
+    """May a template or another operator be taken for some step? Where bits are to be eager's, none may."""
+    products = any(isinstance(step, Call) and is_half_product(step.node) for step in steps)
+    return options.numerics != "eager_exact" and (options.max_autotune or products)
 
 
 def _verify(steps: Iterable[Step], prepared: Prepared) -> None:

@@ -255,7 +255,7 @@ def test_single_rows(dtype, m, n, k, turned, tmp_path, monkeypatch):
 
 
 def test_products_with_odd_rows_need_no_contest(monkeypatch):
-    monkeypatch.setattr("inductor_gen.templates.choice._is_half_product", lambda node: True)
+    monkeypatch.setattr("inductor_gen.pipeline.is_half_product", lambda node: True)
     monkeypatch.setattr("inductor_gen.templates.choice.misaligned", lambda node: node.op == "aten.mm.default")
     monkeypatch.setattr("inductor_gen.templates.choice.odd_tile", lambda device: LASTING)
     inputs = [torch.randn(40, 24).bfloat16().to(DEVICE), torch.randn(51, 24).bfloat16().to(DEVICE)]
@@ -275,7 +275,7 @@ def test_products_with_odd_rows_need_no_contest(monkeypatch):
 @pytest.mark.parametrize("kept", [False, True])
 def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypatch):
     """Unless the product is needed itself."""
-    monkeypatch.setattr("inductor_gen.templates.choice._is_half_product", lambda node: True)
+    monkeypatch.setattr("inductor_gen.pipeline.is_half_product", lambda node: True)
     monkeypatch.setattr(
         "inductor_gen.templates.choice.shallow_tile", lambda m, n, k, dtype, device: TILE if n == 48 else None
     )

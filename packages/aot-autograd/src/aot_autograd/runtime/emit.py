@@ -143,18 +143,44 @@ def emit_mutations(
         for target, value, _ in triples:
             source.line(f"{indent}{target}.copy_({value})")
         return
+    source.globals["written"] = written
     # The list copy takes one launch for many tensors only where all have one dtype and device.
     groups: dict[Any, list[tuple[str, str]]] = {}
     for target, value, spec in triples:
         groups.setdefault((spec.dtype, spec.device), []).append((target, value))
     for pairs in groups.values():
         if len(pairs) == 1:
-            source.line(f"{indent}{pairs[0][0]}.copy_({pairs[0][1]})")
+            target, value = pairs[0]
+            source.line(f"{indent}if {value} is not {_tensor(target)}: {target}.copy_({value})")
+            source.line(f"{indent}else: written({target})")
             continue
-        source.globals["foreach_copy_"] = torch._foreach_copy_
+        source.globals["copy_all"] = copy_all
         targets = ", ".join(target for target, _ in pairs)
+        inputs = ", ".join(_tensor(target) for target, _ in pairs)
         values = ", ".join(value for _, value in pairs)
-        source.line(f"{indent}foreach_copy_([{targets}], [{values}])")
+        source.line(f"{indent}copy_all([{targets}], [{inputs}], [{values}])")
+
+
+def _tensor(target: str) -> str:
+    """The expression of the tensor that a graph is given, of which ``target`` may be ``.data``."""
+    return target.removesuffix(".data")
+
+
+def copy_all(targets: list[torch.Tensor], inputs: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy new values into written inputs, but for those that the compiled graph has written itself."""
+    left = [(t, v) for t, x, v in zip(targets, inputs, values, strict=True) if v is not x]
+    if len(left) < len(targets):
+        for target, x, value in zip(targets, inputs, values, strict=True):
+            if value is x:
+                written(target)
+    if left:
+        torch._foreach_copy_([t for t, _ in left], [v for _, v in left])
+
+
+def written(x: torch.Tensor) -> None:
+    """Let autograd know that a tensor was written, as an operator in place would."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
 
 
 def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:

@@ -378,6 +378,8 @@ class _Kernel:
         """Serial over the variables that collide, parallel over those that address distinct elements. Of these the one
         along which the buffer is contiguous goes innermost."""
         store = self.body.stores[0]
+        if self.checks and store.buffer.kind == "input":
+            self._check_first()
         strides = {v: linear(self.body, store.at, v) for v in self.nest.outer if v in store.at.symbols}
         free = [v for v, stride in strides.items() if stride is not None]
         serial = [v for v in self.nest.outer if v not in free]
@@ -394,6 +396,25 @@ class _Kernel:
             self._hoist(done, loops[: depth + 1])
         self.store(store)
         self.w.close(len(loops))
+
+    def _check_first(self) -> None:
+        """Look at every index before the first element of an input is written, as eager does."""
+        needed: set[int] = set()
+        todo = list(self.checks)
+        while todo:
+            v = todo.pop()
+            if v.id not in needed:
+                needed.add(v.id)
+                todo += self.body.inputs_of(v)
+        vals = [v for v in self.body.vals if v.id in needed]
+        loops = [x for x in self.nest.outer if any(x in v.deps for v in vals)]
+        self.w.open("")
+        for variable in loops:
+            self._loop(variable)
+        for v in vals:
+            self.emit(v)
+        self.w.close(len(loops) + 1)
+        self.w.line("if (bad_) return bad_;")
 
     # ---- reductions -------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES
 from prims.errors import Refused
 
-__all__ = ["cuda_function", "misaligned", "with_aligned_rows"]
-
+__all__ = ["cuda_function", "is_half_product", "misaligned", "with_aligned_rows"]
 
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
@@ -186,3 +185,9 @@ _ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
         "cudnn_attention_backward", cudnn_attention_backward,
     ),
 }  # fmt: skip
+
+
+def is_half_product(node: Node) -> bool:
+    """Is it a product of 16-bit matrices on a GPU?"""
+    on_gpu = node.device is not None and node.device.type == "cuda"
+    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES

@@ -59,6 +59,11 @@ class Kernel:
         """Where it runs."""
         return self.nodes[-1].device
 
+    @property
+    def checks(self) -> bool:
+        """Does it check what the program's data says, and may it refuse it?"""
+        return any(v.op in ("bounded", "nonzero") for nest in self.nests for v in nest.body.vals)
+
     def touched(self) -> tuple[Node, ...]:
         """Every buffer that it reads or writes, each once."""
         return tuple(dict.fromkeys((*self.writes, *self.updates, *self.reads)))

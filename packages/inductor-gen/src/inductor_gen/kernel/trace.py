@@ -73,6 +73,10 @@ class _Tracer:
         self.body.atoms[symbol] = v
         return symbol
 
+    def place(self, v: Val) -> Expr:
+        """A value that is an index: of loop variables where it is known to be that, else through a symbol for it."""
+        return v.at if v.op == "index" and v.at is not None else self.atom(v)
+
     def condition(self, where: tuple[Expr, ...]) -> Val | None:
         """The conjunction of ``w >= 0``; None when all hold everywhere."""
         result: Val | None = None
@@ -253,7 +257,7 @@ class _Tracer:
     def _gather(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         x, positions, dim = node.args
         checked = self.bounded(self.value(positions, index, where), x.shape[dim], where)
-        i = self.atom(checked)
+        i = self.place(checked)
         read = self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
         return self._behind(checked, read)
 
@@ -289,7 +293,7 @@ class _Tracer:
         for source, d in zip(indices, dims, strict=True):
             i = self.wrapped(self.value(source, index[:rank], where), x.shape[d])
             checks.append(self.bounded(i, x.shape[d], where))
-            at[d] = self.atom(checks[-1])
+            at[d] = self.place(checks[-1])
         rest = iter(index[rank:])
         read = self.value(x, tuple(next(rest) if i is None else i for i in at), where)
         for checked in checks:
@@ -363,7 +367,7 @@ def trace_scatter(
     index = cluster.operands[node]
     if node.op == "scatter":
         x, positions, src, dim, mode = node.args
-        i = tracer.atom(tracer.bounded(tracer.value(positions, index), x.shape[dim]))
+        i = tracer.place(tracer.bounded(tracer.value(positions, index), x.shape[dim]))
         at = tuple(i if d == dim else a for d, a in enumerate(index))
         value = tracer.value(src, index)
     else:
@@ -372,7 +376,7 @@ def trace_scatter(
         parts: list[Expr | None] = [None] * len(x.shape)
         for source, d in zip(indices, dims, strict=True):
             position = tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d])
-            parts[d] = tracer.atom(tracer.bounded(position, x.shape[d]))
+            parts[d] = tracer.place(tracer.bounded(position, x.shape[d]))
         rest = iter(index[rank:])
         at = tuple(next(rest) if i is None else i for i in parts)
         value = tracer.value(values, index)

@@ -19,6 +19,7 @@ from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout import convolutions
 from inductor_gen.layout.patches import gather_patches
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
+from inductor_gen.layout.updates import in_place_updates
 from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
@@ -48,7 +49,9 @@ _SPATIAL = frozenset({
 
 
 class _Preparer:
-    def __init__(self, env: Envelope, hint: Hint | None, masks: Mapping[int, str], numerics: str) -> None:
+    def __init__(
+        self, env: Envelope, hint: Hint | None, masks: Mapping[int, str], numerics: str, in_place: bool
+    ) -> None:
         self.env = env
         self.exact = numerics == "eager_exact"
         self.old = build_graph(env, own_strides=self.exact)
@@ -60,6 +63,7 @@ class _Preparer:
             share_heads(self.old)
         self.context = env.symbols.context or _context_of(env)
         self.out = Prepared(Graph(), unmasked=unmasked)
+        self.updates = in_place_updates(self.old, env) if in_place else {}
         self.owned: set[Node] = set()  # buffers that some output already is
         self.channels_last = not self.exact and _pays_channels_last(self.old)
         self.image_shapes = _image_shapes(self.old) if self.channels_last else set()
@@ -300,8 +304,10 @@ class _Preparer:
             self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
 
     def _scatter(self, node: Node) -> None:
-        target = self.copy(node.args[0])
-        node.args = (target, *node.args[1:])
+        target = self.updates.get(node)
+        if target is None:
+            target = self.copy(node.args[0])
+            node.args = (target, *node.args[1:])
         self.out.scattered[node] = target
         self.out.layouts[node] = self.out.layouts[target]
 
@@ -312,6 +318,8 @@ class _Preparer:
             self.out.outputs.append(self._output(desc, x) if isinstance(x, Node) else x)
 
     def _output(self, desc: Any, x: Node) -> ViewRef:
+        if desc.kind == "mutation" and x in self.updates:
+            return ViewRef(x, x.shape, self.layout(x).strides, ZERO)
         spec = desc.spec
         wanted = tuple(size(s) for s in spec.strides) if isinstance(spec, TensorSpec) else None
         if self._travels_as_image(desc, x):
@@ -321,7 +329,7 @@ class _Preparer:
                 self.out.layouts[x] = Layout(wanted)
         ref = self.resolve(x)
         if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
-            if ref.base.kind not in ("input", "constant") and ref.base not in self.owned:
+            if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
                 self.owned.add(ref.base)
                 return ref
         made = self.resolve(self.copy(x, wanted))
@@ -433,12 +441,14 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
 
 
 def prepare(
-    env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None, numerics: str = "fast"
-) -> Prepared:
+    env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None, numerics: str = "fast",
+    in_place: bool = False,
+) -> Prepared:  # fmt: skip
     """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
     With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too. ``masks`` are the
     verdicts about attention masks (:class:`inductor_gen.rewrite.masks.MaskPlan`) that the graph may count on.
     ``numerics`` is that of the options: under ``"eager_exact"`` every operator gets its operands in eager's strides.
+    ``in_place``: inputs that the graph's mutations name may be written (:mod:`inductor_gen.layout.updates`).
     """
-    return _Preparer(env, hint, masks or {}, numerics).run()
+    return _Preparer(env, hint, masks or {}, numerics, in_place).run()

@@ -48,7 +48,7 @@ class Prepared:
         layouts: of every buffer: inputs, extern results, and nodes that kernels write.
         externs: per extern node, its arguments with a ViewRef for each tensor.
         outputs: per graph output a ViewRef, or the literal or size it is.
-        scattered: scatter node -> the copy whose buffer it updates.
+        scattered: scatter node -> the copy, or the input, whose buffer it updates.
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
         freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
         unmasked: the attention operators that go without their masks, with "free" or "causal".

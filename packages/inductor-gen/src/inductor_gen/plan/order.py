@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inductor_gen.kernel.ir import Step
+from inductor_gen.kernel.ir import Kernel, Step
 from inductor_gen.layout.record import Prepared
 from inductor_gen.loops.graph import Node, draws_random
 from inductor_gen.loops.index import Hint
@@ -25,7 +25,11 @@ def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]
 
 def dependencies(steps: Sequence[Step]) -> list[set[int]]:
     """The steps, by position, that must run before each step: those that write what it reads or changes, those that
-    read what it changes, and the operator before it that draws random numbers."""
+    read what it changes, and the operator before it that draws random numbers.
+
+    What changes an input also waits for the kernels that may refuse the program's data and hold something that eager
+    computes before the change: it would have raised its error by then.
+    """
     needs: list[set[int]] = []
     writer: dict[Node, int] = {}
     readers: dict[Node, list[int]] = {}
@@ -45,22 +49,40 @@ def dependencies(steps: Sequence[Step]) -> list[set[int]]:
             readers[node] = []
         before.discard(k)
         needs.append(before)
+    _wait_for_checks(steps, needs)
     return needs
+
+
+def _wait_for_checks(steps: Sequence[Step], needs: list[set[int]]) -> None:
+    updates = [k for k, step in enumerate(steps) if any(node.kind == "input" for node in step.updates)]
+    checks = [k for k, step in enumerate(steps) if updates and isinstance(step, Kernel) and step.checks]
+    if not checks:
+        return
+    for k in updates:
+        behind, found = {k}, 0
+        while len(behind) > found:  # mostly two rounds: needs name earlier steps, but for those that were added here
+            found = len(behind)
+            for j, before in enumerate(needs):
+                if not behind.isdisjoint(before):
+                    behind.add(j)
+        first = min(node.id for node in _nodes(steps[k]))
+        needs[k].update(j for j in checks if j not in behind and min(n.id for n in _nodes(steps[j])) < first)
+
+
+def _nodes(step: Step) -> tuple[Node, ...]:
+    return step.nodes if isinstance(step, Kernel) else (step.node,)
 
 
 def _delayed(steps: Sequence[Step], needs: Sequence[Collection[int]], tangents: Collection[Node]) -> list[int]:
     """In a backward graph, put off what is recomputed from saved values until the gradients need it: done first, all of
     it would be in memory at once."""
-    order = list(range(len(steps)))
-    if not tangents:
-        return order
     on_gradients: set[int] = set()
     for k, step in enumerate(steps):
         if not on_gradients.isdisjoint(needs[k]) or any(n in tangents for n in step.reads):
             on_gradients.add(k)
     out: list[int] = []
     placed: set[int] = set()
-    for k in (*sorted(on_gradients), *order):
+    for k in (*sorted(on_gradients), *range(len(steps))):
         todo = [k]
         while todo:
             top = todo[-1]

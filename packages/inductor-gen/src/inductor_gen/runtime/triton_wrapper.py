@@ -263,7 +263,9 @@ class TritonWrapper(Wrapper):
         run, operands, numbers = self._run(calls, slots, sizes, self.gpu)
         self.lines.append(f"code = {run}({', '.join([*operands, *numbers, 'stream'])})")
         rest = "".join(f"{text}, " for text in (*numbers, "stream"))
-        self.lines.append(f"if code: relaunch({run}, code, ({', '.join(operands)},), ({rest}))")
+        written = {self.name(n) for s in sources for n in s.buffers[: s.outputs]}
+        kept = tuple(k for k, name in enumerate(operands) if name in written)
+        self.lines.append(f"if code: relaunch({run}, code, ({', '.join(operands)},), ({rest}), {kept})")
 
 
 def triton_wrapper(
@@ -293,10 +295,17 @@ def _too_large() -> None:
     raise Unsupported("a size grew beyond what kernels compiled with 32-bit positions for smaller sizes can address")
 
 
-def _relaunch(run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor], rest: Sequence[int]) -> None:
-    """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes."""
+def _relaunch(
+    run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor], rest: Sequence[int], written: Sequence[int]
+) -> None:
+    """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes; what the kernels write
+    of these (inputs that they update) is brought back."""
     if code == UNALIGNED:
-        code = run(*map(_aligned, tensors), *rest)
+        aligned = list(map(_aligned, tensors))
+        code = run(*aligned, *rest)
+        for k in written:
+            if aligned[k] is not tensors[k]:
+                tensors[k].copy_(aligned[k])
     if code:
         raise InternalError(f"the CUDA driver refused to launch a generated kernel (error {code})")
 

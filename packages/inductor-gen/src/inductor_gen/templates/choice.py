@@ -20,7 +20,6 @@ from inductor_gen.templates.product import Product
 from inductor_gen.templates.products import find_products
 from inductor_gen.templates.tiles import odd_tile, shallow_tile, spared
 from inductor_gen.templates.tilings import find_tilings
-from prims.dtypes import HALVES
 
 __all__ = ["choose"]
 
@@ -31,22 +30,7 @@ LEAST = 14e-6
 def choose(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
     """The steps, some of them replaced by faster ones that do the same, and the precision of the float32 products that
     templates compute (None where there are none)."""
-    options = draft.options
-    if options.numerics == "eager_exact":
-        return list(
-            steps
-        ), None  # each operator is eager's own, or a kernel that gives the same bits however it is tiled
-    if options.max_autotune:
-        return _autotuned(draft, steps)
-    if any(isinstance(step, Call) and _is_half_product(step.node) for step in steps):
-        return _with_sure_products(draft, steps), None
-    return list(steps), None
-
-
-def _is_half_product(node: Node) -> bool:
-    """Is it a product of 16-bit matrices on a GPU?"""
-    on_gpu = node.device is not None and node.device.type == "cuda"
-    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES
+    return _autotuned(draft, steps) if draft.options.max_autotune else (_with_sure_products(draft, steps), None)
 
 
 def _autotuned(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:

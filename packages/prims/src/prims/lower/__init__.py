@@ -11,10 +11,11 @@ from prims.ir.passes import Observer, Pass, run_passes
 from prims.lower.clean import remove_dead_code
 from prims.lower.context import LowerContext, LowerPass
 from prims.lower.decompose import decompose
+from prims.lower.regions import UPDATES
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["PASSES", "LowerContext", "LowerPass", "lower"]
+__all__ = ["PASSES", "UPDATES", "LowerContext", "LowerPass", "lower"]
 
 PASSES: tuple[LowerPass, ...] = (
     # aten ops to primitives, simplified as they are made (`prims.lower.rewrites`: identities, constants,

@@ -21,6 +21,7 @@ from prims.lower.custom import custom_call, opaque_call
 from prims.lower.numerics import not_exact, stays_eager
 from prims.lower.pairs import joined, paired
 from prims.lower.rebuild import Rebuild
+from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
 from prims.ops import PrimOp
@@ -47,6 +48,8 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"))
         return opaque_call(p, node, args, kwargs)
 
+    regions = written_regions(env) if UPDATES in context.claims else {}
+
     def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = node.target
         if target is operator.getitem:
@@ -72,6 +75,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             if simpler is not None and fuel.spend(name):
                 args, kwargs = simpler(args, kwargs)
             return opaque_call(p, node, args, kwargs)
+        region = regions.get(node)
+        if region is not None:
+            return write_region(p, args[0], build.values[region.source], region)
         if name in STRIDED:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
         fn = get(target)

@@ -1,0 +1,279 @@
+"""Writes to what a graph is given: in place, of the written part alone, where nobody needs what was there before.
+
+Each program runs eagerly and compiled on states of its own, three calls each; results, states, where the states' memory
+is and their version counters must be eager's. Whether the graph writes in place is read off its kernels: one that does
+not begins with a copy of the whole state, or computes it all.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import compile_api
+
+ROWS = 12
+
+
+def index_copy(k, x, pos):
+    k.index_copy_(1, pos, x)
+    return k.sum()
+
+
+def set_by_tensor(k, x, pos):
+    k[:, pos] = x
+    return k * 2
+
+
+def set_rows(k, x, pos):
+    k[:, 2:5] = x
+    return k.amin(1)
+
+
+def set_a_part(k, x, pos):
+    k[1, 3:6].copy_(x[0])
+    return k.amax()
+
+
+def set_one(k, x, pos):
+    k[0, 4] = x[0, 0]
+    k[1, -1] = 3.5
+    return k + 1
+
+
+def set_every_second(k, x, pos):
+    k[:, 1:7:2] = x
+    return k.sum(0)
+
+
+def set_columns(k, x, pos):
+    k.transpose(1, 2)[:, 2:4] = x.transpose(1, 2)[:, :2, :1]
+    return k.sum()
+
+
+def scatter(k, x, pos):
+    k.scatter_(1, pos.view(1, 3, 1).expand(2, 3, 5), x)
+    return k.cos()
+
+
+def write_twice(k, x, pos):
+    k[:, pos] = x
+    k[:, 0:1] = x[:, :1] * 2
+    return k.sum()
+
+
+def fill(k, x, pos):
+    k[:, 5].fill_(2.0)
+    k[0].narrow(0, 1, 2).zero_()
+    return k.sum(1)
+
+
+def return_it(k, x, pos):
+    k[:, pos] = x
+    return k
+
+
+def return_a_view(k, x, pos):
+    k[:, pos] = x
+    return k[:, 3:]
+
+
+def only_write(k, x, pos):
+    k[:, pos] = x
+
+
+#: Programs that write in place.
+IN_PLACE = [
+    index_copy, set_by_tensor, set_rows, set_a_part, set_one, set_every_second, scatter, write_twice, fill, return_it,
+    return_a_view, only_write,
+]  # fmt: skip
+
+
+def reads_before(k, x, pos):
+    old = k.sum(1)
+    k[:, pos] = x
+    return old, k.sum()
+
+
+def reads_between(k, x, pos):
+    k[:, pos] = x
+    between = k.exp()
+    k[:, 0:1] = 1.0
+    return between, k.sum()
+
+
+def from_itself(k, x, pos):
+    k[:, 0:3] = k[:, 4:7] + x
+    return k.sum()
+
+
+def places_from_itself(k, x, pos):
+    at = (k[0, :3, 0].abs() * 3).long().clamp(0, ROWS - 1)
+    k[:, at] = x
+    return k.sum()
+
+
+def accumulates(k, x, pos):
+    k.index_add_(1, pos, x)
+    return k.sum()
+
+
+def writes_all(k, x, pos):
+    k.mul_(2).add_(x[:, :1])
+    return k.sum()
+
+
+#: Programs whose states are read before they are written, or written as a whole.
+OTHERS = [set_columns, reads_before, reads_between, from_itself, places_from_itself, accumulates, writes_all]
+
+
+def state(layout: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    values = torch.arange(2.0 * ROWS * 5, dtype=torch.float64).sin().to(dtype).view(2, ROWS, 5)
+    match layout:
+        case "transposed":
+            return values.transpose(0, 2).contiguous().transpose(0, 2)
+        case "part":
+            return torch.cat([values, values])[2:]
+        case "gaps":
+            return torch.stack([values, values], -1)[..., 0]
+    return values
+
+
+def places(layout: str, call: int) -> torch.Tensor:
+    return torch.tensor([3 * call, 7, 10 - call])
+
+
+def same(got, want) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def ran(program, layout: str = "dense", dtype: torch.dtype = torch.float32):
+    """Run a program eagerly and compiled; the report of the compiled calls."""
+    compiled = compile_api.compile(program)
+    ours, eagers = state(layout, dtype), state(layout, dtype)
+    where, held = ours.data_ptr(), ours[0]
+    for call in range(3):
+        x = torch.randn(2, 3, 5).to(dtype)
+        before = (ours._version, eagers._version)
+        with torch.no_grad():
+            got = compiled(ours, x, places(layout, call))
+            want = program(eagers, x, places(layout, call))
+        same(got, want)
+        same(ours, eagers)
+        same(held, eagers[0])
+        assert ours.data_ptr() == where
+        assert (ours._version > before[0]) == (eagers._version > before[1])
+    return compile_api.report(compiled) if hasattr(compile_api, "report") else compiled.report()
+
+
+def copies(report) -> list[tuple[str, ...]]:
+    """The kernels that make a state anew, and not a part of it."""
+    return [k.ops for k in report.kernels if "copy" in k.ops or "where" in k.ops]
+
+
+@pytest.mark.parametrize("program", IN_PLACE, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("layout", ["dense", "transposed", "part"])
+def test_in_place(program, layout):
+    report = ran(program, layout)
+    assert not copies(report) and len(report.kernels) > 0, [k.ops for k in report.kernels]
+
+
+@pytest.mark.parametrize("program", [*IN_PLACE, *OTHERS], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("layout", ["dense", "gaps"])
+def test_right(program, layout):
+    assert len(ran(program, layout).kernels) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("program", [index_copy, set_rows, set_one, write_twice], ids=lambda p: p.__name__)
+def test_dtypes(program, dtype):
+    assert not copies(ran(program, dtype=dtype))
+
+
+def test_states_that_share_memory_are_written_as_eager_writes_them():
+    def both(a, b, x, pos):
+        a[:, pos] = x
+        b[:, 0:1] = x[:, :1]
+        return a.sum() + b.sum()
+
+    compiled = compile_api.compile(both)
+    x, pos = torch.randn(2, 3, 5), torch.tensor([1, 0, 6])
+    for share in (False, True):
+        ours, eagers = state("dense"), state("dense")
+        other, others = (ours, eagers) if share else (state("dense"), state("dense"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            same(compiled(ours, other, x, pos), both(eagers, others, x, pos))
+        same(ours, eagers)
+        same(other, others)
+
+
+def test_a_place_out_of_range_writes_nothing():
+    compiled = compile_api.compile(index_copy)
+    ours, x = state("dense"), torch.randn(2, 3, 5)
+    compiled(ours, x, torch.tensor([0, 1, 2]))
+    before = ours.clone()
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+        compiled(ours, x, torch.tensor([3, ROWS, 4]))
+    assert torch.equal(ours, before)
+    same(compiled(ours, x, torch.tensor([5, 6, 7])), index_copy(before, x, torch.tensor([5, 6, 7])))
+    same(ours, before)
+
+
+def test_an_error_before_the_write_leaves_the_state():
+    def looked_up(k, table, at, x):
+        row = table[at]
+        k[:, 2:5] = x
+        return k.sum() + row.sum()
+
+    compiled = compile_api.compile(looked_up)
+    ours, table, x = state("dense"), torch.randn(4, 3), torch.randn(2, 3, 5)
+    compiled(ours, table, torch.tensor([0]), x)
+    before = ours.clone()
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(ours, table, torch.tensor([9]), x + 1)
+    assert torch.equal(ours, before)
+
+
+def test_a_part_that_moves():
+    def step(k, x, at: int):
+        k[:, at : at + 1] = x
+        return k[:, : at + 1].sum()
+
+    compiled = compile_api.compile(step)
+    ours, eagers = state("dense"), state("dense")
+    for at in range(ROWS):
+        x = torch.randn(2, 1, 5)
+        same(compiled(ours, x, at), step(eagers, x, at))
+        same(ours, eagers)
+
+
+def test_gradients_need_the_old_value():
+    class Writes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(6))
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+
+        def forward(self, x):
+            y = (self.weight * x).sum() + self.seen.sum()
+            self.seen[1:3] = x.detach()[1:3]
+            return y
+
+    ours, eagers = Writes(), Writes()
+    compiled = compile_api.compile(ours)
+    for _ in range(3):
+        x = torch.randn(6)
+        loss, want = compiled(x), eagers(x)
+        same(loss, want)
+        loss.backward()
+        want.backward()
+        same(ours.weight.grad, eagers.weight.grad)
+        same(ours.seen, eagers.seen)
+
+
+def test_the_judge_sees_a_copy():
+    """A state that is also read before it is written must be copied, and the kernels show it."""
+    assert copies(ran(reads_before))

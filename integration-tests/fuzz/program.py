@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import linecache
+import marshal
 import re
 import sys
 import types
@@ -19,7 +21,7 @@ from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, 
 from fuzz.observe import Leaf, Observer
 from fuzz.reference import Shadow
 
-__all__ = ["Outcome", "Program", "check"]
+__all__ = ["Outcome", "Program", "check", "code_of"]
 
 #: Fallback reasons that tell of a defect in a stage, though the program still gives eager's answer.
 INTERNAL = re.compile(
@@ -56,6 +58,22 @@ class Outcome:
     lost: list[str] = field(default_factory=list)
 
 
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str, name: str) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return marshal.dumps(compile(source, name, "exec"))
+
+
+def code_of(source: str, name: str) -> types.CodeType:
+    """The code of a program's module, new in every call: what is compiled of one run's functions is no other run's.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    return marshal.loads(_compiled(source, name))  # type: ignore[no-any-return]
+
+
 def load(source: str, name: str) -> dict[str, Any]:
     """Execute a program's module."""
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
@@ -64,7 +82,7 @@ def load(source: str, name: str) -> dict[str, Any]:
     scope: dict[str, Any] = module.__dict__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(compile(source, name, "exec"), scope)
+        exec(code_of(source, name), scope)
     return scope
 
 

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable
 
-from fuzz.program import Program, observe
+from fuzz.program import Program, code_of, observe
 from fuzz.pythons_expressions import EXPRESSIONS
 from fuzz.writer import Writer
 
@@ -194,7 +194,7 @@ def generate(seed: int, device: str = "cpu") -> str:
             warnings.simplefilter("ignore")
             try:
                 text = ast.unparse(ast.parse(_write(f"python {seed} {attempt}")))
-                compile(text, "program", "exec")
+                code_of(text, f"<python program {seed}>")
             except SyntaxError:  # a name that is both local and nonlocal, say
                 continue
             if may_raise or attempt > 20 or not _raises(text, seed):

@@ -136,24 +136,25 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, operands: Any, k: int, shake: str, gaps: bool, fixed: list[torch.Tensor]) -> Any:
-        """Twin ``k`` of the operands. ``shake``: move numbers that are ``"rounded"``, ``"all"`` or (empty) none.
-
-        Those of ``fixed`` are not moved: they are written, and a moved copy would lose that.
-        """
+    def _widened(self, operands: Any, k: int, moving: set[int], gaps: bool) -> Any:
+        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs."""
 
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
                 if k == 1 and gaps:
                     return torch.stack([twin, twin], -1)[..., 0]
-                moved = shake and k > 1 and _floating(value.dtype) and not any(value is t for t in fixed)
-                if moved and (shake == "all" or not self._grid(value)):
-                    return self._disturbed(twin, None, _inner(value.dtype))
-                return twin
+                return self._disturbed(twin, None, _inner(value.dtype)) if k > 1 and id(value) in moving else twin
             return wide(value) if isinstance(value, torch.dtype) else value
 
         return _mapped(change, operands)
+
+    def _moving(self, name: str, operands: list[torch.Tensor]) -> set[int]:
+        """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
+        if self.count == 1 or not any(part in name for part in ACCUMULATING):
+            return set()
+        every = any(part in name for part in RUNNING_MEAN)
+        return {id(t) for t in operands if _floating(t.dtype) and (every or not self._grid(t))}
 
     @staticmethod
     def _grid(value: torch.Tensor) -> bool:
@@ -181,12 +182,11 @@ class Shadow(TorchDispatchMode):
             given = None
             if not _random(func, args, kwargs):
                 gaps = not written and torch.Tag.pointwise in func.tags
-                shake = ""
-                if not written and any(part in name for part in ACCUMULATING):
-                    shake = "all" if any(part in name for part in RUNNING_MEAN) else "rounded"
-                averages = _averages(func, args, kwargs)
+                moving = set() if written else self._moving(name, _tensors((args, kwargs)))
+                averages = _averages(func, args, kwargs)  # moved copies would lose what is written to them
+                moving -= {id(t) for t in averages}
                 written += averages
-                given = [self._widened((args, kwargs), k, shake, gaps, averages) for k in range(self.count)]
+                given = [self._widened((args, kwargs), k, moving, gaps) for k in range(self.count)]
         result = func(*args, **kwargs)
         with torch.no_grad():
             self._follow(func, result, given, written, (args, kwargs))
@@ -279,18 +279,21 @@ class Shadow(TorchDispatchMode):
             count = storage.nbytes() // t.dtype.itemsize
             bases = []
             first = _solid(columns[0][i]) if columns else real.to(wide(t.dtype))
+            same = columns and first.shape == t.shape
+            disturbed = self.count > 1 and not exact and _floating(t.dtype)
+            rounded = _rounded(real, first) if same and disturbed else None
+            overlaps = _overlaps(t)
             for k in range(self.count):
                 value = _solid(columns[k][i]) if columns else first
                 if value.shape != t.shape:
                     self.unstable = True
                     value = real.to(wide(t.dtype))
                 base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
-                if k > 1 and not exact and _floating(t.dtype) and value.is_floating_point() | value.is_complex():
+                if k > 1 and disturbed and _floating(value.dtype):
                     value = value.to(wide(t.dtype))
-                    same = columns and first.shape == t.shape
-                    inexact = _rounded(real, first) | (value != first) if same else None
+                    inexact = rounded | (value != first) if rounded is not None else None
                     value = self._disturbed(value, inexact, unit(t.dtype))
-                if not _overlaps(t):
+                if not overlaps:
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
                     base = _flat(t, count).to(wide(t.dtype))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from dynamo_capture.graph_builder import GraphInput
 from prims.options import Options
+from prims.spec import AbstractTensor, abstract_from_spec
 
 __all__ = ["Contract", "supports_dynamic_shapes"]
 
@@ -59,8 +60,13 @@ class Contract(NamedTuple):
         return cls(False, symbolic_inputs=False, each_size=options.dynamic is None)
 
     def example(self, graph_input: GraphInput) -> Any:
-        """The example of one input."""
-        return graph_input.value.example if self.symbolic_inputs else graph_input.real
+        """The example of one input: as it comes into the graph, though the program may change its shape in place."""
+        if not self.symbolic_inputs:
+            return graph_input.real
+        example, came = graph_input.value.example, graph_input.node.meta["spec"]
+        if isinstance(example, AbstractTensor) and example.spec != came:
+            return abstract_from_spec(came, example.requires_grad)
+        return example
 
     @property
     def about_the_limit(self) -> str:

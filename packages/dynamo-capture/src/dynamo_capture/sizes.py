@@ -66,7 +66,7 @@ def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
     for inp in tx.graph.all_inputs:
         node = inp.source.node(tree)
         if isinstance(inp.value, TensorValue):
-            for dim, size in enumerate(inp.value.example.spec.shape):  # type: ignore[attr-defined]
+            for dim, size in enumerate(inp.node.meta["spec"].shape):
                 if not isinstance(size, int) and size.expr.is_symbol:
                     found.setdefault(size.expr.symbol_name, ("size", node, dim))
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -169,6 +171,23 @@ def program(compile, see):
         assert check(written, instead=other).difference is not None
     moving = Program("python", 0, source.format(value="'at ' + hex(id(Box()))"))
     assert check(moving, instead=lambda fn: lambda: "at 0x1").difference is not None
+
+
+def test_notes_of_errors_are_compared_but_for_the_line_of_the_program() -> None:
+    source = """
+def program(compile, see):
+    error = ValueError("a")
+    error.add_note("noted")
+    compile(lambda e: None)(error)
+    see("error", error)
+"""
+
+    def noting(note: str) -> Callable[..., Any]:
+        return lambda fn: lambda error: error.add_note(note)
+
+    written = Program("python", 0, source)
+    assert check(written, instead=noting('In the program, this is\n  File "a.py", line 3')).difference is None
+    assert check(written, instead=noting("In the program, so")).difference is not None
 
 
 def test_programs_depend_on_their_seed_alone() -> None:

@@ -22,6 +22,8 @@ _PLAIN = (int, bool, float, complex, str, bytes, type(None), type(Ellipsis), typ
 
 #: What ``object.__repr__`` says of a place in memory, which two runs do not share.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+#: How the note begins by which an error from a compiled graph names the user's line, as eager's traceback does.
+_LINE_NOTE = "In the program, this is\n  File "
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Observer:
                 self._tree(value.__cause__, depth),
             ]
             parts += [self._tree(value.__context__, depth), value.__suppress_context__]
-            parts += [list(getattr(value, "__notes__", []))]
+            parts += [[note for note in getattr(value, "__notes__", []) if not note.startswith(_LINE_NOTE)]]
         elif isinstance(value, (dict, types.MappingProxyType)):
             parts += [(self._tree(k, depth), self._tree(v, depth)) for k, v in value.items()]
             parts += (

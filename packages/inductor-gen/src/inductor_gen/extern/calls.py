@@ -38,6 +38,18 @@ _ATTENTION: dict[str, int] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": 5,
 }
 
+#: Operators whose CPU kernels read behind a tensor of which equal elements share their memory (a stride of 0).
+_WITHOUT_SHARED = frozenset({"aten.median.dim", "aten.nanmedian.dim"})
+
+
+def _without_shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The program may well have copied an expanded tensor first: here such a copy is no operator of its own."""
+
+    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(x.contiguous() if 0 in x.stride() else x, *args, **kwargs)
+
+    return call
+
 
 def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     """The CPU's flash kernels take a stride of 1 in the last dimension for granted and read past the end without it.
@@ -65,6 +77,8 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
         return found  # type: ignore[no-any-return]
     if node.op in _ATTENTION:
         return node.op, _with_dense_rows(node.target, _ATTENTION[node.op])
+    if node.op in _WITHOUT_SHARED:
+        return node.op, _without_shared(node.target)
     if node.op in _DIRECT:
         function = _DIRECT[node.op]
         return f"torch.{function.__name__}", function

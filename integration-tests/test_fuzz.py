@@ -12,6 +12,7 @@ from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
 from fuzz.judge import judge
+from fuzz.observe import Observer
 from fuzz.program import Program, check
 from fuzz.reference import Shadow
 from fuzz.shrink import shrink
@@ -171,6 +172,16 @@ def program(compile, see):
         assert check(written, instead=other).difference is not None
     moving = Program("python", 0, source.format(value="'at ' + hex(id(Box()))"))
     assert check(moving, instead=lambda fn: lambda: "at 0x1").difference is not None
+
+
+def test_memory_that_was_given_up_is_not_taken_for_what_came_into_its_place() -> None:
+    see, x = Observer(), torch.ones(4)
+    for i in range(20):
+        see(f"{i}", x)
+        x.data = torch.empty(0)
+        x.data = torch.full((4,), float(i))
+    places = [part[1] for _, tree in see.trees for part in tree.meta if part[0] == "memory"]
+    assert len(set(places)) == 20
 
 
 def test_notes_of_errors_are_compared_but_for_the_line_of_the_program() -> None:

@@ -130,8 +130,9 @@ class Observer:
         self._kept.append(t)
         shared = -1
         if t.numel():
-            key = t.untyped_storage()._cdata
-            shared = self._storages.setdefault(key, len(self._storages))
+            storage = t.untyped_storage()
+            self._kept.append(storage)  # the tensor may be given other memory, and its own be used again
+            shared = self._storages.setdefault(storage._cdata, len(self._storages))
         strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
         meta = (
             type(t).__name__, tuple(t.shape), str(t.dtype), t.device.type, ("strides", strides), ("memory", shared),

@@ -186,6 +186,16 @@ def test_right(program, layout):
     assert len(ran(program, layout).kernels) > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool], ids=str)
+def test_dtypes_that_kernels_do_not_write(dtype):
+    def first(k, x, pos):
+        k[0] = 1
+        k[:, 3:4] = x[:, :1]
+        return k.clone()
+
+    ran(first, dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64], ids=str)
 @pytest.mark.parametrize("program", [index_copy, set_rows, set_one, write_twice], ids=lambda p: p.__name__)
 def test_dtypes(program, dtype):

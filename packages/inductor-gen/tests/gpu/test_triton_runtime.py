@@ -103,6 +103,15 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
         assert cubin[:4] == b"\x7fELF" and name == source.name and shared >= 0
 
 
+def test_numbers_beside_integers_compile(tmp_path):
+    """A power of a number, and a negative number beside bytes."""
+    powers = sources(lambda p, e: p.pow(2, e), [torch.arange(40)])
+    bytes_ = sources(lambda p, x: p.mul(-1, x), [torch.arange(40, dtype=torch.uint8)])
+    module = load_module_text(module_text(powers + bytes_), tmp_path)
+    for source in powers + bytes_:
+        assert compile_kernel(module, source, (9, 0))[0][:4] == b"\x7fELF"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [32, 33, 40, 1])
 def test_rows_of_a_bias_are_aligned(columns, dtype):

@@ -251,6 +251,8 @@ def _saved_unless_written(
         if len(reached) == len(tangents):
             raise error
         held = ctx._raw_saved_tensors
+        if not all(hasattr(one, "unpack") for one in held):  # torch 2.11: they cannot be looked at one by one
+            raise error
         taken = backward.taken(tuple(tangent is None for tangent in tangents)) & set(range(len(partition.saved)))
         found = []
         for i, (one, output) in enumerate(zip(held, outputs, strict=True)):

@@ -225,11 +225,12 @@ class TritonWrapper(Wrapper):
         for source in sources:
             function = self._object(self.kernels[source.name])
             names = ", ".join(self.name(n) for n in source.buffers)
-            sizes = ", ".join(self._number(e) for e in (*source.sizes, *source.grid))
+            sizes = ", ".join(self._plain(e) for e in (*source.sizes, *source.grid))
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
             self.lines.append(f"{function}([{names}], [{sizes}])")
 
-    def _number(self, e: Expr) -> str:
+    def _plain(self, e: Expr) -> str:
+        """A size as the interpreter takes it."""
         return repr(e.value) if e.is_const else self.expr(e)
 
     # ---- GPU --------------------------------------------------------------------------------------------

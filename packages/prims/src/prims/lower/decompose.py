@@ -76,7 +76,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
                 args, kwargs = simpler(args, kwargs)
             return opaque_call(p, node, args, kwargs)
         region = regions.get(node)
-        if region is not None:
+        if region is not None and not _is_complex(node):
             return write_region(p, args[0], build.values[region.source], region)
         if name in STRIDED:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)

@@ -281,8 +281,8 @@ _triton("q_ipow", """
 def q_ipow(x, e):
     e = e.to(tl.int64)
     left = e
-    base = x
-    result = x * 0 + 1
+    base = x + e * 0  # of both shapes from the start: a loop's values keep theirs
+    result = base * 0 + 1
     for _ in range(63):
         result = tl.where((left & 1) != 0, result * base, result)
         base = base * base

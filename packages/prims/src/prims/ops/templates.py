@@ -230,7 +230,10 @@ def triton_literal(value: Any, dtype: torch.dtype) -> str:
     elif dtype == torch.bool:
         return str(bool(value))
     else:
-        text = str(int(value))
+        whole = int(value)
+        if dtype == torch.uint8:  # of which Triton makes no negative number
+            whole %= 256
+        text = str(whole)
     return f"({text})" if text.startswith("-") else text
 
 

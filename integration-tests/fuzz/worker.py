@@ -135,7 +135,9 @@ def main() -> None:
         try:
             record = examine(task["kind"], task["seed"], task["device"], task["shrinking"], task["limit"])
         except Exception:
-            record = {"kind": task["kind"], "seed": task["seed"], "broken": traceback.format_exc()[-3000:]}
+            # A new process comes next: after an assertion of a kernel, say, a GPU does nothing more for this one.
+            broken = traceback.format_exc()[-3000:]
+            record = {"kind": task["kind"], "seed": task["seed"], "broken": broken, "retire": True}
         answers.write(json.dumps(record) + "\n")
 
 

@@ -32,6 +32,9 @@ def gradients(function, x, uses, written):
     return gradient
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd.SavedTensor, "unpack"), reason="this PyTorch reads saved tensors all at once"
+)
 @pytest.mark.parametrize("partition", [default_partition, min_cut_partition])
 @pytest.mark.parametrize("name", REGIONS)
 def test_a_result_that_is_written(name, partition):

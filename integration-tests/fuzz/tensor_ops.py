@@ -330,7 +330,7 @@ F.softmin({f}, {d})
 {f}.nansum({d})
 {f}.nanmean()
 {f}.median()
-{f}.median({d}).values
+{f}.contiguous().median({d}).values
 {f}.quantile(0.5)
 {a}.sort({d})[0]
 {a}.sort({d}, descending=True, stable=True)[1]

@@ -1,7 +1,8 @@
 """Tensor programs: straight lines of operators on tensors of every type and layout, with gradients.
 
 Sizes are the same in every call or change with it; a statement stays in a program when eager runs it for the sizes of
-every call. Integer divisions by zero and uninitialised memory are kept out, for they have no answer to compare.
+every call. Integer divisions by zero and uninitialised memory are kept out, for they have no answer to compare; so are medians along
+an expanded dimension, for which PyTorch's CPU kernel reads other memory.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ to start.
 """
 
 from inductor_gen.compiled import CompiledGraph, Kernel, compile_graph, get_ready
-from inductor_gen.extern.claims import claims
+from inductor_gen.device.claims import claims
 
 __all__ = ["CompiledGraph", "Kernel", "claims", "compile_graph", "get_ready"]
 

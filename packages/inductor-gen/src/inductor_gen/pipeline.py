@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
@@ -23,6 +24,7 @@ from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.device.record import Asked, device_of, known
 from inductor_gen.extern.cuda import is_half_product
 from inductor_gen.fuse.check import text, verify
+from inductor_gen.fuse.cluster import Fusion
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
@@ -42,7 +44,7 @@ from prims.spec import SymbolContext
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["lower_graph", "size_hint"]
+__all__ = ["Planned", "lower_graph", "planned", "size_hint"]
 
 
 class _Phases:
@@ -64,22 +66,27 @@ class _Phases:
         keep(self.options, self.report, name, text)
 
 
-def lower_graph(
-    env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
-    rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked | None = None, in_place: bool = False,
-) -> Lowered:  # fmt: skip
-    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
-    each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
-    ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
-    what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written.
+@dataclass(frozen=True)
+class Planned:
+    """A graph whose kernels are made and in order, for likely sizes ``hint``."""
+
+    hint: Hint
+    prepared: Prepared
+    fusion: Fusion
+    builder: Builder
+    steps: list[Step]
+
+
+def planned(
+    env: Envelope, options: Options, report: Report | None = None, masks: Mapping[int, str] | None = None,
+    devices: Asked = device_of, in_place: bool = False,
+) -> Planned:  # fmt: skip
+    """The steps up to the order of kernels, with the arguments of :func:`lower_graph`.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
         VerifierError: a step broke a constraint (``Options.verify="every_pass"``).
     """
-    if devices is None:
-        devices = (lambda _: known("H100")) if triton else device_of
     hint = size_hint(env)
     phase = _Phases(options, report)
     with phase("layout"):
@@ -96,6 +103,28 @@ def lower_graph(
         verify(fusion)
         _verify(steps, prepared)
     phase.keep("kernels", lambda: ir.text(steps))
+    return Planned(hint, prepared, fusion, builder, steps)
+
+
+def lower_graph(
+    env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
+    rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
+    devices: Asked | None = None, in_place: bool = False,
+) -> Lowered:  # fmt: skip
+    """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
+    each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
+    ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
+    what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written.
+
+    Raises:
+        Unsupported: something in the graph has neither kernel nor operator.
+        VerifierError: a step broke a constraint (``Options.verify="every_pass"``).
+    """
+    if devices is None:
+        devices = (lambda _: known("H100")) if triton else device_of
+    plan = planned(env, options, report, masks, devices, in_place)
+    hint, prepared, builder, steps = plan.hint, plan.prepared, plan.builder, plan.steps
+    phase = _Phases(options, report)
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
     precision = None
     if _has_choices(options, steps):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from inductor_gen.device.claims import CUDNN_BACKWARD
 from inductor_gen.device.cuda import FUSED_ATTENTION
-from inductor_gen.extern.claims import CUDNN_BACKWARD
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout import convolutions

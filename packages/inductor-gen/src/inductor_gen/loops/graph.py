@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from inductor_gen.device.backends import BACKENDS
-from inductor_gen.extern.claims import CUDNN_BACKWARD, KERNELS, claims
+from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
 from prims.ir import Envelope

@@ -1,0 +1,178 @@
+"""The Kernel IR: what each kernel reads, writes and may overwrite is right, printable, and checked."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+from gen_support import build
+from test_gen_fusion import gelu, layer_norm
+
+import inductor_gen
+from inductor_gen.__main__ import main
+from inductor_gen.device.record import device_of
+from inductor_gen.fuse.stages import fuse
+from inductor_gen.kernel import ir
+from inductor_gen.kernel.build import Builder
+from inductor_gen.kernel.ir import Call, Kernel
+from inductor_gen.layout.prepare import prepare
+from inductor_gen.pipeline import size_hint
+from inductor_gen.plan.launches import launches
+from inductor_gen.plan.memory import footprint
+from inductor_gen.plan.order import dependencies, ordered
+from prims.errors import VerifierError
+from prims.ir import save
+
+aten = torch.ops.aten
+
+#: Folders in the order of the data: each may import those before it, and itself.
+FOLDERS = ("device", "loops", "extern", "rewrite", "layout", "fuse", "kernel", "plan", "codegen", "runtime", "templates")
+
+
+def made(fn: Any, inputs: list[Any], **how: Any) -> tuple[Any, Builder, list[ir.Step]]:
+    env = build(fn, inputs)
+    hint = size_hint(env)
+    prepared = prepare(env, hint, **how)
+    builder = Builder(prepared, fuse(prepared.graph, hint, device_of, prepared.kept()), hint, False)
+    return prepared, builder, ordered(list(builder.steps()), prepared, hint)
+
+
+def given(prepared: Any) -> list[Any]:
+    return [n for n in prepared.graph.nodes if n.kind in ("input", "constant", "size")]
+
+
+def block(p: Any, x: Any, w: Any, b: Any) -> Any:
+    return gelu(p, p.aten(aten.mm.default, layer_norm(p, x, b, b), w))
+
+
+def programs() -> dict[str, tuple[Any, list[Any]]]:
+    x, w = torch.randn(8, 16), torch.randn(16, 16)
+    index = torch.tensor([3, 1])
+    return {
+        "block": (block, [x, w, w[0]]),
+        "two results": (lambda p, a: (p.sin(a), p.sum(a, (1,))), [x]),
+        "a scatter": (lambda p, a, b, i: p.index_put(p.exp(a), (i,), (0,), b, False), [x, x[:2], index]),
+        "chain of products": (lambda p, a, b: p.aten(aten.mm.default, p.sin(p.aten(aten.mm.default, a, b)), b), [x, w]),
+    }
+
+
+@pytest.mark.parametrize("name", programs())
+def test_steps_hold_every_constraint(name: str) -> None:
+    prepared, _, steps = made(*programs()[name])
+    ir.verify(steps, given(prepared), prepared.returned())
+
+
+@pytest.mark.parametrize("name", programs())
+def test_text_repeats(name: str) -> None:
+    texts = {ir.text(made(*programs()[name])[2]) for _ in range(2)}
+    assert len(texts) == 1
+    (text,) = texts
+    assert "reads [" in text and "bytes" in text
+
+
+def refused(label: str, steps: list[ir.Step], prepared: Any) -> None:
+    with pytest.raises(VerifierError, match=label):
+        ir.verify(steps, given(prepared), prepared.returned())
+
+
+def test_verifier_sees_each_fault() -> None:
+    prepared, _, steps = made(*programs()["block"])
+    refused("KERNEL-C1", steps[::-1], prepared)
+    refused("KERNEL-C2", [*steps, steps[0]], prepared)
+    refused("KERNEL-C5", steps[:-1], prepared)
+    at = next(k for k, s in enumerate(steps) if isinstance(s, Kernel))
+    kernel: Any = steps[at]
+    for label, change in {
+        "KERNEL-C3": {"reads": kernel.reads[1:]},
+        "KERNEL-C4": {"overwrites": ((kernel.reads[0], kernel.writes[0]),)},
+    }.items():
+        refused(label, [*steps[:at], dataclasses.replace(kernel, **change), *steps[at + 1 :]], prepared)
+
+
+def test_a_kernel_cannot_be_changed() -> None:
+    kernel: Any = next(s for s in made(*programs()["block"])[2] if isinstance(s, Kernel))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kernel.reads = ()
+
+
+def test_a_kernel_may_take_the_place_of_what_ends_with_it() -> None:
+    _, _, steps = made(*programs()["chain of products"])
+    (kernel,) = [s for s in steps if isinstance(s, Kernel)]
+    first: Any = steps[0]
+    assert isinstance(first, Call) and kernel.overwrites == ((kernel.writes[0], first.node),)
+    assert footprint(kernel).overwrites == kernel.overwrites
+
+
+def test_nothing_is_written_over_what_is_read_elsewhere() -> None:
+    """Of the product's transpose each element is read where another is written."""
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    _, _, steps = made(lambda p, a, b: turned_sum(p, p.aten(aten.mm.default, a, b)), [x, w])
+    (kernel,) = [s for s in steps if isinstance(s, Kernel)]
+    assert not kernel.overwrites
+
+
+def turned_sum(p: Any, y: Any) -> Any:
+    return p.add(y, p.permute(y, (1, 0)))
+
+
+def test_bytes_are_those_of_the_program() -> None:
+    _, _, steps = made(lambda p, a: p.add(p.sin(a), p.cos(a)), [torch.randn(100, 10)])
+    (kernel,) = steps
+    assert isinstance(kernel, Kernel) and kernel.moved == 2 * 4 * 1000 and kernel.work > 1000
+
+
+def test_what_changes_a_buffer_waits_for_its_readers() -> None:
+    """A scatter's copy is made, read by none but the scatter, and read by others after it."""
+    _, _, steps = made(*programs()["a scatter"])
+    needs = dependencies(steps)
+    (at,) = [k for k, s in enumerate(steps) if s.updates]
+    before = next(k for k, s in enumerate(steps) if set(s.writes) & set(steps[at].updates))
+    assert before in needs[at]
+
+
+def test_independent_kernels_share_a_launch_and_dependent_ones_do_not() -> None:
+    x, y = torch.randn(10, 3), torch.randn(7, 5)
+    _, _, apart = made(lambda p, a, b: (p.sin(a), p.sum(b, (0,))), [x, y])
+    assert [len(c.kernels) for c in launches(apart, lambda kernel: True)] == [2]  # type: ignore[union-attr]
+    assert [len(c.kernels) for c in launches(apart, lambda kernel: False)] == [1, 1]  # type: ignore[union-attr]
+    _, _, chained = made(*programs()["a scatter"])
+    kernels = [c for c in launches(chained, lambda kernel: True) if not isinstance(c, Call)]
+    for launch in kernels:
+        for k in launch.kernels:
+            others = {n for other in launch.kernels if other is not k for n in (*other.writes, *other.updates)}
+            assert others.isdisjoint(k.touched())
+
+
+def test_every_stage_of_a_stored_graph_is_shown(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "graph.json"
+    save(build(*programs()["block"]), path)
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for part in ("==== graph", "==== fused", "==== kernels", "call ", "int KERNEL("):
+        assert part in shown
+    assert main(["show", str(path), "--stage", "code", "--triton"]) == 0
+    assert "tl.load(" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "nothing.json")]) == 1
+    assert "nothing.json" in capsys.readouterr().err
+
+
+def imported(path: pathlib.Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("inductor_gen."):
+            found.add(str(node.module).split(".")[1])
+    return found
+
+
+def test_folders_import_only_those_before_them() -> None:
+    root = pathlib.Path(inductor_gen.__file__).parent
+    wrong = []
+    for at, folder in enumerate(FOLDERS):
+        for path in sorted((root / folder).rglob("*.py")):
+            later = imported(path) - set(FOLDERS[: at + 1])
+            wrong += [f"{path.relative_to(root)} imports {name}" for name in sorted(later)]
+    assert not wrong, wrong

@@ -332,3 +332,30 @@ def test_as_in_eager(name, situation):
             assert refused is not None
     report = compiled(name).report()
     assert report.kernels and not report.fallbacks and not report.breaks
+
+
+def test_hooks_of_what_a_gradient_does_not_depend_on_are_not_called():
+    """A parameter that the first gradients are linear in, or not made of, has no second gradient, and no hook of it runs."""
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+            self.free = torch.nn.Parameter(torch.linspace(1, 2, 4))
+
+        def forward(self, x):
+            return (x * self.weight).sin() + self.free
+
+    def seen(compiled: bool) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
+        net = Two()
+        called: list[torch.Tensor | None] = []
+        net.free.register_hook(lambda gradient: called.append(gradient) or gradient * 0.5)
+        call = compile_api.compile(net) if compiled else net
+        out = call(torch.linspace(0, 1, 4))
+        gradients = torch.autograd.grad((out * out.detach()).sum(), [net.weight], create_graph=True)
+        sum((g * g).sum() for g in gradients).backward()
+        return called, net.weight.grad
+
+    (called, gradient), (want, expected) = seen(True), seen(False)
+    assert called == want == []
+    torch.testing.assert_close(gradient, expected)

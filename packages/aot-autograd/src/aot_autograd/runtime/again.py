@@ -69,6 +69,7 @@ class RunAgain:
         self._seeds = {desc.spec.device: i for i, desc in enumerate(inputs) if desc.kind == "rng_seed"}  # type: ignore[union-attr]
         self._written = frozenset(index for index, _, _ in joint.outcome.mutations)
         self._leaves = self._leaves_of_tangents()
+        self._counts = gradients_count_on(joint)
         self._obstacle = self._find_obstacle()
 
     def _leaves_of_tangents(self) -> list[tuple[int, bool] | None]:
@@ -218,13 +219,12 @@ class RunAgain:
         """
         arrivals: dict[int, dict[int, torch.Tensor]] = {}
         entering = [i for i in self._tensors if args[i].requires_grad]
-        behind = [k for k, result in enumerate(own) if result is not None]
-        # One tensor may be two arguments, each of which has its own gradient.
-        inside = _Entrance.apply(
-            arrivals, behind, len(entering), *(args[i] for i in entering), *(own[k] for k in behind)
-        )
-        for i, tensor in zip(entering, inside, strict=True):
-            args[i] = tensor
+        behind = [k for k, result in enumerate(own) if result is not None and self._counts[k]]
+        delivery = _Delivery.apply(arrivals, behind, *(own[k] for k in behind)) if behind else None
+        # One tensor may be two arguments, each of which has its own gradient. And each has a node of its own: of one
+        # that the gradients do not depend on the engine would call the hooks, with None.
+        for i in entering:
+            args[i] = _Entrance.apply(args[i], delivery)
         results: list[Any] = []
         flatten(self._run(args), results)
         made = [self._result(results, k) for k in range(len(self._leaves))]
@@ -304,6 +304,33 @@ class RunAgain:
         for i in self._written:
             args[i] = args[i].clone()
         return args, None
+
+
+def gradients_count_on(joint: Joint) -> list[bool]:
+    """For each tangent: are the region's gradients computed from the result that it belongs to?"""
+    envelope = joint.envelope
+    inputs = zip(envelope.placeholders(), envelope.inputs, strict=True)
+    backward = _users_of([node for node, desc in inputs if desc.kind == "tangent"])
+    results = envelope.results()
+    copied = _aten.clone.default  # of a value that is another result too: that one may count
+    return [
+        output in joint.saved_by_eager
+        or results[output].target is copied
+        or not backward.isdisjoint(_users_of([results[output]]))
+        for output in joint.tangents
+    ]
+
+
+def _users_of(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
+    """What is computed from some nodes."""
+    found: set[torch.fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found and user.op != "output":
+                found.add(user)
+                todo.append(user)
+    return found
 
 
 _aten = torch.ops.aten
@@ -387,20 +414,34 @@ class _Cut:
 
 
 class _Entrance(torch.autograd.Function):
-    """Gives a second run its inputs. Its gradients are theirs, and what arrived for the call's results meanwhile."""
+    """Gives a second run an input, and ``delivery`` its turn after the input's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, arrivals: dict[int, dict[int, torch.Tensor]], behind: list[int], count: int,
-                *tensors: torch.Tensor) -> Any:  # fmt: skip
+    def forward(ctx: Any, tensor: torch.Tensor, delivery: torch.Tensor | None) -> Any:
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+class _Delivery(torch.autograd.Function):
+    """Hands on what arrived for the call's results, when all of the second run has been walked back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, arrivals: dict[int, dict[int, torch.Tensor]], behind: list[int], *results: torch.Tensor
+    ) -> Any:
         ctx.arrivals = arrivals
         ctx.behind = behind
         ctx.set_materialize_grads(False)
-        return tuple(tensor.detach() for tensor in tensors[:count])
+        return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         arrived = ctx.arrivals.pop(torch._C._current_graph_task_id(), {})
-        return (None, None, None, *gradients, *(arrived.get(k) for k in ctx.behind))
+        return (None, None, *(arrived.get(k) for k in ctx.behind))
 
 
 _REFUSAL = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,14 @@ def program(compile, see):
     written = Program("python", 0, source)
     assert check(written, instead=noting('In the program, this is\n  File "a.py", line 3')).difference is None
     assert check(written, instead=noting("In the program, so")).difference is not None
+
+
+def test_workers_that_cannot_start_are_no_agreement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No program runs where a worker cannot import the packages: that is an error, with the worker's words."""
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch in this place')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="no torch in this place"):
+        run(Settings(("training",), count=4, jobs=2, quiet=True))
 
 
 def test_programs_depend_on_their_seed_alone() -> None:

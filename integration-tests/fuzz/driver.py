@@ -168,7 +168,11 @@ def tasks(settings: Settings) -> Iterator[tuple[str, int]]:
 
 
 def run(settings: Settings) -> tuple[dict[str, Totals], list[dict[str, Any]]]:
-    """Run the programs; totals by kind, and the records of those that failed."""
+    """Run the programs; totals by kind, and the records of those that failed.
+
+    Raises:
+        RuntimeError: worker processes cannot start here.
+    """
     totals = {kind: Totals() for kind in settings.kinds}
     failures: list[dict[str, Any]] = []
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -224,6 +228,8 @@ def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
                     worker.done += 1
                     worker.task = None
                     yield record or _lost(task, "crash", f"exit status {worker.process.wait()}\n{worker.last_words()}")
+                elif record is None and not worker.done:
+                    raise RuntimeError(f"a worker process ended before its first program:\n{worker.last_words()}")
                 if record is None or record.get("retire") or worker.done >= settings.recycle:
                     stop(worker)
                     upcoming = next_task() if task is not None else None

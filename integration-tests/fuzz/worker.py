@@ -8,8 +8,6 @@ import importlib
 import json
 import os
 import re
-import shlex
-import shutil
 import signal
 import sys
 import time
@@ -17,7 +15,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 __all__ = ["KINDS", "examine", "main", "write_program"]
@@ -103,19 +100,6 @@ def _smaller(program: Any, difference: Any, seconds: float) -> tuple[str, bool]:
     return shrink(program.source, fails, seconds), bool(slow)
 
 
-def choose_compiler(seed: int) -> None:
-    """Have the C of three programs in four compiled with little optimisation (``-O1``); its text is the same.
-
-    Nothing changes where the user names a compiler, or there is no gcc.
-    """
-    quick = f"sh {shlex.quote(str(Path(__file__).with_name('quick_compiler.sh')))} gcc"
-    if os.environ.get("CC", quick) == quick and shutil.which("gcc"):
-        if seed % 4:
-            os.environ["CC"] = quick
-        else:
-            os.environ.pop("CC", None)
-
-
 def main() -> None:
     """Read ``{"kind", "seed", "device", "shrinking", "limit"}`` lines, answer each; anything programs print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -129,7 +113,6 @@ def main() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     for number, line in enumerate(sys.stdin):
         task = json.loads(line)
-        choose_compiler(task["seed"])
         if number in (1, 10, 50):
             gc.freeze()  # the packages' own objects, a million, need not be looked through after every program
         try:

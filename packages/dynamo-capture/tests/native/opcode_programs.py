@@ -209,8 +209,8 @@ guards.GuardSet.global_state = lambda self: None
 def translate(*args, real=frontend.translate):
     """Keep what has no tensors in it too: its code is what is tested."""
     result = real(*args)
-    result.captured.graph = result.captured.graph or object()
-    return result
+    captured = result.captured
+    return result._replace(captured=captured._replace(graph=captured.graph or object()))
 
 
 frontend.translate = translate

@@ -45,11 +45,12 @@ def test_text_repeats_and_equal_layers_share_it():
 
 
 def test_layers_that_draw_at_different_places_share_a_kernel():
-    def fn(p, seed):
-        return tuple(p.random_uniform((512, 512), seed, at, torch.float32, seed.device) for at in (0, 2048, 4096))
+    def drawn(at):
+        return sources(
+            lambda p, seed: p.random_uniform((512, 512), seed, at, torch.float32, seed.device), [torch.tensor(7)]
+        )
 
-    (launch,) = sources(lambda p, s: fn(p, s)[1:], [torch.tensor(7)])
-    found = launch.joined
+    found = [source for at in (2048, 4096) for source in drawn(at)]
     assert len(found) == 2 and len({s.name for s in found}) == 1 and found[0].sizes != found[1].sizes
 
 

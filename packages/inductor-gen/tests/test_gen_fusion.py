@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 import torch
 from gen_support import build, check, compile_fn
 
 import inductor_gen
+from prims.errors import VerifierError
 from prims.options import Options
 
 
@@ -247,3 +249,27 @@ def test_small_kernels_that_read_each_other_keep_their_order() -> None:
         return p.add(first, 2.0), p.mul(y, 3.0)
 
     check(fn, [torch.randn(4, 4), torch.randn(4, 4)], tol=1e-5)
+
+
+@pytest.mark.parametrize("starts", [(0, 2), (2, 0), (1, 3), (0, 3)])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_of_a_value_that_lie_elsewhere_stay_in_their_bounds(starts: tuple[int, int], parts: int) -> None:
+    """Equally large parts, each copied: a kernel of both would compute one of them where the other lies."""
+    first, second = starts
+    length = 5 - max(starts)
+
+    def fn(p: Any, x: Any) -> Any:
+        cut = [p.slice(x, (at, 0), (at + length, 6), (1, 1)) for at in (first, second, first)[:parts]]
+        return tuple(p.mul(c, float(k + 1)) for k, c in enumerate(cut))
+
+    x = torch.randn(5, 6)
+    compiled = inductor_gen.compile_graph(build(fn, [x]), options=Options(verify="every_pass"))
+    for k, (got, at) in enumerate(zip(compiled(x), (first, second, first)[:parts], strict=True)):
+        torch.testing.assert_close(got, x[at : at + length] * (k + 1))
+
+
+def test_the_verifier_sees_a_part_computed_where_another_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inductor_gen.fuse.legality._runs_over", lambda *a: True)
+    env = build(lambda p, x: tuple(p.neg(p.slice(x, (at,), (at + 300,), (1,))) for at in (0, 200)), [torch.randn(500)])
+    with pytest.raises(VerifierError, match="FUSE-C7"):
+        inductor_gen.compile_graph(env, options=Options(verify="every_pass"))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from inductor_gen.fuse.cluster import COMPUTED, Cluster, Fusion, home_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import substitute
+from inductor_gen.loops.index import lower, substitute, upper
 from prims.errors import VerifierError
 from prims.spec import expr as ex
 
@@ -19,6 +19,7 @@ CONSTRAINTS = {
     "FUSE-C4": "No cluster reads, through others, what comes after it.",
     "FUSE-C5": "A node's index tells apart all outer variables of its cluster, and all inner ones or none.",
     "FUSE-C6": "Operators that draw random numbers run in the order of the graph.",
+    "FUSE-C7": "A node is computed at indices within its shape.",
 }
 
 
@@ -50,6 +51,10 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
         _demand(cluster.homes[node] == home_of(node, operand), "FUSE-C5", node)
         if not cluster.loops:
             continue
+        for i, extent in zip(cluster.homes[node], node.shape, strict=True):
+            low, high = lower(i, cluster.space), upper(i, cluster.space)
+            known = low is not None and high is not None and low.is_const and high.is_const and extent.is_const
+            _demand(not known or 0 <= low.value <= high.value < extent.value, "FUSE-C7", node)  # type: ignore[union-attr]
         used = {v for i in operand for v in i.symbols}
         _demand(outer <= used and (not used & inner or inner <= used), "FUSE-C5", node)
         for base, index, exact in fusion.reads(node, operand, cluster.space):

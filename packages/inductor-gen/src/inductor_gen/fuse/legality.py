@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, inner_dims, substituted
 from inductor_gen.fuse.order import Move
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ZERO, product
+from inductor_gen.loops.index import ONE, ZERO, lower, product, upper
 from inductor_gen.loops.views import Index, push
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["MAX_NODES", "Merger", "merger", "operand_in", "refine"]
@@ -163,6 +164,12 @@ def _reads_at_home(
     return True
 
 
+def _runs_over(e: Expr, extent: Expr, space: dict[Expr, Expr]) -> bool:
+    """Does an index begin at 0 and end before ``extent``?"""
+    high = upper(e, space)
+    return lower(e, space) is ZERO and high is not None and ex.add(high, ONE) is extent
+
+
 def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[Expr, Expr] | None:
     """What each variable of ``other`` is in terms of ``cluster``'s, so that ``home`` becomes ``index``."""
     mapping: dict[Expr, Expr] = {}
@@ -190,6 +197,8 @@ def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[
     used = [v for e in mapping.values() for v in e.symbols if v in cluster.space]
     if len(used) != len(set(used)):
         return None
+    if not all(_runs_over(e, other.space[v], cluster.space) for v, e in mapping.items()):
+        return None  # two parts of a value may be equally large, and lie elsewhere
     if product(other.space.values()) is not product(cluster.space[v] for v in used):
         return None
     return mapping

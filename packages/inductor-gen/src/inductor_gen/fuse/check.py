@@ -51,15 +51,16 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
         _demand(cluster.homes[node] == home_of(node, operand), "FUSE-C5", node)
         if not cluster.loops:
             continue
-        for i, extent in zip(cluster.homes[node], node.shape, strict=True):
-            low, high = lower(i, cluster.space), upper(i, cluster.space)
-            known = low is not None and high is not None and low.is_const and high.is_const and extent.is_const
-            _demand(not known or 0 <= low.value <= high.value < extent.value, "FUSE-C7", node)  # type: ignore[union-attr]
         used = {v for i in operand for v in i.symbols}
         _demand(outer <= used and (not used & inner or inner <= used), "FUSE-C5", node)
         for base, index, exact in fusion.reads(node, operand, cluster.space):
             if base in cluster.homes:
                 _demand(exact and index == cluster.homes[base], "FUSE-C3", node)
+    for node in cluster.nodes if cluster.loops else ():
+        for i, extent in zip(cluster.homes[node], node.shape, strict=True):
+            low, high = lower(i, cluster.space), upper(i, cluster.space)
+            known = low is not None and high is not None and low.is_const and high.is_const and extent.is_const
+            _demand(not known or 0 <= low.value <= high.value < extent.value, "FUSE-C7", node)  # type: ignore[union-attr]
 
 
 def _verify_order(fusion: Fusion) -> None:

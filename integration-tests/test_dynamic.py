@@ -276,3 +276,17 @@ def test_a_split_of_loops_leaves_each_value_where_the_others_read_it(dynamic):
         (eager,) = torch.autograd.grad(program(x).std(), weight)
     torch.testing.assert_close(ours, eager)
     assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("odd", [1, 2, 7, 1000])
+@pytest.mark.parametrize("shape", [(1, 5, 3), (5, 1, 3), (5, 3, 1), (1, 1, 5, 3)])
+def test_a_dimension_of_one_may_have_any_stride(shape, odd):
+    """PyTorch calls such a tensor contiguous; no stride of the other dimensions may be taken for a number."""
+    compiled = compile_api.compile(lambda x: torch.nn.functional.mish(x) + 1, dynamic=True)
+    for change in range(3):
+        sizes = [n if n == 1 else n + change for n in shape]
+        dense = torch.randn(sizes)
+        strides = [odd if n == 1 else stride for n, stride in zip(sizes, dense.stride(), strict=True)]
+        x = dense.as_strided(sizes, strides)
+        torch.testing.assert_close(compiled(x), torch.nn.functional.mish(x) + 1)
+    assert compiled.report().kernels

@@ -53,6 +53,10 @@ def symbolic_strides(spec: TensorSpec, shape: tuple[Any, ...]) -> tuple[Any, ...
     for dim in order:
         if spec.strides[dim] == 0:
             continue
+        if spec.shape[dim] == 1:  # whatever its stride: those of the other dimensions do not follow from it
+            if spec.strides[dim] == real:
+                strides[dim] = symbolic
+            continue
         if spec.strides[dim] != real:
             real, symbolic = spec.strides[dim], spec.strides[dim]
         strides[dim] = symbolic

@@ -141,14 +141,14 @@ def _forward(
     joint: Joint, placeholders: list[torch.fx.Node], results: list[Any], clones: dict[torch.fx.Node, None]
 ) -> Envelope:
     env = joint.envelope
-    live = _reachable(results)
+    live = _reachable([*results, *(node for node in env.graph.nodes if not is_backward(node) and _stays(node))])
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in env.graph.nodes:
         if node.op == "placeholder":
             if len(mapping) < len(placeholders) and node in placeholders[len(mapping) : len(mapping) + 1]:
                 mapping[node] = graph.node_copy(node)
-        elif node.op == "call_function" and not is_backward(node) and (node in live or _stays(node)):
+        elif node.op == "call_function" and not is_backward(node) and node in live:
             mapping[node] = copy_node(graph, node, mapping.__getitem__)
     final = []
     first = len(joint.outcome.nodes)

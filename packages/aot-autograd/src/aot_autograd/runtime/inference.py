@@ -81,24 +81,30 @@ def new_seed(device: torch.device) -> torch.Tensor:
 def emit_overlap_check(
     source: Source, outcome: Outcome, eager: Callable[..., Any], options: Options, report: Report | None
 ) -> None:
-    """Leave a call to eager when an input that the graph writes shares memory with another input."""
-    if not outcome.mutations:
-        return
+    """Leave a call to eager when an input that the graph writes shares memory with another, or loses its views."""
     program = outcome.program
-    tensors = [i for i in range(program.arguments) if program.tracer.input_tensors[i] is not None]
-    written = [i for i, _, _ in outcome.mutations if i < program.arguments]
-    if not written or len(tensors) < 2:
-        return
-    reason = "an input that the graph writes shares memory with another input"
 
-    def run_eagerly(*args: Any) -> Any:
-        leave_to_eager(report, options, "aot_autograd", reason)
-        return eager(*args)
+    def leave_if(test: Callable[..., bool], *places: tuple[int, ...], reason: str) -> None:
+        def run_eagerly(*args: Any) -> Any:
+            leave_to_eager(report, options, "aot_autograd", reason)
+            return eager(*args)
 
-    source.globals["shares_memory"] = shares_memory
-    source.globals["run_eagerly"] = run_eagerly
-    source.line(f"if shares_memory(args, {tuple(tensors)}, {tuple(written)}):")
-    source.line("    return run_eagerly(*args)")
+        called = f"{source.name(test, 'test')}(args, {', '.join(map(str, places))})"
+        source.line(f"if {called}: return {source.name(run_eagerly, 'run_eagerly')}(*args)")
+
+    tensors = tuple(i for i in range(program.arguments) if program.tracer.input_tensors[i] is not None)
+    written = tuple(i for i, _, _ in outcome.mutations if i < program.arguments)
+    if written and len(tensors) > 1:
+        reason = "an input that the graph writes shares memory with another input"
+        leave_if(shares_memory, tensors, written, reason=reason)
+    unseen = tuple(
+        i
+        for i, _, through in outcome.mutations
+        if program.tracer.inputs[i].requires_grad and not through and i not in outcome.uncounted and i in written
+    )
+    if unseen and (outcome.differentiable or any(leaf.requires_grad for leaf in outcome.leaves)):
+        reason = "an input that the graph writes, unseen by autograd, is a view of a tensor that needs no gradient"
+        leave_if(loses_its_views, unseen, reason=reason)
 
 
 def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[int, ...]) -> bool:
@@ -108,3 +114,11 @@ def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[
         return False
     at = dict(zip(tensors, keys, strict=True))
     return any(keys.count(at[i]) > 1 for i in written)
+
+
+def loses_its_views(args: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether one of the ``written`` arguments is a view of a tensor that needs no gradient.
+
+    Autograd derives the history of its own views anew from that tensor, once they were written: they have none then.
+    """
+    return any(args[i]._is_view() and not args[i]._base.requires_grad for i in written)

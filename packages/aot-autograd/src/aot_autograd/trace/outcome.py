@@ -379,6 +379,37 @@ def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
         watch(node, frozenset(positions))
 
 
+def _mark_constants(
+    tracer: Tracer, tangents: list[torch.Tensor], gradients: list[torch.Tensor | None], roots: list[Any]
+) -> None:
+    """Mark gradients that are computed from no tangent with the tangents whose backward pass comes to them.
+
+    A comparison in place passes on zeros, whatever comes back; where nothing does, it passes on nothing.
+
+    Args:
+        tangents: the gradients of the differentiable results.
+        gradients: the inputs'.
+        roots: the autograd nodes of the differentiable results, in tangent order.
+    """
+    if len(roots) < 2:
+        tracer.made_by.clear()
+        return
+    dependent = {tracer.read(tangent) for tangent in tangents}
+    passed_on = [tracer.read(gradient) for gradient in gradients if gradient is not None]
+    for node in tracer.graph.nodes:
+        if "called_by" in node.meta or "backward" in node.meta and not dependent.isdisjoint(node.all_input_nodes):
+            dependent.add(node)
+            if node.target is aten.add.Tensor:  # of what arrives on two ways
+                passed_on += node.all_input_nodes
+    constant = {node for node in passed_on if node in tracer.made_by} - dependent
+    if constant:
+        reached = [_reached([root]) for root in roots]
+        for node in constant:
+            made_by = tracer.made_by[node]
+            node.meta["called_by"] = frozenset(k for k, nodes in enumerate(reached) if made_by in nodes)
+    tracer.made_by.clear()  # they hold what they have saved
+
+
 def _is_custom(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, INPUT_NODE)
 
@@ -437,6 +468,7 @@ def finish_joint(outcome: Outcome) -> Joint:
             cotangents,
             allow_unused=True,
         )
+    _mark_constants(tracer, cotangents, gradients, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.inputs_last(before - len(tangents), before)
     results: list[Any] = list(outcome.nodes)
     descs = _output_descs(outcome)

@@ -56,6 +56,7 @@ class Tracer(TorchDispatchMode):
         constants: the real tensors behind ``constant`` inputs, by input index.
         backward: set while the backward pass is traced.
         called_by: inside a custom function's backward, the tangents that it is called for (where that matters).
+        made_by: the autograd nodes that made the backward pass's values.
         factorisations: results of calls that end with error codes, by the identity of the codes.
         seeded: random operators become functions of a seed.
         draws_again: the backward pass repeats draws of the forward (of a checkpoint).
@@ -86,6 +87,7 @@ class Tracer(TorchDispatchMode):
         self._counter: Any = 0
         self.factorisations: dict[int, Any] = {}
         self.called_by: frozenset[int] | None = None
+        self.made_by: dict[torch.fx.Node, Any] = {}
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -293,6 +295,7 @@ class Tracer(TorchDispatchMode):
             meta["source"] = source
         if self.backward:
             meta["backward"] = True
+            self.made_by[node] = torch._C._current_autograd_node()
             if self.called_by is not None:
                 meta["called_by"] = self.called_by
         return node
@@ -363,6 +366,8 @@ class Tracer(TorchDispatchMode):
 
         item = call_node(self.graph, operator.getitem, (node, index))
         item.meta["spec"] = spec
+        if node in self.made_by:
+            self.made_by[item] = self.made_by[node]
         for key in ("source", "backward", "called_by"):
             if key in node.meta:
                 item.meta[key] = node.meta[key]

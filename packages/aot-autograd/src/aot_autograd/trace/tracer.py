@@ -499,11 +499,13 @@ class Tracer(TorchDispatchMode):
         """``target`` and everything that shares its storage now hold the value ``node``.
 
         Raises:
-            Unsupported: the value's shape differs, it cannot be cast, or the view cannot be written through.
+            Unsupported: the value's shape or device differs, it cannot be cast, or the view cannot be written through.
         """
         state = state_of(target)
         storage = state.storage
         own = state.spec
+        if spec.device != own.device:
+            raise Unsupported(f"a write of what is on {spec.device} into {own.device}", where=self._current_source())
         if tuple(spec.shape) != tuple(own.shape):
             raise Unsupported(
                 f"a write of shape {tuple(spec.shape)} into a tensor of shape {tuple(own.shape)}",

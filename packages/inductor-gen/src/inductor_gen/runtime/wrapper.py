@@ -183,6 +183,9 @@ class Wrapper:
         calls: list[Call] = []
         sizes: list[Expr] = []
         for source in sources:
+            for n in source.buffers:
+                if n.device is not None and n.device.type != "cpu":
+                    raise InternalError(f"{source.name} on the CPU takes a buffer on {n.device}")
             places = [slots.setdefault(self._slot(n), len(slots)) for n in source.buffers]
             calls.append((self.addresses[source.name], 0, 0, places, 0, len(sizes)))
             sizes.extend(source.sizes)

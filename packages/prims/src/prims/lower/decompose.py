@@ -11,7 +11,7 @@ import torch.fx
 import prims
 from prims.decomp.registry import Decomposition, get
 from prims.errors import LeftWhole, Unsupported, VerifierError
-from prims.handlers import GraphHandler
+from prims.handlers import GraphHandler, GraphValue
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Fuel
 from prims.ir.versions import CURRENT
@@ -25,9 +25,13 @@ from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
 from prims.lower.strided import STRIDED
 from prims.ops import PrimOp
+from prims.spec import TensorSpec
 
 CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
 """Ops by which a program asks for a rounding."""
+
+INDEXING = frozenset(f"aten.{way}{name}" for way in ("", "_unsafe_") for name in ("index.Tensor", "index_put.default"))
+"""Ops that take indices, a list of them, from the CPU too."""
 
 COMPLEX = "complex"
 """A backend claims this where it calls every overload on complex numbers, which no primitive knows, as it is."""
@@ -77,7 +81,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return opaque_call(p, node, args, kwargs)
         region = regions.get(node)
         if region is not None and not _is_complex(node):
-            return write_region(p, args[0], build.values[region.source], region)
+            source = build.values[region.source]
+            if source.device == args[0].device:
+                return write_region(p, args[0], source, region)
         if name in STRIDED:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
         fn = get(target)
@@ -90,6 +96,8 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         if fn is None:
             return extern(node, args, kwargs, "no decomposition")
         try:
+            if name != "aten._to_copy.default":  # whose result is to be elsewhere
+                args, kwargs = _together(p, node, args, kwargs)
             if name in CONVERSIONS:
                 return _asked_for(p, fn, args, kwargs)
             return fn(p, *args, **kwargs)
@@ -119,6 +127,30 @@ def _asked_for(p: GraphHandler, fn: Decomposition, args: tuple[Any, ...], kwargs
     if value is not args[0]:
         value.node.meta[ASKED_FOR] = True
     return value
+
+
+def _together(p: GraphHandler, node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The operands on the result's device: eager takes tensors of no dimension from the CPU, and some indices.
+
+    What else is elsewhere stays there: primitives refuse it, and eager's operator says what is wrong with it.
+    """
+    results = node.meta.get("spec")
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    device = next((s.device for s in results if isinstance(s, TensorSpec)), None)
+    if device is None or all(getattr(n.meta.get("spec"), "device", device) == device for n in node.all_input_nodes):
+        return args, kwargs
+    whole = str(node.target) in INDEXING
+
+    def bring(x: Any, nested: bool = False) -> Any:
+        if isinstance(x, (tuple, list)):
+            return type(x)(bring(v, True) for v in x)
+        if not isinstance(x, GraphValue) or x.device == device or (x.ndim and not (whole and nested)):
+            return x
+        if x.op is prims.ops.full:
+            return p.full(x.shape, x.node.args[1], x.dtype, device)
+        return p.aten(torch.ops.aten._to_copy.default, x, device=device)
+
+    return tuple(map(bring, args)), {name: bring(value) for name, value in kwargs.items()}
 
 
 def _is_complex(node: torch.fx.Node) -> bool:

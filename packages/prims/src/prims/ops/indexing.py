@@ -77,6 +77,7 @@ def _scatter_meta(x: Any, index: Any, src: Any, dim: int, reduce: str) -> Any:
     same = is_spec(src) and same_shape(src.shape, index.shape)
     require(same, "SCATTER-C4", "source and index have one shape")
     require(src.dtype == x.dtype, "SCATTER-C5", f"scatter of {src.dtype} into {x.dtype}")
+    require(src.device == x.device, "SCATTER-C7", f"scatter of {src.device} into {x.device}")
     require(reduce in REDUCES, "SCATTER-C6", f"reduce {reduce!r} is not one of {REDUCES}")
     return array_spec(x.shape, x.dtype, x.device)
 
@@ -139,6 +140,7 @@ define(
         "SCATTER-C4": "source and index have one shape",
         "SCATTER-C5": "source and operand have one dtype",
         "SCATTER-C6": "reduce is set, add, mul, max or min",
+        "SCATTER-C7": "source and operand are on one device",
     },
 )  # fmt: skip
 
@@ -214,6 +216,7 @@ def _index_put_meta(x: Any, indices: Any, dims: Any, values: Any, accumulate: bo
     same = is_spec(values) and same_shape(values.shape, shape)
     require(same, "INDEX_PUT-C5", f"values have shape {tuple(getattr(values, 'shape', ()))}, not {shape}")
     require(values.dtype == x.dtype, "INDEX_PUT-C6", f"index_put of {values.dtype} into {x.dtype}")
+    require(values.device == x.device, "INDEX_PUT-C7", f"index_put of {values.device} into {x.device}")
     return array_spec(x.shape, x.dtype, x.device)
 
 
@@ -263,5 +266,6 @@ define(
         "INDEX_PUT-C4": "indices have one shape",
         "INDEX_PUT-C5": "values have the shape that `index` would give",
         "INDEX_PUT-C6": "values and operand have one dtype",
+        "INDEX_PUT-C7": "values and operand are on one device",
     },
 )  # fmt: skip

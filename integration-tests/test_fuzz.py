@@ -139,6 +139,91 @@ def test_eager_may_have_rounded_any_64_bit_number() -> None:
         assert bool(((runs != runs[0]).any(0) == spreads).all())
 
 
+def decided(compute: Callable[..., torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, Shadow]:
+    """Eager's result, and where more than rounding decides it, under a reference with 32 rounded runs."""
+    with Shadow(32) as shadow:
+        result = compute(*operands)
+    return result, shadow
+
+
+def test_bits_seen_as_integers_follow_the_rounding() -> None:
+    """An integer view of rounded numbers is decided by rounding, one of exact numbers is not; the numbers stay theirs."""
+    x = torch.linspace(0.1, 2, 50)
+
+    def bits(y: torch.Tensor) -> torch.Tensor:
+        y.view(torch.int32)
+        return torch.stack([y.view(torch.int32), y.view(torch.int16)[::2].int()])
+
+    for compute, by_rounding in ((lambda x: bits(x.sin()), True), (lambda x: bits((x * 100).round() * 0.5), False)):
+        result, shadow = decided(compute, x)
+        assert bool(judge(result, result + 1, shadow.twins(result))[1][0].float().mean() > 0.9) is by_rounding
+    seen, shadow = decided(lambda x: (y := x.sin(), y.view(torch.int32))[0], x)
+    runs = shadow.twins(seen)
+    assert bool((runs[0] == x.double().sin()).all()) and bool((torch.stack(runs[2:]) != runs[0]).any(0).all())
+    written, shadow = decided(lambda x: (y := x.sin(), y.view(torch.int32).mul_(0))[0], x)
+    assert bool(judge(written, written + 1, shadow.twins(written))[0].all())
+
+
+def test_rounded_runs_have_numbers_of_the_type() -> None:
+    """So neighbours may become equal, and what is too small is zero: shapes and NaNs that follow are decided by rounding."""
+    close = torch.tensor([1.3671875, 1.0703125, 1.4453125, 1.4375], dtype=torch.bfloat16)
+    assert decided(lambda x: (x.cosh().acosh() + 0.001).unique(), close)[1].unstable
+    assert not decided(lambda x: (x * 2).unique(), close)[1].unstable
+    tiny = torch.zeros(4, dtype=torch.float16)
+    result, shadow = decided(lambda x: x / x.clamp_min(1e-8), tiny)
+    wrong, undecided = judge(result, torch.ones_like(result), shadow.twins(result))
+    assert bool(undecided.all()) and not bool(wrong.any())
+
+
+def test_numbers_too_large_for_16_bits_are_infinite_only_at_their_end() -> None:
+    """What lies between fused operators has 32 bits, so that eager's overflow there is none of ours; a result's is."""
+    x = torch.tensor([0.003, 0.0025], dtype=torch.float16)
+    between, shadow = decided(lambda x: x * (x.reciprocal() * x.reciprocal()), x)
+    assert bool(between.isinf().all())
+    for ours, right in ((x.float().reciprocal().half(), True), (between, True)):
+        wrong, undecided = judge(between, ours, shadow.twins(between))
+        assert bool(undecided.all()) is right and not bool(wrong.any())
+    end, shadow = decided(lambda x: x.reciprocal().square(), x / 4)
+    assert bool(judge(end, torch.ones_like(end), shadow.twins(end))[0].all())
+
+
+def test_gradients_may_be_added_in_another_order() -> None:
+    """A region's are one number to the rest of the program's; sums of whole numbers are the same in each order."""
+    for power, exact in ((1.5, False), (2.0, True)):
+        x = torch.arange(1.0, 40.0).requires_grad_()
+        with Shadow(32) as shadow:
+            parts = [x.pow(power), x * 8, x * -8]
+            torch.autograd.backward(parts, [torch.full_like(x, 0.5)] * 3)
+        runs = torch.stack(shadow.twins(x.grad))
+        spread = (runs[2:] - runs[0]).abs().amax(0)
+        assert bool((spread > 2.0**-24).all()) is not exact and bool((spread < 2.0**-18).all())
+        assert bool(judge(x.grad, x.grad * 1.001, list(runs))[0].all())
+
+
+def test_inner_roundings_of_eagers_kernels_count() -> None:
+    """1 + erf(x) has few digits where erf(x) is near -1, whichever kernel computes it; elsewhere it has all."""
+    for at, least in ((-3.5, 2.0**-18), (1.0, 0.0)):
+        x = torch.linspace(at, at + 0.2, 64)
+        result, shadow = decided(torch.nn.functional.gelu, x)
+        runs = torch.stack(shadow.twins(result))
+        spread = (runs[2:] - runs[0]).abs().amax(0) / runs[0].abs()
+        assert least < float(spread.median()) < 2.0**-10 and (least > 0 or float(spread.max()) < 2.0**-20)
+
+
+def test_a_version_counts_where_numbers_change() -> None:
+    """A write that rounding makes void in one run and not in the other is no difference of counters."""
+
+    def counted(add: float, shown: bool) -> str:
+        def call(t: torch.Tensor) -> None:
+            (t if shown else t.data).add_(add)
+
+        see = Observer()
+        see.call("call", call, torch.ones(2))
+        return str(dict(see.trees)["call: counted"])
+
+    assert counted(1.0, True) == counted(0.0, True) == counted(0.0, False) != counted(1.0, False)
+
+
 @pytest.mark.parametrize("name", ["var_mean", "std_mean"])
 def test_a_running_mean_rounds_where_sums_are_exact(name: str) -> None:
     """Of whole numbers too: eager's mean of these need not be zero, as the exact one is."""

@@ -58,7 +58,7 @@ class Observer:
         else:
             self(f"{label}: result", result)
         self(f"{label}: arguments", [*args, kwargs] if kwargs else list(args))
-        self(f"{label}: counted", [a._version > version if changed(a, old) else "-" for a, version, old in before])
+        self(f"{label}: counted", [a._version > version or not changed(a, old) for a, version, old in before])
         if backward and result is not None:
             self.gradients(label, result, [a for a in args if isinstance(a, torch.Tensor)])
         return result

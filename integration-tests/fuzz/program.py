@@ -153,16 +153,19 @@ def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome
     doubtful = any(bool(suspicious(a.data, b.data).any()) for _, a, b in pairs)
     if not doubtful and (found is None or found.kind not in ("shape", "object", "length", "strides", "exception")):
         return found
-    numbers = _settle(program, eager, pairs, outcome)
+    numbers = _settle(program, eager, pairs, outcome, found is not None)
     if outcome.unstable:
         return None
     return numbers.difference or found
 
 
-def _settle(program: Program, eager: Observer, pairs: list[tuple[str, Leaf, Leaf]], outcome: Outcome) -> Verdict:
+def _settle(
+    program: Program, eager: Observer, pairs: list[tuple[str, Leaf, Leaf]], outcome: Outcome, differs: bool
+) -> Verdict:
     """Ask the reference about the numbers: without rounded runs, with few and, before a verdict "wrong", with many.
 
-    More runs only widen what is right, so that what is right with fewer needs no more of them.
+    More runs only widen what is right, so that what is right with fewer needs no more of them; but what ``differs``
+    besides numbers may be decided by rounding in any of them.
 
     Raises:
         AssertionError: eager's run under the reference did not go eager's way: the reference is at fault.
@@ -183,7 +186,7 @@ def _settle(program: Program, eager: Observer, pairs: list[tuple[str, Leaf, Leaf
             return Verdict()
         result = verdict(pairs, shadow, twins[: len(pairs)])
         outcome.undecided = result.undecided
-        if result.difference is None:
+        if result.difference is None and not differs:
             break
     return result
 

@@ -7,10 +7,17 @@ read their operands with gaps between the elements: then PyTorch's CPU kernels c
 vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0).
 
 Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
-follows from such, is moved by up to one unit in the last place of the result's type, and operators that accumulate
-(:data:`ACCUMULATING`) also have their operands moved by one unit of the type they accumulate in. Of eager's 64-bit numbers nobody knows which it had to round: all but small multiples of 1/4 count
-as rounded. How far the twins lie apart says how far any correct order of rounding may lie from eager's, and an integer
-or bool on which the twins do not agree is one that rounding decides.
+follows from such, is moved by up to one unit in the last place of the result's type and rounded to a number of that type,
+and operators that accumulate (:data:`ACCUMULATING`) also have their operands moved by one unit of the type they accumulate
+in. Of eager's 64-bit numbers nobody knows which it had to round: all but small multiples of 1/4 count as rounded. Half of
+these twins compute such pointwise operators on 32 bits with eager's own kernels, whose inner roundings (of 1 + erf(x), say)
+then count too. Gradients that backward passes add up may be added in another order, since those of a compiled region come
+as one: a sum's rounding is of the size of all that it adds. How far the twins lie apart says how far any correct order of
+rounding may lie from eager's, and an integer or bool on which the twins do not agree is one that rounding decides.
+
+The rounded runs' numbers are those of the types: two may become equal, small ones zero, large ones infinite. The exact ones
+keep to the range of 32 bits, but not of float16 before their end, for what lies between fused operators has 32 bits.
+A tensor seen as one of another type has the twins' bits in that type.
 
 Where an operator cannot be computed on the twins it is computed in its own operands' types, with operands and results
 moved by a unit. Where not even that succeeds, the last twin becomes NaN, so that what depends on it is undecided.
@@ -19,7 +26,6 @@ moved by a unit. Where not even that succeeds, the last twin becomes NaN, so tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -90,7 +96,10 @@ class Shadow(TorchDispatchMode):
         self.lost: set[str] = set()
         self._generators: dict[torch.device, torch.Generator] = {}
         self._seed = seed
-        self._storages: dict[int, tuple[Any, list[torch.Tensor]]] = {}
+        #: Storage -> it (kept alive), its twins, and the type of what they stand for.
+        self._storages: dict[int, tuple[Any, list[torch.Tensor], torch.dtype]] = {}
+        #: Sums of gradients -> the sum of their parts' sizes, and whether each order gives the same.
+        self._sums: dict[Any, tuple[torch.Tensor, bool]] = {}
 
     def _random(self, like: torch.Tensor) -> torch.Tensor:
         """Uniform numbers between -1 and 1."""
@@ -99,25 +108,28 @@ class Shadow(TorchDispatchMode):
             generator = self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
         return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64) * 2 - 1
 
-    def _bases(self, t: torch.Tensor) -> list[torch.Tensor]:
+    def _bases(self, t: torch.Tensor, written: bool = False) -> list[torch.Tensor]:
+        """The twins of a tensor's storage, of its type; what is ``written`` is kept in that type from now on."""
         storage = t.untyped_storage()
         entry = self._storages.get(storage._cdata)
         count = storage.nbytes() // t.dtype.itemsize
         if entry is not None:
-            bases = entry[1]
-            if bases[0].dtype == torch.complex128 and not t.dtype.is_complex and _floating(t.dtype):
-                bases = [torch.view_as_real(base).flatten() for base in bases]
-            if bases[0].numel() == count and bases[0].dtype == wide(t.dtype):
+            _, bases, held = entry
+            if held != t.dtype:
+                bases = [_retyped(base, held, t.dtype) for base in bases]
+            if bases[0].numel() == count:
+                if written and bases is not entry[1]:
+                    self._storages[storage._cdata] = (storage, bases, t.dtype)
                 return bases
         flat = _flat(t, count)
         bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.count)]
-        self._storages[storage._cdata] = (storage, bases)
+        self._storages[storage._cdata] = (storage, bases, t.dtype)
         return bases
 
     def twins(self, t: torch.Tensor) -> list[torch.Tensor]:
         """The exact runs' tensors (by vectors, one by one), then the randomly rounded ones."""
         with torch.no_grad():
-            return [self._view(base, t) for base in self._bases(t)]
+            return [_limited(self._view(base, t), t.dtype) for base in self._bases(t)]
 
     @staticmethod
     def _view(base: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -171,14 +183,16 @@ class Shadow(TorchDispatchMode):
         if any(t.is_meta for t in _tensors((args, kwargs))):  # autograd's zeros ask for shapes in this way
             return func(*args, **kwargs)
         with torch.no_grad():
-            for t in _tensors((args, kwargs)):
-                self._bases(t)
             written = [
                 t
                 for i, a in enumerate(func._schema.arguments)
                 if a.alias_info is not None and a.alias_info.is_write
                 for t in _tensors(kwargs.get(a.name) if a.name in kwargs else args[i : i + 1])
             ]
+            for t in _tensors((args, kwargs)):
+                self._bases(t, written=any(t is w for w in written))
+            backward = name in ("aten::add", "aten::add_") and torch._C._current_graph_task_id() != -1
+            parts = [self._parts(t) for t in _tensors(args)] if backward else []
             given = None
             if not _random(func, args, kwargs):
                 gaps = not written and torch.Tag.pointwise in func.tags
@@ -190,6 +204,8 @@ class Shadow(TorchDispatchMode):
         result = func(*args, **kwargs)
         with torch.no_grad():
             self._follow(func, result, given, written, (args, kwargs))
+            if len(parts) == 2:
+                self._added(result, parts)
         return result
 
     def _follow(self, func: Any, result: Any, given: Any, written: list[torch.Tensor], original: Any) -> None:
@@ -203,6 +219,8 @@ class Shadow(TorchDispatchMode):
         if given is not None:
             try:
                 answers = _computed(func, given)
+                if not written and torch.Tag.pointwise in func.tags:
+                    self._with_own_kernels(func, answers, given, original)
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
                 moved = False
@@ -223,18 +241,45 @@ class Shadow(TorchDispatchMode):
         The exact runs take them as they are, the others each moved by a unit.
         """
 
-        def narrow(k: int, value: Any, twin: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if k > 1 and _floating(value.dtype):
-                twin = self._disturbed(twin, None, unit(value.dtype))
-            return torch.empty_like(value).copy_(twin)
-
         try:
-            operands = [_mapped(partial(narrow, k), original, tuple(twins)) for k, twins in enumerate(given)]
-            return [func(*a, **k) for a, k in operands]
+            return [self._narrow(func, twins, original, k, moved=k > 1) for k, twins in enumerate(given)]
         except Exception:
             return []
+
+    def _narrow(self, func: Any, given: Any, original: Any, k: int, moved: bool) -> Any:
+        def narrow(value: Any, twin: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if moved and _floating(value.dtype):
+                twin = self._disturbed(twin, None, unit(value.dtype))
+            if moved:
+                return torch.empty_like(value).copy_(twin)
+            own = twin.to(value.dtype).contiguous()
+            return torch.stack([own, own], -1)[..., 0] if k % 4 == 3 else own
+
+        args, kwargs = _mapped(narrow, original, tuple(given))
+        return func(*args, **kwargs)
+
+    def _with_own_kernels(self, func: Any, answers: list[Any], given: Any, original: Any) -> None:
+        """Half of the rounded runs' answers become those of eager's own kernels, by vectors and one by one."""
+        operands = [t for t in _tensors(original) if _floating(t.dtype)]
+        if any(part in func._schema.name for part in ACCUMULATING) and all(t.dtype == torch.float32 for t in operands):
+            for k in range(3, self.count, 2):
+                answers[k] = self._narrow(func, given[k], original, k, moved=False)
+
+    def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""
+        return self._sums.get(_place(t)) or (_solid(t.detach()).abs(), self._grid(t))
+
+    def _added(self, total: torch.Tensor, parts: list[tuple[torch.Tensor, bool]]) -> None:
+        (a, whole), (b, other) = parts
+        if a.shape != b.shape or not total.is_floating_point() or _overlaps(total):
+            return
+        self._sums[_place(total)] = (a + b, whole and other)
+        if not (whole and other):
+            for base in self._bases(total)[2:]:
+                view = self._view(base, total)
+                view.copy_(_fitted(view + self._random(view) * (a + b) * unit(total.dtype), total.dtype))
 
     def _give_up(self, result: Any, outs: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         """Leave undecided what an operator has made or written that could not be followed."""
@@ -266,8 +311,12 @@ class Shadow(TorchDispatchMode):
                 rounded = _rounded(t.detach(), first)
                 for base in bases[2:]:
                     view = self._view(base, t)
-                    view.copy_(self._disturbed(view, rounded | (view != first), unit(t.dtype)))
+                    view.copy_(_fitted(self._disturbed(view, rounded | (view != first), unit(t.dtype)), t.dtype))
                 self._overflow(bases, t)
+            elif _floating(t.dtype) and t.numel() and not _overlaps(t):
+                for base in bases[2:]:
+                    view = self._view(base, t)
+                    view.copy_(_fitted(view, t.dtype))
 
     def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool) -> None:
         columns = [_tensors(answer) for answer in answers]
@@ -293,23 +342,51 @@ class Shadow(TorchDispatchMode):
                     value = value.to(wide(t.dtype))
                     inexact = rounded | (value != first) if rounded is not None else None
                     value = self._disturbed(value, inexact, unit(t.dtype))
+                if k > 1:
+                    value = _fitted(value, t.dtype)
                 if not overlaps:
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
                     base = _flat(t, count).to(wide(t.dtype))
                 bases.append(base)
-            self._storages[storage._cdata] = (storage, bases)
+            self._storages[storage._cdata] = (storage, bases, t.dtype)
             self._overflow(bases, t)
 
     @staticmethod
     def _overflow(bases: list[torch.Tensor], t: torch.Tensor) -> None:
-        """Numbers beyond the type's largest are infinite in it."""
-        if t.dtype in (torch.float16, torch.bfloat16, torch.float32):
-            largest = torch.finfo(t.dtype).max * (1 + unit(t.dtype) / 4)
-            for base in bases:
+        """Numbers of exact runs beyond the largest of 32 bits are infinite."""
+        if t.dtype in (torch.bfloat16, torch.float32) and not _overlaps(t):
+            for base in bases[:2]:
                 view = Shadow._view(base, t)
-                if bool((view.abs() > largest).any()) and not _overlaps(t):
-                    view.copy_(view.where(~(view.abs() > largest), view * float("inf")))
+                view.copy_(_limited(view, t.dtype))
+
+
+def _limited(view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers, infinite where they are beyond a real type's largest."""
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return view
+    beyond = view.abs() > torch.finfo(dtype).max * (1 + unit(dtype) / 4)
+    return view.where(~beyond, view * float("inf")) if bool(beyond.any()) else view
+
+
+def _fitted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers rounded to some that the type has, as they are otherwise."""
+    return value.to(dtype).to(value.dtype) if _floating(dtype) else value
+
+
+def _retyped(base: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """A twin of memory that holds one type, as the twin of the same memory seen as another; of parts of complex numbers
+    a view, else a copy."""
+    if wide(held).is_complex and wide(held).to_real() == wide(dtype):
+        return torch.view_as_real(base).flatten()
+    if wide(dtype).is_complex and wide(dtype).to_real() == wide(held):
+        return torch.view_as_complex(base[: base.numel() // 2 * 2].view(-1, 2))
+    octets = base.to(held).view(torch.uint8)
+    return octets[: octets.numel() // dtype.itemsize * dtype.itemsize].view(dtype).to(wide(dtype))
+
+
+def _place(t: torch.Tensor) -> Any:
+    return t.untyped_storage()._cdata, t.shape, t.stride(), t.storage_offset()
 
 
 def _computed(func: Any, given: Any) -> list[Any]:

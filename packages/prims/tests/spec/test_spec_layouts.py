@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -142,3 +145,39 @@ def test_backward(case, layout):
     want = gradient(CASES[case], x, y)
     with AbstractMode():
         difference(gradient(CASES[case], abstract(x), abstract(y)), want)
+
+
+def in_every_order(shape, dtype):
+    """A tensor of the shape in every order of its dimensions in memory."""
+    for order in itertools.permutations(range(len(shape))):
+        back = [order.index(d) for d in range(len(shape))]
+        yield torch.zeros([shape[d] for d in order], dtype=dtype).permute(back)
+
+
+def indexed() -> Iterator[tuple[torch.Tensor, list[torch.Tensor | None]]]:
+    for shape in ((2, 3), (1, 3, 4), (2, 1, 3)):
+        for x, wanted in itertools.product(in_every_order(shape, torch.float32), ((3,), (1, 3), (2, 1), (3, 1, 2))):
+            for index, dim in itertools.product(in_every_order(wanted, torch.int64), range(len(shape))):
+                yield x, [None] * dim + [index]
+                if dim + 1 < len(shape):
+                    yield x, [None] * dim + [index, index[:1]]
+                    yield x, [index[..., :1], *[None] * dim, index]
+
+
+def test_indexed_tensors_of_every_order():
+    """Dimensions of size one have a say in the order of a result's dimensions, those of views of the indices too."""
+    for x, indices in indexed():
+        want = torch.ops.aten.index.Tensor(x, indices)
+        with AbstractMode():
+            got = torch.ops.aten.index.Tensor(abstract(x), [None if i is None else abstract(i) for i in indices])
+        difference(got, want)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2, 1), (2, 1, 3)])
+def test_views_keep_the_strides_of_dimensions_of_one(shape):
+    ends = [(1,) * a + shape + (1,) * b for a in range(3) for b in range(3)]
+    for strides in itertools.product((1, 2, 3, 7), repeat=len(shape)):
+        x = torch.empty_strided(shape, strides)
+        for wanted in ends:
+            with AbstractMode():
+                assert spec_of(abstract(x).view(wanted)).strides == x.view(wanted).stride(), (strides, wanted)

@@ -15,7 +15,7 @@ from aot_autograd.trace.opinfo import op_info
 from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense
 from prims.errors import DataDependentError, Unsupported
-from prims.spec import abstract_from_spec, to_torch
+from prims.spec import abstract_from_spec, infer, to_torch
 
 if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
@@ -186,6 +186,53 @@ def _within(whole: TensorSpec, size: Any, stride: Any, offset: Any) -> bool:
     for n, step in zip(size, stride, strict=True):
         last = last + (n - 1) * step
     return bool(first >= 0 and last < whole.numel())
+
+
+# -- zeros -------------------------------------------------------------------------------------------------------
+
+
+def _zeros(value: Any) -> bool:
+    """Autograd's zeros that have no memory, or a view of them."""
+    return isinstance(value, torch.Tensor) and _state(value).storage.node.target is aten._efficientzerotensor.default
+
+
+def _new_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    spec = infer(func, args, kwargs)
+    options = {"dtype": spec.dtype, "device": spec.device}
+    return tracer.pure(aten._efficientzerotensor.default, (list(spec.shape),), options)  # type: ignore[no-any-return]
+
+
+#: Backward nodes that share a gradient among equal elements: eager fills zeros in, where for abstract tensors PyTorch
+#: multiplies by a mask, which makes -0.0 and NaN of some.
+_SHARING = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
+
+
+@handles("mul.Tensor", "mul.Scalar", "div.Tensor")
+def _product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Zeros without memory stay such whatever they are multiplied or divided by, as in ATen's kernels for them."""
+    if _zeros(args[0]) or func is not aten.div.Tensor and _zeros(args[1]):
+        return _new_zeros(tracer, func, args, kwargs)
+    if tracer.backward and isinstance(args[0], torch.Tensor) and _state(args[0]).spec.dtype is torch.bool:
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() in _SHARING:
+            spec = infer(func, args, kwargs)
+            zeros = tracer.pure(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
+            return tracer.pure(aten.masked_fill.Tensor, (zeros, args[0], args[1]), {})
+    return NotImplemented
+
+
+@handles("add.Tensor", "sub.Tensor")
+def _sum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """What is added to zeros without memory is copied, -0.0 too. (Where they come second, autograd adds in place.)"""
+    if not _zeros(args[0]) or not isinstance(args[1], torch.Tensor):
+        return NotImplemented
+    if _zeros(args[1]):
+        return _new_zeros(tracer, func, args, kwargs)
+    spec = infer(func, args, kwargs)
+    wide = tracer.view(aten.expand.default, (args[1], list(spec.shape)), {})
+    copy = tracer.pure(aten._to_copy.default, (wide,), {"dtype": spec.dtype})
+    alpha = kwargs.get("alpha", 1) * (-1 if func is aten.sub.Tensor else 1)
+    return copy if alpha == 1 else tracer.pure(aten.mul.Scalar, (copy, alpha), {})
 
 
 # -- writes ------------------------------------------------------------------------------------------------------

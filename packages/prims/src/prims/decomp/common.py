@@ -254,6 +254,11 @@ def spread(p: Any, x: Value, shape: Sequence[Size], dims: Sequence[int]) -> Valu
     return p.broadcast(x, tuple(shape), kept)
 
 
+def from_zero(p: Any, total: Value) -> Value:
+    """A float sum as it is in memory that begins with 0 and is added to, as in eager's kernels: never -0.0."""
+    return p.add(total, 0.0)
+
+
 def along(p: Any, x: Value, shape: Sequence[Size], dim: int) -> Value:
     """A one-dimensional value laid along dimension `dim` of `shape`."""
     return p.broadcast(x, tuple(shape), (dim,))

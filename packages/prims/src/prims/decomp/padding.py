@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.decomp.common import Size, Value, along, keep, number, opmath, slice_dim, to_dtype
+from prims.decomp.common import Size, Value, along, from_zero, keep, number, opmath, slice_dim, to_dtype
 from prims.decomp.lines import Part, overlapped
 from prims.decomp.registry import decomposition
 from prims.decomp.views import permuted
@@ -150,7 +150,7 @@ def _padded_backward(p: Any, grad: Value, x: Value, pad: Sequence[Size], source:
         if high > 0:
             parts.append(edge(p, slice_dim(p, g, dim, out - high, out), dim, size, True))
         g = overlapped(p, parts, dim, size)
-    return to_dtype(p, g, grad.dtype)
+    return to_dtype(p, from_zero(p, g), grad.dtype)
 
 
 def _register(kind: str, source: Source, edge: Edge) -> None:

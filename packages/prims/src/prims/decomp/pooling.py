@@ -17,6 +17,7 @@ from prims.decomp.common import (
     Size,
     Value,
     along,
+    from_zero,
     is_integral,
     number,
     opmath,
@@ -327,7 +328,7 @@ def _avg_pool_backward(
     g = p.div(g, divisor)
     for i in range(n):
         g = _spread_windows(p, g, w, i)
-    return to_dtype(p, g, grad.dtype)
+    return to_dtype(p, from_zero(p, g), grad.dtype)
 
 
 def _spread_windows(p: Any, g: Value, w: Windows, i: int) -> Value:
@@ -440,7 +441,7 @@ def _adaptive_backward(p: Any, grad: Value, self: Value, n: int) -> Value:
     first = self.ndim - n
     for dim in range(first, self.ndim):
         g = _adaptive_line_backward(p, g, dim, self.shape[dim])
-    return to_dtype(p, g, grad.dtype)
+    return to_dtype(p, from_zero(p, g), grad.dtype)
 
 
 @decomposition("aten._adaptive_avg_pool2d_backward.default")

@@ -18,6 +18,7 @@ from prims.decomp.common import (
     Size,
     Value,
     along,
+    from_zero,
     is_float,
     opmath,
     prod,
@@ -225,7 +226,7 @@ def _backward(
 ) -> Value:
     geometry = zip(shape[2:], out, taps, scales, strict=True)
     gathered = transposed_all(p, grad, 2, [_line(p, *line, grad.device) for line in geometry])
-    return _scattered(p, grad, shape, out, taps) if gathered is None else gathered
+    return _scattered(p, grad, shape, out, taps) if gathered is None else from_zero(p, gathered)
 
 
 def _scattered(p: Any, grad: Value, shape: Sequence[Size], out: Sequence[Size], taps: Sequence[Taps]) -> Value:

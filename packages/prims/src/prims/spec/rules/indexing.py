@@ -14,7 +14,7 @@ from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
-from prims.spec.rules.views import diagonal, numel, select, slice_, wrap_dim
+from prims.spec.rules.views import diagonal, expand, numel, reshape, select, slice_, wrap_dim
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -140,7 +140,8 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """Advanced indexing: adjacent indices give their common shape in place, others in front.
 
     ATen moves the indexed dimensions to the front where they are not adjacent, restrides the source so that
-    they have stride zero, and lets the iterator lay out the result over it and the indices.
+    they have stride zero, views the expanded indices with a dimension of one for each that is not indexed, and lets
+    the iterator lay out the result over all of them. Where the result too has size one, its stride has a say.
     """
     for i in indices:
         if i is not None and i.dtype in (torch.bool, torch.uint8):
@@ -161,30 +162,15 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     rest = [d for d in dims if d not in given]
     before, after = rest[:at], rest[at:]
     shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
-    source = TensorSpec(
-        shape,
-        x.dtype,
-        x.device,
-        (*(x.strides[d] for d in before), *(0,) * len(common), *(x.strides[d] for d in after)),
-    )
+    source = (*(x.strides[d] for d in before), *(0,) * len(common), *(x.strides[d] for d in after))
+    ones = ((1,) * len(before), (1,) * len(after))
     spread = []
     for i in indices:
-        if i is None:
-            continue
-        pad = len(common) - i.ndim
-        steps = [0] * pad + [
-            0 if type(s) is int and s == 1 and not (type(c) is int and c == 1) else t
-            for s, t, c in zip(i.shape, i.strides, common[pad:], strict=True)
-        ]
-        strides = (*(0,) * len(before), *steps, *(0,) * len(after))
-        spread.append(TensorSpec(shape, x.dtype, x.device, strides))
-    return _index_result(source, spread)
-
-
-def _index_result(source: TensorSpec, spread: list[TensorSpec]) -> TensorSpec:
-    operands = [source.strides, *(s.strides for s in spread)]
-    order = layout.permutation(source.shape, operands)
-    return TensorSpec(source.shape, source.dtype, source.device, dense_in_order(source.shape, order))
+        if i is not None:
+            seen = reshape(i if i.shape == common else expand(i, common), (*ones[0], *common, *ones[1]))
+            spread.append(broadcast_strides(seen, shape))
+    order = layout.permutation(shape, [source, *spread])
+    return TensorSpec(shape, x.dtype, x.device, dense_in_order(shape, order))
 
 
 @meta_rule("aten.index_put.default", "aten._unsafe_index_put.default", "aten._index_put_impl.default")

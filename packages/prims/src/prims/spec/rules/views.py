@@ -76,7 +76,7 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
         return x.strides if same else layout.contiguous_strides(tuple(shape))
     if not x.shape:
         return (1,) * len(shape)
-    if x.is_contiguous():
+    if layout.known_same(x.strides, layout.contiguous_strides(x.shape)):  # those of dimensions of one as well
         return layout.contiguous_strides(tuple(shape))
     strides: list[Size] = [1] * len(shape)
     view_dim = len(shape) - 1

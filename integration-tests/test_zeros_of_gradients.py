@@ -1,0 +1,66 @@
+"""Zeros of gradients have eager's sign: kernels that add to zeros give none that is negative, others keep what they get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import compile_api
+
+SHAPES = {1: (1, 2, 6), 2: (1, 2, 4, 4), 3: (1, 1, 3, 3, 3)}
+Case = tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor | tuple[torch.Tensor, ...]]]
+
+
+def resampled(mode: str, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: F.interpolate(x, size=size, mode=mode)
+
+
+def padded(mode: str, *pad: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: F.pad(x, pad, mode=mode)
+
+
+MODES = {"nearest": 1, "nearest-exact": 2, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3, "area": 2}
+CASES: dict[str, Case] = {
+    **{f"{m} to {n}": (SHAPES[d], resampled(m, n)) for m, d in MODES.items() for n in (2, SHAPES[d][-1], 5, 8)},
+    **{f"{m} {pad}": (SHAPES[2], padded(m, *pad)) for m in ("reflect", "replicate") for pad in ((2, 1, 1, 1), (0, 0, 0, 1))},
+    "mean of windows": (SHAPES[2], lambda x: F.avg_pool2d(x, 3, 2, 1)),
+    "mean of windows apart": (SHAPES[2], lambda x: F.avg_pool2d(x, 2)),
+    "adaptive means": (SHAPES[2], lambda x: F.adaptive_avg_pool2d(x, 3)),
+    "adaptive means that divide": (SHAPES[1], lambda x: F.adaptive_avg_pool1d(x, 2)),
+    "maxima of windows": (SHAPES[2], lambda x: F.max_pool2d(x, 2)),
+    "response norm": ((1, 4, 3), lambda x: F.local_response_norm(x, 2)),
+    "max": ((5,), torch.max),
+    "min": ((5,), torch.min),
+    "median": ((5,), torch.median),
+    "nanmedian": ((5,), torch.nanmedian),
+    "amax": ((3, 4), lambda x: x.amax(0)),
+    "sign and more": ((4,), lambda x: (x.sgn(), x * 2)),
+    "more and sign": ((4,), lambda x: (x * 2, x.sgn(), x.sin())),
+    "sign of what has no derivative": ((4,), lambda x: x.log().sgn()),
+    "sign divided": ((4,), lambda x: (1 / x).sgn()),
+    "expanded sign": ((4,), lambda x: (x.sgn().expand(3, 4), x * 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zeros_have_eagers_sign(case: str) -> None:
+    """The gradients of the results are -0.0, 0.0, some of either and of other numbers; infinite where nothing is weighed."""
+    shape, fn = CASES[case]
+    x = ((torch.arange(torch.Size(shape).numel()) * 7 % 11 - 5) / 4).reshape(shape).requires_grad_()
+    compiled = compile_api.compile(fn)
+    for number in (-0.0, 0.0, None, *([float("inf")] if shape not in SHAPES.values() else [])):
+        found = []
+        for f in (fn, compiled):
+            results = f(x)
+            results = [t for t in (results if isinstance(results, tuple) else (results,)) if t.requires_grad]
+            mixed = [((torch.arange(t.numel()) * 5 % 3 - 1) * -1.0).reshape(t.shape) for t in results]
+            given = mixed if number is None else [torch.full_like(t, number) for t in results]
+            found.append(torch.autograd.grad(results, [x], given)[0])
+        eager, ours = found
+        assert bool((eager.isnan() == ours.isnan()).all())
+        zero = (eager == 0) & (ours == 0)
+        assert bool((eager.signbit() == ours.signbit())[zero].all()), (number, eager, ours)
+        assert ours.stride() == eager.stride()

@@ -7,6 +7,7 @@ import math
 import torch
 
 from inductor_gen.codegen.cexpr import LITERAL, Names
+from inductor_gen.device.cuda import ATOMIC
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES, ROWS
@@ -304,10 +305,7 @@ def store_mode(s: Store) -> str:
         from prims.errors import Unsupported
 
         raise Unsupported("deterministic algorithms are asked for; a generated kernel scatters its sums in any order")
-    wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
-    if s.mode == "add" and (wide or dtype in HALVES):
-        return "tl.atomic_add"
-    if s.mode in ("max", "min") and dtype in (torch.float32, torch.int32, torch.int64):
+    if dtype in ATOMIC.get(s.mode, ()):
         return f"tl.atomic_{s.mode}"
     from prims.errors import Unsupported
 

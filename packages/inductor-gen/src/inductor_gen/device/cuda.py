@@ -7,9 +7,10 @@ import ctypes
 import torch
 
 from inductor_gen.device.record import Device
+from prims.dtypes import REAL_FLOATS
 from prims.errors import UserError
 
-__all__ = ["FUSED_ATTENTION", "KNOWN", "LAUNCH", "ask", "claims"]
+__all__ = ["ATOMIC", "FUSED_ATTENTION", "KNOWN", "LAUNCH", "ask", "claims"]
 
 #: Seconds of the device that starting a kernel costs: an empty one after another, start, drain and gap together.
 LAUNCH = 3.5e-6
@@ -44,6 +45,14 @@ KNOWN = {
         _gpu("H200", (9, 0), 132, 50 * _MIB, 4.8e12, 989e12, 67e12),
         _gpu("B200", (10, 0), 148, 126 * _MIB, 8.0e12, 2250e12, 75e12),
     )
+}
+
+
+#: How threads may combine what they write to one place in a single operation, and of which types. A maximum of floats
+#: is one of their bits, which loses NaNs.
+ATOMIC = {
+    "add": frozenset({torch.int32, torch.int64, *REAL_FLOATS}),
+    **dict.fromkeys(("max", "min"), frozenset({torch.int32, torch.int64})),
 }
 
 

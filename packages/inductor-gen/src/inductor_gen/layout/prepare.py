@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from inductor_gen.device.claims import CUDNN_BACKWARD
-from inductor_gen.device.cuda import FUSED_ATTENTION
+from inductor_gen.device.cuda import ATOMIC, FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout import convolutions
@@ -56,6 +56,9 @@ class _Preparer:
         self.exact = numerics == "eager_exact"
         self.old = build_graph(env, own_strides=self.exact)
         settle_empty(self.old)
+        for node in self.old.nodes:
+            if node.kind == "scatter" and _needs_library(node):
+                node.kind = "extern"
         unmasked = settle_masks(self.old, masks)
         if numerics == "fast" and hint is not None:  # where results need not be rounded between operators
             join_activations(self.old)
@@ -342,6 +345,13 @@ def _cloned(spec: Any) -> Any:
     if isinstance(spec, TensorSpec):
         return TensorSpec(spec.shape, spec.dtype, spec.device, layout.like_strides(spec.shape, spec.strides))
     return type(spec)(map(_cloned, spec)) if isinstance(spec, (tuple, list)) else spec
+
+
+def _needs_library(scatter: Node) -> bool:
+    """Does a scatter on a GPU combine elements as no single operation there does? PyTorch's kernels loop, or sort."""
+    mode = {True: "add", False: "set"}.get(scatter.args[-1], scatter.args[-1])
+    on_gpu = scatter.device is not None and scatter.device.type == "cuda"
+    return on_gpu and mode != "set" and scatter.dtype not in ATOMIC.get(mode, ())
 
 
 def travels_channels_last(spec: Any) -> bool:

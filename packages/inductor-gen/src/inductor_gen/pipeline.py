@@ -5,15 +5,15 @@
     kernels   an immutable record for each kernel and each operator's call       kernel
     order     which runs first                                                   plan.order
     choose    templates, other blocks, other operators in a kernel's stead       templates
-    memory    launches, and which buffer lives in whose memory                   plan.launches, plan.memory
-    render    the text of each kernel                                            codegen
+    render    launches, and the text of each kernel                              plan.launches, codegen
+    memory    which buffers share memory                                         plan.memory
 
 ``emit``, the function that runs them, is :mod:`inductor_gen.runtime.wrapper`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,13 @@ from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Step
 from inductor_gen.layout.prepare import prepare
-from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import Hint
-from inductor_gen.plan.launches import Launch, launches
-from inductor_gen.plan.memory import MemoryPlan, footprint, plan_memory
+from inductor_gen.loops.index import ZERO, Hint
+from inductor_gen.plan.launches import launches
+from inductor_gen.plan.memory import MemoryPlan, Sharing, footprint, plan_memory
+from inductor_gen.plan.memory import text as memory_text
+from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
 from prims.debug import keep
 from prims.ir import Envelope
@@ -45,6 +47,12 @@ from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Planned", "lower_graph", "planned", "size_hint"]
+
+SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others on a GPU
+KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a later buffer
+
+#: Kinds of outputs that the program does not get: another graph or the runtime does.
+_BETWEEN_GRAPHS = ("saved", "mutation")
 
 
 class _Phases:
@@ -133,13 +141,14 @@ def lower_graph(
 
         with phase("choose"):
             steps, precision = choose(Draft(options, hint, prepared, builder, rendering, report), steps)
-    with phase("memory"):
-        together = launches(steps, rendering.starts_slowly)
-        memory = _memory(together, prepared, builder.layouts, hint)
     with phase("render"):
+        together = launches(steps, rendering.starts_slowly)
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
-        lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
-        _bound(env, lowered.sources())
+    with phase("memory"):
+        memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
+    phase.keep("memory", lambda: memory_text(memory))
+    lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
+    _bound(env, lowered.sources())
     return lowered
 
 
@@ -155,17 +164,30 @@ def _verify(steps: Iterable[Step], prepared: Prepared) -> None:
 
 
 def _memory(
-    steps: Iterable[Launch | Call], prepared: Prepared, layouts: Mapping[Node, Layout], hint: Hint
-) -> MemoryPlan:
-    """Which buffers share memory: equal ones, and on a GPU small ones only. Large ones go back to PyTorch's allocator
-    there, which gives their memory to buffers of any size."""
+    env: Envelope, calls: Sequence[Rendered | Call], prepared: Prepared, layouts: Mapping[Node, Layout],
+    rendering: Rendering, options: Options,
+) -> MemoryPlan:  # fmt: skip
+    """Which buffers share memory. On a GPU only small pieces are kept for later: large ones go back to PyTorch's
+    allocator, which gives their memory to operators too."""
 
-    def key(node: Node) -> Any:
-        return (node.shape, layouts[node].strides, node.dtype, node.device)
+    def size(node: Node) -> Expr:  # of a node with several results, none: those are nodes too
+        single = node.dtype is not None and node.shape is not None
+        return extent(node.shape, strides_of(layouts, node), node.dtype) if single else ZERO  # type: ignore[arg-type]
 
-    on_gpu = any(n.device is not None and n.device.type == "cuda" for n in prepared.graph.nodes)
-    footprints = [footprint(step) for step in steps]
-    return plan_memory(footprints, prepared.returned(), prepared.freed, key, hint, 1 << 20 if on_gpu else None)
+    kernels = [k for call in calls if isinstance(call, Rendered) for k in call.launch.kernels]
+    in_triton = any(map(rendering.in_triton, kernels))
+    outputs = zip(env.outputs, prepared.outputs, strict=True)
+    given = {prepared.storage(o.base) for d, o in outputs if isinstance(o, ViewRef) and d.kind not in _BETWEEN_GRAPHS}
+    returned = prepared.returned()
+    sharing = Sharing(
+        size, max((rendering.device(k).alignment for k in kernels), default=1), SMALL if in_triton else 0,
+        KEPT if in_triton else None, frozenset(returned) - given,
+    )  # fmt: skip
+    footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
+    plan = plan_memory(footprints, returned, prepared.freed, rendering.hint, sharing)
+    if options.verify == "every_pass":
+        verify_memory(plan, footprints, prepared.freed, rendering.hint, sharing)
+    return plan
 
 
 def _bound(env: Envelope, sources: Iterable[KernelSource]) -> None:

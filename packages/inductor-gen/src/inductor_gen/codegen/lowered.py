@@ -11,7 +11,7 @@ from inductor_gen.layout.record import Layout, Prepared
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
-from inductor_gen.plan.memory import MemoryPlan
+from inductor_gen.plan.memory import Footprint, MemoryPlan, footprint
 from prims.ir import Envelope
 from prims.options import Options
 
@@ -29,10 +29,10 @@ class Rendered:
         """The buffers that it writes, those of partial results among them, each once."""
         return list(dict.fromkeys(n for s in self.sources for n in s.buffers[: s.outputs]))
 
-    def partial(self) -> list[Node]:
-        """The buffers of partial results: nobody else needs them."""
+    def footprint(self) -> Footprint:
+        """What it makes and needs, the buffers of partial results among it, which nobody else needs."""
         known = {n for kernel in self.launch.kernels for n in kernel.touched()}
-        return [n for n in self.written() if n not in known]
+        return footprint(self.launch, [n for n in self.written() if n not in known])
 
 
 @dataclass(frozen=True, eq=False)

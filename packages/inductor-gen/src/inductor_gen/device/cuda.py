@@ -31,7 +31,7 @@ def _gpu(
 ) -> Device:  # fmt: skip
     return Device(
         "cuda", name, multiprocessors, threads, warp, shared, registers, l2, bandwidth, flops16, flops32, LAUNCH,
-        capability, 16,
+        capability, 16, 256,
     )  # fmt: skip
 
 

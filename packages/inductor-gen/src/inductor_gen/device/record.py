@@ -42,6 +42,7 @@ class Device:
         launch_cost: seconds that the start of a kernel costs the device, with the gap before it.
         capability: the compute capability, None for a CPU.
         vector_bytes: the widest load of one thread.
+        alignment: bytes; buffers begin at a multiple of them, as what the device's allocator gives does.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Device:
     launch_cost: float
     capability: tuple[int, int] | None
     vector_bytes: int
+    alignment: int
 
     @property
     def launch_bytes(self) -> float:

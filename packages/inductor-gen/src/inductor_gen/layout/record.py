@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product
 from inductor_gen.loops.views import Index
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "strides_of"]
+__all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "extent", "strides_of"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,13 @@ def strides_of(layouts: Mapping[Node, Layout], node: Node) -> tuple[Expr, ...]:
     """A buffer's strides: row-major ones where none were chosen (partial results between two kernels)."""
     layout = layouts.get(node)
     return contiguous_strides(node.shape) if layout is None else layout.strides
+
+
+def extent(shape: tuple[Expr, ...], strides: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
+    """The bytes from a tensor's first element to the end of its last."""
+    if any(n is ZERO for n in shape):
+        return ZERO
+    total = ONE
+    for n, stride in zip(shape, strides, strict=True):
+        total = ex.add(total, ex.mul(ex.sub(n, ONE), stride))
+    return ex.mul(total, ex.const(dtype.itemsize))

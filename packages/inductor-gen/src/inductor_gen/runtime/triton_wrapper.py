@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from inductor_gen.codegen.lowered import Lowered, Rendered
+from inductor_gen.codegen.lowered import Lowered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import POSITIONS, TritonSource
 from inductor_gen.extern.cuda import misaligned
 from inductor_gen.extern.custom import reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
 from inductor_gen.layout.prepare import travels_channels_last
-from inductor_gen.layout.record import ViewRef, strides_of
+from inductor_gen.layout.record import ViewRef
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import contiguous_strides
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
 from inductor_gen.runtime.products import Product, plain, products_on, unusual
@@ -29,9 +27,6 @@ from prims.options import Options
 from prims.spec.expr import Expr
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
-
-SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others
-
 
 class TritonWrapper(Wrapper):
     """As :class:`Wrapper`; ``kernels`` holds each Triton kernel, loaded or in the interpreter."""
@@ -49,8 +44,6 @@ class TritonWrapper(Wrapper):
         self.stream = False
         self.chosen: dict[Node, Product] = {}
         self.asks = False
-        self.visible: set[Node] | None = None
-        self.runs: dict[int, list[Rendered]] | None = None
         self.bounded: set[Expr] = set()
         self.space["too_large"] = _too_large
 
@@ -118,12 +111,9 @@ class TritonWrapper(Wrapper):
             return
         left, right = self.prepared.externs[node][0]
         self.externs.append(reported_name(node))
-        name = self.names[node] = f"x{len(self.names)}"
-        strides = self.sizes_text(self.layouts[node].strides)
-        device = self._object(self.device)
-        place = f"dtype={node.dtype}, device={device}"
-        self.lines.append(f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, {place})")
-        self.space.setdefault("torch", torch)
+        piece = self.memory.place[node][0]
+        name = self.names[node] = self.variables[piece] = f"x{len(self.names)}"
+        self._allocate_piece(piece, name)
         self._take_stream()
         if not self.asks:
             self.asks = True
@@ -132,7 +122,8 @@ class TritonWrapper(Wrapper):
             # Products follow one another on the stream: they share their workspace.
             most = max(p.workspace for p in self.chosen.values())
             if most:
-                self.lines.append(f"space = empty_strided(({most},), (1,), dtype=torch.uint8, device={device})")
+                place = f"dtype=torch.uint8, device={self._object(self.device)}"
+                self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
         function = f"product{len(self.space)}"
         self.space[function] = self.launcher(product)
         space = ", space" if product.workspace else ""
@@ -167,64 +158,12 @@ class TritonWrapper(Wrapper):
             self.stream = True
             self.lines.append(f"stream = cuda_stream({self.device.index})")
 
-    def _allocate(self, call: Rendered) -> None:
-        """One allocation for the small buffers of a dtype that kernels write before the next operator: each would cost
-        several times a view of it, and a training step of a convolution net has hundreds."""
-        small: dict[Any, list[Node]] = {}
-        for node in dict.fromkeys(n for c in self._run_of(call) for n in c.written()):
-            if node not in self.names and self._is_small(node):
-                small.setdefault((node.dtype, node.device), []).append(node)
-        for (dtype, device), nodes in small.items():
-            if len(nodes) > 1:
-                counts = [math.prod(s.value for s in node.shape) for node in nodes]
-                for node in nodes:
-                    name = self.names[node] = f"b{len(self.names)}"
-                    self.made[name] = self._layout_key(node)
-                place = f"dtype={dtype}, device={self._object(device)}"
-                self.lines.append(
-                    f"{', '.join(self.names[n] for n in nodes)} = "
-                    f"empty_strided(({sum(counts)},), (1,), {place}).split_with_sizes({counts})"
-                )
-                self.space.setdefault("torch", torch)
-        super()._allocate(call)
-
-    def _run_of(self, call: Rendered) -> Sequence[Rendered]:
-        """The kernel calls from this one to the next operator, where it is the first of them."""
-        if self.runs is None:
-            self.runs = {}
-            run: list[Rendered] = []
-            for c in self.calls:
-                if not isinstance(c, Rendered):
-                    run = []
-                    continue
-                run.append(c)
-                self.runs.setdefault(id(run[0]), run)
-        return self.runs.get(id(call), ())
-
-    def _is_small(self, node: Node) -> bool:
-        """May the buffer be a piece of a larger one? Not what the caller sees, nor where the shape is of importance."""
-        if node in self.memory.takes or not all(s.is_const for s in node.shape) or node in self._seen():
-            return False
-        size = math.prod(s.value for s in node.shape) * node.dtype.itemsize  # type: ignore[union-attr]
-        shapeless = len(node.shape) == 1 or node.op == "partial"
-        dense = strides_of(self.layouts, node) == contiguous_strides(node.shape)
-        return shapeless and dense and 0 < size <= SMALL and size % 16 == 0
-
-    def _seen(self) -> set[Node]:
-        """The buffers of results that the program gets."""
-        if self.visible is None:
-            self.visible = set()
-            for desc, out in zip(self.env.outputs, self.prepared.outputs, strict=True):
-                if isinstance(out, ViewRef) and desc.kind not in ("saved", "mutation"):
-                    self.visible.add(self.prepared.storage(out.base))
-        return self.visible
-
     # ---- interpreter ------------------------------------------------------------------------------------
 
     def _interpret(self, sources: list[TritonSource]) -> None:
         for source in sources:
             function = self._object(self.kernels[source.name])
-            names = ", ".join(self.name(n) for n in source.buffers)
+            names = ", ".join(map(self.tensor, source.buffers))
             sizes = ", ".join(self._plain(e) for e in (*source.sizes, *source.grid))
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
             self.lines.append(f"{function}([{names}], [{sizes}])")

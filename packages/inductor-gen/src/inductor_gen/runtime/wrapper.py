@@ -15,19 +15,17 @@ from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, as_the_forward, m
 from inductor_gen.extern.calls import function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
-from inductor_gen.layout.record import ViewRef, strides_of
+from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ZERO
+from inductor_gen.loops.index import ONE, ZERO
+from inductor_gen.plan.memory import Piece
 from inductor_gen.runtime.launch import Call, Launcher, Program
 from prims.errors import InternalError, InvalidData
 from prims.ir import Envelope
+from prims.spec import expr as ex
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
 __all__ = ["Wrapper", "relayout"]
-
-
-#: Kinds of nodes whose buffers are allocated here.
-_KERNEL_MADE = frozenset(("pointwise", "reduce", "scan", "scatter"))
 
 
 class Wrapper:
@@ -123,53 +121,72 @@ class Wrapper:
     # ---- buffers ----------------------------------------------------------------------------------------
 
     def name(self, node: Node) -> str:
+        """The variable in whose memory a node's value is."""
         return self.names[self.prepared.storage(node)]
 
+    def _slot(self, node: Node) -> tuple[str, int]:
+        """The variable in whose memory a node's value is, and at which byte of it."""
+        base = self.prepared.storage(node)
+        return self.names[base], self.memory.place[base][1] if base in self.memory.place else 0
+
+    def tensor(self, node: Node) -> str:
+        """A tensor expression for a buffer."""
+        return self.view(ViewRef(node, node.shape, strides_of(self.layouts, node), ZERO))
+
     def _lifetimes(self) -> None:
-        """Which buffers end after each step, and which of them live on as others."""
+        """What is given back after each step: memory, and inputs."""
         self.read = {node for call in self.calls for node in self._needed(call)}
         self.read.update(self.prepared.returned())
-        self.taken = set(self.memory.takes.values())
-        self.ending: dict[int, list[Node]] = {}
+        self.variables: dict[Piece, str] = {}
+        self.ending: dict[int, list[Piece | Node]] = {}
         for node, last in self.memory.dies.items():
-            self.ending.setdefault(last, []).append(node)
-        for k, call in enumerate(self.calls):
-            if isinstance(call, Rendered):
-                self.ending.setdefault(k, []).extend(call.partial())
+            if node not in self.memory.place and node.kind != "constant" and node not in self.held:
+                self.ending.setdefault(last, []).append(node)
+        for piece in self.memory.pieces:
+            self.ending.setdefault(piece.end, []).append(piece)
 
     @staticmethod
     def _needed(call: Rendered | OperatorCall) -> tuple[Node, ...]:
         return call.launch.reads if isinstance(call, Rendered) else call.reads
 
     def _layout_key(self, node: Node) -> Any:
-        return (node.shape, strides_of(self.layouts, node), node.dtype, node.device)
+        return (node.shape, strides_of(self.layouts, node), node.dtype)
 
     def _allocate(self, call: Rendered) -> None:
         for node in call.written():
             if node in self.names:
                 continue
-            old = self.memory.takes.get(node)
-            name = self.names[node] = self.names[old] if old is not None else f"b{len(self.names)}"
-            self.made[name] = self._layout_key(node)
-            if old is not None:
-                continue
-            strides = self.sizes_text(strides_of(self.layouts, node))
-            place = "" if str(node.device) == "cpu" else f", device={self._object(node.device)}"
-            self.lines.append(
-                f"{name} = empty_strided({self.sizes_text(node.shape)}, {strides}, dtype={node.dtype}{place})"
-            )
-            self.space.setdefault("torch", torch)
+            piece = self.memory.place[node][0]
+            name = self.variables.get(piece)
+            if name is None:
+                name = self.variables[piece] = f"b{len(self.names)}"
+                self._allocate_piece(piece, name)
+            self.names[node] = name
+
+    def _allocate_piece(self, piece: Piece, name: str) -> None:
+        """Allocate a piece as the buffer that takes all of it, or as a row of elements."""
+        sizes = [(node, self.memory.place[node][1], self.lowered.hint(self._extent(node))) for node in piece.nodes]
+        node = next((node for node, offset, size in sizes if not offset and size == piece.reach), None)
+        key = self._layout_key(piece.nodes[0] if node is None else node)
+        if node is None:
+            key = ((ex.const(piece.size // key[2].itemsize),), (ONE,), key[2])
+        self.made[name] = key
+        device = piece.nodes[0].device
+        place = "" if str(device) == "cpu" else f", device={self._object(device)}"
+        self.lines.append(
+            f"{name} = empty_strided({self.sizes_text(key[0])}, {self.sizes_text(key[1])}, dtype={key[2]}{place})"
+        )
+        self.space.setdefault("torch", torch)
+
+    def _extent(self, node: Node) -> Expr:
+        return extent(node.shape, strides_of(self.layouts, node), node.dtype)  # type: ignore[arg-type]
 
     def _release(self, first: int, step: int) -> None:
-        """Drop what ended with these steps and lives on as no other buffer."""
-        gone = [n for k in range(first, step + 1) for n in self.ending.get(k, ()) if n in self.names]
-        dropped = [
-            self.names[node]
-            for node in sorted(gone, key=lambda n: n.id)
-            if node not in self.taken and node.kind != "constant" and node not in self.held
-        ]
-        if dropped:
-            self.lines.append(" = ".join(dict.fromkeys(dropped)) + " = None")
+        """Drop what ended with these steps."""
+        gone = [x for k in range(first, step + 1) for x in self.ending.get(k, ())]
+        dropped = [self.variables.get(x) if isinstance(x, Piece) else self.names.get(x) for x in gone]
+        if any(dropped):
+            self.lines.append(" = ".join(dict.fromkeys(filter(None, dropped))) + " = None")
 
     def _object(self, value: Any) -> str:
         name = f"o{len(self.space)}"
@@ -192,10 +209,6 @@ class Wrapper:
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
         run, operands, numbers = self._run(calls, slots, sizes)
         self.lines.append(f"if bad := {run}({', '.join([*operands, *numbers])}): refuse(bad)")
-
-    def _slot(self, node: Node) -> tuple[str, int]:
-        """The variable in whose memory a node's value is, and at which byte of it."""
-        return self.name(node), 0
 
     def _run(
         self, calls: list[Call], slots: dict[tuple[str, int], int],
@@ -231,15 +244,16 @@ class Wrapper:
             key = self._object(function)
         parts = [self._value(a) for a in args]
         parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
-        target = f"x{len(self.names)}"
-        self.names[node] = target
+        target = self.names[node] = self.variables[self.memory.place[node][0]] = f"x{len(self.names)}"
         self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")
         if node in self.layouts:
+            self.made[target] = self._layout_key(node)
             self._planned_layout(node, target)
         for item in node.users:
             if item.kind == "item" and item in self.layouts and item in self.read:
-                self.names[item] = f"{target}_{item.args[1]}"
+                self.names[item] = self.variables[self.memory.place[item][0]] = f"{target}_{item.args[1]}"
                 self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
+                self.made[self.names[item]] = self._layout_key(item)
                 self._planned_layout(item, self.names[item])
                 if node in self.prepared.unmasked and item.args[1] == LOGSUMEXP:
                     self.space["note"] = note
@@ -256,7 +270,7 @@ class Wrapper:
         bases = [self.prepared.storage(ref.base) for ref in operands]
         owned = []
         for i, (ref, base) in enumerate(zip(operands, bases, strict=True)):
-            if base.op != EMPTY and (base.kind not in _KERNEL_MADE or self.name(base) not in self.made):
+            if base.op != EMPTY and (base not in self.memory.place or not self.memory.place[base][0].own):
                 continue
             whole = ref.shape == base.shape and ref.strides == self.layouts[ref.base].strides
             if whole and self.memory.dies.get(base) == self.step and bases.count(base) == 1:
@@ -296,17 +310,25 @@ class Wrapper:
 
     def view(self, ref: ViewRef) -> str:
         """A tensor expression for a view of a buffer."""
-        base = self.name(ref.base)
-        have = self.layouts[ref.base].strides
-        if ref.shape == ref.base.shape and ref.strides == have and ref.offset is ZERO:
+        base, at = self._slot(ref.base)
+        node = self.prepared.storage(ref.base)
+        have = strides_of(self.layouts, ref.base)
+        shape, strides = self.sizes_text(ref.shape), self.sizes_text(ref.strides)
+        made = self.made.get(base, self._layout_key(node))
+        own = node in self.memory.place and self.memory.place[node][0].own
+        offset = ref.offset
+        if at or made != self._layout_key(node):
+            offset = ex.add(offset, ex.const(at // node.dtype.itemsize))  # type: ignore[union-attr]
+            if made[2] != node.dtype:
+                self.space["retyped"] = retyped
+                return f"retyped({base}, {node.dtype}, {shape}, {strides}, {self.expr(offset)})"
+        elif ref.offset is ZERO and ref.shape == node.shape and ref.strides == have:
             return base
-        turned = ref.base.shape == ref.shape[::-1] and ref.strides == have[::-1]
-        if len(ref.shape) == 2 and turned and ref.offset is ZERO:
+        elif ref.offset is ZERO and len(ref.shape) == 2 and node.shape == ref.shape[::-1] and ref.strides == have[::-1]:
             return f"{base}.t()"
-        offset = ""
-        if ref.offset is not ZERO:
-            offset = f", {base}.storage_offset() + {self.expr(ref.offset)}"
-        return f"as_strided({base}, {self.sizes_text(ref.shape)}, {self.sizes_text(ref.strides)}{offset})"
+        start = "" if own else f"{base}.storage_offset() + "
+        last = "" if offset is ZERO else f", {start}{self.expr(offset)}"
+        return f"as_strided({base}, {shape}, {strides}{last})"
 
     def _result(self, out: Any) -> str:
         if isinstance(out, ViewRef):
@@ -331,6 +353,13 @@ def refuse(bad: int) -> None:
 
 
 _REFUSED = {BAD_INDEX: "an index out of range", BAD_DIVISOR: "an integer division by zero"}
+
+
+def retyped(
+    x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """A tensor of another dtype in the same memory; ``offset`` counts its elements."""
+    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), offset, shape, strides)
 
 
 def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -34,7 +34,7 @@ KERNELS: list[str] = []
 @compile_api.supports_dynamic_shapes
 def backend(gm: Any, example_inputs: list[Any]) -> Callable[..., Any]:
     """As the ``"inductor"`` backend, without its falling back, and with Triton kernels on the CPU."""
-    options = Options(strict=True)
+    options = Options(strict=True, verify="every_pass")
 
     def generate(env: Any, report: Any = None) -> Any:
         lowered = lower(env, claims=inductor_gen.claims("cpu"), options=options)

@@ -152,7 +152,7 @@ def test_every_stage_of_a_stored_graph_is_shown(tmp_path: pathlib.Path, capsys: 
     save(build(*programs()["block"]), path)
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
-    for part in ("==== graph", "==== fused", "==== kernels", "call ", "int KERNEL("):
+    for part in ("==== graph", "==== fused", "==== kernels", "call ", "int KERNEL(", "==== memory\npeak "):
         assert part in shown
     assert main(["show", str(path), "--stage", "code", "--triton"]) == 0
     assert "tl.load(" in capsys.readouterr().out

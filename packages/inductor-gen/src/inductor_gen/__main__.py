@@ -1,21 +1,23 @@
 """``python -m inductor_gen show FILE``: what a stored graph of the prim dialect becomes, stage by stage.
 
 ``FILE`` is what :func:`prims.ir.save` writes. ``--stage`` takes ``graph``, ``fused``, ``kernels`` (the Kernel IR in the
-order in which it runs) or ``code``; without it all of them are printed. ``--triton`` shows Triton kernels also for
-values on the CPU.
+order in which it runs), ``code`` or ``memory`` (its peak, the lower bound, which buffers share it); without it all are
+printed. ``--triton`` shows Triton kernels also for values on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from prims.errors import QuintetError
 
 __all__ = ["main", "stages"]
 
-STAGES = ("graph", "fused", "kernels", "code")
+STAGES = ("graph", "fused", "kernels", "code", "memory")
 
 
 def stages(path: str, triton: bool = False) -> dict[str, Callable[[], str]]:
@@ -27,6 +29,7 @@ def stages(path: str, triton: bool = False) -> dict[str, Callable[[], str]]:
     from inductor_gen.fuse import check
     from inductor_gen.kernel import ir
     from inductor_gen.pipeline import lower_graph, planned
+    from inductor_gen.plan import memory
     from prims.errors import UserError
     from prims.ir import load
     from prims.options import Options
@@ -37,13 +40,16 @@ def stages(path: str, triton: bool = False) -> dict[str, Callable[[], str]]:
     options = Options(verify="off")
     plan = planned(env, options)
 
+    @functools.cache
+    def lowered() -> Any:
+        return lower_graph(env, options, triton=triton)
+
     def code() -> str:
-        lowered = lower_graph(env, options, triton=triton)
-        return "\n".join(f"# {s.name}\n{s.text}" for s in {s.name: s for s in lowered.sources()}.values())
+        return "\n".join(f"# {s.name}\n{s.text}" for s in {s.name: s for s in lowered().sources()}.values())
 
     return {
         "graph": lambda: str(env), "fused": lambda: check.text(plan.fusion), "kernels": lambda: ir.text(plan.steps),
-        "code": code,
+        "code": code, "memory": lambda: memory.text(lowered().memory),
     }  # fmt: skip
 
 

@@ -146,6 +146,8 @@ def lower_graph(
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with phase("memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
+        if report is not None:
+            report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
     phase.keep("memory", lambda: memory_text(memory))
     lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
     _bound(env, lowered.sources())

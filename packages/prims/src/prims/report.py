@@ -19,6 +19,7 @@ __all__ = [
     "InexactRecord",
     "KeptRecord",
     "KernelRecord",
+    "MemoryRecord",
     "RecompileRecord",
     "Report",
     "StatusRecord",
@@ -103,6 +104,22 @@ class KeptRecord(NamedTuple):
     path: str
 
 
+class MemoryRecord(NamedTuple):
+    """The memory that a graph takes beside inputs that the caller keeps, by plan, in bytes for likely sizes.
+
+    Attributes:
+        peak: the most at once.
+        bound: the most that is needed at once in the order chosen.
+        pieces: how many allocations it comes from.
+        note: what kept memory from being shared.
+    """
+
+    peak: int
+    bound: int
+    pieces: int
+    note: str | None = None
+
+
 class RecompileRecord(NamedTuple):
     """A repeated capture of one code object, and the guard that failed."""
 
@@ -145,6 +162,7 @@ class Report:
     inexact: list[InexactRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
+    memory: list[MemoryRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     uncalled: str = ""
@@ -185,6 +203,10 @@ class Report:
     def extern(self, name: str) -> None:
         """Record a call into a library kernel."""
         self.externs.append(ExternRecord(name))
+
+    def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
+        """Record a graph's memory plan."""
+        self.memory.append(MemoryRecord(peak, bound, pieces, note))
 
     def fallback(self, stage: str, reason: str, where: object = None, *, eager: bool = True) -> None:
         """Record a region that runs eagerly, or (``eager=False``) that is not compiled as asked."""
@@ -254,6 +276,10 @@ class Report:
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
         texts += [f"kernel {k.name} ({k.loops} loops): {' '.join(k.ops)}" for k in self.kernels]
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
+        texts += [
+            f"memory: {m.peak} bytes at most, {m.bound} needed, in {m.pieces} pieces{f'; {m.note}' if m.note else ''}"
+            for m in self.memory
+        ]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
@@ -270,7 +296,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "kept")  # fmt: skip
+          "memory", "kept")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

@@ -215,7 +215,7 @@ class _Kernel:
         name, comment, ops = describe(self.nest, text)
         return KernelSource(
             name=name, text=text, comment=comment, buffers=tuple(self.names.buffers), outputs=self.names.outputs,
-            sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1), overwrites=self._overwrites(),
+            sizes=tuple(self.names.sizes), ops=ops, loops=max(self.stages, 1),
         )  # fmt: skip
 
     def _before(self) -> list[str]:
@@ -230,22 +230,6 @@ class _Kernel:
         some = f"if (({' || '.join(empty)}) && {self._work()} > 0) return {BAD_INDEX};"
         none = [] if self.reduces else [f"if ({self._work()} == 0) return 0;"]
         return ["int bad_ = 0;", *none, *([some] if empty else [])]
-
-    def _overwrites(self) -> tuple[tuple[Node, Node], ...]:
-        """Inputs whose storage an output may take over. The pointers are ``restrict``, which is harmless here: a
-        value is stored only after it was computed from what the same iteration loaded there."""
-        if self.scatter:
-            return ()
-        found = []
-        for s in self.body.stores:
-            if self.inner and not (self.stores_inside(s) and s.value.stage == self.stages - 1):
-                continue
-            by_node: dict[Node, bool] = {}
-            for v in self.body.vals:
-                if v.op == "load" and v.attr.dtype == s.buffer.dtype:
-                    by_node[v.attr] = by_node.get(v.attr, True) and v.at is s.at and not v.args
-            found += [(s.buffer, node) for node, same in by_node.items() if same]
-        return tuple(found)
 
     def _work(self) -> str:
         """A C expression for the number of elements visited."""

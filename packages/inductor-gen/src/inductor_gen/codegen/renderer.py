@@ -26,8 +26,6 @@ class KernelSource:
         sizes: the int64 parameters, in order (floats travel as the bits of a double).
         ops: the operators fused, in order.
         loops: number of loop nests.
-        overwrites: ``(written, read)`` buffers that may be one: each element is read before it is written, in the
-            same iteration, and nowhere else.
         language: ``"c"`` or ``"triton"``.
     """
 
@@ -39,7 +37,6 @@ class KernelSource:
     sizes: tuple[Expr, ...]
     ops: tuple[str, ...]
     loops: int
-    overwrites: tuple[tuple[Node, Node], ...] = ()
     language: str = "c"
 
 

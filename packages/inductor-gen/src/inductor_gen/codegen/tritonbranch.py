@@ -122,6 +122,6 @@ def _branched(group: Sequence[TritonSource]) -> TritonSource:
         buffers=tuple(parameters.buffers),
         comment="\n".join(dict.fromkeys(line for s in group for line in s.comment.splitlines())),
         outputs=parameters.outputs, sizes=tuple(parameters.sizes), ops=ops, loops=sum(s.loops for s in group),
-        overwrites=(), grid=(stop, ONE), signature=tuple(parameters.signature),
+        grid=(stop, ONE), signature=tuple(parameters.signature),
         bounds=tuple(dict.fromkeys(b for s in group for b in s.bounds)), joined=tuple(group),
     )  # fmt: skip

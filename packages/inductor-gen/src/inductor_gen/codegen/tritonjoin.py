@@ -64,6 +64,6 @@ def _join(group: list[TritonSource]) -> TritonSource:
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return replace(
         first, name=f"{first.name.rpartition('_')[0]}_{digest}", text=text, buffers=tuple(buffers), outputs=outputs,
-        sizes=tuple(sizes), grid=(first.grid[0], ex.const(len(group))), signature=tuple(signature), overwrites=(),
+        sizes=tuple(sizes), grid=(first.grid[0], ex.const(len(group))), signature=tuple(signature),
         loops=sum(s.loops for s in group), bounds=tuple(dict.fromkeys(b for s in group for b in s.bounds)),
     )  # fmt: skip

@@ -132,6 +132,7 @@ class MemoryPlan:
         bound: the most bytes that are alive at once.
         peak: the most bytes that pieces, inputs to be given up and workspaces take at once.
         pieces: in the order in which they are allocated.
+        note: what kept memory from being shared.
     """
 
     place: dict[Node, tuple[Piece, int]] = field(default_factory=dict)
@@ -140,6 +141,7 @@ class MemoryPlan:
     bound: int = 0
     peak: int = 0
     pieces: list[Piece] = field(default_factory=list)
+    note: str | None = None
 
 
 # ---- order ---------------------------------------------------------------------------------------------------
@@ -389,6 +391,9 @@ class _Planner:
         if self.steps:
             self._cut(len(self.steps) - 1)
         self.plan.peak = max(self.live, default=0)
+        symbolic = sum(isinstance(block.pool, tuple) for blocks in self.blocks for block in blocks)
+        if symbolic:
+            self.plan.note = f"{symbolic} buffers of sizes known at run time take only memory of the very same size"
 
     # ---- where a block goes -----------------------------------------------------------------------------
 
@@ -503,14 +508,14 @@ class _Planner:
 def text(plan: MemoryPlan) -> str:
     """The plan: its peak and the bound, and a line for each piece that more than one buffer lies in."""
     lines = [
-        f"peak {plan.peak} bytes, at least {plan.bound} in this order; {len(plan.place)} buffers in "
+        f"peak {plan.peak} bytes, {plan.bound} needed in this order; {len(plan.place)} buffers in "
         f"{len(plan.pieces)} pieces, {len(plan.launch_after)} cuts"
     ]
     for piece in plan.pieces:
         if len(piece.nodes) > 1:
             places = ", ".join(f"{node!r} at {plan.place[node][1]} to {plan.dies[node]}" for node in piece.nodes)
             lines.append(f"{piece.begin:4d} to {piece.end}: {piece.size} bytes: {places}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *filter(None, [plan.note])])
 
 
 def verify(plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node], hint: Hint, sharing: Sharing) -> None:

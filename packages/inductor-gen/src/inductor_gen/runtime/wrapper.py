@@ -48,7 +48,7 @@ class Wrapper:
         self.lines: list[str] = []
         self.space: dict[str, Any] = {
             "__name__": __name__,  # by which capture knows that this is not the user's code
-            "empty_strided": torch.empty_strided, "as_strided": torch.as_strided,
+            "torch": torch, "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "retyped": retyped,
             "refuse": refuse, "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
             "ite": lambda c, a, b: a if c else b, "relayout": relayout, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
@@ -176,7 +176,6 @@ class Wrapper:
         self.lines.append(
             f"{name} = empty_strided({self.sizes_text(key[0])}, {self.sizes_text(key[1])}, dtype={key[2]}{place})"
         )
-        self.space.setdefault("torch", torch)
 
     def _extent(self, node: Node) -> Expr:
         return extent(node.shape, strides_of(self.layouts, node), node.dtype)  # type: ignore[arg-type]
@@ -308,32 +307,29 @@ class Wrapper:
             return self.expr(inner)
         return self._object(x)
 
-    def view(self, ref: ViewRef) -> str:
-        """A tensor expression for a view of a buffer."""
+    def view(self, ref: ViewRef, result: bool = False) -> str:
+        """A tensor expression for a view of a buffer; a ``result`` in a buffer's place is no view for autograd."""
         base, at = self._slot(ref.base)
         node = self.prepared.storage(ref.base)
-        have = strides_of(self.layouts, ref.base)
+        have, key = strides_of(self.layouts, ref.base), self._layout_key(node)
         shape, strides = self.sizes_text(ref.shape), self.sizes_text(ref.strides)
-        made = self.made.get(base, self._layout_key(node))
+        made = self.made.get(base, key)
+        whole = ref.offset is ZERO and ref.shape == node.shape and ref.strides == have
+        if not at and made == key:
+            if whole:
+                return base
+            turned = (node.shape, have) == (ref.shape[::-1], ref.strides[::-1])
+            if ref.offset is ZERO and len(ref.shape) == 2 and turned:
+                return f"{base}.t()"
+        offset = ex.add(ref.offset, ex.const(at // node.dtype.itemsize))  # type: ignore[union-attr]
         own = node in self.memory.place and self.memory.place[node][0].own
-        offset = ref.offset
-        if at or made != self._layout_key(node):
-            offset = ex.add(offset, ex.const(at // node.dtype.itemsize))  # type: ignore[union-attr]
-            if made[2] != node.dtype:
-                self.space["retyped"] = retyped
-                return f"retyped({base}, {node.dtype}, {shape}, {strides}, {self.expr(offset)})"
-        elif ref.offset is ZERO and ref.shape == node.shape and ref.strides == have:
-            return base
-        elif ref.offset is ZERO and len(ref.shape) == 2 and node.shape == ref.shape[::-1] and ref.strides == have[::-1]:
-            return f"{base}.t()"
-        start = "" if own else f"{base}.storage_offset() + "
-        last = "" if offset is ZERO else f", {start}{self.expr(offset)}"
-        return f"as_strided({base}, {shape}, {strides}{last})"
+        start = self.expr(offset) if own else f"{base}.storage_offset() + {self.expr(offset)}"
+        if made[2] != node.dtype or result and whole:
+            return f"retyped({base}, {node.dtype}, {shape}, {strides}, {start})"
+        return f"as_strided({base}, {shape}, {strides}{'' if offset is ZERO else ', ' + start})"
 
     def _result(self, out: Any) -> str:
-        if isinstance(out, ViewRef):
-            return self.view(out)
-        return self._value(out)
+        return self.view(out, result=True) if isinstance(out, ViewRef) else self._value(out)
 
 
 def _view_refs(value: Any) -> list[ViewRef]:

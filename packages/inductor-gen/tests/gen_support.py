@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 import inductor_gen
+from inductor_gen.layout.prepare import prepare
+from inductor_gen.pipeline import rewritten_graph, size_hint
 from prims.handlers import GraphHandler
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext, TensorSpec
 
-__all__ = ["Case", "build", "check", "compile_fn"]
+__all__ = ["Case", "build", "check", "compile_fn", "laid_out"]
 
 
 def spec_of(t: torch.Tensor, dynamic: Sequence[int] = (), ctx: SymbolContext | None = None, known: Any = None) -> TensorSpec:
@@ -70,6 +72,12 @@ def build(
         dialect="prim", version=(1, 0), producer="tests", producer_version="0", graph=graph,
         inputs=tuple(descs), outputs=tuple(outputs), symbols=SymbolTable.from_inputs(descs, ctx),
     )  # fmt: skip
+
+
+def laid_out(env: Envelope, masks: Any = None, in_place: bool = False, **options: Any) -> Any:
+    """An envelope's graph, rewritten and laid out."""
+    rewritten = rewritten_graph(env, Options(verify="every_pass", **options), masks)
+    return prepare(rewritten.graph, env, size_hint(env), options.get("numerics", "fast"), in_place)
 
 
 class Case:

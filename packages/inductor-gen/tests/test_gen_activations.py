@@ -11,8 +11,8 @@ from gen_support import build
 
 import inductor_gen
 from inductor_gen.kernel.ir import Call
+from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import lower_graph
-from inductor_gen.rewrite import activations
 from prims.options import Options
 
 ADDMM = torch.ops.aten.addmm.default
@@ -20,7 +20,7 @@ ADDMM = torch.ops.aten.addmm.default
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "_on_gpu", lambda node: True)
+    monkeypatch.setattr(Node, "on_gpu", True)
 
 
 def formula(p: Any, x: Any) -> Any:

@@ -29,9 +29,9 @@ SHAPES = {
     "1x1, heavy, stride 2": ((2, 96, 9, 7), (160, 96, 1, 1), 2, 0, 1, "_strided_conv1x1"),
     "1x1, light": ((2, 8, 30, 30), (8, 8, 1, 1), 1, 0, 1, "torch_convolution"),
     "one pixel": ((1, 64, 1, 1), (16, 64, 1, 1), 1, 0, 1, "torch_convolution"),
-    "patches": ((1, 256, 6, 5), (256, 256, 3, 3), 1, 1, 1, "_patches"),
-    "patches, stride 2": ((2, 256, 7, 8), (256, 256, 3, 3), 2, 1, 1, "_patches"),
-    "patches, no padding": ((1, 64, 9, 9), (512, 64, 5, 5), 1, 0, 1, "_patches"),
+    "patches": ((1, 256, 6, 5), (256, 256, 3, 3), 1, 1, 1, "library_linear"),
+    "patches, stride 2": ((2, 256, 7, 8), (256, 256, 3, 3), 2, 1, 1, "library_linear"),
+    "patches, no padding": ((1, 64, 9, 9), (512, 64, 5, 5), 1, 0, 1, "library_linear"),
 }
 
 FORMATS = {

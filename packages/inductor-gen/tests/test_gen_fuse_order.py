@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build
+from gen_support import build, laid_out
 from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen.fuse
@@ -17,7 +17,6 @@ from inductor_gen.device.record import device_of
 from inductor_gen.fuse import order as orders
 from inductor_gen.fuse.order import Order
 from inductor_gen.fuse.stages import fuse
-from inductor_gen.layout.prepare import prepare
 from inductor_gen.pipeline import size_hint
 
 MAY_IMPORT = ("inductor_gen.fuse", "inductor_gen.loops", "inductor_gen.device", "prims")
@@ -187,7 +186,7 @@ def test_the_cost_of_fusion_is_linear(program: Any) -> None:
     steps, nodes = [], []
     for count in (50, 100, 200):
         env = build(program(count), [torch.randn(4, 8), torch.randn(8), torch.randn(8), torch.randn(8, 8)])
-        prepared = prepare(env)
+        prepared = laid_out(env)
         fusion = fuse(prepared.graph, size_hint(env), device_of, prepared.kept())
         steps.append(fusion.order.steps)
         nodes.append(len(prepared.graph.nodes))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import OPTIONS, build, check
+from gen_support import OPTIONS, build, check, laid_out
 from test_gen_fusion import keep, layer_norm, softmax
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
@@ -16,9 +16,9 @@ from inductor_gen.fuse.cluster import Fusion
 from inductor_gen.fuse.order import Move
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel.ir import Kernel
-from inductor_gen.layout.prepare import prepare
 from inductor_gen.pipeline import lower_graph, size_hint
 from prims.errors import VerifierError
+from prims.ir import Fuel
 from prims.options import Options
 
 mm = torch.ops.aten.mm.default
@@ -135,8 +135,8 @@ def test_no_more_bytes_than_have_to_be_moved(what: str, bytes_of_bound: Any) -> 
 
 def fused(fn: Any, shapes: list[tuple[int, ...]], fuel: int | None = None) -> Fusion:
     env = build(fn, operands(shapes))
-    prepared = prepare(env)
-    return fuse(prepared.graph, size_hint(env), device_of, prepared.kept(), fuel)
+    prepared = laid_out(env)
+    return fuse(prepared.graph, size_hint(env), device_of, prepared.kept(), Fuel(fuel))
 
 
 def test_results_that_are_used_up_in_turn_do_not_stand_side_by_side() -> None:
@@ -159,7 +159,7 @@ def test_scans_do_not_slow_down_what_runs_side_by_side() -> None:
 
     assert len(fused(fn, [(512, 40)] * 3).clusters) == 1
     env = build(fn, operands([(2, 40_000)] * 3))
-    prepared = prepare(env)
+    prepared = laid_out(env)
     on_gpu = fuse(prepared.graph, size_hint(env), lambda _: known("B200"), prepared.kept())
     assert len(on_gpu.clusters) == 2  # two programs would read all three
 
@@ -169,7 +169,7 @@ def test_more_than_registers_hold_is_not_put_together() -> None:
         return tuple(p.sum(p.mul(xs[0], x), (1,)) for x in xs)
 
     env = build(fn, operands([(64, 8192)] * 24))
-    prepared = prepare(env)
+    prepared = laid_out(env)
     fusion = fuse(prepared.graph, size_hint(env), lambda _: known("A100-80GB"), prepared.kept())
     buffers = [len({b for n in c.nodes for b in fusion.bases(n)} - set(c.nodes)) for c in fusion.clusters.values()]
     assert 2 < len(buffers) < 24 and max(buffers) <= 8
@@ -292,5 +292,5 @@ def test_a_move_that_is_not_legal_is_not_offered() -> None:
     fusion = fused(lambda p, x, w: p.aten(mm, p.aten(mm, p.exp(x), w), w), [(16, 16), (16, 16)])
     first, second, third = sorted(fusion.clusters)
     assert fusion.order.together(first, third) is None and fusion.order.together(first, second) == Move()
-    assert fusion.depends(fusion.clusters[third], fusion.clusters[first])
-    assert not fusion.depends(fusion.clusters[first], fusion.clusters[third])
+    assert fusion.order.path(first, third)
+    assert not fusion.order.path(third, first)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build
+from gen_support import build, laid_out
 from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen
@@ -19,7 +19,6 @@ from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
-from inductor_gen.layout.prepare import prepare
 from inductor_gen.pipeline import size_hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.memory import footprint
@@ -36,7 +35,7 @@ FOLDERS = ("device", "loops", "extern", "rewrite", "layout", "fuse", "kernel", "
 def made(fn: Any, inputs: list[Any], **how: Any) -> tuple[Any, Builder, list[ir.Step]]:
     env = build(fn, inputs)
     hint = size_hint(env)
-    prepared = prepare(env, hint, **how)
+    prepared = laid_out(env, **how)
     builder = Builder(prepared, fuse(prepared.graph, hint, device_of, prepared.kept()), hint, False)
     return prepared, builder, ordered(list(builder.steps()), prepared, hint)
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import OPTIONS, build, check, reference
+from gen_support import OPTIONS, build, check, laid_out, reference
 from test_gen_fusion import gelu, keep, layer_norm, softmax
 
 import inductor_gen
-from inductor_gen.layout import convolutions
-from inductor_gen.layout.prepare import prepare
+from inductor_gen.loops.graph import Node
 from prims.lower.custom import STRIDES
 
 
@@ -84,11 +83,11 @@ def beside_a_convolution(p: Any, x: Any, w: Any, q: Any) -> Any:
 
 def test_of_what_is_saved_only_images_travel_with_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values are saved as they are: attention reads their rows."""
-    monkeypatch.setattr(convolutions, "on_gpu", lambda x: True)
+    monkeypatch.setattr(Node, "on_gpu", True)
     x, w, q = (torch.randn(s).bfloat16() for s in ((2, 8, 10, 12), (4, 8, 3, 3), (3, 17, 2, 64)))
     env = build(beside_a_convolution, [x, w, q], claims=inductor_gen.claims("cuda"))
     env = env.replace(outputs=tuple(dataclasses.replace(desc, kind="saved") for desc in env.outputs))
-    image, operands = prepare(env).outputs
+    image, operands = laid_out(env).outputs
     strides = [tuple(s.value for s in ref.strides) for ref in (image, operands)]
     assert strides == [(480, 1, 48, 4), (2176, 128, 64, 1)]
 
@@ -102,7 +101,7 @@ def test_fused_attention_reads_rows() -> None:
         return p.aten(op, q, turned, turned, mask, True)[0]
 
     inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 8, 5), torch.randn(2, 3, 5, 1).expand(2, 3, 5, 5)]
-    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    prepared = laid_out(build(fn, inputs, claims=inductor_gen.claims("cuda")))
     ((args, _),) = prepared.externs.values()
     assert [ref.strides[-1].value for ref in args[:4]] == [1, 1, 1, 0]
     assert args[0].base.kind == "input" and args[1].base.op == "copy"
@@ -118,7 +117,7 @@ def test_fused_attention_reads_rows_that_begin_at_16_bytes() -> None:
         return p.aten(op, q, k, k, None, False)[0]
 
     inputs = [torch.randn(2, 3, 5, 9), torch.randn(2, 3, 5, 16)]
-    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    prepared = laid_out(build(fn, inputs, claims=inductor_gen.claims("cuda")))
     ((args, _),) = prepared.externs.values()
     assert args[0].base.op == "copy" and args[1].base.kind == args[2].base.kind == "input"
 
@@ -134,7 +133,7 @@ def test_queries_lie_as_the_result_of_attention_is_read(turned: bool) -> None:
         return p.dot(p.reshape(result, (10, 24)), w)
 
     inputs = [torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(24, 4)]
-    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    prepared = laid_out(build(fn, inputs, claims=inductor_gen.claims("cuda")))
     (query, *_), _ = next(iter(prepared.externs.values()))
     assert [s.value for s in query.strides] == ([120, 8, 24, 1] if turned else [120, 40, 8, 1])
     assert not any(node.op == "copy" for node in prepared.graph.nodes)
@@ -152,7 +151,7 @@ def test_heads_that_queries_share_are_given_once(summed: bool) -> None:
         return p.aten(op, q, repeated(p.mul(k, 2.0)), repeated(v), None, summed)[0]
 
     inputs = [torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)]
-    prepared = prepare(build(fn, inputs, claims=inductor_gen.claims("cuda")))
+    prepared = laid_out(build(fn, inputs, claims=inductor_gen.claims("cuda")))
     ((args, _),) = prepared.externs.values()
     assert [ref.shape[1].value for ref in args[:3]] == ([6, 6, 6] if summed else [6, 3, 3])
     assert sum(node.op == "copy" for node in prepared.graph.nodes) == (2 if summed else 0)
@@ -171,7 +170,7 @@ def test_the_gradient_for_cudnns_attention_lies_as_in_eager() -> None:
         env = build(fn, inputs, claims=inductor_gen.claims("cuda"))
         (node,) = (n for n in env.graph.nodes if "cudnn" in str(n.target))
         node.meta[STRIDES] = (known, *([tokens] * 4))
-        ((args, _),) = prepare(env).externs.values()
+        ((args, _),) = laid_out(env).externs.values()
         assert tuple(s.value for s in args[0].strides) == wanted
         assert all(ref.base.kind == "input" for ref in args[1:5])
 

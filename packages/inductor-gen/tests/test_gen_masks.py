@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build
+from gen_support import build, laid_out
 
 import inductor_gen
-from inductor_gen.layout.prepare import prepare
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import size_hint
 from inductor_gen.rewrite import masks
@@ -47,7 +46,7 @@ def prepared_args(mask_of: Any, op: Any = CUDNN) -> tuple[Any, ...]:
         return p.aten(op, a, a, a, mask, False)[0]
 
     env = build(fn, [q, x], claims=inductor_gen.claims("cuda"))
-    prepared = prepare(env, None, plan_masks(build_graph(env), env, size_hint(env)).constant)
+    prepared = laid_out(env, plan_masks(build_graph(env), env, size_hint(env)).constant)
     (node,) = [n for n in prepared.graph.nodes if n.kind == "extern"]
     return prepared.externs[node][0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 
 import pytest
@@ -12,7 +11,9 @@ from gen_support import build, check
 import inductor_gen
 from inductor_gen.codegen.lowered import Rendered
 from inductor_gen.device.record import known
+from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import lower_graph
+from inductor_gen.rewrite import scatters
 from prims.dtypes import ROWS
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -53,7 +54,8 @@ def test_every_type_and_way_is_compiled(dtype, mode):
 @pytest.mark.parametrize("mode", [*MODES[1:], "put"])
 def test_the_library_s_kernels_give_the_primitives_results(monkeypatch, mode, dtype):
     """As on a GPU, but for the device: the operand stays what it was, and the call is reported."""
-    monkeypatch.setattr(importlib.import_module("inductor_gen.layout.prepare"), "_needs_library", lambda node: True)
+    monkeypatch.setattr(Node, "on_gpu", True)
+    monkeypatch.setattr(scatters, "ATOMIC", {})
     torch.manual_seed(3)
     x, v = (torch.randint(0, 90, shape).to(dtype) for shape in ((9, 8), (40, 8)))
     if dtype.is_floating_point and mode != "mul":

@@ -1,5 +1,6 @@
 """The way from a prim-dialect envelope to kernels in order: one list of named steps, each a function of what is before.
 
+    rewrite   the graph, rewritten by a table of rows                            rewrite.table
     layout    the graph with copies where values must be laid out anew           layout.prepare
     fuse      clusters of nodes that share loops                                 fuse
     kernels   an immutable record for each kernel and each operator's call       kernel
@@ -31,22 +32,24 @@ from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Step
 from inductor_gen.layout.prepare import prepare
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, strides_of
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, build_graph, is_training
 from inductor_gen.loops.index import ZERO, Hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.memory import MemoryPlan, Sharing, footprint, plan_memory
 from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
+from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.debug import keep
-from prims.ir import Envelope
+from prims.ir import Envelope, Fuel
 from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Planned", "lower_graph", "planned", "size_hint"]
+__all__ = ["Planned", "lower_graph", "planned", "rewritten_graph", "size_hint"]
 
 SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others on a GPU
 KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a later buffer
@@ -97,10 +100,14 @@ def planned(
     """
     hint = size_hint(env)
     phase = _Phases(options, report)
+    fuel = Fuel(options.fuel)  # the rows' changes count first, then fusions
+    with phase("rewrite"):
+        rewritten = rewritten_graph(env, options, masks or {}, devices, fuel)
+    phase.keep("rewritten", lambda: str(rewritten))
     with phase("layout"):
-        prepared = prepare(env, hint, masks or {}, options.numerics, in_place)
+        prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
     with phase("fuse"):
-        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), options.fuel)
+        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel)
     phase.keep("fused", lambda: text(fusion))
     with phase("kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
@@ -112,6 +119,17 @@ def planned(
         _verify(steps, prepared)
     phase.keep("kernels", lambda: ir.text(steps))
     return Planned(hint, prepared, fusion, builder, steps)
+
+
+def rewritten_graph(
+    env: Envelope, options: Options, masks: Mapping[int, str] | None = None, devices: Asked = device_of,
+    fuel: Fuel | None = None,
+) -> Rewritten:  # fmt: skip
+    """The graph of an envelope after the rows that the options allow."""
+    graph = build_graph(env, own_strides=options.numerics == "eager_exact")
+    context = Context(size_hint(env), devices, options.numerics, masks or {}, is_training(env))
+    fuel = fuel or Fuel(options.fuel)
+    return rewrite(graph, context, fuel, check=options.verify in ("every_pass", "reference"))
 
 
 def lower_graph(

@@ -10,6 +10,7 @@ from gen_support import build, reference
 from gradient_cases import CASES, inputs_of, scatters
 
 import inductor_gen
+from inductor_gen.loops.graph import Node
 from prims.errors import Unsupported
 from prims.options import Options
 
@@ -343,9 +344,7 @@ def convolution(x, w, bias, stride, device=None):
 
 def check_images(monkeypatch, fn, eager, inputs):
     """Compile ``fn`` as for a GPU, run it and compare with ``eager`` in float32; the compiled graph."""
-    from inductor_gen.layout import convolutions
-
-    monkeypatch.setattr(convolutions, "on_gpu", lambda x: True)
+    monkeypatch.setattr(Node, "on_gpu", True)
     inputs = [t.to(DEVICE) for t in inputs]
     compiled = inductor_gen.compile_graph(
         build(fn, inputs, claims=inductor_gen.claims("cuda")), options=Options(verify="off"), triton=True

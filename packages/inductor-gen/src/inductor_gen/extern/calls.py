@@ -98,8 +98,8 @@ def function_of(
     node: Node, args: tuple[Any, ...], form: str | None, options: Options, owned: Sequence[int] = ()
 ) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an operator with these arguments, in this form where it has several."""
-    if form in ("linear", "patches"):
-        function = takes_linear(node, form)
+    if form == "linear":
+        function = takes_linear(node)
         return function.__name__, function
     found = cpu_function(node, args) if options.numerics == "fast" else None
     return found if found is not None else function_for(node, owned, options.numerics == "eager_exact")

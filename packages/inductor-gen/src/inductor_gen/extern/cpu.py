@@ -12,7 +12,7 @@ import torch
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, Hint
 
-__all__ = ["conv_form", "cpu_function", "linear_addmm", "linear_mm", "takes_linear"]
+__all__ = ["conv_form", "cpu_function", "linear", "linear_addmm", "linear_mm", "takes_linear"]
 
 #: Multiply-adds below which the call costs more than the product.
 SMALL = 1 << 21
@@ -106,12 +106,17 @@ def _worth(a: torch.Tensor, b: torch.Tensor) -> bool:
     return _pays(a.shape[0], a.shape[1], b.shape[1], in_rows=a.stride(1) == 1)
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x [..., k] @ weight [n, ...] + bias`` by oneDNN."""
+    return onednn()(x, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc,no-any-return]
+
+
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return onednn()(a, b.t(), None, "none", [], "")  # type: ignore[misc,no-any-return]
+    return linear(a, b.t(), None)
 
 
 def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return onednn()(a, b.t(), bias, "none", [], "")  # type: ignore[misc,no-any-return]
+    return linear(a, b.t(), bias)
 
 
 def linear_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -161,22 +166,14 @@ def conv_form(node: Node, hint: Hint) -> str:
     return "patches" if few and static and parameters >= HEAVY_WEIGHT else "plain"
 
 
-def takes_linear(node: Node, form: str) -> Callable[..., Any]:
-    """The callable for a convolution whose form is ``"linear"`` or ``"patches"``; it takes the node's own arguments,
-    in the second case with the gathered patches ``[images, height, width, values]`` for the images."""
-    if form == "patches":
-        return _patches
+def takes_linear(node: Node) -> Callable[..., Any]:
+    """The callable for a 1x1 convolution whose form is ``"linear"``; it takes the node's own arguments."""
     down, right = (*node.args[3], *node.args[3])[:2]
     return _conv1x1 if down == right == 1 else _strided_conv1x1
 
 
-def _patches(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
-    result = onednn()(rows, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc]
-    return result.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
-
-
 def _conv1x1(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
-    return _patches(x.permute(0, 2, 3, 1), weight, bias)
+    return linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
 
 
 def _strided_conv1x1(

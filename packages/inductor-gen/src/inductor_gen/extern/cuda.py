@@ -27,7 +27,7 @@ def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
 
 def misaligned(node: Node) -> bool:
     """Is it a large product on a GPU whose rows are no multiple of 16 bytes? cuBLAS is several times slower then."""
-    if node.op not in ("aten.mm.default", "aten.addmm.default") or node.device is None or node.device.type != "cuda":
+    if node.op not in ("aten.mm.default", "aten.addmm.default") or not node.on_gpu:
         return False
     if node.dtype not in HALVES or not all(s.is_const for s in node.shape):
         return False
@@ -189,5 +189,4 @@ _ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
 
 def is_half_product(node: Node) -> bool:
     """Is it a product of 16-bit matrices on a GPU?"""
-    on_gpu = node.device is not None and node.device.type == "cuda"
-    return on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES
+    return node.on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES

@@ -15,6 +15,7 @@ from inductor_gen.fuse.order import Move, Order
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
 from inductor_gen.loops.views import Index, pull
+from prims.ir import Fuel
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -82,20 +83,20 @@ class Fusion:
     Attributes:
         kept: the nodes that must end up in memory.
         live: the nodes that something in memory, an operator or a write is made of; others get no cluster.
-        fuel: how many more fusions may be made; None for any number.
+        fuel: is asked before each fusion.
         of: the cluster of each node that has one.
         inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
         random: the operators that draw random numbers, in their order.
     """
 
-    def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: int | None = None) -> None:
+    def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None) -> None:
         self.graph = graph
         self.kept = set(kept)
         self.live = set(self.kept)
         for node in reversed(graph.nodes):
             if node in self.live or node.kind in ("extern", "scatter"):
                 self.live.update((node, *node.ins))
-        self.fuel = fuel
+        self.fuel = fuel or Fuel()
         self.clusters: dict[int, Cluster] = {}
         self.of: dict[Node, Cluster] = {}
         self.inlined: set[Node] = set()
@@ -106,10 +107,7 @@ class Fusion:
 
     def may_fuse(self) -> bool:
         """May another fusion be made? Counting them down bisects a miscompilation."""
-        if self.fuel is None:
-            return True
-        self.fuel -= 1
-        return self.fuel >= 0
+        return self.fuel.spend("fusion")
 
     # ---- variables --------------------------------------------------------------------------------------
 
@@ -238,10 +236,6 @@ class Fusion:
     def owners(self, node: Node) -> list[Cluster]:
         """The clusters of what a node reads, each once."""
         return list({c.id: c for b in self.bases(node) if (c := self.of.get(b)) is not None}.values())
-
-    def depends(self, later: Cluster, earlier: Cluster) -> bool:
-        """Must ``earlier`` run before ``later``?"""
-        return self.order.path(earlier.id, later.id)
 
     # ---- reading ----------------------------------------------------------------------------------------
 

@@ -12,18 +12,19 @@ from inductor_gen.fuse.score import Costs
 from inductor_gen.fuse.siblings import fuse_siblings
 from inductor_gen.fuse.vertical import cluster_nodes
 from inductor_gen.loops.graph import Graph, Node
+from prims.ir import Fuel
 from prims.spec.expr import Expr
 
 __all__ = ["fuse"]
 
 
 def fuse(
-    graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: int | None = None
+    graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: Fuel | None = None
 ) -> Fusion:
     """Cluster the nodes of a graph.
 
     ``hint`` gives a likely number for a size, ``devices`` the record of a device; ``kept`` are the nodes that must end
-    up in memory; ``fuel`` limits the number of fusions, those of the first stages counting first.
+    up in memory; ``fuel`` limits the number of fusions.
     """
     fusion = Fusion(graph, kept, fuel)
     costs = Costs(fusion, hint, devices)

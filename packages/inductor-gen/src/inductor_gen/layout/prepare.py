@@ -7,26 +7,20 @@ place, so that fusion writes the values in the layout wanted straight from the k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from inductor_gen.device.claims import CUDNN_BACKWARD
-from inductor_gen.device.cuda import ATOMIC, FUSED_ATTENTION
+from inductor_gen.device.cuda import FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
-from inductor_gen.layout import convolutions
-from inductor_gen.layout.patches import gather_patches
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
 from inductor_gen.layout.updates import in_place_updates
-from inductor_gen.loops.graph import Graph, Node, build_graph
+from inductor_gen.loops.graph import Graph, Node, is_training
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
-from inductor_gen.rewrite.activations import join_activations
-from inductor_gen.rewrite.empty import settle_empty
-from inductor_gen.rewrite.heads import share_heads
-from inductor_gen.rewrite.masks import settle_masks
+from inductor_gen.rewrite.convolutions import SPATIAL
 from prims.dtypes import HALVES
 from prims.errors import InternalError, QuintetError
 from prims.ir import Envelope
@@ -41,38 +35,17 @@ _BLAS = frozenset({
     "aten.baddbmm.default", "dot",
 })  # fmt: skip
 
-#: Operators that keep channels last, and are faster so on a GPU.
-_SPATIAL = frozenset({
-    "aten.convolution.default", "aten.convolution_backward.default",
-    "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
-})  # fmt: skip
-
 
 class _Preparer:
-    def __init__(
-        self, env: Envelope, hint: Hint | None, masks: Mapping[int, str], numerics: str, in_place: bool
-    ) -> None:
+    def __init__(self, graph: Graph, env: Envelope, hint: Hint, numerics: str, in_place: bool) -> None:
         self.env = env
-        self.exact = numerics == "eager_exact"
-        self.old = build_graph(env, own_strides=self.exact)
-        settle_empty(self.old)
-        for node in self.old.nodes:
-            if node.kind == "scatter" and _needs_library(node):
-                node.kind = "extern"
-        unmasked = settle_masks(self.old, masks)
-        if numerics == "fast" and hint is not None:  # where results need not be rounded between operators
-            join_activations(self.old)
-        if not self.exact:
-            share_heads(self.old)
+        self.old = graph
         self.context = env.symbols.context or _context_of(env)
-        self.out = Prepared(Graph(), unmasked=unmasked)
+        self.out = Prepared(Graph())
         self.updates = in_place_updates(self.old, env) if in_place else {}
         self.owned: set[Node] = set()  # buffers that some output already is
-        self.channels_last = not self.exact and _pays_channels_last(self.old)
-        self.image_shapes = _image_shapes(self.old) if self.channels_last else set()
         self.relaid: dict[Node, ViewRef] = {}
-        kinds = [d.kind for d in env.inputs] + [d.kind for d in env.outputs]
-        if numerics == "fast" and hint is not None and not {"saved", "tangent"} & set(kinds):
+        if numerics == "fast" and not is_training(env):
             self._choose_forms(hint)
         self.new_nodes: list[Node] = []
 
@@ -88,41 +61,25 @@ class _Preparer:
                 self.out.layouts[node] = Layout(channels_last(node.shape))
         for node in self.old.nodes:
             if node.kind in ("input", "constant"):
-                if node in self.out.layouts:
-                    self.new_nodes.append(node)
-                    continue
-                self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+                self.out.layouts.setdefault(node, Layout(tuple(size(s) for s in node.spec.strides)))
+            elif node.kind == "pointwise" and node in self.old.images:
+                self.in_channels_last(node)
             elif node.kind == "extern":
-                if self.channels_last and convolutions.backward_is_products(node):
-                    convolutions.lower_backward(self, node)
-                    continue
-                if self.channels_last and convolutions.is_product(node):
-                    convolutions.lower_forward(self, node)
-                elif not self.exact and _has_slow_bias(node):
-                    self._bias_apart(node)
-                else:
-                    self._extern(node)
+                self._extern(node)
             elif node.kind == "item":
                 self._item(node)
             elif node.kind == "scatter":
                 self._scatter(node)
             self.new_nodes.append(node)
         self._outputs()
-        graph = self.out.graph
-        graph.inputs = self.old.inputs
-        graph.nodes = self.new_nodes
-        for k, node in enumerate(graph.nodes):
-            node.id = k
-        for node in graph.nodes:
-            node.users = []
-            node.ins = []
-        for node in graph.nodes:
-            node.link()
+        self.out.images = self.old.matrices
+        self.out.graph = Graph(self.new_nodes, self.old.inputs)
+        self.out.graph.relink()
         return self.out
 
     def _travels_as_image(self, desc: Any, node: Node) -> bool:
         """Is it saved for the backward pass, and an image? Queries, keys and values beside a convolution are none."""
-        return desc.kind == "saved" and node.shape in self.image_shapes and travels_channels_last(desc.spec)
+        return desc.kind == "saved" and node.shape in self.old.image_shapes and travels_channels_last(desc.spec)
 
     def _choose_forms(self, hint: Hint) -> None:
         """Which convolutions on the CPU run with channels last. In training none: what is saved has eager's layout."""
@@ -148,25 +105,27 @@ class _Preparer:
         """The layout of a buffer; a kernel's is row-major unless an output asked for another before."""
         return self.out.layouts.setdefault(node, Layout(contiguous_strides(node.shape)))
 
-    def resolve(self, x: Node) -> ViewRef | None:
-        """``x`` as a strided view of a buffer, or None where only a copy can be one."""
+    def resolve(self, x: Node, images: bool = False) -> ViewRef | None:
+        """``x`` as a strided view of a buffer, or None where only a copy can be one; with ``images`` it may be one of
+        an image that is laid out with channels last for it."""
         chain: list[Node] = []
-        while x.kind == "view":
+        while x.kind == "view" and not (images and x in self.old.images):
             if x.op in ("pad", "concat", "flip"):
                 return None
             chain.append(x)
             x = x.args[0]
-        if x.kind == "create":
+        if images and x in self.old.images and chain:
+            ref = self.in_channels_last(x)
+        elif x.kind in ("create", "view"):
             return None
-        strides, offset = self.layout(x).strides, ZERO
-        shape = x.shape
+        else:
+            ref = ViewRef(x, x.shape, self.layout(x).strides, ZERO)
         for view in reversed(chain):
-            moved = view_strides(view, strides, offset)
+            moved = view_strides(view, ref.strides, ref.offset)
             if moved is None:
                 return None
-            strides, offset = moved
-            shape = view.shape
-        return ViewRef(x, shape, strides, offset)
+            ref = ViewRef(ref.base, view.shape, *moved)
+        return ref
 
     # ---- externs ----------------------------------------------------------------------------------------
 
@@ -184,14 +143,10 @@ class _Preparer:
                 return [place(v) for v in x]
             return x
 
-        patches = gather_patches(self, node) if self.out.forms.get(node) == "patches" else None
-        args = tuple(patches if patches is not None and a is node.args[0] else place(a) for a in node.args)
+        args = tuple(map(place, node.args))
         kwargs = {k: place(v) for k, v in node.kwargs.items()}
         self.out.externs[node] = (args, kwargs)
         node.args = tuple(_bases(a) for a in args)
-        if patches is not None:
-            self.out.layouts[node] = Layout(channels_last(node.shape))
-            return
         node.kwargs = {k: _bases(v) for k, v in kwargs.items()}
         node.spec = self._infer(node, args, kwargs)
         if isinstance(node.spec, TensorSpec):
@@ -202,16 +157,6 @@ class _Preparer:
         assert node.strides is not None
         grad, out = node.strides[0], node.strides[4]
         return self._exact(node.args[0], grad if grad[-1] == 1 else out)
-
-    def _bias_apart(self, node: Node) -> None:
-        """A convolution without its bias; the node becomes the addition, which fuses with what follows."""
-        x, weight, bias, *rest = node.args
-        product_of = Node(0, "extern", node.op, (x, weight, None, *rest), node.spec, node.source)
-        product_of.target = node.target
-        self._extern(product_of)
-        spread = Node(0, "view", "broadcast", (bias, node.spec.shape, (1,)), node.spec, node.source)
-        self.new_nodes += [product_of, spread]
-        node.kind, node.op, node.args = "pointwise", "add", (product_of, spread)
 
     def _infer(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -242,7 +187,7 @@ class _Preparer:
         strides = _token_by_token(x.shape) if _is_query_of_tokens(node, x) else None
         if strides is not None and x.kind == "pointwise":
             self.out.layouts.setdefault(x, Layout(strides))
-        ref = self.resolve(x)
+        ref = self.resolve(x, images=True)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x, strides))
         assert ref is not None
@@ -267,12 +212,12 @@ class _Preparer:
     def _wants_channels_last(self, node: Node, x: Node) -> bool:
         if len(x.shape) != 4:
             return False
-        if self.channels_last:
-            return node.op in _SPATIAL
+        if self.old.image_shapes:
+            return node.op in SPATIAL
         if x is not node.args[0] or not self.out.forms:
             return False
         if node.op == "aten.max_pool2d_with_indices.default":
-            return x.device is not None and x.device.type == "cpu"
+            return not x.on_gpu
         return self.out.forms.get(node, "plain") in ("channels_last", "linear")
 
     def in_channels_last(self, x: Node) -> ViewRef:
@@ -347,28 +292,11 @@ def _cloned(spec: Any) -> Any:
     return type(spec)(map(_cloned, spec)) if isinstance(spec, (tuple, list)) else spec
 
 
-def _needs_library(scatter: Node) -> bool:
-    """Does a scatter on a GPU combine elements as no single operation there does? PyTorch's kernels loop, or sort."""
-    mode = {True: "add", False: "set"}.get(scatter.args[-1], scatter.args[-1])
-    on_gpu = scatter.device is not None and scatter.device.type == "cuda"
-    return on_gpu and mode != "set" and scatter.dtype not in ATOMIC.get(mode, ())
-
-
 def travels_channels_last(spec: Any) -> bool:
     """Can a forward and a backward graph with channels last pass this saved value so, whatever its descriptor says?"""
     if not isinstance(spec, TensorSpec) or spec.ndim != 4 or spec.dtype not in (*HALVES, torch.int64):
         return False
     return spec.is_contiguous() and all(isinstance(s, int) and s > 0 for s in spec.shape)
-
-
-def _pays_channels_last(graph: Graph) -> bool:
-    """Are there 16-bit convolutions on a GPU?"""
-    for node in graph.nodes:
-        if node.op in ("aten.convolution.default", "aten.convolution_backward.default"):
-            x = node.args[0]
-            if convolutions.on_gpu(x) and x.dtype in HALVES and len(x.shape) == 4:
-                return True
-    return False
 
 
 def _is_read_by_rows(node: Node, x: Node) -> bool:
@@ -410,24 +338,6 @@ def _has_aligned_rows(ref: ViewRef) -> bool:
     return all(s.value % unit == 0 for s in (*steps, ref.offset) if s.is_const)
 
 
-def _image_shapes(graph: Graph) -> set[tuple[Expr, ...]]:
-    """The shapes of what convolutions and poolings take and give, the same ones in a forward and its backward graph."""
-    found: set[tuple[Expr, ...]] = set()
-    for node in graph.nodes:
-        if node.op in _SPATIAL:
-            items = (user for user in node.users if user.kind == "item")
-            found.update(x.shape for x in (node, *node.ins, *items) if len(x.shape) == 4)
-    return found
-
-
-def _has_slow_bias(node: Node) -> bool:
-    """Would the operator add its bias in a kernel of its own?"""
-    return (
-        node.op == "aten.convolution.default" and node.device is not None and node.device.type == "cuda"
-        and isinstance(node.args[2], Node)
-    )  # fmt: skip
-
-
 def _bases(x: Any) -> Any:
     if isinstance(x, ViewRef):
         return x.base
@@ -450,15 +360,10 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
     return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
 
 
-def prepare(
-    env: Envelope, hint: Hint | None = None, masks: Mapping[int, str] | None = None, numerics: str = "fast",
-    in_place: bool = False,
-) -> Prepared:  # fmt: skip
-    """The graph of a prim-dialect envelope, with copies where values must be laid out anew.
+def prepare(graph: Graph, env: Envelope, hint: Hint, numerics: str = "fast", in_place: bool = False) -> Prepared:
+    """A rewritten graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
-    With ``hint``, a likely number for each size, the layout of images on the CPU is chosen too. ``masks`` are the
-    verdicts about attention masks (:class:`inductor_gen.rewrite.masks.MaskPlan`) that the graph may count on.
-    ``numerics`` is that of the options: under ``"eager_exact"`` every operator gets its operands in eager's strides.
-    ``in_place``: inputs that the graph's mutations name may be written (:mod:`inductor_gen.layout.updates`).
+    ``hint`` gives a likely number for a size, ``numerics`` is that of the options. ``in_place``: inputs that the
+    graph's mutations name may be written (:mod:`inductor_gen.layout.updates`).
     """
-    return _Preparer(env, hint, masks or {}, numerics, in_place).run()
+    return _Preparer(graph, env, hint, numerics, in_place).run()

@@ -53,7 +53,6 @@ class Prepared:
         scattered: scatter node -> the copy, or the input, whose buffer it updates.
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
         freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
-        unmasked: the attention operators that go without their masks, with "free" or "causal".
         images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
         forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
@@ -68,7 +67,6 @@ class Prepared:
     freed: set[Node] = field(default_factory=set)
     forms: dict[Node, str] = field(default_factory=dict)
     images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
-    unmasked: dict[Node, str] = field(default_factory=dict)
 
     def call_of(self, node: Node) -> tuple[tuple[Any, ...], str | None]:
         """An operator's arguments, and how it is to be computed where there is a choice."""

@@ -20,7 +20,7 @@ from prims.ops import PrimOp
 from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
-__all__ = ["Graph", "Node", "build_graph", "draws_random"]
+__all__ = ["Graph", "Node", "build_graph", "draws_random", "is_training", "kind_of", "overload_name"]
 
 _KIND_OF_ROW = {
     "unary": "pointwise",
@@ -49,12 +49,13 @@ class Node:
         ins: the nodes among the arguments, in order.
         shape: sizes; dtype and device None for values that are not tensors.
         strides: per tensor operand the strides that it has in eager, for an operator that is given them; else None.
+        unmasked: of an attention operator that goes without its mask, "free" or "causal"; else None.
         users: nodes that take this one, each once.
     """
 
     __slots__ = (
         "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "shape", "source", "spec", "strides", "target",
-        "users",
+        "unmasked", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> None:
@@ -67,6 +68,7 @@ class Node:
         self.spec = spec
         self.source = source
         self.strides: tuple[Any, ...] | None = None
+        self.unmasked: str | None = None
         self.users: list[Node] = []
         self.ins: list[Node] = []
         shape = getattr(spec, "shape", None)
@@ -77,14 +79,16 @@ class Node:
     def __repr__(self) -> str:
         return f"%{self.id}:{self.op}"
 
+    @property
+    def on_gpu(self) -> bool:
+        """Does its value live on a GPU?"""
+        return self.device is not None and self.device.type == "cuda"
+
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
-        seen: set[int] = set()
-        for value in _nodes_in((self.args, tuple(self.kwargs.values()))):
-            if value.id not in seen:
-                seen.add(value.id)
-                self.ins.append(value)
-                value.users.append(self)
+        self.ins = list(dict.fromkeys(_nodes_in((self.args, self.kwargs))))
+        for value in self.ins:
+            value.users.append(self)
 
 
 def _nodes_in(value: Any) -> list[Node]:
@@ -99,11 +103,22 @@ def _nodes_in(value: Any) -> list[Node]:
 
 @dataclass
 class Graph:
-    """Nodes in topological order, the inputs among them in order, and the flat outputs (nodes or literals)."""
+    """Nodes in topological order.
+
+    Attributes:
+        inputs: the inputs among the nodes, in order.
+        outputs: the flat outputs, nodes or literals.
+        images: values that are to lie with channels last where an operator reads them through views.
+        image_shapes: the shapes of what convolutions and poolings take and give, where channels last pays.
+        matrices: products ``[images * pixels, channels]`` that are images, and the images' shapes.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Node] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+    images: set[Node] = field(default_factory=set)
+    image_shapes: set[tuple[Expr, ...]] = field(default_factory=set)
+    matrices: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
 
     def add(self, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> Node:
         """Append a node (not for use in the middle of the graph)."""
@@ -112,8 +127,24 @@ class Graph:
         node.link()
         return node
 
+    def relink(self) -> None:
+        """Number the nodes by their places, and find out anew which take which."""
+        for k, node in enumerate(self.nodes):
+            node.id, node.users = k, []
+        for node in self.nodes:
+            node.link()
 
-def _overload_name(target: Any) -> str:
+
+def kind_of(op: PrimOp) -> str:
+    """The kind of the nodes of a primitive."""
+    kind = _KIND_OF_NAME.get(op.name) or _KIND_OF_ROW.get(op.kind)
+    if kind is None:
+        raise InternalError(f"primitive {op.name!r} has kind {op.kind!r}, which no lowering knows")
+    return kind
+
+
+def overload_name(target: Any) -> str:
+    """``aten.mm.default``."""
     return f"{target.namespace}.{target._schema.name.split('::')[-1]}.{target._overloadname}"
 
 
@@ -155,6 +186,11 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     return graph
 
 
+def is_training(env: Envelope) -> bool:
+    """Are values saved for a backward pass, or does this graph read such?"""
+    return not {"saved", "tangent"}.isdisjoint([*(d.kind for d in env.inputs), *(d.kind for d in env.outputs)])
+
+
 def _settler(env: Envelope) -> Callable[[Any], Any]:
     """Puts sizes, alone and in metadata, in the terms that guards have left.
 
@@ -186,15 +222,12 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
     source = node.meta.get("source")
     if isinstance(target, PrimOp):
         args = target.bind(*look(node.args), **look(dict(node.kwargs)))
-        kind = _KIND_OF_NAME.get(target.name) or _KIND_OF_ROW.get(target.kind)
-        if kind is None:
-            raise InternalError(f"primitive {target.name!r} has kind {target.kind!r}, which no lowering knows")
-        made = Node(len(graph.nodes), kind, target.name, args, spec, source)
+        made = Node(len(graph.nodes), kind_of(target), target.name, args, spec, source)
     elif target is operator.getitem:
         base, index = look(node.args)
         made = Node(len(graph.nodes), "item", "getitem", (base, index), spec, source)
     else:
-        made = Node(len(graph.nodes), "extern", _overload_name(target), look(node.args), spec, source)
+        made = Node(len(graph.nodes), "extern", overload_name(target), look(node.args), spec, source)
         made.kwargs = look(dict(node.kwargs))
         made.strides = None if made.op in _ANY_STRIDES and not own_strides else node.meta.get(STRIDES)
     made.target = target

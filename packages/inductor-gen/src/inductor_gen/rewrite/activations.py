@@ -8,15 +8,18 @@ of ours would read and write the whole matrix once more. Programs write this gel
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.graph import Node
+from inductor_gen.rewrite.edit import Editor
+from inductor_gen.rewrite.row import Context
 from prims.dtypes import HALVES
-from prims.ops import TABLE, PrimOp
+from prims.ops import PrimOp
 
-__all__ = ["join_activations"]
+__all__ = ["activated", "join"]
 
 _ANALYTIC = frozenset({"add", "convert", "div", "exp", "mul", "neg", "pow", "sub", "tanh"})
 
@@ -24,33 +27,30 @@ _ANALYTIC = frozenset({"add", "convert", "div", "exp", "mul", "neg", "pow", "sub
 _MOST = 24
 
 
-def join_activations(graph: Graph) -> None:
-    """Let products with a bias, on a GPU and of 16 bits, compute the gelu that alone reads them."""
-    outputs = {x for x in graph.outputs if isinstance(x, Node)}
-    gone: set[Node] = set()
-    for node in graph.nodes:
-        if not _is_linear(node):
-            continue
-        shaped = node.users[0] if len(node.users) == 1 and node.users[0].op == "reshape" else node
-        region = None if node in outputs or shaped in outputs else _gelu(shaped, outputs)
-        if region is None or any(user.kind in ("pointwise", "reduce", "scan") for user in region[-1].users):
-            continue  # a kernel that reads the gelu computes it as well
-        *inside, last = region
-        gone.update(inside)
-        if shaped is not node:
-            gone.add(shaped)
-        last.kind, last.op, last.target = "view", "reshape", TABLE["reshape"]
-        last.args, last.ins = (node, last.spec.shape), [node]
-        node.users = [last]
-        node.op, node.target = "aten._addmm_activation.default", torch.ops.aten._addmm_activation.default
-        node.kwargs = {"use_gelu": True}
-    if gone:
-        graph.nodes = [node for node in graph.nodes if node not in gone]
+def activated(node: Node, c: Context) -> tuple[Node, list[Node]] | None:
+    """A product with a bias, on a GPU and of 16 bits, as its reader takes it, and the gelu that alone reads it.
+
+    None where a kernel reads the gelu: that one computes it as well.
+    """
+    if not _is_linear(node) or node in c.results:
+        return None
+    shaped = node.users[0] if len(node.users) == 1 and node.users[0].op == "reshape" else node
+    region = None if shaped in c.results else _gelu(shaped, c.results)
+    if region is None or any(user.kind in ("pointwise", "reduce", "scan") for user in region[-1].users):
+        return None
+    return shaped, region
+
+
+def join(p: Editor, node: Node, found: tuple[Node, list[Node]]) -> None:
+    """Let the product compute the gelu."""
+    last = found[1][-1]
+    product = p.aten(torch.ops.aten._addmm_activation.default, *node.args, use_gelu=True, spec=node.spec)
+    p.replace(last, p.reshape(product, last.spec.shape))
 
 
 def _is_linear(node: Node) -> bool:
     """Is it ``bias + a @ b`` that cuBLASLt takes: 16-bit on a GPU, a row for bias, rows of whole 16 bytes?"""
-    if node.op != "aten.addmm.default" or node.kwargs or not _on_gpu(node):
+    if node.op != "aten.addmm.default" or node.kwargs or not node.on_gpu:
         return False
     bias, columns = node.args[0], node.shape[1]
     if node.dtype not in HALVES or any(x.dtype != node.dtype for x in node.ins):
@@ -58,11 +58,7 @@ def _is_linear(node: Node) -> bool:
     return len(bias.shape) == 1 and bias.shape[0] is columns and columns.is_const and columns.value % 8 == 0
 
 
-def _on_gpu(node: Node) -> bool:
-    return node.device is not None and node.device.type == "cuda"
-
-
-def _gelu(x: Node, outputs: set[Node]) -> list[Node] | None:
+def _gelu(x: Node, outputs: Collection[Node]) -> list[Node] | None:
     """The nodes that compute gelu(x), in order, where they alone read ``x``; None where there are none."""
     region: dict[Node, None] = {}
     waiting = sorted(x.users, key=lambda n: n.id)

@@ -1,48 +1,38 @@
 """Values without elements: nothing is computed for them, and nothing that is computed reads them.
 
 Index arithmetic has no meaning where a dimension is empty (there is nothing to divide by), and a read that it leaves
-at element 0 may be moved out of the loops that never run.
+at element 0 may be moved out of the loops that never run. Constants, which have no operands, stand in the place of the
+empty values that kernels make or reduce.
 """
 
 from __future__ import annotations
 
-from inductor_gen.loops.graph import Graph, Node
+from typing import Any
+
+from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO
+from inductor_gen.rewrite.edit import Editor
+from prims.handlers.base import map_values
 
-__all__ = ["settle_empty"]
+__all__ = ["is_unsettled", "settle"]
 
-_COMPUTED = ("pointwise", "view", "reduce", "scan")
-
-
-def settle_empty(graph: Graph) -> None:
-    """Put constants, which have no operands, in place of the empty values that kernels make or reduce."""
-    empty = {node for node in graph.nodes if node.dtype is not None and ZERO in node.shape}
-    if not empty:
-        return
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.kind in _COMPUTED and node in empty:
-            node.kind, node.op, node.args, node.target = "create", "full", _constant(node), None
-        elif node.kind in ("view", "reduce", "scan"):
-            node.args = tuple(_without(x, empty, nodes) for x in node.args)
-        nodes.append(node)
-    graph.nodes = nodes
-    for k, node in enumerate(nodes):
-        node.id, node.users, node.ins = k, [], []
-    for node in nodes:
-        node.link()
+_READING = ("view", "reduce", "scan")
 
 
-def _constant(node: Node) -> tuple[object, ...]:
-    return (node.spec.shape, 0, node.dtype, node.device)
+def is_unsettled(node: Node, _: Any) -> bool | None:
+    """None unless a kernel would make an empty value, or read one."""
+    computed = node.kind in ("pointwise", *_READING)
+    return True if computed and (_is_empty(node) or (node.kind in _READING and any(map(_is_empty, node.ins)))) else None
 
 
-def _without(x: object, empty: set[Node], nodes: list[Node]) -> object:
-    """An operand, a constant instead of it where it is an empty value that is not computed here."""
-    if isinstance(x, (tuple, list)):
-        return type(x)(_without(v, empty, nodes) for v in x)
-    if not isinstance(x, Node) or x not in empty or x.kind == "create":
-        return x
-    made = Node(len(nodes), "create", "full", _constant(x), x.spec, x.source)
-    nodes.append(made)
-    return made
+def _is_empty(x: Any) -> bool:
+    return isinstance(x, Node) and x.dtype is not None and x.kind != "create" and ZERO in x.shape
+
+
+def settle(p: Editor, node: Node, _: bool) -> None:
+    """Put constants there."""
+    constant = lambda x: p.full(x.spec.shape, 0, x.dtype, x.device) if _is_empty(x) else x
+    if _is_empty(node):
+        p.replace(node, constant(node))
+    else:
+        p.change(node, map_values(constant, node.args))

@@ -1,31 +1,32 @@
 """Keys and values that several heads of queries share are given to attention once, where its kernel takes them so.
 
 Programs repeat them, as many times as there are queries' heads for each; cuDNN's kernel reads the right one itself.
+No backward pass may follow: it would know nothing of it.
 """
 
 from __future__ import annotations
 
-from inductor_gen.loops.graph import Graph, Node
+from typing import Any
 
-__all__ = ["share_heads"]
+from inductor_gen.loops.graph import Node
+from inductor_gen.rewrite.edit import Editor
+
+__all__ = ["share", "shared"]
 
 _SHARING = "aten._scaled_dot_product_cudnn_attention.default"
 
 
-def share_heads(graph: Graph) -> None:
-    """Leave out the repetition of keys and values for attention operators that no backward pass will follow."""
-    for node in graph.nodes:
-        if node.op != _SHARING or len(node.args) < 5 or node.args[4] is not False:
-            continue
-        key, value = (_once(x) for x in node.args[1:3])
-        if key is None or value is None or key.shape[1] is not value.shape[1]:
-            continue
-        old = node.ins
-        node.args = (node.args[0], key, value, *node.args[3:])
-        node.ins = []
-        for x in old:
-            x.users.remove(node)
-        node.link()
+def shared(node: Node, _: Any) -> tuple[Node, Node] | None:
+    """The keys and values of an attention operator before they were repeated."""
+    if node.op != _SHARING or len(node.args) < 5 or node.args[4] is not False:
+        return None
+    key, value = (_once(x) for x in node.args[1:3])
+    return None if key is None or value is None or key.shape[1] is not value.shape[1] else (key, value)
+
+
+def share(p: Editor, node: Node, found: tuple[Node, Node]) -> None:
+    """Leave out the repetition."""
+    p.change(node, (node.args[0], *found, *node.args[3:]))
 
 
 def _once(x: Node) -> Node | None:

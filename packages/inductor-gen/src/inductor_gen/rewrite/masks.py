@@ -25,13 +25,15 @@ import torch
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import Hint, size
+from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.maskproof import Same, Split, described, hides
+from inductor_gen.rewrite.row import Context
 from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.spec.expr import Expr
 
-__all__ = ["Condition", "MaskPlan", "Question", "has_masks", "plan_masks", "settle_masks"]
+__all__ = ["Condition", "MaskPlan", "Question", "has_masks", "known_mask", "plan_masks", "settle"]
 
 #: Elements of the largest mask that is evaluated, by device type.
 _LARGEST = {"cuda": 1 << 28, "cpu": 1 << 24}
@@ -112,16 +114,17 @@ def has_masks(env: Envelope) -> bool:
     return any(getattr(getattr(n.target, "_schema", None), "name", "")[6:] in names for n in env.graph.nodes)
 
 
-def settle_masks(graph: Graph, verdicts: Mapping[int, str]) -> dict[Node, str]:
-    """Leave out, or turn into the causal flag, the masks for which there are verdicts; the operators without theirs."""
-    settled: dict[Node, str] = {}
-    for node in graph.nodes:
-        verdict = verdicts.get(node.id)
-        if verdict is not None:
-            at = FORWARD.get(node.op) or BACKWARD[node.op]
-            node.args = without_mask(at, verdict, node.args, node.kwargs)
-            settled[node] = verdict
-    return settled
+def known_mask(node: Node, c: Context) -> str | None:
+    """The verdict about an attention operator's mask."""
+    return c.masks.get(node.id)
+
+
+def settle(p: Editor, node: Node, verdict: str) -> None:
+    """Leave out the mask, or turn it into the causal flag."""
+    at = FORWARD.get(node.op) or BACKWARD[node.op]
+    kwargs = dict(node.kwargs)
+    p.change(node, without_mask(at, verdict, node.args, kwargs), kwargs)
+    node.unmasked = verdict
 
 
 def plan_masks(graph: Graph, env: Envelope, hint: Hint) -> MaskPlan:

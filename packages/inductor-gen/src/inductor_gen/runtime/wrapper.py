@@ -254,9 +254,9 @@ class Wrapper:
                 self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
                 self.made[self.names[item]] = self._layout_key(item)
                 self._planned_layout(item, self.names[item])
-                if node in self.prepared.unmasked and item.args[1] == LOGSUMEXP:
+                if node.unmasked and item.args[1] == LOGSUMEXP:
                     self.space["note"] = note
-                    self.lines.append(f"note({self.names[item]}, {self.prepared.unmasked[node]!r})")
+                    self.lines.append(f"note({self.names[item]}, {node.unmasked!r})")
         if any(item.kind == "item" for item in node.users):
             self.lines.append(f"{target} = None")
 

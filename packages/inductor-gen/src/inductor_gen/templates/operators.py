@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from inductor_gen.extern.calls import function_for
-from inductor_gen.extern.cpu import onednn, takes_linear
+from inductor_gen.extern.cpu import linear, onednn, takes_linear
 from inductor_gen.kernel.ir import Call, Step
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
@@ -42,8 +42,6 @@ def _problem(draft: Draft, at: int, node: Node) -> Problem | None:
         return None
     if any(x.dtype != torch.float32 for x in (node, *node.ins)):
         return None
-    if draft.prepared.forms.get(node) == "patches":
-        return None  # its operand was laid out for one kernel
     args, _ = draft.prepared.externs[node]
     inner = args[1].shape[1:] if node.op == _CONVOLUTION else args[-1].shape[:1]
     if math.prod(numbers(draft.hint, (*node.shape, *inner))) < LEAST:
@@ -72,13 +70,13 @@ def _by_onednn(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., An
             return None
         if any(s is not ONE for s in weight.shape[2:]):
             return None
-        function = takes_linear(node, "linear")
+        function = takes_linear(node)
         return function.__name__, function
     if not any(s is ONE for s in args[-1].strides):
         return None
     if node.op == "aten.mm.default":
-        return "linear", lambda a, b: onednn()(a, b.t(), None, "none", [], "")  # type: ignore[misc]
+        return "linear", lambda a, b: linear(a, b.t(), None)
     bias = args[0]
     if len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not node.shape[1]:
         return None
-    return "linear", lambda c, a, b: onednn()(a, b.t(), c, "none", [], "")  # type: ignore[misc]
+    return "linear", lambda c, a, b: linear(a, b.t(), c)

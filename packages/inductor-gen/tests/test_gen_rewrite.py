@@ -1,0 +1,162 @@
+"""The table of rewrites: what a row changes is right, counted, checked, and stopped by fuel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gen_support import build
+
+import inductor_gen
+from inductor_gen.__main__ import stages
+from inductor_gen.device.record import known
+from inductor_gen.loops.graph import Graph, Node, build_graph
+from inductor_gen.pipeline import lower_graph, rewritten_graph, size_hint
+from inductor_gen.rewrite.edit import Editor
+from inductor_gen.rewrite.row import Context, Row
+from inductor_gen.rewrite.table import CONSTRAINTS, ROWS, rewrite, verify
+from prims.errors import VerifierError
+from prims.ir import Envelope, Fuel, save
+from prims.ops import PrimOp
+from prims.options import Options
+from prims.spec import TensorSpec
+
+GPU = torch.device("cuda", 0)
+aten = torch.ops.aten
+
+
+def on_gpu(fn: Any, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Envelope:
+    """A program of 16-bit tensors on a GPU that need not be there."""
+    return build(fn, [TensorSpec(shape, dtype, GPU) for shape in shapes], claims=inductor_gen.claims("cuda"))
+
+
+def rewritten(env: Envelope, **options: Any) -> Any:
+    return rewritten_graph(env, Options(verify="every_pass", **options), devices=lambda _: known("H200"))
+
+
+def evaluated(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the nodes compute by the primitives' references and PyTorch's operators, on the CPU."""
+    values: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
+
+    def look(x: Any) -> Any:
+        if isinstance(x, Node):
+            return values[x]
+        if isinstance(x, (tuple, list)):
+            return type(x)(map(look, x))
+        return torch.device("cpu") if isinstance(x, torch.device) else x
+
+    for node in graph.nodes:
+        if node.kind == "item":
+            values[node] = values[node.args[0]][node.args[1]]
+        elif node not in values:
+            target = node.target.torch_ref if isinstance(node.target, PrimOp) else node.target
+            values[node] = target(*look(node.args), **node.kwargs)
+    return [look(x) for x in graph.outputs]
+
+
+def convolution(p: Any, x: Any, w: Any, *b: Any, tile: int = 1, padding: int = 0) -> Any:
+    bias = b[0] if b else None
+    return p.aten(aten.convolution.default, x, w, bias, [tile] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+
+
+def backward(p: Any, g: Any, x: Any, w: Any) -> Any:
+    op = aten.convolution_backward.default
+    return p.aten(op, g, x, w, [w.shape[0]], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+
+
+def empty(p: Any, x: Any) -> Any:
+    return p.sum(p.slice(x, (0, 0), (0, 4), (1, 1)), (0,)), p.exp(x)
+
+
+#: Row -> a program that it changes, the shapes of its inputs, and the operators that are left.
+CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
+    "empty": (empty, [(3, 4)], []),
+    "convolution over tiles": (convolution, [(2, 8, 5, 6), (4, 8, 1, 1), (4,)], ["aten.mm.default"]),
+    "gradients of a 1x1 convolution": (
+        backward, [(2, 4, 5, 6), (2, 8, 5, 6), (4, 8, 1, 1)], ["aten.mm.default", "aten.mm.default"],
+    ),
+    "bias of a convolution": (
+        lambda p, *x: convolution(p, *x, padding=1), [(2, 8, 5, 6), (4, 8, 3, 3), (4,)], ["aten.convolution.default"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_is_applied_and_counted_and_keeps_the_values(name: str) -> None:
+    fn, shapes, operators = CASES[name]
+    env = on_gpu(fn, *shapes)
+    made = rewritten(env)
+    assert made.fired == {name: 1} and str(made).startswith(f"# {name}: 1\n")
+    assert [n.op for n in made.graph.nodes if n.kind == "extern"] == operators
+    inputs = [torch.randn(s) for s in shapes]
+    for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_fuel_stops_rows_but_those_that_later_stages_need() -> None:
+    def fn(p: Any, x: Any, w: Any, b: Any) -> Any:
+        y = convolution(p, x, w, b)
+        return convolution(p, y, w, b), p.sum(p.slice(x, (0, 0, 0, 0), (0, 4, 5, 6), (1, 1, 1, 1)), (0,))
+
+    env = on_gpu(fn, (2, 4, 5, 6), (4, 4, 1, 1), (4,))
+    counts = [rewritten(env, fuel=fuel).fired for fuel in range(4)]
+    tiles = "convolution over tiles"
+    assert counts == [{"empty": 1}, {"empty": 1, tiles: 1}, {"empty": 1, tiles: 2}, {"empty": 1, tiles: 2}]
+
+
+def test_numerics_say_which_rows_there_are() -> None:
+    fn, shapes, _ = CASES["convolution over tiles"]
+    fired = {how: list(rewritten(on_gpu(fn, *shapes), numerics=how).fired) for how in ("eager_exact", "eager_close", "fast")}
+    assert fired == {"eager_exact": [], "eager_close": ["convolution over tiles"], "fast": ["convolution over tiles"]}
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_what_nothing_reads_any_more_is_dropped() -> None:
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        return p.neg(p.exp(p.sin(x))), p.cos(y)
+
+    graph = build_graph(on_gpu(fn, (3,), (3,)))
+
+    def to_cosine(p: Editor, node: Node, other: Node) -> None:
+        p.replace(node, p.abs(other))
+
+    row = Row("neg", lambda n, c: graph.inputs[1] if n.op == "neg" else None, to_cosine)
+    made = rewrite(graph, Context(lambda e: 3, lambda _: known("H200")), Fuel(), [row], check=True)
+    assert [n.op for n in made.graph.nodes] == ["x0", "x1", "abs", "cos"] and made.fired == {"neg": 1}
+
+
+def _before_its_operands(graph: Graph) -> None:
+    graph.nodes.reverse()
+
+
+def _mistyped(graph: Graph) -> None:
+    graph.nodes[-1].dtype = torch.float64
+
+
+def _lost(graph: Graph) -> None:
+    graph.outputs = [Node(0, "pointwise", "neg", (), graph.nodes[0].spec)]
+
+
+HARMS = (_before_its_operands, _mistyped, _lost)
+
+
+@pytest.mark.parametrize("label,harm", list(zip(CONSTRAINTS, HARMS, strict=True)))
+def test_a_broken_graph_is_refused_by_name(label: str, harm: Any) -> None:
+    graph = build_graph(on_gpu(lambda p, x: p.exp(p.sin(x)), (3,)))
+    verify(graph, "nothing")
+    harm(graph)
+    with pytest.raises(VerifierError, match=label):
+        verify(graph, "harm")
+
+
+def test_rows_are_shown(tmp_path: Any) -> None:
+    fn, shapes, _ = CASES["convolution over tiles"]
+    env = on_gpu(fn, *shapes)
+    save(env, str(tmp_path / "graph"))
+    shown = {fuel: stages(str(tmp_path / "graph"), device="H200", fuel=fuel) for fuel in (0, 1, None)}
+    assert "# convolution" not in shown[0]["rewritten"]() and "aten.convolution.default" in shown[0]["kernels"]()
+    assert shown[1]["rewritten"]() == shown[None]["rewritten"]().replace("; again", "")
+    assert "aten.mm.default" in shown[1]["fused"]() and "triton.jit" in shown[None]["code"]()
+    assert size_hint(env) is not None and lower_graph(env, Options(verify="off"), devices=lambda _: known("L4")).calls

@@ -359,3 +359,51 @@ def test_hooks_of_what_a_gradient_does_not_depend_on_are_not_called():
     (called, gradient), (want, expected) = seen(True), seen(False)
     assert called == want == []
     torch.testing.assert_close(gradient, expected)
+
+
+MASK = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 1.0, 1.0]], dtype=torch.double)
+ONE_RESULT = {
+    **{name: PROGRAMS[name] for name in list(PROGRAMS)[:15]},
+    "sum": lambda x, y: x + y,
+    "input itself": lambda x, y: x * 1,
+    "dense the other way": lambda x, y: (x * y).t().contiguous().t(),
+    "masked": lambda x, y: x * MASK * y,
+    "masked, then more": lambda x, y: ((x * MASK).tanh() * y).flip(1),
+    "zeros": lambda x, y: x * (y * 0) - x * x * 0,
+    "chosen": lambda x, y: torch.where(MASK > 0, x * x, x * y) * x,
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], (x * y)[None], x[None])[0] - x,
+}
+LOSSES = {
+    "sum": torch.sum,
+    "exp": lambda out: out.exp().mean(),
+    "norm": lambda out: (out + 0.25).norm(),
+    "smooth": lambda out: F.smooth_l1_loss(out, out.detach().roll(1, 0) * MASK[:, :1] if out.dim() == 2 else out.detach()),
+}
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", ONE_RESULT)
+def test_layouts_and_signs_of_zeros_are_eagers(name, loss, layout):
+    """A value gets all its gradients before it hands on their sum; the sum of what two ways hand on has other zeros."""
+    compiled = compile_api.compile(ONE_RESULT[name])
+    found = []
+    for function in (ONE_RESULT[name], compiled):
+        torch.manual_seed(0)
+        x = torch.randn(4, 3, dtype=torch.double) * MASK.roll(1)
+        x = (x.t().contiguous().t() if layout == "columns" else x).requires_grad_()
+        y = (torch.rand(3, dtype=torch.double) - 0.5).requires_grad_()
+        first = torch.autograd.grad(LOSSES[loss](function(x, y)), (x, y), create_graph=True, allow_unused=True)
+        second = grad(first, (x, y)) if any(g is not None and g.requires_grad for g in first) else ()
+        result = LOSSES[loss](function(x, y))
+        (slope,) = torch.autograd.grad(result, x, create_graph=True)
+        (slope.norm() + result).backward()
+        found.append([*first, *second, x.grad])
+    for eager, ours in zip(*found, strict=True):
+        assert (eager is None) == (ours is None)
+        if eager is not None:
+            torch.testing.assert_close(ours, eager, equal_nan=True)
+            assert ours.stride() == eager.stride()
+            zeros = (eager == 0) & (ours == 0)
+            assert torch.equal(ours.signbit() & zeros, eager.signbit() & zeros)
+    assert compiled.report().graphs and not compiled.report().fallbacks

@@ -1,10 +1,11 @@
 """Gradients that are to be differentiated themselves (``create_graph=True``).
 
 A compiled backward pass has no derivative. Where one is asked for, the region runs once more, eagerly and under
-autograd, on the inputs of its call, and its gradients are taken of that run. Random numbers are drawn again from the
-call's seed, and statistics that a normalisation updates are written to copies. This is right only where a second run
-does what the first did; where it may not (results that depend on an input that the region writes, inputs that have
-changed or are gone) the compiled gradients are given, with a node that explains itself when it is differentiated.
+autograd, on the inputs of its call, and its gradients are taken of that run (:mod:`aot_autograd.runtime.second`).
+Random numbers are drawn again from the call's seed, and statistics that a normalisation updates are written to copies.
+This is right only where a second run does what the first did; where it may not (results that depend on an input that
+the region writes, inputs that have changed or are gone) the compiled gradients are given, with a node that explains
+itself when it is differentiated.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils.weak import TensorWeakRef
 from aot_autograd.partition.split import Partition, is_random
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.redraw import Redraw
+from aot_autograd.runtime.second import REFUSAL, SecondRun, enter
 from aot_autograd.trace.outcome import Joint, flatten
 
 __all__ = ["RunAgain", "Unknown"]
@@ -69,7 +71,7 @@ class RunAgain:
         self._seeds = {desc.spec.device: i for i, desc in enumerate(inputs) if desc.kind == "rng_seed"}  # type: ignore[union-attr]
         self._written = frozenset(index for index, _, _ in joint.outcome.mutations)
         self._leaves = self._leaves_of_tangents()
-        self._counts = gradients_count_on(joint)
+        self._at_once = any(joint.under) or _has_hooks(eager)
         self._obstacle = self._find_obstacle()
 
     def _leaves_of_tangents(self) -> list[tuple[int, bool] | None]:
@@ -114,37 +116,25 @@ class RunAgain:
             held[i] = int(args[i])  # a number is no memory of the program's
         return tuple(held), versions, gate
 
-    def gradients(
-        self,
-        kept: Any,
-        own: Sequence[torch.Tensor | None],
-        tangents: Sequence[torch.Tensor | None],
-        box: list[Any],
-    ) -> Sequence[Any]:
-        """The gradients with a history, in the order of the backward graph's outputs.
+    def gradients(self, node: Any, gate: Any) -> Sequence[Any]:
+        """The gradients of a call's inputs, in the order of the backward graph's outputs.
 
         Args:
-            kept: what :meth:`keep` gave.
-            own: the differentiable results of the call, as :func:`own_results` gave them.
-            tangents: the gradients of the differentiable results, with their own history.
-            box: what the compiled backward pass takes.
+            node: the autograd node of the inputs.
+            gate: its gradient: what the node of the outputs has handed on in attributes, if it had its turn.
         """
-        args, obstacle = self._inputs(kept)
-        if obstacle is not None:
-            return _refusing(self._backward(box), obstacle, kept[2], (*own, *tangents))
-        made, arrivals = self._second_run(args, own)
-        if made is None:
-            return _refusing(self._backward(box), "its results are views of one another", kept[2], (*own, *tangents))
-        present = [k for k, tangent in enumerate(tangents) if tangent is not None]
-        gradients = torch.autograd.grad(
-            [made[k] for k in present],
-            [args[i] for i in self._wanted],
-            [tangents[k] for k in present],
-            create_graph=True,
-            allow_unused=True,
-        )
-        self._divert(made, own, arrivals)
-        return gradients
+        box = getattr(gate, "box", None)
+        gate.box = None
+        call, own, tangents = getattr(gate, "again", None) or (None, (), (None,) * len(self._leaves))
+        run = node.second and node.second()
+        if run is not None and run.is_awaited():
+            return run.gradients(tangents, own)  # type: ignore[no-any-return]
+        if call is None or not torch.is_grad_enabled():
+            return self._backward(box)  # type: ignore[arg-type]
+        run, obstacle = self._second_run(call)
+        if run is None:
+            return _refusing(self._backward(box), str(obstacle), call.kept[2], (*own, *tangents))  # type: ignore[arg-type]
+        return run.gradients(tangents, own)  # type: ignore[no-any-return]
 
     def gradients_between(
         self, call: Any, tangent: int, gradient: torch.Tensor, surely: bool
@@ -161,29 +151,16 @@ class RunAgain:
             RuntimeError: the region cannot be run again.
         """
         under = self.under(tangent)
-        args, obstacle = self._inputs(call.kept, surely)
-        history = torch.is_grad_enabled()
-        made: list[torch.Tensor] | None = None
         with torch.enable_grad():
-            if obstacle is None:
-                own = self.own_results(call) if history else [None] * len(self._leaves)
-                made, arrivals = self._second_run(args, own)
-            if made is None:
-                reason = _BETWEEN.format(reason=obstacle or "its results are views of one another")
-                if surely:
-                    raise RuntimeError(reason)
-                behind = [call.results[k]() for k in under]  # nobody asks for the gradient of one that is gone
-                return [None if result is None else Unknown(result, None, reason) for result in behind]
-            behind = [made[k] for k in under]
-            handles = [result.grad_fn.register_prehook(_Cut(result.output_nr)) for result in behind]  # type: ignore[union-attr]
-            try:
-                found = torch.autograd.grad(made[tangent], behind, gradient, create_graph=history, allow_unused=True)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            if history:
-                self._divert(made, own, arrivals)
-        return found
+            run, obstacle = self._second_run(call, surely)
+        if run is None:
+            reason = _BETWEEN.format(reason=obstacle)
+            if surely:
+                raise RuntimeError(reason)
+            behind = [call.results[k]() for k in under]  # nobody asks for the gradient of one that is gone
+            return [None if result is None else Unknown(result, None, reason) for result in behind]
+        own = self.own_results(call) if torch.is_grad_enabled() else [None] * len(self._leaves)
+        return run.gradients_between(tangent, under, gradient, own)
 
     def under(self, tangent: int) -> tuple[int, ...]:
         """The tangents of the results that a result is computed from."""
@@ -208,27 +185,32 @@ class RunAgain:
             found.append(result)
         return found
 
-    def _second_run(
-        self, args: list[Any], own: Sequence[torch.Tensor | None]
-    ) -> tuple[list[torch.Tensor] | None, dict[int, dict[int, torch.Tensor]]]:
-        """The differentiable results of another run (None: they cannot be had), and where to put what arrives there.
+    def _second_run(self, call: Any, insist: bool = True) -> tuple[SecondRun | None, str | None]:
+        """Another run of the program for a call, made where there is none, or why there can be none.
 
         Args:
-            args: the inputs; those with gradients are replaced by the ones that the run has had.
-            own: the results of the call, which get what is put there.
+            insist: have later calls keep their inputs.
         """
-        arrivals: dict[int, dict[int, torch.Tensor]] = {}
-        entering = [i for i in self._tensors if args[i].requires_grad]
-        behind = [k for k, result in enumerate(own) if result is not None and self._counts[k]]
-        delivery = _Delivery.apply(arrivals, behind, *(own[k] for k in behind)) if behind else None
-        # One tensor may be two arguments, each of which has its own gradient. And each has a node of its own: of one
-        # that the gradients do not depend on the engine would call the hooks, with None.
-        for i in entering:
-            args[i] = _Entrance.apply(args[i], delivery)
+        run = call.second and call.second()
+        if run is not None:
+            return run, None
+        args, obstacle = self._inputs(call.kept, insist)
+        if obstacle is not None:
+            return None, obstacle
+        given = args.copy()
+        for i in self._tensors:  # one tensor may be two arguments, each of which has its own gradient
+            args[i] = enter(args[i])
+        inputs = [(given[i], args[i]) for i in self._wanted]
         results: list[Any] = []
         flatten(self._run(args), results)
         made = [self._result(results, k) for k in range(len(self._leaves))]
-        return None if any(result is None for result in made) else made, arrivals  # type: ignore[return-value]
+        if any(result is None for result in made):
+            return None, "its results are views of one another"
+        run = SecondRun(call, self.own_results, made, inputs, self._at_once)  # type: ignore[arg-type]
+        call.second = ref(run)
+        if call.kept[2].grad_fn is not None:
+            call.kept[2].grad_fn.second = call.second
+        return run, None
 
     def _run(self, args: list[Any]) -> Any:
         """What the program returns for these inputs of its graph."""
@@ -257,24 +239,6 @@ class RunAgain:
         finally:
             for store, name, real in places:
                 store[name] = real  # type: ignore[assignment]
-
-    @staticmethod
-    def _divert(
-        made: list[torch.Tensor], own: Sequence[torch.Tensor | None], arrivals: dict[int, dict[int, torch.Tensor]]
-    ) -> None:
-        """Have what arrives at the second run's results go to the call's own."""
-        by_node: dict[Any, dict[int, int]] = {}
-        for k, result in enumerate(made):
-            if result.grad_fn is not None:
-                by_node.setdefault(result.grad_fn, {})[result.output_nr] = k
-        for node, places in by_node.items():
-            reasons = {}
-            for k in places.values():
-                if made[k]._backward_hooks:
-                    reasons[k] = "the program puts a hook on a result of it"
-                elif own[k] is None:
-                    reasons[k] = "a result of it was changed in place or is no longer there"
-            node.register_prehook(_Diversion(places, reasons, arrivals))
 
     def _result(self, results: list[Any], tangent: int) -> torch.Tensor | None:
         """The second run's result that a tangent belongs to."""
@@ -306,33 +270,6 @@ class RunAgain:
         return args, None
 
 
-def gradients_count_on(joint: Joint) -> list[bool]:
-    """For each tangent: are the region's gradients computed from the result that it belongs to?"""
-    envelope = joint.envelope
-    inputs = zip(envelope.placeholders(), envelope.inputs, strict=True)
-    backward = _users_of([node for node, desc in inputs if desc.kind == "tangent"])
-    results = envelope.results()
-    copied = _aten.clone.default  # of a value that is another result too: that one may count
-    return [
-        output in joint.saved_by_eager
-        or results[output].target is copied
-        or not backward.isdisjoint(_users_of([results[output]]))
-        for output in joint.tangents
-    ]
-
-
-def _users_of(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
-    """What is computed from some nodes."""
-    found: set[torch.fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        for user in todo.pop().users:
-            if user not in found and user.op != "output":
-                found.add(user)
-                todo.append(user)
-    return found
-
-
 _aten = torch.ops.aten
 #: Of a normalisation in training: places of the old statistics among its arguments, which it reads for the new ones
 #: alone, of these in its result, and of the argument that says that it is in training.
@@ -342,6 +279,12 @@ _STATISTICS = {
     _aten.native_batch_norm_backward.default: ((3, 4), (), 7),
     _aten.batch_norm_backward.default: ((3, 4), (), 7),
 }
+
+
+def _has_hooks(program: Callable[..., Any]) -> bool:
+    """Whether a program puts hooks on what it computes; each call of one is to see all of a gradient, or its part."""
+    nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
+    return any(node.op == "call_method" and node.target == "register_hook" for node in nodes)
 
 
 def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
@@ -379,75 +322,6 @@ def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tenso
     if linked and source is not None:
         source = source.next_functions[1][0] if type(source).__name__ == "LinkBackward" else None
     return result if source is node else None
-
-
-class _Diversion:
-    """Before a node of the second run that made results of it: takes away what arrives for them."""
-
-    def __init__(
-        self, places: dict[int, int], reasons: dict[int, str], arrivals: dict[int, dict[int, torch.Tensor]]
-    ) -> None:
-        self._places = places
-        self._reasons = reasons
-        self._arrivals = arrivals
-
-    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-        left = list(gradients)
-        for at, k in self._places.items():
-            gradient, left[at] = left[at], None
-            if gradient is None:
-                continue
-            if k in self._reasons:
-                raise RuntimeError(_REFUSAL.format(reason=self._reasons[k]))
-            self._arrivals.setdefault(torch._C._current_graph_task_id(), {})[k] = gradient
-        return tuple(left)
-
-
-class _Cut:
-    """Before a node: lets nothing pass for one of its outputs."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-        return tuple(None if i == self._at else gradient for i, gradient in enumerate(gradients))
-
-
-class _Entrance(torch.autograd.Function):
-    """Gives a second run an input, and ``delivery`` its turn after the input's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, delivery: torch.Tensor | None) -> Any:
-        ctx.set_materialize_grads(False)
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-class _Delivery(torch.autograd.Function):
-    """Hands on what arrived for the call's results, when all of the second run has been walked back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, arrivals: dict[int, dict[int, torch.Tensor]], behind: list[int], *results: torch.Tensor
-    ) -> Any:
-        ctx.arrivals = arrivals
-        ctx.behind = behind
-        ctx.set_materialize_grads(False)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        arrived = ctx.arrivals.pop(torch._C._current_graph_task_id(), {})
-        return (None, None, *(arrived.get(k) for k in ctx.behind))
-
-
-_REFUSAL = (
-    "the gradient of a compiled region's gradient was asked for. That takes a second run of the region, which is not "
-    "possible: {reason}. Run the part of the program that needs second derivatives eagerly (compile_api.disable)."
-)
 
 
 _BETWEEN = (
@@ -496,7 +370,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(_REFUSAL.format(reason=ctx.reason))
+        raise RuntimeError(REFUSAL.format(reason=ctx.reason))
 
 
 def _refusing(

@@ -122,6 +122,7 @@ def _make_gate(
     device = joint.tangent_specs[0].device
 
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        ctx.second = None
         return torch.empty(0, device=device)
 
     back = _backward_source(joint, partition, backward, again).function("backward(ctx, gate)")
@@ -138,6 +139,7 @@ def _forward_source(
     source = Source()
     source.globals.update(compiled=compiled, keep=again.keep)
     source.line("ctx.kept = keep(args, gate)")
+    source.line("ctx.second = None")
     names: set[str] = set()
     for symbol in partition.sizes:
         names |= symbols_in(symbol)
@@ -208,7 +210,9 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
     kept = _kept_results(joint, partition)
     source.globals["own_results"] = again.own_results
-    source.line(f"gate.again = (ctx.kept, own_results(ctx), ({at})) if grad_enabled() else None")
+    source.line("gate.again = None")
+    source.line("if grad_enabled() or ctx.second is not None:")
+    source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
@@ -272,9 +276,11 @@ def _saved_unless_written(
 def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain) -> Source:
     source = Source()
     source.globals.update(run_backward=backward, run_again=again.gradients)
-    source.line("box = gate.box")
-    source.line("gate.box = None")
-    source.line("results = run_backward(box) if gate.again is None else run_again(*gate.again, box)")
+    source.line("if ctx.second is not None or gate.again is not None: results = run_again(ctx, gate)")
+    source.line("else:")
+    source.line("    box = gate.box")
+    source.line("    gate.box = None")
+    source.line("    results = run_backward(box)")
     count = len(partition.gradients)
     texts = [f"results[{k}]" if k < count else "None" for k in range(len(_entering(joint, partition)))]
     source.line(f"return {', '.join(texts)}")

@@ -1,0 +1,271 @@
+"""Another run of a region, eagerly and under autograd, in a graph of its own.
+
+Its inputs have no history. What is computed from them is given to the program through :class:`_Exit` nodes, by which
+the program knows gradients that are differentiable. A backward pass that comes to an exit differentiates inside, and
+hands on what arrives there for the region's results and for what has entered. What arrives at other values of the run
+waits until the node of the call's inputs has its turn, and is then walked back together with the results' gradients:
+a value gets all its gradients before it hands on their sum, as in eager's one graph, with eager's layouts and zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from weakref import ref
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+__all__ = ["REFUSAL", "SecondRun", "enter"]
+
+#: An autograd node and the number of an output of the operator that it belongs to.
+Edge: TypeAlias = tuple[Any, int]
+
+REFUSAL = (
+    "the gradient of a compiled region's gradient was asked for. That takes a second run of the region, which is not "
+    "possible: {reason}. Run the part of the program that needs second derivatives eagerly (compile_api.disable)."
+)
+
+
+class SecondRun:
+    """One more run of a region, for the gradients of a call's gradients.
+
+    Args:
+        call: the call's autograd node.
+        own_results: gives the call's differentiable results, as far as they can be had.
+        made: the run's results, in the order of the call's.
+        inputs: the inputs whose gradients are wanted, and what :func:`enter` gave for them.
+        at_once: whether what arrives at values inside is handed on to results and inputs without waiting: where hooks,
+            or results that others are computed from, stand between.
+    """
+
+    def __init__(
+        self,
+        call: Any,
+        own_results: Callable[[Any], list[torch.Tensor | None]],
+        made: list[torch.Tensor],
+        inputs: list[tuple[torch.Tensor, torch.Tensor]],
+        at_once: bool,
+    ) -> None:
+        self._call = ref(call)
+        self._gate = call.kept[2]
+        self._own_results = own_results
+        self._made = made
+        self._inputs = {_edge(inside): tensor for tensor, inside in inputs}
+        self._at_once = at_once
+        self._results = {_edge(result): k for k, result in enumerate(made)}
+        self._nodes, _ = _walk(self._results)
+        self._waiting: dict[int, list[tuple[list[Edge], list[torch.Tensor], _Entered]]] = {}
+
+    def is_awaited(self) -> bool:
+        """Whether this backward pass has come to gradients of this run."""
+        return torch._C._current_graph_task_id() in self._waiting
+
+    def gradients(
+        self, tangents: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the inputs: what the results' give, and what has arrived inside in this backward pass."""
+        entered = _Entered()
+        present = [k for k, tangent in enumerate(tangents) if tangent is not None]
+        ends: list[Any] = [self._made[k] for k in present]
+        given = [entered.add(tangents[k]) for k in present]  # type: ignore[arg-type]
+        for edges, arrived, others in self._waiting.pop(torch._C._current_graph_task_id(), ()):
+            ends += [GradientEdge(*edge) for edge in edges]
+            given += arrived
+            entered.edges += others.edges
+            entered.tensors += others.tensors
+        retain = torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
+        return self._leave(_differentiate(ends, [*self._inputs], given, retain), entered, own)
+
+    def gradients_between(
+        self, tangent: int, behind: Sequence[int], gradient: torch.Tensor, own: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """What a result's gradient gives to those ``behind`` it, on no way through others of them."""
+        entered = _Entered()
+        edges = [_edge(self._made[k]) for k in behind]
+        with _cut(edges):
+            found = _differentiate([self._made[tangent]], edges, [entered.add(gradient)], True)
+        return self._leave(found, entered, own)
+
+    def _leave(
+        self, values: list[torch.Tensor | None], entered: _Entered, own: Sequence[torch.Tensor | None] = ()
+    ) -> list[torch.Tensor | None]:
+        """Values for the program; those with a history inside have an exit for theirs."""
+        leaving = {i: value for i, value in enumerate(values) if value is not None and value.requires_grad}
+        if not leaving:
+            return values
+        _, inside = _walk([_edge(value) for value in leaving.values()], self._nodes)
+        under, _ = _walk(inside)
+        inputs = {edge: tensor for edge, tensor in self._inputs.items() if edge[0] in under}
+        results = [edge for edge in self._results if (edge[0] in under if self._at_once else edge in inside)]
+        # The node of the inputs has hooks called, with None, of an input that eager's second gradients do not come to.
+        past = not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors)
+        if self._at_once or past:
+            inside = [*results, *inputs]
+        if not own and results:
+            call = self._call()
+            own = self._own_results(call) if call is not None else ()
+        handed = {edge: own[self._results[edge]] if own else None for edge in results}
+        handed |= inputs if past else {}
+        # Nothing arrives by the gate, but its node gets its turn after what waits for it.
+        behind = (*handed.values(), self._gate if inside and not past else None, *entered.tensors)
+        left = _Exit.apply(self, list(leaving.values()), inside, list(handed), entered, *behind)
+        for i, value in zip(leaving, left, strict=True):
+            values[i] = value
+        return values
+
+    def _lead_to_gate(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether the program's graph leads from some tensors to the node of the call's inputs."""
+        return self._gate.grad_fn in _walk([_edge(tensor) for tensor in tensors])[0]
+
+    def walk_back(self, exit: Any, coming: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """What an exit's values give to what it hands gradients to, and to what has entered.
+
+        Raises:
+            RuntimeError: something arrives at a result that cannot be had, or that has a hook inside.
+        """
+        inside: list[Edge] = exit.inside
+        entered = _Entered()
+        present = [i for i, gradient in enumerate(coming) if gradient is not None]
+        given = [entered.add(coming[i]) for i in present]  # type: ignore[arg-type]
+        with _cut(inside):
+            found = _differentiate([exit.values[i] for i in present], [*inside, *exit.entered], given, True)
+        if torch.is_grad_enabled():
+            entered.tensors += exit.saved_tensors
+            entered.edges += exit.entered
+        arrived = dict(zip(inside, found, strict=False))
+        handed = [arrived.pop(edge) for edge in exit.handed]
+        for edge, gradient, there in zip(exit.handed, handed, exit.there, strict=True):
+            if gradient is not None and edge in self._results and self._made[self._results[edge]]._backward_hooks:
+                raise RuntimeError(REFUSAL.format(reason="the program puts a hook on a result of it"))
+            if gradient is not None and not there:
+                raise RuntimeError(REFUSAL.format(reason="a result of it was changed in place or is no longer there"))
+        if exit.waits:
+            task = torch._C._current_graph_task_id()
+            if task not in self._waiting:
+                self._waiting[task] = []
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: self._waiting.pop(task, None))
+            waiting = {edge: gradient for edge, gradient in arrived.items() if gradient is not None}
+            self._waiting[task].append((list(waiting), list(waiting.values()), entered))
+        return self._leave([*handed, *found[len(inside) :]], entered)
+
+
+def enter(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor for a graph of its own: with a history that is its entrance, whose node is not that of another."""
+    if not tensor.requires_grad or not torch.is_grad_enabled():
+        return tensor.detach()
+    return _Entrance.apply(torch.empty(0, requires_grad=True), tensor.detach())  # type: ignore[no-any-return]
+
+
+class _Entered:
+    """Tensors that have entered a graph of its own: as the program knows them, and as edges inside."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.edges: list[Edge] = []
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Have a tensor enter."""
+        inside = enter(tensor)
+        if inside.requires_grad:
+            self.tensors.append(tensor)
+            self.edges.append(_edge(inside))
+        return inside
+
+
+def _edge(tensor: torch.Tensor) -> Edge:
+    return tensor.grad_fn, tensor.output_nr
+
+
+def _walk(roots: Iterable[Edge], border: Collection[Any] = ()) -> tuple[set[Any], list[Edge]]:
+    """The nodes that some edges lead to, up to a ``border`` of others, and the edges that cross that."""
+    seen: set[Any] = set()
+    crossing: dict[Edge, None] = {}
+    todo = list(roots)
+    while todo:
+        edge = todo.pop()
+        if edge[0] in border:
+            crossing[edge] = None
+        elif edge[0] is not None and edge[0] not in seen:
+            seen.add(edge[0])
+            todo.extend(edge[0].next_functions)
+    return seen, list(crossing)
+
+
+def _differentiate(
+    ends: list[Any], inputs: Sequence[Edge], gradients: list[torch.Tensor], retain: bool
+) -> list[torch.Tensor | None]:
+    """The gradients at edges, with a history where gradients are enabled."""
+    if not ends or not inputs:
+        return [None] * len(inputs)
+    wanted = [GradientEdge(*edge) for edge in inputs]
+    history = torch.is_grad_enabled()
+    return list(torch.autograd.grad(ends, wanted, gradients, retain, history, allow_unused=True))
+
+
+@contextmanager
+def _cut(edges: Sequence[Edge]) -> Iterator[None]:
+    """With nothing passing through some edges: they are asked for what arrives."""
+    places: dict[Any, set[int]] = {}
+    for node, place in edges:
+        places.setdefault(node, set()).add(place)
+    handles = [node.register_prehook(_Cut(frozenset(cut))) for node, cut in places.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Cut:
+    """Before a node: lets nothing pass for some of its outputs."""
+
+    def __init__(self, places: frozenset[int]) -> None:
+        self._places = places
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if i in self._places else gradient for i, gradient in enumerate(gradients))
+
+
+class _Entrance(torch.autograd.Function):
+    """An edge for what enters; what arrives there is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+class _Exit(torch.autograd.Function):
+    """Gives the program values of a run; takes their gradients back to it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: SecondRun, values: list[torch.Tensor], inside: list[Edge], handed: list[Edge], entered: _Entered,
+        *behind: torch.Tensor | None,
+    ) -> Any:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.run = run
+        ctx.values = values
+        ctx.inside = inside
+        ctx.handed = handed
+        ctx.entered = list(entered.edges)
+        ctx.there = [tensor is not None for tensor in behind[: len(handed)]]
+        ctx.waits = behind[len(handed)] is not None or not inside
+        ctx.save_for_backward(*entered.tensors)
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if ctx.values is None:
+            return ctx.saved_tensors  # an error: the graph was freed
+        given = ctx.run.walk_back(ctx, gradients)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.values = None
+        count = len(ctx.handed)
+        return (None, None, None, None, None, *given[:count], None, *given[count:])

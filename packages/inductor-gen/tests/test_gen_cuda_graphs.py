@@ -2,11 +2,13 @@
 
 import contextlib
 import threading
+import time
 import types
 
 import pytest
 import torch
 
+from inductor_gen.runtime import cuda_graphs
 from inductor_gen.runtime.cuda_graphs import LIMIT, Replayed, replayed
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -51,8 +53,9 @@ def fake_cuda(monkeypatch):
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
 
     @contextlib.contextmanager
-    def graph(g, *, stream, **kwargs):
+    def graph(g, pool, stream, mode):
         assert stream == ("stream of", CPU), "a recording is made on its own device"
+        g.pool = pool
         FakeGraph.recording = g
         try:
             yield
@@ -62,6 +65,9 @@ def fake_cuda(monkeypatch):
     FakeGraph.replays = 0
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", graph)
+    handles = iter(range(1000))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(cuda_graphs, "_SHARED", {})
     monkeypatch.setattr(torch.cuda, "device", lambda d: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Stream", lambda d: ("stream of", d))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda d=None: stream)
@@ -169,6 +175,59 @@ def test_streams_do_not_share_places(fake_cuda):
         for _ in range(2):
             call((torch.zeros(2),))
     assert len(call.recordings) == 2
+
+
+def test_recordings_of_a_stream_share_a_pool_and_hold_nothing_of_it(fake_cuda):
+    """Of several sizes and functions; what a recording keeps is in the pool's memory, without owning it."""
+    first, second = (make(lambda x, w: (x * w, w), [False, True])[0] for _ in range(2))
+    w = torch.ones(1)
+    for stream in (0, 1):
+        fake_cuda.cuda_stream = stream
+        for call in (first, second):
+            for n in (2, 2, 3, 3):
+                call((torch.zeros(n), w))
+    made = [r for call in (first, second) for r in call.recordings.items()]
+    pools = {key[0]: {r.graph.pool for k, r in made if k[0] == key[0]} for key, _ in made}
+    assert [len(found) for found in pools.values()] == [1, 1] and pools[0] != pools[1]
+    for _, recording in made:
+        assert recording.places[1] is w and recording.outputs[1].data_ptr() == w.data_ptr()
+        ((_, args, outputs),) = recording.graph.steps
+        for kept, made_there in ((recording.places[0], args[0]), (recording.outputs[0], outputs[0])):
+            assert kept is not made_there and kept.data_ptr() == made_there.data_ptr()
+            assert not kept.untyped_storage().resizable()
+    fake_cuda.cuda_stream = 0
+    for call in (first, second):
+        call.recordings.clear()
+    del made, recording
+    third = make(lambda x: (x + 1,), [False])[0]
+    for _ in range(2):
+        third((torch.zeros(2),))
+    assert {r.graph.pool for r in third.recordings.values()}.isdisjoint(pools[0])  # PyTorch has given that one up
+
+
+def test_functions_take_turns_on_a_stream():
+    """Two functions whose recordings share memory: no replay comes between another's and the copies of its results."""
+    running, wrong = [], []
+
+    def work(x):
+        if FakeGraph.recording is None:
+            running.append(1)
+            if len(running) > 1:
+                wrong.append(1)
+            time.sleep(0.001)
+            running.pop()
+        return (x + 1,)
+
+    calls = [make(work, [False])[0] for _ in range(3)]
+    for call in calls:
+        for _ in range(2):
+            call((torch.zeros(10),))
+    threads = [threading.Thread(target=lambda c=c: [c((torch.zeros(10),)) for _ in range(20)]) for c in calls]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
 
 
 def test_a_list_of_arguments_is_emptied():

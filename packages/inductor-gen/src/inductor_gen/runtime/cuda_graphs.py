@@ -1,16 +1,18 @@
 """Running a compiled graph by CUDA-graph replay: one launch from the host, whatever the number of kernels.
 
 Parameters and buffers are read where they are; other inputs are copied into fixed places and results out of theirs,
-so that a result may be held for as long as the caller likes. A recording serves as long as the parameters' addresses,
-the inputs' sizes and layouts and the stream stay; another is made, up to ``LIMIT``, for others. Seeds of random
-numbers are inputs, and the default generators advance with every replay. Calls from several threads take turns.
+so that a result may be held for as long as the caller likes. Nothing within a recording outlives its replay: the
+recordings that are replayed on one stream, of whatever functions, share one pool of memory and take turns. A recording
+serves as long as the parameters' addresses, the inputs' sizes and layouts and the stream stay; another is made, up to
+``LIMIT``, for others. Seeds of random numbers are inputs, and the default generators advance with every replay.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ _HELD = ("parameter", "buffer", "constant")
 
 Call = Callable[[Any], list[Any]]
 _RECORDING = lock()  # a process records one graph at a time
+_SHARED: dict[tuple[torch.device, int], _Shared] = {}  # by device and stream
 
 
 @dataclass
@@ -36,6 +39,26 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     places: list[Any]
     outputs: list[Any]
+
+
+class _Shared:
+    """What the recordings share that are replayed on one stream.
+
+    Attributes:
+        turn: held by who fills places, replays and copies results.
+        graphs: the recordings that there are.
+    """
+
+    def __init__(self) -> None:
+        self.turn = lock()
+        self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._pool: Any = None
+
+    def pool(self) -> Any:
+        """The pool of memory; a new one after all recordings have gone, with whom PyTorch gives it up."""
+        if not self.graphs:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
 
 
 class Replayed:
@@ -50,7 +73,6 @@ class Replayed:
         self.recordings: dict[Any, _Recording] = {}
         self.usable = True
         self.reasons: set[str] = set()
-        # Filling the places, the replay and the copies of its results belong together.
         self.lock = threading.Lock()
 
     def __call__(self, args: Any) -> list[Any]:
@@ -60,8 +82,10 @@ class Replayed:
         # Two streams must not share places: each has its own recording.
         stream = torch.cuda.current_stream(self.device).cuda_stream
         key = (stream, *map(_kind, inputs, self.held))
-        with self.lock:
-            recording = self._recording(key, inputs)
+        shared = _SHARED.get((self.device, stream)) or _SHARED.setdefault((self.device, stream), _Shared())
+        # Filling the places, the replay and the copies of its results belong together.
+        with self.lock, shared.turn:
+            recording = self._recording(key, inputs, shared)
             if recording is not None:
                 self._fill(recording.places, inputs)
                 if type(args) is list:
@@ -70,7 +94,7 @@ class Replayed:
                 return [_copy(x) if isinstance(x, torch.Tensor) else x for x in recording.outputs]
         return self.call(args)
 
-    def _recording(self, key: Any, inputs: list[Any]) -> _Recording | None:
+    def _recording(self, key: Any, inputs: list[Any], shared: _Shared) -> _Recording | None:
         """The recording for a kind of call, made at its second call; None where there is none."""
         found = self.recordings.get(key)
         if found is not None:
@@ -83,7 +107,7 @@ class Replayed:
                 self.seen.clear()  # kinds that come only once must not pile up
             self.seen.add(key)  # the first call warms the libraries up, which a recording must not contain
             return None
-        made = self._record(inputs)
+        made = self._record(inputs, shared)
         if made is not None:
             self.recordings[key] = made
         return made
@@ -97,7 +121,7 @@ class Replayed:
         if targets:
             torch._foreach_copy_(targets, sources, non_blocking=True)
 
-    def _record(self, inputs: list[Any]) -> _Recording | None:
+    def _record(self, inputs: list[Any], shared: _Shared) -> _Recording | None:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if any(x.device.type != self.device.type for x in tensors):
             self.usable = False
@@ -109,23 +133,37 @@ class Replayed:
             return None
         graph = torch.cuda.CUDAGraph()
         try:
-            places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
-            self._fill(places, inputs)
-            torch.cuda.current_stream(self.device).synchronize()
             with _RECORDING, torch.cuda.device(self.device):
                 stream = _capture_stream(self.device)
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    outputs = self.call(tuple(places))
+                try:
+                    with torch.cuda.graph(graph, shared.pool(), stream, "thread_local"):
+                        places = [_place(x) if m else x for x, m in zip(inputs, moved, strict=True)]
+                        outputs = self.call(tuple(places))
+                finally:
+                    # Libraries keep what they took for the stream; the next recording is to have that memory.
+                    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         except Exception as error:
             self.usable = False
             self._refuse(f"recording a CUDA graph failed: {error}")
             return None
-        return _Recording(graph, places, outputs)
+        shared.graphs.add(graph)
+        kept = {x.untyped_storage().data_ptr() for x in places if any(x is given for given in tensors)}
+        return _Recording(graph, [_alias(x, kept) for x in places], [_alias(x, kept) for x in outputs])
 
     def _refuse(self, reason: str) -> None:
         if self.report is not None and reason not in self.reasons:
             self.reasons.add(reason)
             self.report.fallback("cudagraphs", reason, eager=False)
+
+
+def _alias(x: Any, kept: Collection[int]) -> Any:
+    """A tensor in the same memory, which it does not own: the pool may give it to the next recording. What lies in
+    ``kept`` storages, and what is no tensor, is its own."""
+    if not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() in kept or not x.numel():
+        return x
+    reach = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    memory = torch._C._construct_storage_from_data_pointer(x.data_ptr(), x.device, reach * x.element_size())
+    return _noted(torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, 0, x.shape, x.stride()), x)
 
 
 @functools.cache

@@ -15,14 +15,14 @@ from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.kernel.layouts import follow_layouts
 from inductor_gen.kernel.nest import arrange
 from inductor_gen.kernel.trace import trace, trace_scatter
-from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.layout.record import Layout, Prepared, channels_last, strides_of
 from inductor_gen.loops.graph import Node, draws_random
 from inductor_gen.loops.index import Hint
 from prims.errors import InternalError
 
 __all__ = ["Builder"]
 
-#: Operators that bring their operands into layouts of their own before they compute.
+#: Operators that bring operands into layouts of their own before they compute, but those with channels last.
 _REORDERING = frozenset({"aten.convolution.default", "aten.convolution_backward.default"})
 
 
@@ -86,10 +86,15 @@ class Builder:
             return False
         return written.device == read.device
 
+    def _in_channels_last(self, node: Node) -> bool:
+        storage = self.prepared.storage(node)
+        return len(node.shape) == 4 and strides_of(self.layouts, storage) == channels_last(node.shape)
+
     def _call(self, node: Node) -> Call:
         items = tuple(user for user in node.users if user.kind == "item")
         reads = tuple(dict.fromkeys(map(self.prepared.storage, node.ins)))
-        workspace = sum(ir.nbytes(n, self.hint) for n in node.ins) if node.op in _REORDERING else 0
+        moved = node.ins if node.op in _REORDERING else ()
+        workspace = sum(ir.nbytes(n, self.hint) for n in moved if not self._in_channels_last(n))
         return Call(node, reads, (node, *items), workspace, is_custom(node))
 
 

@@ -42,6 +42,9 @@ LOOK = 512
 #: Free intervals that are tried for a buffer, the smallest that are large enough.
 TRIES = 4
 
+#: Of the peak, what an order must be below to be taken for another one, and how often one is made of the last.
+WORTH, ROUNDS = 0.999, 8
+
 #: A result of at least this share of the peak is a large one.
 LARGE = 16
 
@@ -159,17 +162,25 @@ def _last_reads(steps: Sequence[Footprint], returned: Collection[Node]) -> dict[
 
 def peak(steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint) -> int:
     """The most bytes alive at once, ``freed`` being the inputs that can be given up after their last use."""
+    return max(_profile(steps, returned, freed, hint), default=0)
+
+
+def _profile(
+    steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint
+) -> list[int]:  # fmt: skip
+    """The bytes alive during each step; a result counts once with an operand that it may lie over."""
     dies = _last_reads(steps, returned)
     ending: dict[int, int] = {}
     for node, k in dies.items():
         ending[k] = ending.get(k, 0) + _size(node, freed, hint)
     live = sum(nbytes(node, hint) for node in freed if node in dies)
-    highest = live
+    found = []
     for k, step in enumerate(steps):
         live += sum(nbytes(node, hint) for node in step.made)
-        highest = max(highest, live + step.extra)
+        over = {m: r for m, r in step.overwrites if dies[r] == k and nbytes(m, hint) == nbytes(r, hint)}
+        found.append(live + step.extra - sum(nbytes(read, hint) for read in set(over.values())))
         live -= ending.get(k, 0)
-    return highest
+    return found
 
 
 def _size(node: Node, freed: Collection[Node], hint: Hint) -> int:
@@ -185,10 +196,11 @@ def lightest_order(
     freed: Collection[Node],
     hint: Hint,
 ) -> list[int]:
-    """The order with the lowest peak: ``order``, or one of two variations of it.
+    """The order with the lowest peak: ``order``, or a variation of it.
 
     A variation runs as soon as it can whatever frees as much as it takes. The second one also puts off to the end large
-    results that nothing else reads, where making them frees little: the gradient of an embedding table, say.
+    results that nothing else reads, where making them frees little: the gradient of an embedding table, say. In the
+    best of these, what is in memory at the peak without being read before it is then made after it.
     """
     candidates = [list(order)]
     large = peak([steps[i] for i in order], returned, freed, hint) // LARGE
@@ -196,7 +208,39 @@ def lightest_order(
     costs = [peak([steps[i] for i in ids], returned, freed, hint) for ids in candidates]
     best = min(range(len(candidates)), key=costs.__getitem__)
     # Not worth a change for a rounding error.
-    return candidates[0 if costs[best] > costs[0] * 0.999 else best]
+    best = 0 if costs[best] > costs[0] * WORTH else best
+    ids, cost = candidates[best], costs[best]
+    for _ in range(ROUNDS):
+        later = _put_off(steps, ids, needs, returned, freed, hint)
+        lower = peak([steps[i] for i in later], returned, freed, hint)
+        if lower > cost * WORTH:
+            break
+        ids, cost = later, lower
+    return ids
+
+
+def _put_off(
+    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
+    returned: Collection[Node], freed: Collection[Node], hint: Hint,
+) -> list[int]:  # fmt: skip
+    """Steps before the peak whose results are read only after it run just before they are, where no operand waits."""
+    live = _profile([steps[i] for i in order], returned, freed, hint)
+    top = live.index(max(live)) if live else 0
+    first: dict[int, int] = {}
+    last: dict[Node, int] = {}
+    for k, i in enumerate(order):
+        for source in needs[i]:
+            first.setdefault(source, k)
+        last.update((node, k) for node in steps[i].read)
+    before: dict[int, list[int]] = {}
+    gone = set()
+    for i in order[:top]:
+        to = first.get(i, 0)
+        own = (n for n in steps[i].read if n not in returned and (n.kind not in ("input", "constant") or n in freed))
+        if to > top and all(last[node] >= to for node in own):
+            before.setdefault(order[to], []).append(i)
+            gone.add(i)
+    return [j for i in order if i not in gone for j in (*before.get(i, ()), i)]
 
 
 def _varied(

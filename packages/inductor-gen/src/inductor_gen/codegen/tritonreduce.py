@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable, Mapping
+
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
@@ -17,10 +20,10 @@ from inductor_gen.codegen.triton import (
 )
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val
-from inductor_gen.kernel.nest import Nest
+from inductor_gen.kernel.nest import Nest, arrange
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, Hint
-from prims.dtypes import ROWS
+from inductor_gen.loops.index import ONE, Hint, flatten
+from prims.dtypes import HALVES, ROWS
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -57,19 +60,27 @@ class Shape:
             self.x = max(1, min(_power(rows), 2048 // self.r))
             while self.x > 1 and -(-rows // self.x) < enough:
                 self.x //= 2
+            self.warps = min(16, max(1 if self.persistent else 4, self.x * self.r // 512))
         else:
+            # Whole cache lines of 16-bit elements, and enough of them under way: of eleven shapes from [3136, 96] to
+            # [401408, 64] tiles of 64 by 64 in four warps, four programs a multiprocessor, were the fastest or within
+            # 6% of them on an H200 (of eleven tiles, with 2, 4, 8 and 16 programs).
             self.persistent = known and width <= 64
-            side = 64 if self.persistent or _fills(rows, columns, 64, enough) else 32
-            self.r = width if self.persistent else side
-            self.x = max(16, min(_power(rows), side))
-        self.warps = min(16, max(1, self.x * self.r // 512))
+            self.x = max(16, min(_power(rows), 64))
+            self.r = width if self.persistent else 4096 // self.x
+            self.warps = max(1, self.x * self.r // 512) if self.persistent else 4
         if not self.persistent:
-            self.warps = max(self.warps, 4)
             programs = -(-rows // self.x)
             if not scans and programs < enough and columns >= 4 * self.r:
                 wanted = -(-2 * enough // programs)
-                self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 8192 // self.x, 1024))
+                self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 1024))
         self._tile(tiling)
+
+    def of_rows(self) -> Shape:
+        """The shape of kernels that put the parts of rows together: some rows, all parts of them."""
+        shape = copy.copy(self)
+        shape.x = min(max(1024 // _power(self.split), 1), 16, self.x)
+        return shape
 
     def _tile(self, tiling: Tiling) -> None:
         """Depart from these sizes: in the rows of a block that holds whole rows, else in its columns."""
@@ -78,17 +89,6 @@ class Shape:
         elif self.split == 1:  # the parts of split rows are whole blocks
             self.r = tiling.sized(self.r, 16, 8192)
         self.warps = tiling.teams(self.warps)
-
-
-def _fills(rows: int, columns: int, side: int, enough: int) -> bool:
-    """Do split reductions of columns make ``enough`` programs with tiles of this side?
-
-    Then tiles of 64 by 64, whose rows are whole cache lines of 16-bit elements, beat 32 by 32: on an H200 the sums of
-    [8192, 3072] with a gelu's gradient take 60 us instead of 94, of [100352, 256] 64 instead of 99. Of 64 columns,
-    where few programs share many rows, it is the other way round: 125 instead of 94 for [401408, 64].
-    """
-    programs = -(-rows // side)
-    return rows >= 4 * side and programs < enough and programs * (columns // (2 * side)) >= enough
 
 
 def stage_count(body: Body, inner: frozenset[Expr]) -> int:
@@ -111,9 +111,13 @@ def is_inner(v: Val, inner: frozenset[Expr]) -> bool:
 
 
 class _Reduction(Block):
-    def __init__(self, nest: Nest, renderer: TritonRenderer, shape: Shape, written: list[Node] | None = None) -> None:
+    def __init__(
+        self, nest: Nest, renderer: TritonRenderer, shape: Shape, written: list[Node] | None = None,
+        partial: Mapping[int, list[Node]] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(nest, renderer, written)
         self.shape = shape
+        self.partial = partial or {}
         self.inner = frozenset(nest.inner)
         self.stages = stage_count(self.body, self.inner)
         self.rows = self.extent(nest.outer)
@@ -340,62 +344,162 @@ class _Reduction(Block):
 
     # ---- split ------------------------------------------------------------------------------------------
 
-    def part(self, stage: int, partial: dict[int, list[Node]]) -> TritonSource:
-        """The kernel of one stage of a split reduction; ``partial`` holds the workspaces of reduced values."""
-        count = self.shape.split
-        self.begin()
-        row = "x" if self.nest.outer else "tl.zeros([1, 1], tl.int32)"
-        xm = "xm" if self.axes[0].masked else ""
-        self.line(f"q = tl.arange(0, {_power(count)})[None, :]")
-        for earlier in range(stage):
-            self.outside(earlier)
-            for r in self.reduces(earlier):
-                self._reload(r, partial[r.id], row, xm)
-        self.outside(stage)
-        last = stage == self.stages
-        self.line("part = tl.program_id(1)")
-        self.outside_stores(stage, "(part == 0)")
-        if not last:
-            chunk = ex.mul(ex.ceildiv(self.columns, ex.const(count * self.shape.r)), ex.const(self.shape.r))
-            start = f"part{'.to(tl.int64)' if self.wide else ''} * {self.names.size(chunk)}"
-            self.line(f"begin = {start}")
-            self.line(f"end = tl.minimum(begin + {self.names.size(chunk)}, {self.names.size(self.columns)})")
-            self.loop(stage, "begin", "end")
-            for r in self.reduces(stage):
-                values = [f"{self.names.val(r)}b", self.names.val(r)] if r.attr in _ARGS else [self.names.val(r)]
-                for node, value in zip(partial[r.id], values, strict=True):
-                    where = f"{self.names.pointer(node)} + {row} * {count} + part"
-                    self.line(f"tl.store({where}, {value}{', ' + xm if xm else ''})")
-        grid = (ex.ceildiv(self.rows, ex.const(self.shape.x)), ONE if last else ex.const(count))
-        return self.source(grid, self.shape.warps, 1)
+    def known(self, roots: Iterable[Val], saved: Mapping[int, Node]) -> None:
+        """The values that do not change along the row and that ``roots`` need, those ``saved`` by an earlier kernel
+        read from memory."""
+        row, xm = self._row()
+        for v in _cone(self.body, roots, saved):
+            if v.id in saved:
+                address = f"{self.names.pointer(saved[v.id])} + {row}"
+                self.line(f"{self.names.val(v)} = {self.names.loaded(f'tl.load({address}{xm})', v.dtype)}")
+            elif v.op == "reduce":
+                self._reload(v)
+            else:
+                self.emit(v)
 
-    def _reload(self, r: Val, nodes: list[Node], row: str, xm: str) -> None:
-        n, count = self.names.val(r), self.shape.split
-        mask = " & ".join(m for m in (xm, f"(q < {count})") if m)
-        start = masked_identity(r.attr, r.args[0].dtype)
-        ends = [start, str(2**63 - 1)]
-        for node, suffix, other in zip(nodes, "ai", ends, strict=False):
+    def _row(self) -> tuple[str, str]:
+        """Where a row's value stands in a workspace, and the mask with its comma."""
+        return "x" if self.nest.outer else "tl.zeros([1, 1], tl.int32)", ", xm" if self.axes[0].masked else ""
+
+    def _reload(self, r: Val) -> None:
+        """A reduced value from its parts."""
+        n, count, (row, xm) = self.names.val(r), self.shape.split, self._row()
+        mask = " & ".join(m for m in (xm[2:], f"(q < {count})") if m)
+        ends = (masked_identity(r.attr, r.args[0].dtype), str(2**63 - 1))
+        for node, suffix, other in zip(self.partial[r.id], "ai", ends, strict=False):
             self.line(f"{n}{suffix} = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={other})")
         self.collapse(r, f"{n}a", f"{n}i")
         self.settle(r)
 
+    def part(self, stage: int, saved: Mapping[int, Node]) -> TritonSource:
+        """The kernel that reduces parts of rows."""
+        count = self.shape.split
+        self.begin()
+        self.line("part = tl.program_id(1)")
+        self.known(self.around(stage), saved)
+        if stage == 0:
+            self.outside_stores(0, "(part == 0)")
+        chunk = ex.mul(ex.ceildiv(self.columns, ex.const(count * self.shape.r)), ex.const(self.shape.r))
+        self.line(f"begin = part{'.to(tl.int64)' if self.wide else ''} * {self.names.size(chunk)}")
+        self.line(f"end = tl.minimum(begin + {self.names.size(chunk)}, {self.names.size(self.columns)})")
+        self.loop(stage, "begin", "end")
+        row, xm = self._row()
+        for r in self.reduces(stage):
+            values = [f"{self.names.val(r)}b", self.names.val(r)] if r.attr in _ARGS else [self.names.val(r)]
+            for node, value in zip(self.partial[r.id], values, strict=True):
+                self.line(f"tl.store({self.names.pointer(node)} + {row} * {count} + part, {value}{xm})")
+        return self.source((self._programs(), ex.const(count)), self.shape.warps, 1)
+
+    def _programs(self) -> Expr:
+        return ex.ceildiv(self.rows, ex.const(self.shape.x))
+
+    def rows_of(self, stage: int, saved: Mapping[int, Node]) -> TritonSource:
+        """The kernel that puts the parts of a stage's rows together, and computes what follows for whole rows."""
+        self.begin()
+        self.line(f"q = tl.arange(0, {_power(self.shape.split)})[None, :]")
+        mine = [v for v in self.body.vals if v.id in saved and v.stage == stage]
+        stored = [s for s in self.body.stores if s.value.stage == stage and not self.stores_inside(s)]
+        earlier = {k: node for k, node in saved.items() if all(v.id != k for v in mine)}
+        self.known([*mine, *(v for s in stored for v in self.of_store(s))], earlier)
+        self.outside_stores(stage)
+        row, xm = self._row()
+        for v in mine:
+            self.line(f"tl.store({self.names.pointer(saved[v.id])} + {row}, {self.names.val(v)}{xm})")
+        return self.source((self._programs(), ONE), 4, 1)
+
+    def of_store(self, s: Store) -> list[Val]:
+        """The values that a store needs."""
+        return [s.value, *(self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms)]
+
+    def around(self, stage: int) -> list[Val]:
+        """The values of whole rows that a pass along them, or a store before it, needs."""
+        direct = [a for v in self.needed(stage) for a in self.body.inputs_of(v)]
+        direct += [a for r in self.reduces(stage) for a in r.args]
+        stores = [s for s in self.body.stores if s.value.stage == stage and (stage == 0 or self.stores_inside(s))]
+        return [v for v in (*direct, *(v for s in stores for v in self.of_store(s))) if not is_inner(v, self.inner)]
+
+
+def _cone(body: Body, roots: Iterable[Val], saved: Mapping[int, Node]) -> list[Val]:
+    """The values that ``roots`` are made of, in order, back to those saved and to reduced ones."""
+    found: dict[int, Val] = {}
+    todo = list(roots)
+    while todo:
+        v = todo.pop()
+        if v.id not in found:
+            found[v.id] = v
+            if v.id not in saved and v.op != "reduce":
+                todo += body.inputs_of(v)
+    return [found[i] for i in sorted(found)]
+
+
+def _points(nest: Nest, stores: list[Store], saved: Mapping[int, Node], hint: Hint) -> Nest:
+    """What is left after the last reduction: a nest of its own, which reads the rows' values from memory."""
+    body = nest.body
+    at = flatten(nest.outer, [body.space[v] for v in nest.outer])
+    made = Body([*nest.outer, *nest.inner], [], dict(body.space), nodes=body.nodes, parts=body.parts)
+    copies: dict[int, Val] = {}
+    roots = [v for s in stores for v in (s.value, *(body.atoms[a] for a in s.at.symbols if a in body.atoms))]
+    for v in _cone(body, roots, saved):
+        if v.id in saved:
+            copy = Val("load", (), saved[v.id].dtype or v.dtype, saved[v.id], at)
+        else:
+            copy = Val(v.op, tuple(copies[a.id] for a in v.args), v.dtype, v.attr, v.at)
+        copy.id, copy.node = len(made.vals), v.node
+        copies[v.id] = copy
+        made.vals.append(copy)
+    made.atoms = {e: copies[v.id] for e, v in body.atoms.items() if v.id in copies}
+    made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode) for s in stores]
+    made.refresh()
+    return arrange(made, hint)
+
+
+def _saved(probe: _Reduction) -> dict[int, Node]:
+    """Workspaces for the values of whole rows that are made of reduced ones and needed by other kernels than the one
+    that makes them; 16-bit ones are kept as they are computed."""
+    vals: dict[int, Val] = {}
+    for stage in range(probe.stages):
+        vals |= {v.id: v for v in probe.around(stage) if v.stage}
+    for stage in range(probe.stages, 0, -1):
+        stores = [s for s in probe.body.stores if s.value.stage == stage and not probe.stores_inside(s)]
+        roots = [v for v in vals.values() if v.stage == stage] + [v for s in stores for v in probe.of_store(s)]
+        stop = {v.id: None for v in probe.body.vals if v.stage != stage}
+        vals |= {v.id: v for v in _cone(probe.body, roots, stop) if 0 < v.stage < stage}  # type: ignore[arg-type]
+    dtypes = {i: torch.float32 if v.dtype in HALVES else v.dtype for i, v in vals.items()}
+    return {i: probe.workspace((probe.rows,), dtypes[i]) for i in vals}
+
 
 def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[KernelSource, ...]:
+    """Per reduction a kernel of parts and one of rows, then what is left to be computed along the rows.
+
+    Each value of a row is made once: a later pass that put it together from the parts again would read more than its
+    own elements (64 channels of 256 parts: four times as much), and runs through memory as any pointwise kernel does.
+    """
     probe = _Reduction(nest, renderer, shape)
-    partial: dict[int, list[Node]] = {}
+    saved = _saved(probe)
     size = (probe.rows, ex.const(shape.split))
-    final = any(not probe.stores_inside(s) and s.value.stage == probe.stages for s in probe.body.stores)
+    partial: dict[int, list[Node]] = {}
     kernels: list[KernelSource] = []
-    for stage in range(probe.stages + (1 if final else 0)):
-        written: list[Node] = []
-        for s in probe.body.stores:
-            if s.value.stage == stage and s.buffer not in written:
-                written.append(s.buffer)
+    whole = shape.of_rows()
+
+    def buffers(stage: int, inside: bool) -> list[Node]:
+        stores = (s for s in probe.body.stores if s.value.stage == stage and (probe.stores_inside(s) or not inside))
+        return list(dict.fromkeys(s.buffer for s in stores))
+
+    passes = probe.stages if probe.reduces(probe.stages - 1) else probe.stages - 1
+    for stage in range(passes):
         for r in probe.reduces(stage):
             dtypes = [probe.partial_dtype(r)] + ([torch.int64] if r.attr in _ARGS else [])
             partial[r.id] = [probe.workspace(size, d) for d in dtypes]
-            written += partial[r.id]
-        kernels.append(_Reduction(nest, renderer, shape, written).part(stage, partial))
+        made = [n for r in probe.reduces(stage) for n in partial[r.id]]
+        kernel = _Reduction(nest, renderer, shape, buffers(stage, stage > 0) + made, partial)
+        kernels.append(kernel.part(stage, saved))
+        mine = [saved[v.id] for v in probe.body.vals if v.id in saved and v.stage == stage + 1]
+        stored = [s for s in probe.body.stores if s.value.stage == stage + 1 and not probe.stores_inside(s)]
+        written = [*dict.fromkeys(s.buffer for s in stored), *mine]
+        kernels.append(_Reduction(nest, renderer, whole, written, partial).rows_of(stage + 1, saved))
+    last = [s for s in probe.body.stores if s.value.stage == passes and probe.stores_inside(s)]
+    if last:
+        kernels += renderer.render(_points(nest, last, saved, renderer.hint))
     return tuple(kernels)
 
 

@@ -92,6 +92,25 @@ def test_of_what_is_saved_only_images_travel_with_channels_last(monkeypatch: pyt
     assert strides == [(480, 1, 48, 4), (2176, 128, 64, 1)]
 
 
+@pytest.mark.parametrize("concatenated", [False, True])
+def test_a_matrix_and_its_transpose_are_one_copy(concatenated: bool) -> None:
+    """What strides cannot express is copied once, and operators read views of the copy."""
+
+    def fn(p: Any, g: Any, w: Any, x: Any) -> Any:
+        y = p.permute(p.add(g, 1.0), (1, 0, 2))
+        y = p.concat((y, p.neg(y)), 2) if concatenated else y
+        y = p.reshape(y, (35, y.shape[2]))
+        mm = torch.ops.aten.mm.default
+        return p.aten(mm, y, w), p.aten(mm, p.permute(y, (1, 0)), x)
+
+    width = 48 if concatenated else 24
+    inputs = [torch.randn(7, 5, 24), torch.randn(width, 16), torch.randn(35, 16)]
+    env = build(fn, inputs)
+    copies = [n for n in prepare(env).graph.nodes if n.op == "copy"]
+    assert len(copies) == 1, copies
+    check(fn, inputs)
+
+
 def test_fused_attention_reads_rows() -> None:
     """Operands whose last dimension lies apart are copied, a mask's is not."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from gen_support import build, reference
 from gradient_cases import CASES, inputs_of, scatters
 
 import inductor_gen
+from inductor_gen.device.record import device_of, known
 from inductor_gen.loops.graph import Node
 from prims.errors import Unsupported
 from prims.options import Options
@@ -22,11 +24,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def check(fn, inputs, tol=None, **kw):
+def check(fn, inputs, tol=None, devices=device_of, **kw):
     """Compile ``fn`` to Triton, run it, and compare with the reference."""
     inputs = [t.to(DEVICE) for t in inputs]
     env = build(fn, inputs, claims=inductor_gen.claims(DEVICE), **kw)
-    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True)
+    compiled = inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True, devices=devices)
     outputs = compiled(*inputs)
     for got, want in zip(outputs, reference(fn, inputs, False), strict=True):
         assert got.dtype == want.dtype and got.shape == want.shape
@@ -110,12 +112,81 @@ def test_erf_that_others_read_is_the_librarys():
     assert "qt_one_plus" not in c.kernels[0].source
 
 
-def test_wide_column_sums_take_square_tiles():
-    x = torch.randn(7000, 320)
-    c = check(lambda p, a: (p.sum(a, (0,)), p.mul(a, 2.0)), [x], tol=1e-3)
-    assert "XBLOCK: tl.constexpr = 64" in c.kernels[0].source and "RBLOCK: tl.constexpr = 64" in c.kernels[0].source
-    c = check(lambda p, a: p.sum(a, (0,)), [torch.randn(500, 320)], tol=1e-4)
-    assert "XBLOCK: tl.constexpr = 32" in c.kernels[0].source
+def _centred(p, a, dims):
+    kept = [d for d in range(len(a.shape)) if d not in dims]
+    f = p.convert(a, torch.float32) if a.dtype in HALVES else a
+    count = 1
+    for d in dims:
+        count *= a.shape[d]
+    mean = p.div(p.sum(f, dims), float(count))
+    return f, mean, p.sub(f, p.broadcast(mean, a.shape, kept)), count, kept
+
+
+def _normalised(p, a, dims):
+    """Two reductions one after the other, and what is computed along the rows after them."""
+    f, mean, d, count, kept = _centred(p, a, dims)
+    scale = p.rsqrt(p.add(p.div(p.sum(p.mul(d, d), dims), float(count)), 1e-5))
+    return p.convert(p.mul(d, p.broadcast(scale, a.shape, kept)), a.dtype), mean, p.mul(scale, 0.9)
+
+
+def _softmax(p, a, dims):
+    kept = [d for d in range(len(a.shape)) if d not in dims]
+    e = p.exp(p.sub(a, p.broadcast(p.amax(a, dims), a.shape, kept)))
+    return p.div(e, p.broadcast(p.sum(e, dims), a.shape, kept))
+
+
+def _written_before(p, a, dims):
+    """A value along the rows is kept before the reduction, and a value of the rows alone too."""
+    big = p.where(p.gt(a, 0.0), a, 0.0)
+    return big, p.sum(big, dims), p.amax(p.mul(big, a), dims)
+
+
+def _first(p, a, dims):
+    at = p.argmax(a, dims[0])
+    kept = [d for d in range(len(a.shape)) if d not in dims]
+    return at, p.eq(p.broadcast(at, a.shape, kept), 3)
+
+
+#: A device that so few programs fill that an interpreter is soon through with them.
+SMALL = dataclasses.replace(known("H200"), multiprocessors=4)
+
+SPLIT = {
+    "sums": (lambda p, a, dims: (p.sum(a, dims), p.sum(p.mul(a, a), dims)), 2),
+    "centred": (lambda p, a, dims: _centred(p, a, dims)[1:3], 3),
+    "normalised": (_normalised, 5),
+    "softmax": (_softmax, 5),
+    "written before": (_written_before, 2),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize(
+    "dtype,shape,dims",
+    [
+        (torch.bfloat16, (700, 70), (0,)), (torch.float32, (300, 64), (0,)), (torch.bfloat16, (2, 40000), (1,)),
+        (torch.float32, (5, 3, 60, 90), (0, 2, 3)), (torch.float32, (5, 12, 990), (0, 1, 2)),
+        (torch.bfloat16, (30, 24, 40), (0, 1)),
+    ],
+)  # fmt: skip
+def test_split_reductions(name, dtype, shape, dims):
+    """Few rows of many columns: parts, rows, and what is left as a pointwise kernel, which puts no parts together."""
+    fn, kernels = SPLIT[name]
+    if name == "softmax" and dtype == torch.bfloat16:
+        fn = lambda p, a, dims: p.convert(_softmax(p, p.convert(a, torch.float32), dims), torch.bfloat16)
+    if name in ("sums", "written before") and dtype == torch.bfloat16:
+        fn = lambda p, a, dims: SPLIT[name][0](p, p.convert(a, torch.float32), dims)
+    c = check(lambda p, a: fn(p, a, dims), [torch.randn(shape).to(dtype)], devices=lambda _: SMALL, tol=2e-2 if dtype == torch.bfloat16 else 1e-3)
+    texts = "".join(k.source for k in c.kernels).split("@triton.jit")[1:]
+    assert len(texts) == kernels, texts
+    assert sum("tl.program_id(1)" in t for t in texts) == (2 if kernels == 5 else 1)
+    if kernels % 2:
+        assert "RBLOCK" not in texts[-1]
+
+
+def test_split_argmax():
+    for shape, dims in (((700, 70), (0,)), ((2, 20000), (1,))):
+        c = check(lambda p, a, dims=dims: _first(p, a, dims), [torch.randint(-9, 9, shape).float()], devices=lambda _: SMALL)
+        assert "".join(k.source for k in c.kernels).count("@triton.jit") == 3
 
 
 def test_broadcast_and_bool():

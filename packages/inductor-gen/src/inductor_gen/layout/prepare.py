@@ -45,6 +45,7 @@ class _Preparer:
         self.updates = in_place_updates(self.old, env) if in_place else {}
         self.owned: set[Node] = set()  # buffers that some output already is
         self.relaid: dict[Node, ViewRef] = {}
+        self.copies: dict[Node, Node] = {}  # row-major ones, of views that strides cannot express
         if numerics == "fast" and not is_training(env):
             self._choose_forms(hint)
         self.new_nodes: list[Node] = []
@@ -188,10 +189,35 @@ class _Preparer:
         if strides is not None and x.kind == "pointwise":
             self.out.layouts.setdefault(x, Layout(strides))
         ref = self.resolve(x, images=True)
+        if ref is None and strides is None:
+            ref = self._of_copy(x)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x, strides))
         assert ref is not None
         return ref
+
+    def _of_copy(self, x: Node) -> ViewRef | None:
+        """``x`` as a strided view of the last value on its way that none can express, copied once for all readers: a
+        gradient and its transpose, both of them read by products, are one matrix in memory."""
+        chain: list[Node] = []
+        while x.kind == "view":
+            chain.append(x)
+            if x.op in ("pad", "concat", "flip"):
+                break
+            x = x.args[0]
+        if x.kind == "create" or (not chain or x.dtype is None or x.dtype.is_complex):
+            return None
+        strides, offset, start = self.layout(x).strides if x.kind != "view" else (), ZERO, None
+        for view in reversed(chain):
+            moved = None if view.op in ("pad", "concat", "flip") else view_strides(view, strides, offset)
+            if moved is None:
+                start, moved = view, (contiguous_strides(view.shape), ZERO)
+            strides, offset = moved
+        if start is None:
+            return None
+        if start not in self.copies:
+            self.copies[start] = self.copy(start)
+        return ViewRef(self.copies[start], chain[0].shape, strides, offset)
 
     def _exact(self, x: Node, strides: Any) -> ViewRef:
         """``x`` with eager's strides, on which a kernel that somebody wrote may count (row-major ones if unknown)."""

@@ -106,7 +106,7 @@ def test_a_matrix_and_its_transpose_are_one_copy(concatenated: bool) -> None:
     width = 48 if concatenated else 24
     inputs = [torch.randn(7, 5, 24), torch.randn(width, 16), torch.randn(35, 16)]
     env = build(fn, inputs)
-    copies = [n for n in prepare(env).graph.nodes if n.op == "copy"]
+    copies = [n for n in laid_out(env).graph.nodes if n.op == "copy"]
     assert len(copies) == 1, copies
     check(fn, inputs)
 

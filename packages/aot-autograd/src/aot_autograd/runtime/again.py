@@ -17,6 +17,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import TensorWeakRef
 
 from aot_autograd.partition.split import Partition, is_random
@@ -37,6 +38,12 @@ class RunAgain:
         eager: the program; takes the caller's arguments.
         backward: the compiled backward pass.
         kept: the graph outputs that are saved behind those of the partition.
+
+    Results are counted as in ``Joint.under``: the differentiable graph outputs, then views that are results.
+
+    Attributes:
+        tangents: how many are graph outputs.
+        hands_to_inputs: whether there are views of inputs among them.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class RunAgain:
         self._eager = eager
         self._backward = backward
         self._joint = joint
+        self.tangents = len(joint.tangents)
+        self.hands_to_inputs = any(joint.outcome.leaves[at].kind == "input" for at in joint.views)
         self._wanted = partition.gradients
         saved = [at if kind == "output" else None for kind, at in partition.saved] + [*kept]
         self._saved = [saved.index(output) if output in saved else None for output in joint.tangents]
@@ -138,8 +147,10 @@ class RunAgain:
 
     def gradients_between(
         self, call: Any, tangent: int, gradient: torch.Tensor, surely: bool
-    ) -> Sequence[torch.Tensor | None]:
+    ) -> tuple[Sequence[torch.Tensor | None], dict[int, torch.Tensor]]:
         """What a result's gradient gives to the results that it is computed from, on no way through others of them.
+
+        And what comes of that to each graph output, through views of it too, and through views to inputs (``~input``).
 
         Args:
             call: the call's autograd node.
@@ -157,10 +168,16 @@ class RunAgain:
             reason = _BETWEEN.format(reason=obstacle)
             if surely:
                 raise RuntimeError(reason)
-            behind = [call.results[k]() for k in under]  # nobody asks for the gradient of one that is gone
-            return [None if result is None else Unknown(result, None, reason) for result in behind]
-        own = self.own_results(call) if torch.is_grad_enabled() else [None] * len(self._leaves)
+            # Nobody asks for the gradient of one that is gone.
+            behind = [(call.results[k] if k < self.tangents else call.views[k][0])() for k in under]
+            return [None if result is None else Unknown(result, None, reason) for result in behind], {}
+        own = self.own_results(call) if torch.is_grad_enabled() else ()
         return run.gradients_between(tangent, under, gradient, own)
+
+    def base_of(self, view: int) -> int:
+        """The graph output that a view is of, or the input, as ``~input``."""
+        leaf = self._joint.outcome.leaves[self._joint.views[view - self.tangents]]
+        return ~leaf.index if leaf.kind == "input" else self._joint.tangents.index(leaf.index)
 
     def under(self, tangent: int) -> tuple[int, ...]:
         """The tangents of the results that a result is computed from."""
@@ -183,6 +200,11 @@ class RunAgain:
                 elif link is not None:
                     result = link.saved_tensors[0]
             found.append(result)
+        views = getattr(call, "views", {})
+        for k in range(self.tangents, self.tangents + len(self._joint.views)):
+            view, version = views.get(k, (_gone, 0))
+            result = _present(view)
+            found.append(result if result is not None and result._version == version else None)
         return found
 
     def _second_run(self, call: Any, insist: bool = True) -> tuple[SecondRun | None, str | None]:
@@ -206,7 +228,12 @@ class RunAgain:
         made = [self._result(results, k) for k in range(len(self._leaves))]
         if any(result is None for result in made):
             return None, "its results are views of one another"
-        run = SecondRun(call, self.own_results, made, inputs, self._at_once)  # type: ignore[arg-type]
+        bases = {}
+        for k, at in enumerate(self._joint.views, self.tangents):
+            base = self.base_of(k)
+            bases[k] = base, made[base] if base >= 0 else args[~base]
+            made.append(results[at])
+        run = SecondRun(call, self.own_results, made, inputs, bases, self._at_once)  # type: ignore[arg-type]
         call.second = ref(run)
         if call.kept[2].grad_fn is not None:
             call.kept[2].grad_fn.second = call.second
@@ -312,12 +339,23 @@ def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
     return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
+def _gone() -> None:
+    return None
+
+
+def _present(first: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
+    """The tensor of a weak reference, if it is still there."""
+    result = first()
+    if result is not None:
+        result._fix_weakref()  # type: ignore[attr-defined]
+    return result
+
+
 def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tensor | None:
     """A result that the call gave, if it is still there and comes from the call's node as it did."""
-    result = first()
+    result = _present(first)
     if result is None:
         return None
-    result._fix_weakref()  # type: ignore[attr-defined]
     source: Any = result.grad_fn
     if linked and source is not None:
         source = source.next_functions[1][0] if type(source).__name__ == "LinkBackward" else None
@@ -336,28 +374,45 @@ class Unknown(torch.Tensor):
 
     Attributes:
         rest: what was added to it.
+        passed: whether it has gone on from a view to its base. The compiled backward pass gives the same to the base.
     """
 
     rest: torch.Tensor | None
     reason: str
+    passed: bool
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, rest: torch.Tensor | None, reason: str) -> Unknown:
+    def __new__(
+        cls, like: torch.Tensor, rest: torch.Tensor | None, reason: str, passed: bool = False
+    ) -> Unknown:
         made = torch.Tensor._make_wrapper_subclass(cls, like.shape, like.stride(), dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
         made.rest = rest
         made.reason = reason
+        made.passed = passed
         return made  # type: ignore[no-any-return]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        unknown = next(t for t in args if isinstance(t, Unknown))
+        unknown = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Unknown)]
+        first = unknown[0]
         if func in (_aten.add.Tensor, _aten.add_.Tensor) and not kwargs and len(args) == 2:
-            rests = [t.rest if isinstance(t, Unknown) else t for t in args]
-            known = [rest for rest in rests if rest is not None]
-            return Unknown(unknown, sum(known[1:], known[0]) if known else None, unknown.reason)
+            rests = [rest for t in args if (rest := t.rest if isinstance(t, Unknown) else t) is not None]
+            known = sum(rests[1:], rests[0]) if rests else None
+            passed = all(t.passed for t in unknown)
+            return known if passed and known is not None else Unknown(first, known, first.reason, passed)
         if func in (_aten.detach.default, _aten.alias.default):
-            return Unknown(unknown, unknown.rest, unknown.reason)
-        raise RuntimeError(unknown.reason)
+            return Unknown(first, first.rest, first.reason, first.passed)
+        if torch._C._current_autograd_node() is None:
+            raise RuntimeError(first.reason)
+
+        def known_part(t: Any) -> Any:
+            if not isinstance(t, Unknown):
+                return t
+            return torch.zeros(t.shape, dtype=t.dtype, device=t.device) if t.rest is None else t.rest
+
+        result = func(*tree_map(known_part, args), **tree_map(known_part, kwargs or {}))
+        rest = result if any(t.rest is not None for t in unknown) else None
+        return Unknown(result, rest, first.reason, True)
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -17,7 +17,7 @@ from aot_autograd.trace.views import ViewStep
 from prims.errors import InternalError
 from prims.ir.symbols import expr_of, symbols_in
 
-__all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols"]
+__all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols", "emit_view"]
 
 aten = torch.ops.aten
 
@@ -218,32 +218,46 @@ def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> 
     return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
-def emit_results(source: Source, outcome: Outcome, outputs: list[str], inputs: str = "args") -> str:
+def emit_view(source: Source, outcome: Outcome, at: int, outputs: list[str], made: dict[int, str]) -> str:
+    """The name of the view that is leaf ``at`` of the user's result.
+
+    Args:
+        outputs: the expression of each graph output.
+        made: the names of those that are there already.
+    """
+    if at not in made:
+        leaf = outcome.leaves[at]
+        holder = outcome.tensors if leaf.kind == "output" else outcome.program.tracer.input_tensors
+        tensor = holder[leaf.index]
+        assert tensor is not None
+        base = outputs[leaf.index] if leaf.kind == "output" else f"args[{leaf.index}]"
+        if leaf.of is not None:
+            base = emit_view(source, outcome, leaf.of, outputs, made)
+        source.line(f"v{at} = {_replay(source, base, leaf, tensor.requires_grad)}")
+        made[at] = f"v{at}"
+    return made[at]
+
+
+def emit_results(source: Source, outcome: Outcome, outputs: list[str], made: dict[int, str] | None = None) -> str:
     """The expression of the user's result, with its nested structure.
 
     Args:
         outputs: the expression of each graph output.
-        inputs: the name of the tuple of inputs.
+        made: the names of views that are there already.
     """
+    made = {} if made is None else made
     texts: list[str] = []
-    for leaf in outcome.leaves:
+    for at, leaf in enumerate(outcome.leaves):
         if leaf.kind == "literal":
             texts.append(source.literal(leaf.value))
         elif leaf.kind == "size":
             texts.append(source.size(leaf.value))
         elif leaf.kind == "same":
             texts.append(texts[leaf.index])
+        elif leaf.steps:
+            texts.append(emit_view(source, outcome, at, outputs, made))
         else:
-            base = outputs[leaf.index] if leaf.kind == "output" else f"{inputs}[{leaf.index}]"
-            holder = outcome.tensors if leaf.kind == "output" else outcome.program.tracer.input_tensors
-            tensor = holder[leaf.index]
-            assert tensor is not None
-            if leaf.steps:
-                name = f"v{len(texts)}"
-                source.line(f"{name} = {_replay(source, base, leaf, tensor.requires_grad)}")
-                texts.append(name)
-            else:
-                texts.append(base)
+            texts.append(outputs[leaf.index] if leaf.kind == "output" else f"args[{leaf.index}]")
     return _structured(source, outcome.structure, texts)
 
 

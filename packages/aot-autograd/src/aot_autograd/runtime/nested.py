@@ -10,8 +10,12 @@ hands nothing on. Where somebody may, it hands on the gradient that the second r
 of a second run of the program (:mod:`aot_autograd.runtime.again`); the first result's link takes it away again from
 what it gives to the compiled backward pass, which adds its own: what hooks have made of the sum stays.
 
+A result that is a view (of another, or of an input) has the view's own node, through which the gradient goes on to the
+base: taken away is there what comes through views too, of an input's gradient behind the compiled backward pass.
+
 ``torch.autograd.grad(..., x)`` cannot be told from ``torch.autograd.grad(..., (x, h))``. Where the region cannot be run
-again, what is handed on then is a tensor that raises an error when it is used, and is dropped by the next link.
+again, what is handed on then is a tensor that raises an error when it is used, and is dropped by the next link, or
+where it is added to the gradient of a view's base.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown
 
-__all__ = ["make_link", "nowhere"]
+__all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
 
 
 class _Nowhere(torch.autograd.Function):
@@ -62,6 +66,9 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         call = result.grad_fn
         call.results[tangent] = ref(made)
         call.links[tangent] = ref(ctx)
+        for k, one in zip(again.under(tangent), behind, strict=True):
+            if k >= again.tangents:
+                call.views[k] = ref(one), one._version
         # What is behind must not be lost before its hooks can be looked at.
         ctx.save_for_backward(*((made,) if tangent in kept else ()), *behind)
         return made
@@ -81,17 +88,45 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
             if watched or not torch._C._will_engine_execute_node(elsewhere):
                 # Where the call's own node is not to be executed, somebody wants what comes before it.
                 surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(call)
-                given = again.gradients_between(call, ctx.tangent, gradient, surely)
-            for k, one in zip(again.under(ctx.tangent), given, strict=True):
-                if one is not None and not isinstance(one, Unknown):
+                given, passed = again.gradients_between(call, ctx.tangent, gradient, surely)
+                for k, one in passed.items():
                     before = call.handed.get((task, k))
                     call.handed[task, k] = one if before is None else before + one
         if handed is not None:
-            gradient = torch.where(gradient == handed, 0, gradient - handed)
+            gradient = _difference(gradient, handed)
         return None, None, gradient, *given
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("Link", (torch.autograd.Function,), methods)
+
+
+def _difference(gradient: torch.Tensor, handed: torch.Tensor) -> torch.Tensor:
+    return torch.where(gradient == handed, 0, gradient - handed)
+
+
+def handed_to_inputs(call: Any) -> dict[int, torch.Tensor]:
+    """What the links of this backward pass have handed on to views of inputs, as gradients of the inputs.
+
+    Args:
+        call: the call's autograd node.
+    """
+    task = torch._C._current_graph_task_id()
+    return {~k: call.handed.pop((t, k)) for t, k in list(call.handed) if t == task and k < 0}
+
+
+def less(
+    results: Sequence[torch.Tensor | None], gradients: Sequence[int], handed: dict[int, torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The inputs' gradients without what comes to them through views of them.
+
+    Args:
+        gradients: the inputs that the results belong to.
+        handed: what comes through views, by input.
+    """
+    return [
+        result if result is None or i not in handed else _difference(result, handed[i])
+        for i, result in zip(gradients, results, strict=True)
+    ]
 
 
 def _watched(ctx: Any, count: int) -> bool:

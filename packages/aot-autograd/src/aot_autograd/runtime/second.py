@@ -34,8 +34,9 @@ class SecondRun:
     Args:
         call: the call's autograd node.
         own_results: gives the call's differentiable results, as far as they can be had.
-        made: the run's results, in the order of the call's.
+        made: the run's results, in the order of the call's; those that are views of others last.
         inputs: the inputs whose gradients are wanted, and what :func:`enter` gave for them.
+        bases: of each result that is a view: the result that it is of, or ``~input``, and the run's tensor for that.
         at_once: whether what arrives at values inside is handed on to results and inputs without waiting: where hooks,
             or results that others are computed from, stand between.
     """
@@ -46,6 +47,7 @@ class SecondRun:
         own_results: Callable[[Any], list[torch.Tensor | None]],
         made: list[torch.Tensor],
         inputs: list[tuple[torch.Tensor, torch.Tensor]],
+        bases: dict[int, tuple[int, torch.Tensor]],
         at_once: bool,
     ) -> None:
         self._call = ref(call)
@@ -53,6 +55,7 @@ class SecondRun:
         self._own_results = own_results
         self._made = made
         self._inputs = {_edge(inside): tensor for tensor, inside in inputs}
+        self._bases = bases
         self._at_once = at_once
         self._results = {_edge(result): k for k, result in enumerate(made)}
         self._nodes, _ = _walk(self._results)
@@ -80,13 +83,31 @@ class SecondRun:
 
     def gradients_between(
         self, tangent: int, behind: Sequence[int], gradient: torch.Tensor, own: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
-        """What a result's gradient gives to those ``behind`` it, on no way through others of them."""
+    ) -> tuple[list[torch.Tensor | None], dict[int, torch.Tensor]]:
+        """What a result's gradient gives to those ``behind`` it, on no way through others of them.
+
+        And what comes of that to those that are no views, through views of them too, and to inputs (``~input``).
+        """
         entered = _Entered()
         edges = [_edge(self._made[k]) for k in behind]
         with _cut(edges):
             found = _differentiate([self._made[tangent]], edges, [entered.add(gradient)], True)
-        return self._leave(found, entered, own)
+        handed = self._at_bases({k: one for k, one in zip(behind, found, strict=True) if one is not None})
+        left = self._leave([*found, *handed.values()], entered, own)
+        return left[: len(found)], dict(zip(handed, left[len(found) :], strict=True))  # type: ignore[arg-type]
+
+    def _at_bases(self, found: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The gradients of some results as gradients of what those that are views are of."""
+        handed = {k: one for k, one in found.items() if k not in self._bases}
+        views: dict[int, list[int]] = {}
+        for k in found.keys() & self._bases.keys():
+            views.setdefault(self._bases[k][0], []).append(k)
+        for base, places in views.items():
+            edge = _edge(self._bases[places[0]][1])
+            (passed,) = _differentiate([self._made[k] for k in places], [edge], [found[k] for k in places], True)
+            assert passed is not None
+            handed[base] = handed[base] + passed if base in handed else passed
+        return handed
 
     def _leave(
         self, values: list[torch.Tensor | None], entered: _Entered, own: Sequence[torch.Tensor | None] = ()
@@ -99,13 +120,16 @@ class SecondRun:
         under, _ = _walk(inside)
         inputs = {edge: tensor for edge, tensor in self._inputs.items() if edge[0] in under}
         results = [edge for edge in self._results if (edge[0] in under if self._at_once else edge in inside)]
+        if not own and results:
+            call = self._call()
+            own = self._own_results(call) if call is not None else ()
+        # What arrives at a view that is no longer there goes on to its base.
+        gone = {k for k in self._bases if not own or own[k] is None}
+        results = [edge for edge in results if self._results[edge] not in gone]
         # The node of the inputs has hooks called, with None, of an input that eager's second gradients do not come to.
         past = not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors)
         if self._at_once or past:
             inside = [*results, *inputs]
-        if not own and results:
-            call = self._call()
-            own = self._own_results(call) if call is not None else ()
         handed = {edge: own[self._results[edge]] if own else None for edge in results}
         handed |= inputs if past else {}
         # Nothing arrives by the gate, but its node gets its turn after what waits for it.

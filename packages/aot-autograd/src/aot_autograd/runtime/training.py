@@ -16,10 +16,10 @@ import torch
 
 from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.runtime.again import RunAgain
-from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
+from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view, symbols_of_results
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
-from aot_autograd.runtime.nested import make_link, nowhere
+from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
 from aot_autograd.trace.outcome import Joint
 from prims.ir.symbols import symbols_in
 from prims.options import Options
@@ -58,10 +58,10 @@ def build_training(
     entering = ", ".join(f"args[{i}]" for i in _entering(joint, partition))
     source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args)")
     inputs = outcome.program.tracer.inputs
-    _emit_links(source, joint, partition, again, outputs)
+    made = _emit_links(source, joint, partition, again, outputs)
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
     emit_mutations(source, tracked, no_grad=False, differentiable=True)
-    source.line(f"return {emit_results(source, outcome, outputs)}")
+    source.line(f"return {emit_results(source, outcome, outputs, made)}")
     if not outcome.program.grad_enabled:
         # The program itself turns gradients on, for a part of it.
         source.globals["enable_grad"] = torch.enable_grad
@@ -74,18 +74,37 @@ def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 
 
-def _emit_links(source: Source, joint: Joint, partition: Partition, again: RunAgain, outputs: list[str]) -> None:
-    """Link results that are computed from others, and those, in an order in which each comes after what it rests on."""
-    linked = [k for k, under in enumerate(joint.under) if under or any(k in other for other in joint.under)]
+def _emit_links(
+    source: Source, joint: Joint, partition: Partition, again: RunAgain, outputs: list[str]
+) -> dict[int, str]:
+    """Link results that are computed from others, and those, each after what it rests on; returns the views' names."""
+    made: dict[int, str] = {}
+    linked = {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
     if not linked:
-        return
+        return made
+    count = len(joint.tangents)
     kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
-    source.globals["link"] = _apply_of(make_link(again, frozenset(k for k in linked if joint.tangents[k] in kept)))
+    held = frozenset(k for k in linked if k < count and joint.tangents[k] in kept)
+    source.globals["link"] = _apply_of(make_link(again, held))
     source.globals["nowhere"] = nowhere()
-    for k in sorted(linked, key=lambda k: len(joint.under[k])):
+    done: set[int] = set()
+
+    def name_of(k: int) -> str:
+        if k >= count:
+            base = again.base_of(k)
+            if base >= 0:
+                name_of(base)
+            return emit_view(source, joint.outcome, joint.views[k - count], outputs, made)
         name = outputs[joint.tangents[k]]
-        behind = "".join(f", {outputs[joint.tangents[j]]}" for j in joint.under[k])
-        source.line(f"{name} = link({k}, nowhere, {name}{behind})")
+        if k not in done:
+            done.add(k)
+            behind = "".join(f", {name_of(j)}" for j in joint.under[k])
+            source.line(f"{name} = link({k}, nowhere, {name}{behind})")
+        return name
+
+    for k in sorted(linked):
+        name_of(k)
+    return made
 
 
 def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:
@@ -168,6 +187,7 @@ def _forward_source(
     if any(joint.under):
         source.line("ctx.links = {}")
         source.line("ctx.handed = {}")
+        source.line("ctx.views = {}")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
     saved += [outputs[i] for i in _kept_results(joint, partition)]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
@@ -213,6 +233,9 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
     source.line("gate.again = None")
     source.line("if grad_enabled() or ctx.second is not None:")
     source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
+    if again.hands_to_inputs:
+        source.globals["handed_to_inputs"] = handed_to_inputs
+        source.line("gate.handed = handed_to_inputs(ctx)")
     names = []
     symbolic = _symbolic_strides(joint)
     for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
@@ -251,7 +274,7 @@ def _saved_unless_written(
         ctx: Any, tangents: tuple[torch.Tensor | None, ...], error: RuntimeError
     ) -> list[torch.Tensor]:
         reached = {k for k, tangent in enumerate(tangents) if tangent is not None}
-        reached |= {behind for k in reached for behind in (joint.under[k] if joint.under else ())}
+        reached |= {behind for k in reached for behind in joint.under[k] if behind < len(tangents)}
         if len(reached) == len(tangents):
             raise error
         held = ctx._raw_saved_tensors
@@ -281,6 +304,10 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward,
     source.line("    box = gate.box")
     source.line("    gate.box = None")
     source.line("    results = run_backward(box)")
+    if again.hands_to_inputs:
+        source.globals.update(less=less, gradients=partition.gradients)
+        source.line("handed = getattr(gate, 'handed', None)")
+        source.line("if handed: results = less(results, gradients, handed)")
     count = len(partition.gradients)
     texts = [f"results[{k}]" if k < count else "None" for k in range(len(_entering(joint, partition)))]
     source.line(f"return {', '.join(texts)}")

@@ -40,6 +40,7 @@ class Leaf:
         kind: ``"output"`` (graph output ``index``), ``"input"`` (input ``index``), ``"size"`` (``value`` is a ``Sym``)
             or ``"literal"`` (``value`` itself), ``"same"`` (the very tensor of leaf ``index``).
         steps: views to replay on it; empty for the very tensor.
+        of: a leaf that is such a view itself, to which autograd knows this one to be a view: ``steps`` begin there.
         requires_grad: whether eager's result requires a gradient (it is detached otherwise).
     """
 
@@ -47,6 +48,7 @@ class Leaf:
     index: int = -1
     value: Any = None
     steps: tuple[ViewStep, ...] = ()
+    of: int | None = None
     requires_grad: bool = False
 
 
@@ -59,6 +61,7 @@ class Outcome:
         nodes, specs, tensors: the graph's outputs; ``tensors`` are the abstract ones that autograd knows.
         user_outputs: how many of them are not mutations; some may serve only as bases of aliases.
         mutations: ``(input index, output index, differentiable)``.
+        views: the abstract tensors of the leaves that are views with a history.
         uncounted: inputs written through ``.data`` alone, of which no version counter is to know.
     """
 
@@ -70,6 +73,7 @@ class Outcome:
     aliases: list[Alias] = field(default_factory=list)
     user_outputs: int = 0
     mutations: list[tuple[int, int, bool]] = field(default_factory=list)
+    views: dict[int, torch.Tensor] = field(default_factory=dict)
     uncounted: set[int] = field(default_factory=set)
 
     def target(self, index: int) -> str:
@@ -99,7 +103,9 @@ class Joint:
         tangents: the differentiable outputs, in tangent order.
         gradients: the inputs that the gradients belong to, in order.
         saved_by_eager: the differentiable outputs that eager's own nodes save: ``tanh``'s derivative needs its result.
-        under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them.
+        under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them; and
+            behind the positions of the tangents those of ``views``.
+        views: leaves of the result that are views, and of which a tangent's output is computed.
     """
 
     envelope: Envelope
@@ -108,6 +114,7 @@ class Joint:
     gradients: list[int]
     saved_by_eager: frozenset[int] = frozenset()
     under: tuple[tuple[int, ...], ...] = ()
+    views: tuple[int, ...] = ()
 
     @property
     def tangent_specs(self) -> list[TensorSpec]:
@@ -167,6 +174,7 @@ def _settle(outcome: Outcome, values: list[Any]) -> None:
             bases[id(storage)] = _add_output(outcome, storage.base)
         _alias_of_output(outcome, position, values[position], bases[id(storage)])
     _alias_repeats(outcome)
+    _nest_views(outcome, values)
     outcome.user_outputs = len(outcome.nodes)
     _settle_mutations(outcome)
 
@@ -220,6 +228,36 @@ def _alias_repeats(outcome: Outcome) -> None:
             outcome.aliases.append(Alias(position, "output", outcome.leaves[leaf.index].index, None))
         else:
             outcome.aliases.append(dataclasses.replace(known, output_index=position))
+
+
+def _nest_views(outcome: Outcome, values: list[Any]) -> None:
+    """Find the results that are views with a history, and those of them that autograd knows to be views of others."""
+    leaves = outcome.leaves
+    found = [at for at, leaf in enumerate(leaves) if leaf.steps and leaf.requires_grad]
+    outcome.views = {at: _known(outcome.program.tracer, values[at]) for at in found}
+    chains = {at: leaves[at].steps for at in outcome.views}
+    for at, chain in chains.items():
+        nearest = 0
+        for other, start in chains.items():
+            count = len(start)
+            if nearest < count < len(chain) and all(a is b for a, b in zip(start, chain, strict=False)):
+                if _leads_to(outcome.views[at], outcome.views[other], len(chain) - count):
+                    nearest = count
+                    leaves[at] = dataclasses.replace(leaves[at], steps=chain[count:], of=other)
+
+
+def _leads_to(view: torch.Tensor, source: torch.Tensor, steps: int) -> bool:
+    """Whether autograd comes from a view to ``source`` in so many steps."""
+    wanted = (source.grad_fn, source.output_nr)
+    node: Any = view.grad_fn
+    for _ in range(steps):
+        edges: Any = node.next_functions if node is not None else ()
+        if len(edges) != 1:
+            return False
+        if edges[0] == wanted:
+            return True
+        node = edges[0][0]
+    return False
 
 
 def _check_history(tensor: torch.Tensor, base: torch.Tensor | None) -> None:
@@ -458,7 +496,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     wanted = list(program.leaves)
     before = len(tracer.inputs)
     saved_by_eager = frozenset(i for i in tangents if _saves_itself(outcome.tensors[i]))
-    under = _dependences([outcome.tensors[i] for i in tangents])
+    under, views = _dependences(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer:
@@ -481,7 +519,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager, under)
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager, under, views)
 
 
 def _saves_itself(result: torch.Tensor) -> bool:
@@ -495,14 +533,22 @@ def _saves_itself(result: torch.Tensor) -> bool:
     return any(isinstance(v, torch.Tensor) and v.grad_fn is node and v.output_nr == result.output_nr for v in saved)
 
 
-def _dependences(results: list[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    """For each result, which others autograd computes it from."""
+def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """``Joint.under`` and ``Joint.views``."""
+    through = {index for index, _, through in outcome.mutations if through}
+    leaves = outcome.leaves
+    views = [at for at in outcome.views if leaves[at].kind == "output" or leaves[at].index not in through]
+    count = len(tangents)
+    results = [outcome.tensors[i] for i in tangents] + [outcome.views[at] for at in views]
     if len(results) < 2:
-        return ((),) * len(results)
+        return ((),) * count, ()
     edges = {(result.grad_fn, result.output_nr): k for k, result in enumerate(results)}
     found = []
-    for k, result in enumerate(results):
+    for k, result in enumerate(results[:count]):
         seen = _reached([result.grad_fn])
         passed = {edges.get(edge) for node in seen for edge in node.next_functions}
-        found.append(tuple(sorted(j for j in passed if j is not None and j != k)))
-    return tuple(found)
+        found.append([j for j in passed if j is not None and j != k])
+    used = sorted({j for row in found for j in row if j >= count})
+    places = {j: count + n for n, j in enumerate(used)}
+    under = tuple(tuple(sorted(places.get(j, j) for j in row)) for row in found)
+    return under, tuple(views[j - count] for j in used)

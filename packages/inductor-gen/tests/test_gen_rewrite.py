@@ -69,8 +69,43 @@ def empty(p: Any, x: Any) -> Any:
     return p.sum(p.slice(x, (0, 0), (0, 4), (1, 1)), (0,)), p.exp(x)
 
 
+def mm(p: Any, x: Any, w: Any, *b: Any) -> Any:
+    """``x @ w.T + b``, as a linear layer has it."""
+    right = p.permute(w, (1, 0))
+    return p.aten(aten.addmm.default, b[0], x, right) if b else p.aten(aten.mm.default, x, right)
+
+
+def three(p: Any, x: Any, *parts: Any) -> Any:
+    """Queries, keys and values of weights, or weights and biases, that lie apart."""
+    layers = [parts[k : k + len(parts) // 3] for k in range(0, len(parts), len(parts) // 3)]
+    return tuple(p.neg(mm(p, x, *layer)) for layer in layers)
+
+
+def thirds(p: Any, x: Any, w: Any) -> Any:
+    """The same of one weight's rows."""
+    return three(p, x, *(p.slice(w, (a, 0), (a + 32, 64), (1, 1)) for a in (0, 32, 64)))
+
+
+def by_input(p: Any, g: Any, w: Any, *_: Any) -> Any:
+    """The gradient of the input of a layer whose results are an odd number, such as a vocabulary."""
+    return p.neg(p.aten(aten.mm.default, p.exp(g), w))
+
+
+def by_weight(p: Any, g: Any, x: Any) -> Any:
+    """That of its weight."""
+    return p.aten(aten.mm.default, p.permute(p.exp(g), (1, 0)), x)
+
+
+MM, ADDMM = "aten.mm.default", "aten.addmm.default"
+
 #: Row -> a program that it changes, the shapes of its inputs, and the operators that are left.
 CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
+    "products of one matrix": (three, [(40, 64), (32, 64), (16, 64), (8, 64)], [MM]),
+    "products of one matrix, biased": (three, [(40, 64), *[(32, 64), (32,)] * 3], [ADDMM]),
+    "products of one matrix, weights of one": (thirds, [(40, 64), (96, 64)], [MM]),
+    "aligned product": (by_input, [(1024, 1001), (1001, 512)], [MM]),
+    "aligned product, rows": (by_weight, [(1024, 1001), (1024, 512)], [MM]),
+    "aligned product, columns": (lambda p, *x: p.neg(mm(p, *x)), [(1024, 512), (2001, 512), (2001,)], [ADDMM]),
     "empty": (empty, [(3, 4)], []),
     "convolution over tiles": (convolution, [(2, 8, 5, 6), (4, 8, 1, 1), (4,)], ["aten.mm.default"]),
     "gradients of a 1x1 convolution": (
@@ -86,13 +121,48 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
 def test_a_row_is_applied_and_counted_and_keeps_the_values(name: str) -> None:
     fn, shapes, operators = CASES[name]
     env = on_gpu(fn, *shapes)
-    made = rewritten(env)
+    made, name = rewritten(env), name.partition(",")[0]
     assert made.fired == {name: 1} and str(made).startswith(f"# {name}: 1\n")
     assert [n.op for n in made.graph.nodes if n.kind == "extern"] == operators
     inputs = [torch.randn(s) for s in shapes]
     for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
+
+
+#: Programs of which products stay as they are, with the reason.
+LEFT: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "the results are given as they are": (lambda p, x, *w: tuple(mm(p, x, y) for y in w), [(40, 64), *[(32, 64)] * 3]),
+    "copying the weights takes longer": (three, [(4096, 4096), *[(4096, 4096)] * 3]),
+    "small, and copied": (lambda p, x, w: p.neg(p.aten(aten.mm.default, x, w)), [(64, 33), (33, 64)]),
+    "aligned": (lambda p, x, w: p.neg(mm(p, x, w)), [(1024, 1000), (512, 1000)]),
+    "weights that the program makes": (lambda p, x, *w: three(p, x, *map(p.exp, w)), [(40, 64), *[(32, 64)] * 3]),
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_products_that_would_not_gain_stay(why: str) -> None:
+    fn, shapes = LEFT[why]
+    assert not rewritten(on_gpu(fn, *shapes)).fired
+
+
+@pytest.mark.parametrize("device,pays", [("L4", True), ("B200", False)])
+def test_what_padding_pays_follows_the_device(device: str, pays: bool) -> None:
+    """A product that takes an L4 much longer than the copies does not so on a B200."""
+    env = on_gpu(lambda p, x, w: p.neg(p.aten(aten.mm.default, x, w)), (1024, 257), (257, 512))
+    made = rewritten_graph(env, Options(verify="every_pass"), devices=lambda _: known(device))
+    assert bool(made.fired) is pays
+
+
+def test_padding_is_written_once_and_rows_are_aligned() -> None:
+    """By the kernel that makes the value, for both products that read it."""
+    env = on_gpu(lambda p, g, w, x: (by_input(p, g, w), by_weight(p, g, x)), (1024, 1001), (1001, 512), (1024, 512))
+    unit = lower_graph(env, Options(verify="every_pass"), devices=lambda _: known("H200"))
+    operands = [ref for args, _ in unit.prepared.externs.values() for ref in args]
+    assert len(operands) == 4 and all(s.value % 8 == 0 or s.value == 1 for ref in operands for s in ref.strides)
+    gradients = [ref.base for ref in operands if 1008 in [s.value for s in ref.shape] and 1024 in [s.value for s in ref.shape]]
+    assert len(gradients) == 2 and gradients[0] is gradients[1]
+    assert sorted(op for source in unit.sources() for op in source.ops if op in ("exp", "copy")) == ["copy", "copy"]
 
 
 def test_fuel_stops_rows_but_those_that_later_stages_need() -> None:

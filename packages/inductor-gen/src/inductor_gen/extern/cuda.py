@@ -17,11 +17,6 @@ __all__ = ["cuda_function", "is_half_product", "misaligned", "with_aligned_rows"
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
     """``(readable name, callable)`` for an extern node on a GPU, None where the plain call is best."""
-    if misaligned(node):
-        if node.op == "aten.mm.default":
-            return "padded_mm", padded_mm
-        if len(node.args) == 3 and not node.kwargs:
-            return "padded_addmm", padded_addmm
     return _ATTENTION.get(node.op)
 
 
@@ -34,30 +29,6 @@ def misaligned(node: Node) -> bool:
     left = node.ins[-2] if len(node.ins) > 1 else node.ins[0]
     rows, columns = (int(s.value) for s in node.shape)
     return columns % 8 != 0 and rows * columns >= 1 << 22 and rows >= 64 and left.dtype == node.dtype
-
-
-def padded_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` computed with the columns of ``b`` padded to a multiple of 8."""
-    return _product(a, b, None)
-
-
-def padded_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``bias + a @ b`` computed with padded columns."""
-    return _product(a, b, bias)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    k, n = b.shape
-    wide = -(-n // 8) * 8
-    padded = torch.empty((wide, k), dtype=b.dtype, device=b.device)  # the padding's results are never read
-    padded[:n].copy_(b.t())
-    if bias is None:
-        result = torch.mm(a, padded.t())
-    elif bias.dim() == 1 and bias.shape[0] == n:
-        result = torch.addmm(torch.nn.functional.pad(bias, (0, wide - n)), a, padded.t())
-    else:
-        return torch.addmm(bias, a, b)
-    return result[:, :n].contiguous()
 
 
 def with_aligned_rows(bias: torch.Tensor | None) -> torch.Tensor | None:

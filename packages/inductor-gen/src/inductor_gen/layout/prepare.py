@@ -7,6 +7,7 @@ place, so that fusion writes the values in the layout wanted straight from the k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,27 +107,36 @@ class _Preparer:
         """The layout of a buffer; a kernel's is row-major unless an output asked for another before."""
         return self.out.layouts.setdefault(node, Layout(contiguous_strides(node.shape)))
 
-    def resolve(self, x: Node, images: bool = False) -> ViewRef | None:
-        """``x`` as a strided view of a buffer, or None where only a copy can be one; with ``images`` it may be one of
-        an image that is laid out with channels last for it."""
+    def resolve(self, x: Node, making: bool = False) -> ViewRef | None:
+        """``x`` as a strided view of a buffer, or None where only a copy can be one.
+
+        With ``making`` it may be a view of an image that is laid out with channels last for it, or of a copy of the last
+        value on its way that no strides can express, made once for all readers: a gradient and its transpose, both of
+        them read by products, are one matrix in memory.
+        """
         chain: list[Node] = []
-        while x.kind == "view" and not (images and x in self.old.images):
-            if x.op in ("pad", "concat", "flip"):
-                return None
+        while x.kind == "view" and x.op not in ("pad", "concat", "flip") and not (making and x in self.old.images):
             chain.append(x)
             x = x.args[0]
-        if images and x in self.old.images and chain:
-            ref = self.in_channels_last(x)
-        elif x.kind in ("create", "view"):
+        if x.kind == "create":
             return None
+        if making and chain and x in self.old.images:
+            ref = self.in_channels_last(x)
         else:
-            ref = ViewRef(x, x.shape, self.layout(x).strides, ZERO)
+            ref = ViewRef(x, x.shape, self.layout(x).strides if x.kind != "view" else contiguous_strides(x.shape), ZERO)
+        copied = x if ref.base is x and x.kind == "view" else None
         for view in reversed(chain):
             moved = view_strides(view, ref.strides, ref.offset)
             if moved is None:
-                return None
+                copied, moved = view, (contiguous_strides(view.shape), ZERO)
             ref = ViewRef(ref.base, view.shape, *moved)
-        return ref
+        if copied is None:
+            return ref
+        if not making or copied.dtype is None or copied.dtype.is_complex:
+            return None
+        if copied not in self.copies:
+            self.copies[copied] = self.copy(copied)
+        return replace(ref, base=self.copies[copied])
 
     # ---- externs ----------------------------------------------------------------------------------------
 
@@ -188,36 +198,11 @@ class _Preparer:
         strides = _token_by_token(x.shape) if _is_query_of_tokens(node, x) else None
         if strides is not None and x.kind == "pointwise":
             self.out.layouts.setdefault(x, Layout(strides))
-        ref = self.resolve(x, images=True)
-        if ref is None and strides is None:
-            ref = self._of_copy(x)
+        ref = self.resolve(x, making=strides is None)
         if ref is None or not self._suits(node, x, ref):
             ref = self.resolve(self.copy(x, strides))
         assert ref is not None
         return ref
-
-    def _of_copy(self, x: Node) -> ViewRef | None:
-        """``x`` as a strided view of the last value on its way that none can express, copied once for all readers: a
-        gradient and its transpose, both of them read by products, are one matrix in memory."""
-        chain: list[Node] = []
-        while x.kind == "view":
-            chain.append(x)
-            if x.op in ("pad", "concat", "flip"):
-                break
-            x = x.args[0]
-        if x.kind == "create" or (not chain or x.dtype is None or x.dtype.is_complex):
-            return None
-        strides, offset, start = self.layout(x).strides if x.kind != "view" else (), ZERO, None
-        for view in reversed(chain):
-            moved = None if view.op in ("pad", "concat", "flip") else view_strides(view, strides, offset)
-            if moved is None:
-                start, moved = view, (contiguous_strides(view.shape), ZERO)
-            strides, offset = moved
-        if start is None:
-            return None
-        if start not in self.copies:
-            self.copies[start] = self.copy(start)
-        return ViewRef(self.copies[start], chain[0].shape, strides, offset)
 
     def _exact(self, x: Node, strides: Any) -> ViewRef:
         """``x`` with eager's strides, on which a kernel that somebody wrote may count (row-major ones if unknown)."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["op_cost"]
+from inductor_gen.device.record import Device
+
+__all__ = ["LIBRARY", "TEMPLATE", "op_cost", "product_seconds"]
+
+#: The share of its peak that a device comes to in a library's product of 16-bit matrices, and in a template's.
+LIBRARY, TEMPLATE = 0.75, 0.5
 
 _COST = {
     "div": 4, "sqrt": 4, "rsqrt": 5, "reciprocal": 4, "floor_div": 6, "remainder": 6, "trunc_div": 6, "fmod": 20,
@@ -16,3 +21,9 @@ _COST = {
 def op_cost(op: str) -> int:
     """Rough cycles per element of an elementwise primitive, vectorised; a plain addition is 1."""
     return _COST.get(op, 1)
+
+
+def product_seconds(m: int, n: int, k: int, tile: tuple[int, int], device: Device) -> float:
+    """Seconds of a 16-bit product ``[m, k] @ [k, n]`` at a device's peak: turns of its multiprocessors, each a tile."""
+    turns = -(-(-(-m // tile[0]) * -(-n // tile[1])) // device.multiprocessors)
+    return turns * device.multiprocessors * 2 * tile[0] * tile[1] * k / device.flops16

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, convolutions, empty, heads, masks, scatters
+from inductor_gen.rewrite import activations, convolutions, empty, heads, masks, products, scatters
 from inductor_gen.rewrite.edit import Editor, specs
 from inductor_gen.rewrite.row import Context, Row
 from prims.errors import VerifierError
@@ -26,6 +26,8 @@ ROWS = (
     Row("gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close"),
     Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close"),
     Row("convolution of patches", convolutions.is_patches, convolutions.gather),
+    Row("products of one matrix", products.siblings, products.together),
+    Row("aligned product", products.unaligned, products.pad),
 )
 
 CONSTRAINTS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from inductor_gen.device.record import Device
+from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
 from inductor_gen.templates.matmul import Tile
 from prims.dtypes import HALVES
 
@@ -45,8 +46,6 @@ _EXACT = (
     Tile(32, 32, 32, 4, 2),
     Tile(16, 16, 32, 2, 2),
 )
-#: The share of its peak that a device comes to in a library's product and in a template's.
-_LIBRARY, _TEMPLATE = 0.75, 0.5
 
 def _power(n: int) -> int:
     return max(16, 1 << max(n - 1, 0).bit_length())
@@ -129,6 +128,5 @@ def spared(m: int, n: int, k: int, tile: Tile, device: Device) -> float:
     images), which gained from 10% to half of what they and the kernel took; [8192, 768] @ [768, 3072], outside of it,
     gained 7%.
     """
-    turns = -(-_tiles(m, n, tile) // device.multiprocessors)
-    work = turns * device.multiprocessors * 2 * tile.m * tile.n * k / device.flops16
-    return 2 * 2 * m * n / device.bandwidth + device.launch_cost - work * (1 / _TEMPLATE - 1 / _LIBRARY)
+    work = product_seconds(m, n, k, (tile.m, tile.n), device)
+    return 2 * 2 * m * n / device.bandwidth + device.launch_cost - work * (1 / TEMPLATE - 1 / LIBRARY)

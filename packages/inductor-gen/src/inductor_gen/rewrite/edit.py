@@ -37,6 +37,7 @@ class Editor(BaseHandler):
         self.results = results
         self.nodes: list[Node] = []
         self.gone: set[Node] = set()
+        self.made: list[Node] = []
 
     def prim(self, op: PrimOp, *args: Any, **kwargs: Any) -> Node:
         """A primitive of nodes and numbers."""
@@ -50,7 +51,10 @@ class Editor(BaseHandler):
         made = self._made("extern", overload_name(op), args, spec, op, kwargs)
         if not isinstance(spec, (tuple, list)):
             return made
-        return tuple(self._made("item", "getitem", (made, i), s, None) for i, s in enumerate(spec))
+        return tuple(
+            self._made("item", "getitem", (made, i), s, None) if isinstance(s, TensorSpec) else s
+            for i, s in enumerate(spec)
+        )
 
     def call(self, function: Callable[..., Any], *args: Any, spec: TensorSpec) -> Node:
         """A function that stands for a call of a library."""
@@ -61,7 +65,13 @@ class Editor(BaseHandler):
         node.target, node.kwargs = target, kwargs or {}
         node.link()
         self.nodes.append(node)
+        self.made.append(node)
         return node
+
+    def finish(self) -> None:
+        """Drop what was made and is not read, such as further results of an operator."""
+        for node in reversed(self.made):
+            self._drop(node)
 
     def replace(self, old: Node, new: Node) -> None:
         """Let whatever takes ``old`` take ``new``."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, convolutions, empty, heads, masks, products, scatters
+from inductor_gen.rewrite import activations, attention, convolutions, empty, heads, masks, products, scatters
 from inductor_gen.rewrite.edit import Editor, specs
 from inductor_gen.rewrite.row import Context, Row
 from prims.errors import VerifierError
@@ -21,6 +21,7 @@ ROWS = (
     Row("empty", empty.is_unsettled, empty.settle, "eager_exact", required=True),
     Row("scatter without atomics", scatters.needs_library, scatters.call, "eager_exact", required=True),
     Row("gelu", activations.activated, activations.join),
+    Row("written attention", attention.written, attention.fuse),
     Row("shared heads", heads.shared, heads.share, "eager_close"),
     Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close"),
     Row("gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close"),
@@ -83,6 +84,7 @@ def _apply(row: Row, graph: Graph, context: Context, fuel: Fuel) -> int:
             row.apply(edit, node, found)
             count += 1
         edit.nodes.append(node)
+    edit.finish()
     if count:
         graph.nodes = [node for node in edit.nodes if node not in edit.gone]
         graph.relink()

@@ -17,7 +17,7 @@ from prims.spec import TensorSpec
 
 aten = torch.ops.aten
 ROW = "written attention"
-B, H, T, D = 2, 3, 40, 16
+B, H, T, D = 2, 3, 128, 16
 
 
 def softmax(p: Any, x: Any, wide: bool = False) -> Any:
@@ -143,6 +143,13 @@ def test_what_is_something_else_stays(why: str) -> None:
     fn, more = OTHER[why]
     assert not rewritten_graph(build(fn, [*operands(), *more]), Options(verify="every_pass")).fired
     check(fn, [*operands(), *more], tol=1e-5)
+
+
+def test_short_ones_stay() -> None:
+    """A fused kernel works at whole blocks."""
+    x = torch.randn(1, 40, D)
+    fn = lambda p, q, k, v: p.aten(aten.bmm.default, softmax(p, p.aten(aten.bmm.default, q, p.permute(k, (0, 2, 1)))), v)
+    assert not rewritten_graph(build(fn, [x, x + 1, x + 2]), Options(verify="every_pass")).fired
 
 
 @pytest.mark.parametrize("numerics", ["eager_close", "eager_exact"])

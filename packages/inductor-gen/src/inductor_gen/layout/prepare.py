@@ -110,7 +110,7 @@ class _Preparer:
     def resolve(self, x: Node, making: bool = False) -> ViewRef | None:
         """``x`` as a strided view of a buffer, or None where only a copy can be one.
 
-        With ``making`` it may be a view of an image that is laid out with channels last for it, or of a copy of the last
+        With ``making`` it may be one of an image that is laid out with channels last for it, or of a copy of the last
         value on its way that no strides can express, made once for all readers: a gradient and its transpose, both of
         them read by products, are one matrix in memory.
         """

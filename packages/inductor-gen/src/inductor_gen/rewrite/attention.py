@@ -28,8 +28,8 @@ _PRODUCTS = ("aten.bmm.default", "dot")
 #: Primitives of finite numbers whose results are finite: sums and products of a mask's few terms are.
 _FINITE = frozenset(("where", "add", "sub", "mul", "neg", "convert", "minimum", "maximum", "full", "gather", "index"))
 
-#: Scores of one head from which the fused kernel pays.
-LEAST = 32 * 32
+#: Scores of one head from which the fused kernel pays: it works at blocks of 64 or 128 rows and columns.
+LEAST = 128 * 128
 
 #: What follows the mask (or its absence) among a kernel's arguments, before the causal flag and after it.
 _KERNELS = {

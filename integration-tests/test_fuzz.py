@@ -12,7 +12,7 @@ import torch
 from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
-from fuzz.judge import judge
+from fuzz.judge import SAMPLES, judge
 from fuzz.observe import Observer
 from fuzz.program import Program, check
 from fuzz.reference import Shadow
@@ -208,6 +208,39 @@ def test_inner_roundings_of_eagers_kernels_count() -> None:
         runs = torch.stack(shadow.twins(result))
         spread = (runs[2:] - runs[0]).abs().amax(0) / runs[0].abs()
         assert least < float(spread.median()) < 2.0**-10 and (least > 0 or float(spread.max()) < 2.0**-20)
+
+
+def test_inner_roundings_of_normalisations_count() -> None:
+    """A mean is rounded before it is subtracted, and moves what is nearly it; a normalisation of two hardly moves with them."""
+    x = 2 + torch.tensor([[[-1.0], [1.0]]]) * torch.linspace(0.005, 0.02, 8).view(8, 1, 1)
+    with Shadow(SAMPLES) as shadow:
+        result = torch.nn.functional.group_norm(x, 1)
+    runs = shadow.twins(result)
+    size = 2.0**-23 / x.var(1, unbiased=False, keepdim=True).sqrt()
+    for move, right in ((0.5, True), (50.0, False)):
+        wrong, _ = judge(result, result + move * size, runs)
+        assert bool((wrong != right).all())
+
+
+@pytest.mark.parametrize("at", [-3.9, -3.5, -3.0, 0.5])
+def test_a_sum_with_one_has_few_digits_for_every_number(at: float) -> None:
+    """One kernel's gelu may be exact where it happens to be; a unit of the 1 that another adds to is right there too."""
+    x = torch.linspace(at, at + 0.1, 64)
+    with Shadow(SAMPLES) as shadow:
+        result = torch.nn.functional.gelu(x)
+    for move, right in ((1, True), (60, False)):
+        wrong, _ = judge(result, result + move * x * 2.0**-23, shadow.twins(result))
+        assert bool((wrong != right).all())
+
+
+def test_zeros_of_several_terms_have_either_sign() -> None:
+    """A normalisation's gradient adds zeros in its kernel's order; what is no zero, and zeros of one term, are judged."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for program, either in ((lambda: torch.nn.functional.layer_norm(x, (4,)), True), (lambda: x * 2, False)):
+        with Shadow(SAMPLES) as shadow:
+            (found,) = torch.autograd.grad(program(), x, torch.full((3, 4), -0.0))
+        assert bool((judge(found, -found, shadow.twins(found))[0] != either).all())
+        assert bool(judge(found, found + 1e-30, shadow.twins(found))[0].all())
 
 
 def test_a_version_counts_where_numbers_change() -> None:

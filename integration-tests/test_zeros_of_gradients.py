@@ -1,4 +1,4 @@
-"""Zeros of gradients have eager's sign: kernels that add to zeros give none that is negative, others keep what they get."""
+"""Zeros of gradients and results have eager's sign: kernels that add to zeros give none that is negative, others keep what they get."""
 
 from __future__ import annotations
 
@@ -64,3 +64,35 @@ def test_zeros_have_eagers_sign(case: str) -> None:
         zero = (eager == 0) & (ours == 0)
         assert bool((eager.signbit() == ours.signbit())[zero].all()), (number, eager, ours)
         assert ours.stride() == eager.stride()
+
+
+RESULTS: dict[str, Case] = {
+    **{name: case for name, case in CASES.items() if "sign" not in name and name not in ("max", "min")},
+    "means of windows of one": (SHAPES[1], lambda x: F.avg_pool1d(x, 1)),
+    "means of windows with gaps": (SHAPES[3], lambda x: F.avg_pool3d(x, 1, 2)),
+    "powers of windows": (SHAPES[2], lambda x: F.lp_pool2d(x, 1, 1)),
+    "adaptive means of one": (SHAPES[2], lambda x: F.adaptive_avg_pool2d(x, (4, 4))),
+    "adaptive maxima": (SHAPES[1], lambda x: F.adaptive_max_pool1d(x, 6)),
+    "sums": ((1, 4), lambda x: (x.sum(0), x.mean(0), x.cumsum(0), x.prod(0), x.nansum(0), x.logsumexp(0))),
+    "scattered": ((4,), lambda x: torch.zeros(4).scatter_add(0, torch.arange(4), x)),
+    "a product of matrices": ((4, 1), lambda x: (x @ torch.ones(1, 3), x.t() @ torch.ones(4, 2))),
+    "convolution": (SHAPES[2], lambda x: F.conv2d(x, torch.ones(1, 2, 1, 1))),
+    "chosen channels": (SHAPES[2], lambda x: (F.pixel_shuffle(x.view(1, 8, 2, 2), 2), F.channel_shuffle(x, 2))),
+    "folded": ((1, 4, 4), lambda x: F.fold(x, (4, 4), (2, 2), stride=2)),
+    "blended": ((4,), lambda x: (x.lerp(x, 0.5), torch.addcmul(x, x, x), torch.hypot(x, x), x.clamp(-1, 1))),
+    "bags": ((4, 3), lambda x: F.embedding_bag(torch.tensor([[0, 1]]), x, mode="sum")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_zeros_of_results_have_eagers_sign(case: str) -> None:
+    """Of what is -0.0, or zeros of either sign (of which the larger is any, by a kernel's order)."""
+    shape, fn = RESULTS[case]
+    signs = torch.where(torch.arange(torch.Size(shape).numel()) % 3 == 1, 0.0, -0.0).reshape(shape)
+    compiled = compile_api.compile(fn)
+    for x in (torch.full(shape, -0.0), signs):
+        results = [f(x) for f in (fn, compiled)]
+        for eager, ours in zip(*(t if isinstance(t, tuple) else (t,) for t in results), strict=True):
+            zero = (eager == 0) & (ours == 0)
+            assert bool((eager.signbit() == ours.signbit())[zero].all()), (eager, ours)
+            assert bool((zero | (eager == ours)).all())

@@ -46,6 +46,13 @@ ACCUMULATING = (
 #: Parts of the names of those that update a running mean (Welford): they divide at every step, and so round even where all
 #: sums are exact.
 RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
+#: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
+#: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
+ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
+#: Operators that add several terms: where all are zeros, the order in which a kernel adds them decides about the sum's sign.
+TERMS = frozenset(f"aten::{name}" for name in (
+    "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
+))  # fmt: skip
 #: Operators that pass numbers on as they are.
 MOVING = frozenset(
     f"aten::{name}"
@@ -219,8 +226,9 @@ class Shadow(TorchDispatchMode):
         if given is not None:
             try:
                 answers = _computed(func, given)
-                if not written and torch.Tag.pointwise in func.tags:
+                if torch.Tag.pointwise in func.tags and not written or any(p in func._schema.name for p in RUNNING_MEAN):
                     self._with_own_kernels(func, answers, given, original)
+                self._with_inner_sums(func._schema.name, answers, given, original)
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
                 moved = False
@@ -266,6 +274,16 @@ class Shadow(TorchDispatchMode):
         if any(part in func._schema.name for part in ACCUMULATING) and all(t.dtype == torch.float32 for t in operands):
             for k in range(3, self.count, 2):
                 answers[k] = self._narrow(func, given[k], original, k, moved=False)
+
+    def _with_inner_sums(self, name: str, answers: list[Any], given: Any, original: Any) -> None:
+        """Have the rounding of a sum with 1 count, and a zero's sign of sums of several terms be either."""
+        if name in ADDING_ONE:
+            step = _inner(original[0][0].dtype)
+            for k in range(2, self.count):
+                factor = given[k][0][ADDING_ONE[name]]
+                answers[k] = answers[k] + self._random(factor) * factor * step
+        if name in TERMS and self.count > 1:
+            answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
 
     def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""

@@ -261,7 +261,7 @@ def _avg_pool(
     if not isinstance(divisor, float):
         shape = (*x.shape[: w.lead], *w.out)
         divisor = p.broadcast(divisor, shape, tuple(range(w.lead, w.lead + n)))
-    return to_dtype(p, p.div(total, divisor), self.dtype)
+    return to_dtype(p, p.div(from_zero(p, total), divisor), self.dtype)
 
 
 @decomposition("aten.avg_pool2d.default")
@@ -425,7 +425,7 @@ def _adaptive(p: Any, self: Value, output_size: Sequence[Size]) -> Value:
         return to_dtype(p, p.reshape(mean, (*x.shape[:first], *(1,) * n)), self.dtype)
     for i, out in enumerate(output_size):
         x = _adaptive_line(p, x, first + i, out)
-    return to_dtype(p, x, self.dtype)
+    return to_dtype(p, from_zero(p, x), self.dtype)
 
 
 @decomposition(

@@ -128,7 +128,7 @@ class _Kernel:
         self.rows: dict[int, str] = {}
         self.arrays: set[int] = set()
         self.reduces = [v for v in self.body.vals if v.op in ("reduce", "scan")]
-        self.stages = self._stage_count()
+        self.stages = self.body.passes() if self.inner else 0
         self.scatter = any(s.mode != "set" or self._indirect(s) for s in self.body.stores)
         self.split_inner = self._parallel_inside()
         self.checks = [v for v in self.body.vals if v.op in ("bounded", "nonzero")]
@@ -148,25 +148,6 @@ class _Kernel:
 
     def _indirect(self, s: Store) -> bool:
         return any(a in self.body.atoms for a in s.at.symbols)
-
-    def _stage_count(self) -> int:
-        if not self.inner:
-            return 0
-        last = -1
-        for v in self.reduces:
-            last = max(last, v.args[0].stage if v.op == "reduce" else v.stage)
-        for s in self.body.stores:
-            if self.stores_inside(s):
-                last = max(last, s.value.stage)
-        return last + 1
-
-    def stores_inside(self, s: Store) -> bool:
-        """Does the store belong in the inner loops?"""
-        return self.is_inner(s.value) or any(v in self.inner for v in s.at.symbols)
-
-    def is_inner(self, v: Val) -> bool:
-        """Does the value change inside the reduction?"""
-        return v.op == "scan" or bool(v.deps & self.inner)
 
     def _picks(self) -> bool:
         """Does it do little but load by index along its lane? Gathering into vectors is slower than one by one."""
@@ -352,7 +333,7 @@ class _Kernel:
         have = frozenset(bound)
         for v in self.body.vals:
             if v.id not in done and v.deps <= have and v.stage == 0 and v.op not in ("reduce", "scan"):
-                if self.tiled or not self.is_inner(v):
+                if self.tiled or not self.body.is_inner(v):
                     self.emit(v)
                     done.add(v.id)
 
@@ -383,14 +364,7 @@ class _Kernel:
 
     def _check_first(self) -> None:
         """Look at every index before the first element of an input is written, as eager does."""
-        needed: set[int] = set()
-        todo = list(self.checks)
-        while todo:
-            v = todo.pop()
-            if v.id not in needed:
-                needed.add(v.id)
-                todo += self.body.inputs_of(v)
-        vals = [v for v in self.body.vals if v.id in needed]
+        vals = self.body.cone(self.checks)
         loops = [x for x in self.nest.outer if any(x in v.deps for v in vals)]
         self.w.open("")
         for variable in loops:
@@ -402,35 +376,12 @@ class _Kernel:
 
     # ---- reductions -------------------------------------------------------------------------------------
 
-    def _needed(self, stage: int) -> list[Val]:
-        """The inner values that a stage's loop computes, in order."""
-        roots = [v.args[0] for v in self.reduces if v.op == "reduce" and v.args[0].stage == stage]
-        roots += [v.args[1] for v in self.reduces if v.op == "reduce" and len(v.args) > 1 and v.args[0].stage == stage]
-        roots += [v for v in self.reduces if v.op == "scan" and v.stage == stage]
-        roots += [s.value for s in self.body.stores if self.stores_inside(s) and s.value.stage == stage]
-        by_id = {v.id: v for v in self.body.vals}
-        roots += [by_id[i] for i in self.rows if by_id[i].stage == stage]
-        found: dict[int, Val] = {}
-        todo = list(roots)
-        for s in self.body.stores:
-            if self.stores_inside(s) and s.value.stage == stage:
-                todo += [self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms]
-        while todo:
-            v = todo.pop()
-            if v.id in found or not self.is_inner(v):
-                continue
-            found[v.id] = v
-            if v.id in self.rows and v.stage < stage:
-                continue
-            todo += self.body.inputs_of(v)
-        return [found[i] for i in sorted(found)]
-
     def _choose_rows(self) -> None:
         """Find expensive values that later stages need again, and give them row buffers."""
         if self.tiled or self.split_inner:
             return
         for stage in range(1, self.stages):
-            for v in self._needed(stage):
+            for v in self.body.along(stage, self.rows):
                 if v.stage < stage and (op_cost(v.op) >= 8 or v.op == "scan") and v.id not in self.rows:
                     if v.op == "scan" or self._row_bytes(v) <= self.kept_bytes:
                         self.rows[v.id] = f"row{len(self.rows)}"
@@ -494,41 +445,26 @@ class _Kernel:
         """With an outer lane: which outer values must outlive their loop over the tile."""
         if not self.tiled:
             return
-        for stage in range(self.stages):
-            for v in self._needed(stage):
-                for a in self.body.inputs_of(v):
-                    if not self.is_inner(a) and self.lane in a.deps and a.op != "load" and a.id not in done:
-                        self.arrays.add(a.id)
-            for r in self.reduces:
-                if r.op == "reduce" and r.args[0].stage == stage:
-                    a = r.args[0]
-                    if not self.is_inner(a) and self.lane in a.deps and a.op != "load":
-                        self.arrays.add(a.id)
-        for v in self.body.vals:
-            if self.is_inner(v):
-                continue
-            for a in self.body.inputs_of(v):
-                crosses = a.stage != v.stage and self.lane in a.deps and not self.is_inner(a)
-                if crosses and a.op not in ("load", "reduce"):
-                    self.arrays.add(a.id)
-        for s in self.body.stores:
-            a = s.value
-            if self.stores_inside(s) and not self.is_inner(a) and self.lane in a.deps and a.op != "load":
-                self.arrays.add(a.id)
-            for a in (self.body.atoms[x] for x in s.at.symbols if x in self.body.atoms):
-                if not self.is_inner(a) and self.lane in a.deps and a.op != "load":
-                    self.arrays.add(a.id)
+        body = self.body
+        passes = [v for stage in range(self.stages) for v in body.along(stage, self.rows)]
+        needed = [a for v in passes for a in body.inputs_of(v) if a.id not in done]
+        needed += [v.args[0] for v in self.reduces if v.op == "reduce"]
+        needed += [s.value for s in body.stores if body.stores_inside(s)]
+        needed += [a for s in body.stores for a in body.of_store(s)[1:]]
+        outside = [(v, a) for v in body.vals if not body.is_inner(v) for a in body.inputs_of(v)]
+        needed += [a for v, a in outside if a.stage != v.stage and a.op != "reduce"]
+        self.arrays |= {a.id for a in needed if not body.is_inner(a) and self.lane in a.deps and a.op != "load"}
 
     def _outer_values(self, stage: int, done: set[int]) -> list[Val]:
         return [
             v
             for v in self.body.vals
-            if not self.is_inner(v) and v.stage == stage and v.id not in done and v.op != "reduce"
+            if not self.body.is_inner(v) and v.stage == stage and v.id not in done and v.op != "reduce"
         ]
 
     def _outer_section(self, stage: int, done: set[int]) -> None:
         vals = self._outer_values(stage, done)
-        stores = [s for s in self.body.stores if not self.stores_inside(s) and s.value.stage == stage]
+        stores = [s for s in self.body.stores if not self.body.stores_inside(s) and s.value.stage == stage]
         if not self.tiled:
             for v in vals:
                 self.emit(v)
@@ -560,7 +496,7 @@ class _Kernel:
         needed: dict[int, Val] = {}
 
         def visit(a: Val) -> None:
-            if a.id in have or a.id in needed or self.is_inner(a) or self.lane not in a.deps:
+            if a.id in have or a.id in needed or self.body.is_inner(a) or self.lane not in a.deps:
                 return
             if not self._kept(a):
                 for b in self.body.inputs_of(a):
@@ -574,10 +510,8 @@ class _Kernel:
         for v in also:
             visit(v)
         for s in stores:
-            visit(s.value)
-            for x in s.at.symbols:
-                if x in self.body.atoms:
-                    visit(self.body.atoms[x])
+            for a in self.body.of_store(s):
+                visit(a)
         for i in sorted(needed):
             a = needed[i]
             name = self.names.val(a)

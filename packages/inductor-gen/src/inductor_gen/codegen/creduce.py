@@ -32,10 +32,10 @@ class _Stage:
         self.k = kernel
         self.w = kernel.w
         self.stage = stage
-        self.reduces = [v for v in kernel.reduces if v.op == "reduce" and v.args[0].stage == stage]
-        self.vals = kernel._needed(stage)
+        self.reduces = kernel.body.reduces(stage)
+        self.vals = kernel.body.along(stage, kernel.rows)
         self.scans = [v for v in self.vals if v.op == "scan" and (v.stage == stage or v.id not in kernel.rows)]
-        self.stores = [s for s in kernel.body.stores if kernel.stores_inside(s) and s.value.stage == stage]
+        self.stores = kernel.body.inside(stage)
         self.tiled = kernel.tiled
         loops = list(kernel.nest.inner)
         self.loops = loops
@@ -266,7 +266,7 @@ class _Stage:
         for v in self.vals:
             ready = v.deps & self.k.inner <= have and (not self.tiled or self.k.lane not in v.deps)
             if v.id not in self.done and ready and v.op != "scan" and v.id not in self.k.rows:
-                if all(not self.k.is_inner(a) or a.id in self.done for a in self.k.body.inputs_of(v)):
+                if all(not self.k.body.is_inner(a) or a.id in self.done for a in self.k.body.inputs_of(v)):
                     self.k.emit(v)
                     self.done.add(v.id)
 
@@ -276,7 +276,7 @@ class _Stage:
             self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
             self.place(self.loops)
             self.k._lane_loop()
-            extra = [r.args[0] for r in self.reduces if not self.k.is_inner(r.args[0])]
+            extra = [r.args[0] for r in self.reduces if not self.k.body.is_inner(r.args[0])]
             self.k._reload([v for v in self.vals if v.id not in self.done], self.stores, extra)
             self.statements()
             self.w.close(2)

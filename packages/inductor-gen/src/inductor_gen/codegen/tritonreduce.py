@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 
@@ -46,7 +46,7 @@ class Shape:
     def __init__(self, nest: Nest, hint: Hint, tiling: Tiling, device: Device) -> None:
         body = nest.body
         rows, columns = (max(hint(ex.product(body.space[v] for v in g)), 1) for g in (nest.outer, nest.inner))
-        stages = stage_count(body, frozenset(nest.inner))
+        stages = body.passes()
         known = all(body.space[v].is_const for v in nest.inner)
         scans = any(v.op == "scan" for v in body.vals)
         width = _power(columns)
@@ -91,25 +91,6 @@ class Shape:
         self.warps = tiling.teams(self.warps)
 
 
-def stage_count(body: Body, inner: frozenset[Expr]) -> int:
-    """The number of passes over the row."""
-    last = -1
-    for v in body.vals:
-        if v.op == "reduce":
-            last = max(last, v.args[0].stage)
-        elif v.op == "scan":
-            last = max(last, v.stage)
-    for s in body.stores:
-        if is_inner(s.value, inner) or any(v in inner for v in s.at.symbols):
-            last = max(last, s.value.stage)
-    return last + 1
-
-
-def is_inner(v: Val, inner: frozenset[Expr]) -> bool:
-    """Does the value change along the row?"""
-    return v.op == "scan" or bool(v.deps & inner)
-
-
 class _Reduction(Block):
     def __init__(
         self, nest: Nest, renderer: TritonRenderer, shape: Shape, written: list[Node] | None = None,
@@ -119,39 +100,12 @@ class _Reduction(Block):
         self.shape = shape
         self.partial = partial or {}
         self.inner = frozenset(nest.inner)
-        self.stages = stage_count(self.body, self.inner)
+        self.stages = self.body.passes()
         self.rows = self.extent(nest.outer)
         self.columns = self.extent(nest.inner)
 
-    # ---- facts ------------------------------------------------------------------------------------------
-
-    def stores_inside(self, s: Store) -> bool:
-        return is_inner(s.value, self.inner) or any(v in self.inner for v in s.at.symbols)
-
-    def reduces(self, stage: int) -> list[Val]:
-        return [v for v in self.body.vals if v.op == "reduce" and v.args[0].stage == stage]
-
     def scans(self, stage: int) -> list[Val]:
-        needed = {v.id for v in self.needed(stage)}
-        return [v for v in self.body.vals if v.op == "scan" and v.id in needed]
-
-    def needed(self, stage: int) -> list[Val]:
-        """The values along the row that a stage's loop computes, in order."""
-        todo: list[Val] = []
-        for r in self.reduces(stage):
-            todo += r.args
-        todo += [v for v in self.body.vals if v.op == "scan" and v.stage == stage]
-        for s in self.body.stores:
-            if self.stores_inside(s) and s.value.stage == stage:
-                todo.append(s.value)
-                todo += [self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms]
-        found: dict[int, Val] = {}
-        while todo:
-            v = todo.pop()
-            if v.id not in found and is_inner(v, self.inner):
-                found[v.id] = v
-                todo += self.body.inputs_of(v)
-        return [found[i] for i in sorted(found)]
+        return [v for v in self.body.along(stage) if v.op == "scan"]
 
     # ---- axes -------------------------------------------------------------------------------------------
 
@@ -256,7 +210,7 @@ class _Reduction(Block):
         self.line(f"{n}a = {text}")
 
     def accumulators(self, stage: int) -> None:
-        for r in self.reduces(stage):
+        for r in self.body.reduces(stage):
             n = self.names.val(r)
             start = masked_identity(r.attr, r.args[0].dtype)
             self.line(f"{n}a = tl.full({_FULL}, {start}, {ROWS[self.partial_dtype(r)].triton})")
@@ -300,12 +254,12 @@ class _Reduction(Block):
     def outside(self, stage: int) -> None:
         """The values of a stage that do not change along the row."""
         for v in self.body.vals:
-            if v.stage == stage and v.op != "reduce" and not is_inner(v, self.inner):
+            if v.stage == stage and v.op != "reduce" and not self.body.is_inner(v):
                 self.emit(v)
 
     def outside_stores(self, stage: int, *more: str) -> None:
         for s in self.body.stores:
-            if not self.stores_inside(s) and s.value.stage == stage:
+            if not self.body.stores_inside(s) and s.value.stage == stage:
                 self.store(s, *more, shaped=True)
 
     def loop(self, stage: int, start: str, stop: str | None) -> None:
@@ -314,18 +268,18 @@ class _Reduction(Block):
         self.line(f"for r0 in range({start}, {stop or self.names.size(self.columns)}, RBLOCK):")
         self.depth += 1
         self.columns_at("r0", stop)
-        for v in self.needed(stage):
+        for v in self.body.along(stage):
             if v.op == "scan":
                 self.scan(v, carried=True)
             else:
                 self.emit(v)
-        for r in self.reduces(stage):
+        for r in self.body.reduces(stage):
             self.combine(r)
         for s in self.body.stores:
-            if self.stores_inside(s) and s.value.stage == stage:
+            if self.body.stores_inside(s) and s.value.stage == stage:
                 self.store(s, shaped=True)
         self.depth -= 1
-        for r in self.reduces(stage):
+        for r in self.body.reduces(stage):
             n = self.names.val(r)
             self.collapse(r, f"{n}a", f"{n}i")
 
@@ -337,7 +291,7 @@ class _Reduction(Block):
             self.outside_stores(stage)
             if stage < self.stages:
                 self.loop(stage, "0", None)
-                for r in self.reduces(stage):
+                for r in self.body.reduces(stage):
                     self.settle(r)
         loops = max(self.stages, 1)
         return self.source((ex.ceildiv(self.rows, ex.const(self.shape.x)), ONE), self.shape.warps, loops)
@@ -384,7 +338,7 @@ class _Reduction(Block):
         self.line(f"end = tl.minimum(begin + {self.names.size(chunk)}, {self.names.size(self.columns)})")
         self.loop(stage, "begin", "end")
         row, xm = self._row()
-        for r in self.reduces(stage):
+        for r in self.body.reduces(stage):
             values = [f"{self.names.val(r)}b", self.names.val(r)] if r.attr in _ARGS else [self.names.val(r)]
             for node, value in zip(self.partial[r.id], values, strict=True):
                 self.line(f"tl.store({self.names.pointer(node)} + {row} * {count} + part, {value}{xm})")
@@ -398,38 +352,26 @@ class _Reduction(Block):
         self.begin()
         self.line(f"q = tl.arange(0, {_power(self.shape.split)})[None, :]")
         mine = [v for v in self.body.vals if v.id in saved and v.stage == stage]
-        stored = [s for s in self.body.stores if s.value.stage == stage and not self.stores_inside(s)]
+        stored = [s for s in self.body.stores if s.value.stage == stage and not self.body.stores_inside(s)]
         earlier = {k: node for k, node in saved.items() if all(v.id != k for v in mine)}
-        self.known([*mine, *(v for s in stored for v in self.of_store(s))], earlier)
+        self.known([*mine, *(v for s in stored for v in self.body.of_store(s))], earlier)
         self.outside_stores(stage)
         row, xm = self._row()
         for v in mine:
             self.line(f"tl.store({self.names.pointer(saved[v.id])} + {row}, {self.names.val(v)}{xm})")
         return self.source((self._programs(), ONE), 4, 1)
 
-    def of_store(self, s: Store) -> list[Val]:
-        """The values that a store needs."""
-        return [s.value, *(self.body.atoms[a] for a in s.at.symbols if a in self.body.atoms)]
-
     def around(self, stage: int) -> list[Val]:
         """The values of whole rows that a pass along them, or a store before it, needs."""
-        direct = [a for v in self.needed(stage) for a in self.body.inputs_of(v)]
-        direct += [a for r in self.reduces(stage) for a in r.args]
-        stores = [s for s in self.body.stores if s.value.stage == stage and (stage == 0 or self.stores_inside(s))]
-        return [v for v in (*direct, *(v for s in stores for v in self.of_store(s))) if not is_inner(v, self.inner)]
+        direct = [a for v in self.body.along(stage) for a in self.body.inputs_of(v)]
+        direct += [a for r in self.body.reduces(stage) for a in r.args]
+        stores = [s for s in self.body.stores if s.value.stage == stage and (stage == 0 or self.body.stores_inside(s))]
+        return [v for v in (*direct, *(v for s in stores for v in self.body.of_store(s))) if not self.body.is_inner(v)]
 
 
-def _cone(body: Body, roots: Iterable[Val], saved: Mapping[int, Node]) -> list[Val]:
+def _cone(body: Body, roots: Iterable[Val], saved: Container[int]) -> list[Val]:
     """The values that ``roots`` are made of, in order, back to those saved and to reduced ones."""
-    found: dict[int, Val] = {}
-    todo = list(roots)
-    while todo:
-        v = todo.pop()
-        if v.id not in found:
-            found[v.id] = v
-            if v.id not in saved and v.op != "reduce":
-                todo += body.inputs_of(v)
-    return [found[i] for i in sorted(found)]
+    return body.cone(roots, through=lambda v: v.id not in saved and v.op != "reduce")
 
 
 def _points(nest: Nest, stores: list[Store], saved: Mapping[int, Node], hint: Hint) -> Nest:
@@ -438,7 +380,7 @@ def _points(nest: Nest, stores: list[Store], saved: Mapping[int, Node], hint: Hi
     at = flatten(nest.outer, [body.space[v] for v in nest.outer])
     made = Body([*nest.outer, *nest.inner], [], dict(body.space), nodes=body.nodes, parts=body.parts)
     copies: dict[int, Val] = {}
-    roots = [v for s in stores for v in (s.value, *(body.atoms[a] for a in s.at.symbols if a in body.atoms))]
+    roots = [v for s in stores for v in body.of_store(s)]
     for v in _cone(body, roots, saved):
         if v.id in saved:
             copy = Val("load", (), saved[v.id].dtype or v.dtype, saved[v.id], at)
@@ -460,8 +402,8 @@ def _saved(probe: _Reduction) -> dict[int, Node]:
     for stage in range(probe.stages):
         vals |= {v.id: v for v in probe.around(stage) if v.stage}
     for stage in range(probe.stages, 0, -1):
-        stores = [s for s in probe.body.stores if s.value.stage == stage and not probe.stores_inside(s)]
-        roots = [v for v in vals.values() if v.stage == stage] + [v for s in stores for v in probe.of_store(s)]
+        stores = [s for s in probe.body.stores if s.value.stage == stage and not probe.body.stores_inside(s)]
+        roots = [v for v in vals.values() if v.stage == stage] + [v for s in stores for v in probe.body.of_store(s)]
         stop = {v.id: None for v in probe.body.vals if v.stage != stage}
         vals |= {v.id: v for v in _cone(probe.body, roots, stop) if 0 < v.stage < stage}  # type: ignore[arg-type]
     dtypes = {i: torch.float32 if v.dtype in HALVES else v.dtype for i, v in vals.items()}
@@ -482,22 +424,23 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
     whole = shape.of_rows()
 
     def buffers(stage: int, inside: bool) -> list[Node]:
-        stores = (s for s in probe.body.stores if s.value.stage == stage and (probe.stores_inside(s) or not inside))
+        body = probe.body
+        stores = (s for s in body.stores if s.value.stage == stage and (body.stores_inside(s) or not inside))
         return list(dict.fromkeys(s.buffer for s in stores))
 
-    passes = probe.stages if probe.reduces(probe.stages - 1) else probe.stages - 1
+    passes = probe.stages if probe.body.reduces(probe.stages - 1) else probe.stages - 1
     for stage in range(passes):
-        for r in probe.reduces(stage):
+        for r in probe.body.reduces(stage):
             dtypes = [probe.partial_dtype(r)] + ([torch.int64] if r.attr in _ARGS else [])
             partial[r.id] = [probe.workspace(size, d) for d in dtypes]
-        made = [n for r in probe.reduces(stage) for n in partial[r.id]]
+        made = [n for r in probe.body.reduces(stage) for n in partial[r.id]]
         kernel = _Reduction(nest, renderer, shape, buffers(stage, stage > 0) + made, partial)
         kernels.append(kernel.part(stage, saved))
         mine = [saved[v.id] for v in probe.body.vals if v.id in saved and v.stage == stage + 1]
-        stored = [s for s in probe.body.stores if s.value.stage == stage + 1 and not probe.stores_inside(s)]
+        stored = [s for s in probe.body.stores if s.value.stage == stage + 1 and not probe.body.stores_inside(s)]
         written = [*dict.fromkeys(s.buffer for s in stored), *mine]
         kernels.append(_Reduction(nest, renderer, whole, written, partial).rows_of(stage + 1, saved))
-    last = [s for s in probe.body.stores if s.value.stage == passes and probe.stores_inside(s)]
+    last = [s for s in probe.body.stores if s.value.stage == passes and probe.body.stores_inside(s)]
     if last:
         kernels += renderer.render(_points(nest, last, saved, renderer.hint))
     return tuple(kernels)

@@ -6,7 +6,7 @@ reduction on its way. A renderer emits one inner loop per stage; everything devi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,13 @@ class Val:
 
     def __repr__(self) -> str:
         return f"v{self.id}={self.op}{[a.id for a in self.args]}"
+
+
+_Test = Callable[[Val], bool]
+
+
+def _always(_: Val) -> bool:
+    return True
 
 
 @dataclass
@@ -104,6 +111,53 @@ class Body:
         if v.at is None or not self.atoms:
             return list(v.args)
         return [*v.args, *(self.atoms[s] for s in sorted(v.at.symbols, key=str) if s in self.atoms)]
+
+    def of_store(self, s: Store) -> list[Val]:
+        """The values that a store needs, those inside its index included."""
+        return [s.value, *(self.atoms[a] for a in s.at.symbols if a in self.atoms)]
+
+    def cone(self, roots: Iterable[Val], into: _Test = _always, through: _Test = _always) -> list[Val]:
+        """The values that these are made of, themselves among them, in order: those that ``into`` takes, and what they
+        in turn are made of where ``through`` says so."""
+        found: dict[int, Val] = {}
+        todo = list(roots)
+        while todo:
+            v = todo.pop()
+            if v.id not in found and into(v):
+                found[v.id] = v
+                if through(v):
+                    todo += self.inputs_of(v)
+        return [found[i] for i in sorted(found)]
+
+    # ---- passes over a row --------------------------------------------------------------------------------
+
+    def is_inner(self, v: Val) -> bool:
+        """Does the value change along the row?"""
+        return v.op == "scan" or not v.deps.isdisjoint(self.inner)
+
+    def stores_inside(self, s: Store) -> bool:
+        """Does a store belong in the loops along the row?"""
+        return self.is_inner(s.value) or any(v in self.inner for v in s.at.symbols)
+
+    def passes(self) -> int:
+        """The number of passes over the row."""
+        ends = [v.args[0].stage if v.op == "reduce" else v.stage for v in self.vals if v.op in ("reduce", "scan")]
+        return max([-1, *ends, *(s.value.stage for s in self.stores if self.stores_inside(s))]) + 1
+
+    def reduces(self, stage: int) -> list[Val]:
+        """The reductions that a pass makes."""
+        return [v for v in self.vals if v.op == "reduce" and v.args[0].stage == stage]
+
+    def inside(self, stage: int) -> list[Store]:
+        """The stores within a pass."""
+        return [s for s in self.stores if s.value.stage == stage and self.stores_inside(s)]
+
+    def along(self, stage: int, kept: Container[int] = ()) -> list[Val]:
+        """The values along the row that a pass computes, in order; those ``kept``, by number, later passes read."""
+        roots = [a for r in self.reduces(stage) for a in r.args]
+        roots += [v for v in self.vals if v.stage == stage and (v.op == "scan" or v.id in kept)]
+        roots += [v for s in self.inside(stage) for v in self.of_store(s)]
+        return self.cone(roots, self.is_inner, lambda v: v.id not in kept or v.stage == stage)
 
     def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
         """Substitute loop variables everywhere."""

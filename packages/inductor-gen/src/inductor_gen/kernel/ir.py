@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from inductor_gen.kernel.body import Body, Store
+from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
@@ -125,15 +125,12 @@ def overwritable(body: Body) -> tuple[tuple[Node, Node], ...]:
     Every load of the buffer must be of the very element that the same iteration stores, under no condition, and in a
     body with a reduction the store must stand in the last pass over the row.
     """
-    inner = frozenset(body.inner)
-    last = max((_pass(body, s, inner) for s in body.stores), default=-1)
-    ends = [v.args[0].stage if v.op == "reduce" else v.stage for v in body.vals if v.op in ("reduce", "scan")]
-    last = max([last, *ends])
+    last = body.passes() - 1
     found = []
     for s in body.stores:
         if s.mode != "set" or any(a in body.atoms for a in s.at.symbols):
             return ()
-        if inner and (_pass(body, s, inner) < last or _pass(body, s, inner) < 0):
+        if body.inner and not (body.stores_inside(s) and s.value.stage == last):
             continue
         same: dict[Node, bool] = {}
         for v in body.vals:
@@ -141,12 +138,6 @@ def overwritable(body: Body) -> tuple[tuple[Node, Node], ...]:
                 same[v.attr] = same.get(v.attr, True) and v.at is s.at and not v.args
         found += [(s.buffer, node) for node, here in same.items() if here]
     return tuple(found)
-
-
-def _pass(body: Body, s: Store, inner: frozenset[Expr]) -> int:
-    """The pass over the row in which a store stands, -1 for one outside of the passes."""
-    inside = s.value.op == "scan" or s.value.deps & inner or any(v in inner for v in s.at.symbols)
-    return s.value.stage if inside else -1
 
 
 def bytes_moved(bodies: Iterable[Body], hint: Hint) -> int:

@@ -263,15 +263,7 @@ class _Tracer:
 
     def _behind(self, checked: Val, read: Val) -> Val:
         """What is read at a checked index; the check is made also where all elements are equal, and none needs it."""
-        todo, seen = [read], {read.id}
-        while todo and checked.op == "bounded":
-            v = todo.pop()
-            if v is checked:
-                return read
-            more = [x for x in self.body.inputs_of(v) if x.id not in seen]
-            seen.update(x.id for x in more)
-            todo += more
-        if checked.op != "bounded":
+        if checked.op != "bounded" or checked in self.body.cone([read]):
             return read
         exists = self.val("ge", (checked, self.const(0, torch.int64)), torch.bool)
         return self.val("where", (exists, read, self.const(0, read.dtype)), read.dtype)
@@ -389,15 +381,6 @@ def trace_scatter(
 
 
 def _drop_dead(body: Body) -> None:
-    live: set[int] = set()
-    todo = [s.value for s in body.stores]
-    for s in body.stores:
-        todo += [body.atoms[a] for a in s.at.symbols if a in body.atoms]
-    while todo:
-        v = todo.pop()
-        if v.id in live:
-            continue
-        live.add(v.id)
-        todo += body.inputs_of(v)
-    body.vals = [v for v in body.vals if v.id in live]
+    body.vals = body.cone(v for s in body.stores for v in body.of_store(s))
+    live = {v.id for v in body.vals}
     body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import compile_api
 
@@ -68,6 +69,73 @@ def test_a_result_over_a_products_of_another_shape() -> None:
     got = compiled(x, w)
     torch.testing.assert_close(got, run(x, w))
     assert not got._is_view() and compiled.report().memory[0].peak == 4 * 2 * 8 * 4
+
+
+W = torch.randn(8, 8) / 4
+
+
+def recurrent(dim: int):
+    """The states of a recurrence, each read by the next step, joined in a new dimension."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        states = [x]
+        for _ in range(5):
+            states.append(torch.tanh(states[-1] @ W + states[-1]))
+        return torch.stack(states[1:-1], dim)
+
+    return run
+
+
+def twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.sin(x @ W)
+    z = torch.softmax(y @ W, 1)
+    return torch.cat([y, z, y], 0), z @ W
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x @ W)
+    z = torch.cat([y, torch.cos(y @ W)], 0)
+    return torch.cat([z @ W, z * 2, torch.softmax(z @ W, 1)], 1) @ torch.ones(24, 3)
+
+
+def changed(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x @ W)
+    z = torch.cat([y, torch.cos(y @ W)], 0)
+    z[2:4] += y[:2]
+    return z @ W
+
+
+def images(x: torch.Tensor) -> torch.Tensor:
+    skip = torch.relu(F.conv2d(x.reshape(1, 4, 4, 4), K))
+    down = F.max_pool2d(skip, 2)
+    up = F.interpolate(torch.sigmoid(F.conv2d(down, K)), scale_factor=2.0)
+    return F.conv2d(torch.cat([skip, up], 1), K.repeat(1, 2, 1, 1))
+
+
+K = torch.randn(4, 4, 1, 1)
+
+#: A program, and how many loops its kernels have that write concatenations: one computes the last state, nobody stores
+#: in leaps of a row, and what is changed afterwards is left alone.
+JOINED = {
+    "first": (recurrent(0), 1), "last": (recurrent(-1), 4), "middle": (recurrent(1), 1), "twice": (twice, 0),
+    "nested": (nested, None), "changed": (changed, 4), "images": (images, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_concatenations_in_place(name: str, dynamic: bool) -> None:
+    """Producers write their parts, whoever else reads the operands, instead of loops that copy."""
+    run, copies = JOINED[name]
+    compiled = compile_api.compile(run, dynamic=dynamic, options={"verify": "every_pass"})
+    for n in (8, 8, 12) if dynamic and name != "images" else (8, 8):
+        x = torch.randn(n, 8)
+        got, want = compiled(x), run(x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    report = compiled.report()
+    assert not report.fallbacks
+    if not dynamic and copies is not None:
+        assert sum(kernel.loops for kernel in report.kernels if set(kernel.ops) == {"copy"}) == copies
 
 
 def test_symbolic_sizes_say_why_they_do_not_share() -> None:

@@ -95,6 +95,15 @@ def rotary(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> tuple[torch
     return turned[0], turned[1].repeat_interleave(2, 1)
 
 
+def joined(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """States of a recurrence, stacked and side by side: kernels write their parts of the results."""
+    states = [torch.tanh(x @ w)]
+    for _ in range(3):
+        states.append(torch.tanh(states[-1] @ w))
+    wide = torch.cat([states[0], states[1], torch.softmax(states[2], 1)], 1)
+    return torch.stack(states), wide, states[-1].sum()
+
+
 def main() -> None:
     torch.manual_seed(0)
     index = torch.randint(0, 20, (7,))
@@ -108,6 +117,7 @@ def main() -> None:
     function("embedding", lambda t: t[index].sum(0) * t.index_select(0, index), (torch.randn(20, 6),))
     function("dynamic", lambda x: (x.softmax(-1), x.sum(0)), (torch.randn(4, 6),), (torch.randn(9, 33),), dynamic=True)
     function("rotary", rotary, (torch.randn(2, 2, 6, 8), torch.randn(2, 1, 6, 8), torch.randn(6, 8)))
+    function("parts", joined, (torch.randn(8, 8), torch.randn(8, 8)))
     model("transformer", length=16)
     model("transformer", torch.bfloat16, length=16)
     model("convnet", side=16)

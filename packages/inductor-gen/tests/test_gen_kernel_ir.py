@@ -23,6 +23,7 @@ from inductor_gen.pipeline import size_hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.memory import footprint
 from inductor_gen.plan.order import dependencies, ordered
+from inductor_gen.plan.parts import in_parts
 from prims.errors import VerifierError
 from prims.ir import save
 
@@ -90,6 +91,24 @@ def test_verifier_sees_each_fault() -> None:
         "KERNEL-C4": {"overwrites": ((kernel.reads[0], kernel.writes[0]),)},
     }.items():
         refused(label, [*steps[:at], dataclasses.replace(kernel, **change), *steps[at + 1 :]], prepared)
+
+
+def in_place(p: Any, a: Any, b: Any) -> Any:
+    y = p.sin(p.aten(aten.mm.default, a, b))
+    z = p.aten(aten.mm.default, y, b)
+    return p.concat((y, p.cos(z)), 0), p.aten(aten.mm.default, z, b)
+
+
+def test_parts_make_up_their_buffer() -> None:
+    """The first kernel begins the concatenation with its part, the last one goes on with the rest."""
+    prepared, builder, steps = made(in_place, [torch.randn(16, 16), torch.randn(16, 16)])
+    joined = in_parts(steps, builder, lambda e: int(e.args[0]))
+    first, last = [s for s in joined if isinstance(s, Kernel)]
+    assert first.parts == last.parts == last.updates and set(last.updates) < set(first.writes)
+    ir.verify(joined, given(prepared), prepared.returned())
+    refused("KERNEL-C6", [s for s in joined if s is not last], prepared)
+    twice = dataclasses.replace(last, nests=last.nests * 2)
+    refused("KERNEL-C6", [twice if s is last else s for s in joined], prepared)
 
 
 def test_a_kernel_cannot_be_changed() -> None:

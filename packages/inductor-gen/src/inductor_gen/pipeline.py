@@ -4,7 +4,7 @@
     layout    the graph with copies where values must be laid out anew           layout.prepare
     fuse      clusters of nodes that share loops                                 fuse
     kernels   an immutable record for each kernel and each operator's call       kernel
-    order     which runs first                                                   plan.order
+    order     which runs first, and who writes parts of concatenations           plan.order, plan.parts
     choose    templates, other blocks, other operators in a kernel's stead       templates
     render    launches, and the text of each kernel                              plan.launches, codegen
     memory    which buffers share memory                                         plan.memory
@@ -39,6 +39,7 @@ from inductor_gen.plan.memory import MemoryPlan, Sharing, footprint, plan_memory
 from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
+from inductor_gen.plan.parts import in_parts
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.debug import keep
@@ -114,6 +115,8 @@ def planned(
         made = list(builder.steps())
     with phase("order"):
         steps = ordered(made, prepared, hint)
+        if not options.max_autotune:  # where kernels are measured and compared whole
+            steps = in_parts(steps, builder, hint)
     if options.verify == "every_pass":
         verify(fusion)
         _verify(steps, prepared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.kernel.ir import Call
-from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.layout.record import Layout, Prepared, whole
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
@@ -27,7 +27,7 @@ class Rendered:
 
     def written(self) -> list[Node]:
         """The buffers that it writes, those of partial results among them, each once."""
-        return list(dict.fromkeys(n for s in self.sources for n in s.buffers[: s.outputs]))
+        return list(dict.fromkeys(whole(n) for s in self.sources for n in s.buffers[: s.outputs]))
 
     def footprint(self) -> Footprint:
         """What it makes and needs, the buffers of partial results among it, which nobody else needs."""

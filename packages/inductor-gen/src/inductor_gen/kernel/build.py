@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 
 from inductor_gen.extern.custom import is_custom
@@ -31,6 +31,7 @@ class Builder:
 
     Attributes:
         layouts: of every buffer, those of the values that kernels keep included.
+        parts: the parts of other buffers that kernels store values to also, or only (``unstored``).
     """
 
     def __init__(self, prepared: Prepared, fusion: Fusion, hint: Hint, rounding: bool) -> None:
@@ -40,7 +41,9 @@ class Builder:
         self.rounding = rounding
         self.order = _topological(fusion)
         self.stored = _stored(fusion, prepared)
-        self.layouts: Mapping[Node, Layout] = follow_layouts(prepared, fusion, self.order, self.stored)
+        self.parts: dict[Node, list[Node]] = {}
+        self.unstored: set[Node] = set()
+        self.layouts: dict[Node, Layout] = follow_layouts(prepared, fusion, self.order, self.stored)
 
     def steps(self) -> Iterator[Step]:
         """A step for each cluster that computes something which is read, producers first."""
@@ -48,7 +51,7 @@ class Builder:
             if not cluster.loops and cluster.nodes[0].kind != "scatter":
                 yield self._call(cluster.nodes[0])
             elif not cluster.loops or self.stored[cluster.id]:
-                yield self._kernel(cluster)
+                yield self.kernel(cluster)
 
     def traced(self, cluster: Cluster) -> tuple[Body, Cluster]:
         """A new body of a cluster, and the cluster with the variables that were split to remove divisions from it."""
@@ -56,8 +59,8 @@ class Builder:
         storage = self.prepared.storage
         for _ in range(8):
             if cluster.loops:
-                stored = self.stored[cluster.id]
-                body = trace(self.fusion, cluster, stored, self.layouts, storage, self.rounding)
+                stored = self.stored[cluster.id] - self.unstored
+                body = trace(self.fusion, cluster, stored, self.layouts, storage, self.parts, self.rounding)
             else:
                 body = trace_scatter(self.fusion, cluster, self.layouts, storage, self.rounding)
             request = split_request(body.indices(), body.space)
@@ -65,7 +68,8 @@ class Builder:
                 return body, cluster
         return body, cluster
 
-    def _kernel(self, cluster: Cluster) -> Kernel:
+    def kernel(self, cluster: Cluster) -> Kernel:
+        """The kernel of a cluster."""
         pieces = cut(self.fusion, cluster) if cluster.loops else [cluster]
         bodies = [self.traced(piece)[0] for piece in pieces]
         overwrites = ir.overwritable(bodies[0]) if len(bodies) == 1 else ()
@@ -84,7 +88,7 @@ class Builder:
         """Can one buffer be the other? A graph's inputs stay as they are; shapes may differ where places are equal."""
         if read.kind in ("input", "constant", "item") or read in self.prepared.scattered.values():
             return False
-        return written.device == read.device
+        return written.device == read.device and written.kind != "part"
 
     def _in_channels_last(self, node: Node) -> bool:
         storage = self.prepared.storage(node)

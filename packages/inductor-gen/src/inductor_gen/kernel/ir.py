@@ -18,10 +18,12 @@ import torch
 
 from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.nest import Nest
+from inductor_gen.layout.record import whole
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import Hint
+from inductor_gen.loops.index import ZERO, Hint, product
 from prims.errors import VerifierError
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Call", "Kernel", "Step", "nbytes", "text", "verify"]
@@ -37,6 +39,7 @@ class Kernel:
         reads: the buffers whose values it needs, those that it updates among them.
         writes: the buffers that begin with it.
         updates: the buffers that go on with it: it changes some elements, the others stay.
+        parts: the buffers that it writes a part of, others the rest.
         overwrites: ``(written, read)`` pairs that may be one buffer: each element is read before it is written, in the
             same iteration, and nowhere else.
         moved: bytes to and from memory, each element that it touches once, for likely sizes.
@@ -49,6 +52,7 @@ class Kernel:
     reads: tuple[Node, ...]
     writes: tuple[Node, ...]
     updates: tuple[Node, ...] = ()
+    parts: tuple[Node, ...] = ()
     overwrites: tuple[tuple[Node, Node], ...] = ()
     moved: int = 0
     work: int = 0
@@ -115,8 +119,8 @@ def loads(bodies: Iterable[Body]) -> tuple[Node, ...]:
 
 
 def stores(bodies: Iterable[Body]) -> tuple[Node, ...]:
-    """The buffers that bodies store to, each once."""
-    return tuple(dict.fromkeys(s.buffer for body in bodies for s in body.stores))
+    """The buffers that bodies store to, or to parts of, each once."""
+    return tuple(dict.fromkeys(whole(s.buffer) for body in bodies for s in body.stores))
 
 
 def overwritable(body: Body) -> tuple[tuple[Node, Node], ...]:
@@ -206,9 +210,11 @@ def verify(steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node
     Raises:
         VerifierError: KERNEL-C1 a buffer is read before it is written; KERNEL-C2 a buffer begins twice; KERNEL-C3 a
             kernel loads or stores what it does not declare; KERNEL-C4 a pair that may share memory is not read and
-            written by its kernel; KERNEL-C5 a result is never written.
+            written by its kernel; KERNEL-C5 a result is never written; KERNEL-C6 the parts that kernels write of a
+            buffer do not make it up.
     """
     have = set(given)
+    _verify_parts(steps)
     for step in steps:
         missing = [n for n in (*step.reads, *step.updates) if n not in have]
         if missing:
@@ -222,6 +228,19 @@ def verify(steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node
     for node in returned:
         if node not in have:
             raise VerifierError("KERNEL-C5", f"the result {node!r} is never written")
+
+
+def _verify_parts(steps: Sequence[Step]) -> None:
+    kernels = [step for step in steps if isinstance(step, Kernel)]
+    left = {node: product(node.shape) for kernel in kernels for node in kernel.parts}
+    for store, body in ((s, nest.body) for kernel in kernels for nest in kernel.nests for s in nest.body.stores):
+        buffer = whole(store.buffer)
+        if buffer in left:
+            points = product(n for v, n in body.space.items() if v in store.at.symbols)
+            left[buffer] = ex.sub(left[buffer], points)
+    for node, count in left.items():
+        if count is not ZERO:
+            raise VerifierError("KERNEL-C6", f"{count} elements of {node!r} are not those of one of its parts")
 
 
 def _verify_kernel(kernel: Kernel) -> None:

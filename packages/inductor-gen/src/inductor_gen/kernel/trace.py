@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -330,9 +330,10 @@ def _span(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
 
 def trace(
     fusion: Fusion, cluster: Cluster, stored: Collection[Node], layouts: Mapping[Node, Layout], storage: Storage,
-    rounding: bool = False,
+    parts: Mapping[Node, Sequence[Node]], rounding: bool = False,
 ) -> Body:  # fmt: skip
-    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers, which ``storage`` tells.
+    """The body of a cluster that writes ``stored`` (nodes of the cluster) to their buffers, which ``storage`` tells,
+    and what has ``parts`` in other buffers to those.
 
     With ``rounding`` every 16-bit value is rounded where it is computed, as if each operator wrote it to memory.
     """
@@ -341,8 +342,8 @@ def trace(
     wanted = set(stored)
     for node in cluster.nodes:
         v = tracer.computed(node)
-        if node in wanted:
-            body.stores.append(Store(node, layouts[node].position(cluster.homes[node]), v))
+        for into in (*([node] if node in wanted else []), *parts.get(node, ())):
+            body.stores.append(Store(into, layouts[into].position(cluster.homes[node]), v))
     body.nodes = list(cluster.nodes)
     _drop_dead(body)
     body.refresh()

@@ -14,7 +14,7 @@ from inductor_gen.loops.views import Index
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "extent", "strides_of"]
+__all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "extent", "part_of", "strides_of", "whole"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ class ViewRef:
     shape: tuple[Expr, ...]
     strides: tuple[Expr, ...]
     offset: Expr
+
+
+def part_of(buffer: Node, value: Node, start: int) -> Node:
+    """The part of a buffer, from its element ``start`` on, that is a value's; where, its layout says."""
+    return Node(buffer.id, "part", "part", (buffer, start), value.spec, value.source)
+
+
+def whole(node: Node) -> Node:
+    """The buffer that a node is a part of, or it itself."""
+    return node.args[0] if node.kind == "part" else node
 
 
 @dataclass
@@ -74,7 +84,7 @@ class Prepared:
 
     def storage(self, node: Node) -> Node:
         """The node whose buffer holds a node's value."""
-        return self.scattered.get(node, node)
+        return whole(self.scattered.get(node, node))
 
     def returned(self) -> list[Node]:
         """The buffers that outlive the graph."""

@@ -29,8 +29,8 @@ from prims.errors import VerifierError
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Footprint", "MemoryPlan", "Piece", "Sharing", "footprint", "lightest_order", "peak", "plan_memory", "text",
-    "verify",
+    "Footprint", "MemoryPlan", "Piece", "Sharing", "footprint", "lightest_order", "peak", "plan_memory",
+    "postponed", "text", "verify",
 ]  # fmt: skip
 
 #: How many launches ahead an ended buffer's memory is kept for another one.
@@ -209,7 +209,15 @@ def lightest_order(
     best = min(range(len(candidates)), key=costs.__getitem__)
     # Not worth a change for a rounding error.
     best = 0 if costs[best] > costs[0] * WORTH else best
-    ids, cost = candidates[best], costs[best]
+    return postponed(steps, candidates[best], needs, returned, freed, hint)
+
+
+def postponed(
+    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
+    returned: Collection[Node], freed: Collection[Node], hint: Hint,
+) -> list[int]:  # fmt: skip
+    """The order with what is in memory at the peak without being read before it made after it, if that lowers it."""
+    ids, cost = list(order), peak([steps[i] for i in order], returned, freed, hint)
     for _ in range(ROUNDS):
         later = _put_off(steps, ids, needs, returned, freed, hint)
         lower = peak([steps[i] for i in later], returned, freed, hint)

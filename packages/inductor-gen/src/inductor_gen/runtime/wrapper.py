@@ -127,7 +127,8 @@ class Wrapper:
     def _slot(self, node: Node) -> tuple[str, int]:
         """The variable in whose memory a node's value is, and at which byte of it."""
         base = self.prepared.storage(node)
-        return self.names[base], self.memory.place[base][1] if base in self.memory.place else 0
+        start = node.args[1] * node.dtype.itemsize if node.kind == "part" else 0  # type: ignore[union-attr]
+        return self.names[base], start + (self.memory.place[base][1] if base in self.memory.place else 0)
 
     def tensor(self, node: Node) -> str:
         """A tensor expression for a buffer."""
@@ -311,7 +312,7 @@ class Wrapper:
         """A tensor expression for a view of a buffer; a ``result`` in a buffer's place is no view for autograd."""
         base, at = self._slot(ref.base)
         node = self.prepared.storage(ref.base)
-        have, key = strides_of(self.layouts, ref.base), self._layout_key(node)
+        have, key = strides_of(self.layouts, node), self._layout_key(node)
         shape, strides = self.sizes_text(ref.shape), self.sizes_text(ref.strides)
         made = self.made.get(base, key)
         whole = ref.offset is ZERO and ref.shape == node.shape and ref.strides == have

@@ -65,7 +65,9 @@ class _Finder:
         if not self.draft.options.epilogue_fusion or not later or later[0] in self.taken:
             return None
         reader = self.steps[later[0]]
-        if not isinstance(reader, Kernel) or len(reader.nests) != 1 or reader.updates or reader.origin.inner:
+        if not isinstance(reader, Kernel) or len(reader.nests) != 1 or reader.origin.inner:
+            return None
+        if reader.updates or reader.parts:
             return None
         kept = len(later) > 1 or p.node in self.outputs
         if kept and not keeping:

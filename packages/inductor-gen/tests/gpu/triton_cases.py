@@ -93,6 +93,39 @@ def test_silu_and_sigmoid_of_halves_divide_roughly(name, dtype):
         assert off.max() < 1.01, off.max()
 
 
+MEETINGS = {
+    "itself": (lambda p, t: p.sub(t, t), True),
+    "its negative": (lambda p, t: p.add(p.neg(t), t), True),
+    "its row's largest": (lambda p, t: p.sub(t, p.broadcast(p.amax(t, (1,)), t.shape, (0,))), True),
+    "another product": (lambda p, t: p.sub(t, p.mul(p.add(t, 1.0), 0.0)), True),
+    "a constant": (lambda p, t: p.sub(t, 3.0), False),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_that_meet_what_depends_on_them_are_rounded(name, dtype):
+    """What is left of equal terms is 0, and no rounding error of one of them."""
+    fn, rounded = MEETINGS[name]
+    x = torch.randn(70, 1, dtype=dtype)
+    c = check(lambda p, a: fn(p, p.mul(a, 0.6666666865348816)), [x])
+    assert ("mul_rn" in c.kernels[0].source) == rounded
+    if name in ("itself", "its negative", "its row's largest"):
+        assert not c(x.to(DEVICE))[0].any()
+
+
+@pytest.mark.parametrize("name", ["exp", "sigmoid"])
+def test_exponentials_far_from_zero_are_exact_but_for_halves(name):
+    """The hardware's power of two takes a product that is rounded: 2**-24 of the operand is lost."""
+    x = torch.linspace(-87, 80, 5001)
+    (got,) = (c := check(lambda p, a: getattr(p, name)(a), [x]))(x.to(DEVICE))
+    assert "libdevice.exp(" in c.kernels[0].source
+    exact = getattr(torch, name)(x.double())
+    assert ((got.cpu().double() - exact) / exact).abs().max() < 4 * torch.finfo(torch.float32).eps
+    c = check(lambda p, a: p.convert(p.exp(p.convert(a, torch.float32)), torch.bfloat16), [x.bfloat16() / 8])
+    assert "tl.exp(" in c.kernels[0].source
+
+
 @pytest.mark.parametrize("jump", [lambda p, y: p.floor(p.mul(y, 8.0)), lambda p, y: p.where(p.gt(y, 0.5), y, 0.0),
                                   lambda p, y: p.div(1.0, p.sub(y, 0.5)), lambda p, y: p.sqrt(p.sub(y, 0.5))])  # fmt: skip
 def test_what_jumps_after_a_sigmoid_gets_an_exact_one(jump):

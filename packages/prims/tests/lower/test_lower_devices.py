@@ -8,6 +8,7 @@ import torch
 from prims.ir import parse_text
 from prims.lower import UPDATES, lower
 from prims.options import Options
+from prims.reference import run_numpy
 from prims.report import Report
 from prims.spec import TensorSpec
 
@@ -94,3 +95,12 @@ def test_what_eager_refuses_stays_its_operator(call, claims, here):
     mixed = [name for name, devices in homes(env) if len(devices) > 1]
     assert mixed == [call.partition("(")[0]]
     assert torch.device(here) == env.outputs[0].spec.device
+
+
+@pytest.mark.parametrize("here", [CPU, GPU])
+def test_the_zeros_of_softshrink(here):
+    """Between its bounds a CPU's kernel multiplies by 0, a GPU's writes one."""
+    env, _ = lowered([f"%r = aten.softshrink.default(%x) : float32[6] {here}"], [("x", "float32[6]", here)], "float32[6]", here)
+    (got,) = run_numpy(env, [torch.tensor([-0.25, 0.25, -0.0, float("nan"), 2.0, -2.0])])
+    torch.testing.assert_close(got, torch.tensor([0.0, 0.0, 0.0, float("nan"), 1.5, -1.5]), equal_nan=True)
+    assert got.signbit().tolist()[:3] == ([True, False, True] if here == CPU else [False] * 3)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from prims.spec import AbstractMode, AbstractTensor, abstract, spec_of
+from prims.spec import AbstractMode, AbstractTensor, abstract, infer, spec_of
 
 SHAPE = (2, 4, 6, 8)
 LAYOUTS = {
@@ -181,3 +181,15 @@ def test_views_keep_the_strides_of_dimensions_of_one(shape):
         for wanted in ends:
             with AbstractMode():
                 assert spec_of(abstract(x).view(wanted)).strides == x.view(wanted).stride(), (strides, wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_on_a_gpu_that_are_made_like_the_operand(layout):
+    """There ``log_sigmoid`` and batch norms write into ``empty_like(x)``; the CPU's kernels go by its memory format."""
+    aten, gpu = torch.ops.aten, torch.device("cuda", 0)
+    for x in (LAYOUTS[layout](), LAYOUTS[layout]()[:1, :, :, :1], LAYOUTS[layout]()[0, :, :, 0]):
+        spec, channel = spec_of(x).replace(device=gpu), spec_of(torch.rand(x.shape[1])).replace(device=gpu)
+        wanted = tuple(torch.empty_like(x).stride())
+        assert infer(aten.log_sigmoid_forward.default, (spec,), {})[0].strides == wanted
+        args = (spec, None, None, channel, channel, False, 0.1, 1e-5)
+        assert infer(aten.native_batch_norm.default, args, {})[0].strides == wanted

@@ -110,6 +110,8 @@ class TritonNames(Names):
             self.buffers.append(node)
         self.from_one = _from_one(body)
         self.logistic = _logistic(body)
+        self.rounded = _rounded(body)
+        self.narrow = all(s.value.dtype in HALVES for s in body.stores)
         self.passed = {v.id for v in self.from_one.values()} | _divisors(body, self.logistic)
         self.wide = False
 
@@ -186,6 +188,10 @@ class TritonNames(Names):
             return f"qt_one_plus_{inner.op}({self.val(inner.args[0])})"
         if v.id in self.logistic:
             return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
+        if v.id in self.rounded:
+            return f"libdevice.mul_rn({args[0]}, {args[1]})"
+        if v.op == "exp" and self.narrow and v.dtype != torch.float64:
+            return f"tl.exp({args[0]})"  # off by 2**-24 of its operand, which no 16-bit result shows
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
         return templates.triton_expr(TABLE[v.op], args, operand)
 
@@ -228,6 +234,31 @@ def _from_one(body: Body) -> dict[int, Val]:
         else:
             inner -= {a.id for a in v.args}
     return {k: v for k, v in found.items() if v.id in inner}
+
+
+def _rounded(body: Body) -> set[int]:
+    """The products that meet what depends on them in a sum: ``x * y - max(x * y)``.
+
+    Where such a product went into the sum unrounded, what is left of equal terms were its rounding error and not 0.
+    """
+    found: set[int] = set()
+    reaches: dict[int, int] = {}  # the products that a value depends on, as bits
+    bits: dict[int, int] = {}
+    for v in body.vals:
+        mask = 0
+        for a in body.inputs_of(v):
+            mask |= reaches[a.id]
+        if v.op == "mul" and v.dtype.is_floating_point:
+            bits[v.id] = 1 << len(bits)
+            mask |= bits[v.id]
+        elif v.op in ("add", "sub") and mask:
+            for term, other in (v.args, v.args[::-1]):
+                while term.op == "neg":
+                    term = term.args[0]
+                if bits.get(term.id, 0) & reaches[other.id]:
+                    found.add(term.id)
+        reaches[v.id] = mask
+    return found
 
 
 #: Operators through which a small error of an operand stays a small one (of a quotient's divisor it may not).

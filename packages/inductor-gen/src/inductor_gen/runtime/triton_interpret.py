@@ -85,7 +85,10 @@ def _nearbyint(x: torch.Tensor) -> torch.Tensor:
 class _Libdevice:
     """``libdevice.f(x, ...)`` on blocks of the interpreter."""
 
-    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint, "fast_dividef": torch.div}
+    _OTHER = {
+        "lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint, "fast_dividef": torch.div,
+        "mul_rn": torch.mul,
+    }  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
         function = self._OTHER.get(name) or getattr(torch, name)

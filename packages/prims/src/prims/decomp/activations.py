@@ -297,7 +297,9 @@ decomposition("aten.softshrink_backward.default")(hardshrink_backward)
 def softshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
     """x moved towards 0 by lambd (NaN stays)."""
     bound = float(lambd)
-    low = p.where(p.lt(self, -bound), p.add(self, bound), p.mul(self, 0.0))
+    # Between the bounds a CPU keeps the sign of zero, a GPU does not.
+    inside = p.mul(self, 0.0) if self.device.type == "cpu" else p.where(p.isnan(self), self, 0.0)
+    low = p.where(p.lt(self, -bound), p.add(self, bound), inside)
     return p.where(p.gt(self, bound), p.sub(self, bound), low)
 
 

@@ -10,6 +10,7 @@ import torch
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, iterate
 from prims.spec.promote import real_dtype, result_dtype, to_float_dtype
+from prims.spec.rules.creation import with_format
 from prims.spec.tensorspec import TensorSpec
 
 DtypeRule = Callable[[Any], torch.dtype]
@@ -285,7 +286,7 @@ def mvlgamma(x: TensorSpec, p: int) -> TensorSpec:
 @meta_rule("aten.log_sigmoid_forward.default")
 def log_sigmoid_forward(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     if x.device.type != "cpu":
-        return iterate((x,), x.dtype), TensorSpec((0,), x.dtype, x.device)
+        return with_format(x, None, x.dtype, x.device), TensorSpec((0,), x.dtype, x.device)
     out = TensorSpec(x.shape, x.dtype, x.device)  # the CPU's kernel takes no strides over
     return out, out
 

@@ -144,7 +144,7 @@ def _batch_norm(
     x: TensorSpec, weight: TensorSpec | None, running_mean: TensorSpec | None, training: bool
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     channels = x.shape[1] if x.ndim > 1 else 1
-    out = with_format(x, _suggested(x), x.dtype, x.device)
+    out = with_format(x, _suggested(x) if x.device.type == "cpu" else None, x.dtype, x.device)
     if not training and x.device.type == "cpu":
         empty = TensorSpec((0,), _batch_stat(x, weight, running_mean), x.device)
         return out, empty, empty

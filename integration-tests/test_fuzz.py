@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fuzz.driver
+import fuzz.program
+import fuzz.reference
+import fuzz.tensors
 import pytest
 import torch
 from fuzz import mutation, pythons, tensors, training
@@ -14,9 +18,10 @@ from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
 from fuzz.judge import SAMPLES, judge
 from fuzz.observe import Observer
-from fuzz.program import Program, check
+from fuzz.program import AssertedError, Program, check
 from fuzz.reference import Shadow
 from fuzz.shrink import shrink
+from fuzz.worker import examine
 
 GENERATORS = {
     "tensor": tensors.generate, "python": pythons.generate, "training": training.generate, "mutation": mutation.generate,
@@ -243,6 +248,78 @@ def test_zeros_of_several_terms_have_either_sign() -> None:
         assert bool(judge(found, found + 1e-30, shadow.twins(found))[0].all())
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twins on another device than the program's tensors, as far as the reference can tell."""
+    monkeypatch.setattr(fuzz.reference, "HOME", torch.device("cpu", 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "write,undecided",
+    [
+        (lambda x: x.as_strided((3, 4), (1, 1), 1).neg_(), [2, 3, 4, 5]),
+        (lambda x: x[2:9].masked_scatter_(x[2:9] == x[2:9], x[2:9]), [2, 3, 4, 5, 6, 7, 8]),
+        (lambda x: x[4:].cumsum_(0), []),
+        (lambda x: x[4:].mul_(x[4:]), []),
+        (lambda x: x[:4].add_(x[4:8]), []),
+    ],
+    ids=["overlapping", "from itself", "scan", "element-wise", "from beside"],
+)
+def test_what_several_threads_write_is_undecided(elsewhere: None, write: Any, undecided: list[int], dtype: Any) -> None:
+    """And nothing else is: damage is seen in all other elements, and everywhere where a write is no race."""
+    x = torch.arange(1, 13).to(dtype)
+    with Shadow(4) as shadow:
+        write(x)
+    wrong, doubt = judge(x, x + 1, shadow.twins(x))
+    assert shadow.raced == bool(undecided)
+    assert doubt.nonzero().flatten().tolist() == undecided
+    assert wrong.tolist() == [i not in undecided for i in range(12)]
+
+
+def test_a_program_elsewhere_is_followed_as_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[torch.Tensor]:
+        with Shadow(4) as shadow:
+            x = torch.linspace(0.1, 2, 12).requires_grad_()
+            y = torch.nn.functional.gelu(x.reshape(3, 4) @ torch.ones(4, 2, device="cpu")).log_softmax(1)
+            y.square().sum().backward()
+            z = y.detach().to(torch.float16, copy=True).cumsum_(0)
+        assert not shadow.lost and not shadow.raced
+        return [twin for t in (y, x.grad, z) for twin in shadow.twins(t)]
+
+    here = run()
+    monkeypatch.setattr(fuzz.reference, "HOME", torch.device("cpu", 0))
+    assert all(map(torch.equal, here, run()))
+
+
+@pytest.mark.parametrize(
+    "compute,operand",
+    [
+        (lambda x: x.clone().cumsum_(0), torch.linspace(-3, 3, 40).cos()),
+        (lambda x: x.log_softmax(0), torch.tensor([0.5, -3.25, 3.0], dtype=torch.float64)),
+        (lambda x: x.digamma(), torch.tensor([1.5, 1.25], dtype=torch.float64)),
+        (lambda x: torch._euclidean_dist(x, x + 1), torch.linspace(1000, 2000, 300).reshape(30, 10)),
+        (lambda x: torch.nn.functional.interpolate(x.reshape(1, 1, -1), 7, mode="linear"), torch.arange(3.0)),
+    ],
+    ids=["in place", "exponentials", "series", "detour", "weights"],
+)
+def test_operators_that_round_inside_have_noise(compute: Any, operand: torch.Tensor) -> None:
+    """More than that of their result's last place, on exact numbers too; a thousandth off is wrong nevertheless."""
+    result, shadow = decided(compute, operand)
+    runs = torch.stack(shadow.twins(result))
+    spread = (runs[2:] - runs[0]).abs().amax(0)
+    assert bool((spread > torch.finfo(operand.dtype).eps * runs[0].abs() * 1.01).any())
+    scale = 30 if compute.__code__.co_names[0] == "torch" and "_euclidean_dist" in compute.__code__.co_names else 1
+    assert bool(judge(result, result * (1 + 0.001 * scale) + 1e-6, shadow.twins(result))[0].any())
+
+
+def test_the_zero_of_an_extremum_depends_on_the_order() -> None:
+    x = torch.tensor([[0.0, -0.0, -1.0], [0.0, 0.0, -1.0], [-0.0, -0.0, -2.0]])
+    for compute in (lambda x: x.amax(-1), lambda x: (-x).amin(1), lambda x: torch.stack([r.max() for r in x])):
+        result, shadow = decided(compute, x)
+        assert judge(result, -result, shadow.twins(result))[0].tolist() == [False, True, True]
+
+
 def test_a_version_counts_where_numbers_change() -> None:
     """A write that rounding makes void in one run and not in the other is no difference of counters."""
 
@@ -338,3 +415,105 @@ def test_shrinking_keeps_the_difference() -> None:
     small = shrink(source, lambda text: "7" in text and "return" in text, 5.0)
     assert "7" in small and "return" in small
     assert "if" not in small and "d =" not in small and "b = " not in small
+
+
+ASSERTING = """
+import json, sys
+
+print(json.dumps({"ready": True}), flush=True)
+done = 0
+for line in sys.stdin:
+    task = json.loads(line)
+    seed, gone, alone = task["seed"], task.get("asserting", []), task.get("alone", False)
+    record = {"kind": task["kind"], "seed": seed, "programs before": done}
+    if seed == 1 and len(gone) < 2:
+        record |= {"again": {"asserting": [*gone, f"t{len(gone)} = bad"]}, "retire": True}
+    elif seed == 2 and not alone:
+        record |= {"again": {"asserting": [], "alone": True}, "retire": True}
+    else:
+        record |= dict.fromkeys(("graphs", "kernels", "breaks", "raised", "unstable", "refused", "elements", "undecided"), 1)
+        record |= {"seconds": 0.0, "lost": [], "fallbacks": [str(task)], "asserted": alone, "difference": None}
+    done += 1
+    print(json.dumps(record), flush=True)
+"""
+
+
+def test_assertions_of_kernels_belong_to_the_program_that_fails_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The program goes on in new processes, is counted once, and the one after it knows nothing of it."""
+    (tmp_path / "asserting_worker.py").write_text(ASSERTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(fuzz.driver.Worker, "module", "asserting_worker")
+    totals, failures = run(Settings(("tensor",), count=4, jobs=1, quiet=True))
+    assert not failures and totals["tensor"].programs == 4 and totals["tensor"].asserted == 1
+    given = "".join(totals["tensor"].fallbacks)
+    assert given.count("'seed'") == 4
+    assert sum("t0 = bad" in text for text in totals["tensor"].fallbacks) <= 1
+
+
+class AssertingGpu:
+    """``torch.cuda`` after a kernel's assertion: each later call fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failed = False
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+
+    def synchronize(self) -> None:
+        if self.failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+ASSERTS = """
+def program(compile, see):
+    see.call("call", compile(lambda: 1))
+"""
+
+
+@pytest.mark.parametrize("eager,ours", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_both_runs_must_end_with_an_assertion_or_none(
+    monkeypatch: pytest.MonkeyPatch, eager: bool, ours: bool, at_once: bool
+) -> None:
+    gpu = AssertingGpu(monkeypatch)
+
+    def ends(asserts: bool) -> Callable[..., Any]:
+        def call() -> int:
+            gpu.failed = asserts
+            if asserts and at_once:
+                gpu.synchronize()
+            return 1
+
+        return call
+
+    written = Program("tensor", 0, ASSERTS)
+    monkeypatch.setattr(fuzz.program, "_eagerly", lambda fn: ends(eager))
+    if eager:
+        with pytest.raises(AssertedError, match="eager"):
+            check(written, instead=lambda fn: ends(ours))
+    gpu.failed = False
+    outcome = check(written, instead=lambda fn: ends(ours), alone=eager)
+    assert outcome.asserted is ours
+    assert (outcome.difference is None) is (eager is ours)
+    assert eager is ours or outcome.difference.kind == "assertion"
+
+
+def test_statements_that_fail_an_assertion_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that eager refuses are, once it is known of them; the kernel's error may come later than the statement."""
+    plain = tensors.generate(805292)
+    line = next(line.strip() for line in plain.splitlines() if line.strip().startswith("t0 = "))
+    gpu = AssertingGpu(monkeypatch)
+    real = fuzz.tensors.settled
+
+    def settled(who: str, errors: Any = ()) -> None:
+        gpu.failed = who == line
+        real(who, errors)
+
+    monkeypatch.setattr(fuzz.tensors, "settled", settled)
+    with pytest.raises(AssertedError) as caught:
+        tensors.generate(805292)
+    assert caught.value.who == line
+    record = examine("tensor", 805292)
+    assert record["again"] == {"asserting": [line], "alone": False} and record["retire"]
+    assert line not in tensors.generate(805292, "cpu", [line])

@@ -39,7 +39,7 @@ def main() -> int:
         print(
             f"{kind}: {t.programs} programs ({t.graphs} with graphs, {t.kernels} with generated kernels, {t.breaks} with "
             f"breaks, {t.raised} raise), {t.undecided} of {t.elements} elements undecided, {t.unstable} programs decided "
-            f"by rounding, {t.refused} refused a second derivative; differences: {dict(t.failures) or 'none'}"
+            f"by rounding, {t.refused} refused a second derivative, {t.asserted} ended with a kernel's assertion; differences: {dict(t.failures) or 'none'}"
         )
         print("   fallbacks:", "; ".join(f"{n} x {text}" for text, n in t.fallbacks.most_common(8)) or "none")
         if t.lost:

@@ -54,6 +54,7 @@ class Totals:
     elements: int = 0
     undecided: int = 0
     refused: int = 0
+    asserted: int = 0
     seconds: float = 0.0
     failures: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -65,7 +66,7 @@ class Totals:
         if "graphs" not in record:
             self.failures[record.get("failed", "broken")] += 1
             return
-        for name in ("graphs", "kernels", "breaks", "raised", "unstable", "refused"):
+        for name in ("graphs", "kernels", "breaks", "raised", "unstable", "refused", "asserted"):
             setattr(self, name, getattr(self, name) + bool(record[name]))
         self.elements += record["elements"]
         self.undecided += record["undecided"]
@@ -95,8 +96,19 @@ class Totals:
         return found
 
 
+@dataclass(frozen=True)
+class Task:
+    """A program, and how a process is to go on with it after a kernel's assertion ended the one before."""
+
+    kind: str
+    seed: int
+    again: dict[str, Any] = field(default_factory=dict)
+
+
 class Worker:
     """A worker process and the program it is busy with; a process that dies or hangs is a finding."""
+
+    module = "fuzz.worker"
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.cache = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))
@@ -109,26 +121,33 @@ class Worker:
             [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
         )
         environment["PYTHONHASHSEED"] = "0"
-        command = [sys.executable, "-m", "fuzz.worker"]
+        command = [sys.executable, "-m", self.module]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
         )
         self.settings = settings
-        self.task: tuple[str, int] | None = None
+        self.task: Task | None = None
         self.started = time.monotonic()
         self.done = 0
+        self.ready = False
 
-    def give(self, task: tuple[str, int]) -> None:
-        """Start on a program."""
-        assert self.process.stdin is not None
+    def give(self, task: Task) -> None:
+        """Start on a program, as soon as it is ready."""
         self.task, self.started = task, time.monotonic()
+        if self.ready:
+            self.send(task)
+
+    def send(self, task: Task) -> None:
+        """Tell the process. Of what it answers before, a line may be in a buffer already, which nobody would look into."""
+        assert self.process.stdin is not None
         wanted = self.settings
         line = {
-            "kind": task[0],
-            "seed": task[1],
+            "kind": task.kind,
+            "seed": task.seed,
             "device": wanted.device,
             "shrinking": wanted.shrinking,
             "limit": wanted.limit,
+            **task.again,
         }
         try:
             self.process.stdin.write(json.dumps(line) + "\n")
@@ -145,7 +164,7 @@ class Worker:
         """The end of what it wrote to stderr."""
         self.errors.flush()
         self.errors.seek(0)
-        return self.errors.read()[-3000:]
+        return self.errors.read()[-6000:]
 
     def close(self) -> None:
         """End the process and remove its folder."""
@@ -160,11 +179,11 @@ class Worker:
         shutil.rmtree(self.cache, ignore_errors=True)
 
 
-def tasks(settings: Settings) -> Iterator[tuple[str, int]]:
+def tasks(settings: Settings) -> Iterator[Task]:
     """Kinds in turn, seeds ascending."""
     for seed in range(settings.seed, settings.seed + settings.count):
         for kind in settings.kinds:
-            yield kind, seed
+            yield Task(kind, seed)
 
 
 def run(settings: Settings) -> tuple[dict[str, Totals], list[dict[str, Any]]]:
@@ -208,7 +227,7 @@ def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
         selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         worker.close()
 
-    def next_task() -> tuple[str, int] | None:
+    def next_task() -> Task | None:
         return next(todo, None) if time.monotonic() < end else None
 
     try:
@@ -220,9 +239,14 @@ def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
                 line = worker.process.stdout.readline()
                 record = json.loads(line) if line else None
                 task = worker.task
+                again = None
                 if record is not None and "ready" in record:
+                    worker.ready = True
                     if task is not None:
+                        worker.send(task)
                         continue
+                elif task is not None and record is not None and "again" in record:
+                    again = Task(task.kind, task.seed, record["again"])
                 elif task is not None:
                     counted += 1
                     worker.done += 1
@@ -232,7 +256,7 @@ def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
                     raise RuntimeError(f"a worker process ended before its first program:\n{worker.last_words()}")
                 if record is None or record.get("retire") or worker.done >= settings.recycle:
                     stop(worker)
-                    upcoming = next_task() if task is not None else None
+                    upcoming = again or (next_task() if task is not None else None)
                     if upcoming is not None:
                         start()
                         running[-1].give(upcoming)
@@ -262,8 +286,8 @@ def _records(settings: Settings, folder: Path) -> Iterator[dict[str, Any]]:
             stop(worker)
 
 
-def _lost(task: tuple[str, int], why: str, words: str) -> dict[str, Any]:
-    return {"kind": task[0], "seed": task[1], "failed": why, "broken": words}
+def _lost(task: Task, why: str, words: str) -> dict[str, Any]:
+    return {"kind": task.kind, "seed": task.seed, "failed": why, "broken": words}
 
 
 def describe(record: dict[str, Any]) -> str:

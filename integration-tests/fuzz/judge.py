@@ -129,7 +129,8 @@ def verdict(pairs: list[tuple[str, Leaf, Leaf]], shadow: Shadow, leaves: list[Le
         if not bool(bad.any()):
             continue
         runs = shadow.twins(twin.data)
-        wrong, undecided = judge(eager.data, ours.data, runs)
+        wrong, undecided = judge(eager.data.cpu(), ours.data.cpu(), runs)
+        bad = bad.cpu()
         result.undecided += int((undecided & bad).sum())
         if bool((wrong & bad).any()) and result.difference is None:
             place = tuple(int(i) for i in (wrong & bad).nonzero()[0])

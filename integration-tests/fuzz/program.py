@@ -10,7 +10,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, 
 from fuzz.observe import Leaf, Observer
 from fuzz.reference import Shadow
 
-__all__ = ["Outcome", "Program", "check", "code_of"]
+__all__ = ["AssertedError", "Outcome", "Program", "check", "code_of", "settled"]
 
 #: Fallback reasons that tell of a defect in a stage, though the program still gives eager's answer.
 INTERNAL = re.compile(
@@ -29,6 +29,36 @@ INTERNAL = re.compile(
 )
 #: The error by which a second derivative is refused that would need inputs which are gone or written over; it says what to do.
 REFUSAL = "the gradient of a compiled region's gradient was asked for"
+
+
+#: What errors say after a kernel's assertion; the process can do nothing more on the GPU.
+ASSERTION = "device-side assert"
+
+
+class AssertedError(Exception):
+    """A kernel met what it does not allow; ``who`` launched it: a statement, ``"eager"`` or ``"ours"``."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(who)
+        self.who = who
+
+
+def settled(who: str, errors: Iterable[object] = ()) -> None:
+    """Wait for the GPU, whose kernels tell of their errors at some later call.
+
+    Raises:
+        AssertedError: a kernel's assertion failed, now or as one of these errors says.
+    """
+    failed = any(ASSERTION in str(error) for error in errors)
+    if not failed and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            if ASSERTION not in str(error):
+                raise
+            failed = True
+    if failed:
+        raise AssertedError(who)
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,7 @@ class Outcome:
     unstable: bool = False
     raised: bool = False
     refused: bool = False
+    asserted: bool = False
     fallbacks: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -98,12 +129,22 @@ def observe(program: Program, transform: Callable[..., Any]) -> Observer:
     return see
 
 
+def _errors(see: Observer) -> list[Any]:
+    return [tree for label, tree in see.trees if "error" in label]
+
+
 def _eagerly(fn: Any = None, **options: Any) -> Any:
     return (lambda f: f) if fn is None else fn
 
 
-def check(program: Program, instead: Callable[[Any], Any] | None = None) -> Outcome:
-    """Compare the program's compiled run with eager's. ``instead``: what takes the compiler's place (for tests)."""
+def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: bool = False) -> Outcome:
+    """Compare the program's compiled run with eager's. ``instead``: what takes the compiler's place (for tests).
+
+    ``alone``: eager's run ended with an assertion of a kernel, in another process; so should this one.
+
+    Raises:
+        AssertedError: that is how eager's run ended here.
+    """
     outcome = Outcome()
     reports: list[Any] = []
 
@@ -119,11 +160,19 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None) -> Outc
     compile_api.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        eager = observe(program, _eagerly)
+        eager = Observer() if alone else observe(program, _eagerly)
+        settled("eager", _errors(eager))
         ours = observe(program, compiled)
-        outcome.raised = any("error" in label for label, _ in eager.trees)
-        outcome.refused = any(REFUSAL in str(tree) for label, tree in ours.trees if "error" in label)
-        if not outcome.refused:
+        try:
+            settled("ours", _errors(ours))
+        except AssertedError:
+            outcome.asserted = True
+        outcome.raised = bool(_errors(eager))
+        outcome.refused = any(REFUSAL in str(tree) for tree in _errors(ours))
+        if alone != outcome.asserted:
+            words = ["an assertion of a kernel" if asserts else "none" for asserts in (alone, outcome.asserted)]
+            outcome.difference = Difference("assertion", "run", *words)
+        elif not alone and not outcome.refused:
             outcome.difference = _compare(program, eager, ours, outcome)
     for report in {id(r): r for r in reports}.values():
         outcome.graphs += len(report.graphs)

@@ -4,7 +4,8 @@ While a program runs eagerly under :class:`Shadow`, every storage has twins of 6
 their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
 write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose pointwise operators
 read their operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by
-vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0).
+vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0). The largest of a row it looks
+for from the end. Twins are on the CPU, whatever eager runs on: its kernels of 64 bits have constants of 64 bits.
 
 Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
 follows from such, is moved by up to one unit in the last place of the result's type and rounded to a number of that type,
@@ -46,6 +47,8 @@ ACCUMULATING = (
 #: Parts of the names of those that update a running mean (Welford): they divide at every step, and so round even where all
 #: sums are exact.
 RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
+#: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
+INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample")
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
 #: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
 ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
@@ -53,6 +56,12 @@ ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
 TERMS = frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
 ))  # fmt: skip
+#: Parts of the names of writes that leave some elements as they are.
+PARTIAL = ("index", "scatter", "put", "fill")
+#: Operators whose way rounds more than their operands' last places can tell: |x|^2 + |y|^2 - 2xy for the distance of x and y.
+DETOURS = ("aten::_euclidean_dist",)
+#: Where twins are: eager's kernels for a GPU compute some functions of 64 bits with constants of 32.
+HOME = torch.device("cpu")
 #: Operators that pass numbers on as they are.
 MOVING = frozenset(
     f"aten::{name}"
@@ -94,6 +103,7 @@ class Shadow(TorchDispatchMode):
     Attributes:
         unstable: rounding decides a shape or a branch of the program, so that there is nothing to compare.
         lost: operators that the twins could not follow: nothing that depends on their results is decided.
+        raced: threads of a GPU came to the same memory in eager's run; what they left there is not decided.
     """
 
     def __init__(self, samples: int, seed: int = 0) -> None:
@@ -101,6 +111,7 @@ class Shadow(TorchDispatchMode):
         self.count = samples + 2 if samples else 1
         self.unstable = False
         self.lost: set[str] = set()
+        self.raced = False
         self._generators: dict[torch.device, torch.Generator] = {}
         self._seed = seed
         #: Storage -> it (kept alive), its twins, and the type of what they stand for.
@@ -129,7 +140,7 @@ class Shadow(TorchDispatchMode):
                     self._storages[storage._cdata] = (storage, bases, t.dtype)
                 return bases
         flat = _flat(t, count)
-        bases = [flat.to(wide(t.dtype), copy=True) for _ in range(self.count)]
+        bases = [flat.to(HOME, wide(t.dtype), copy=True) for _ in range(self.count)]
         self._storages[storage._cdata] = (storage, bases, t.dtype)
         return bases
 
@@ -155,15 +166,18 @@ class Shadow(TorchDispatchMode):
         moved = twin + self._random(twin) * twin.abs() * step
         return moved if inexact is None else twin.where(~inexact, moved)
 
-    def _widened(self, operands: Any, k: int, moving: set[int], gaps: bool) -> Any:
-        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs."""
+    def _widened(self, operands: Any, k: int, moving: set[int], other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, and run 1 has them
+        in ``other`` places."""
 
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
-                if k == 1 and gaps:
-                    return torch.stack([twin, twin], -1)[..., 0]
+                if k == 1:
+                    return other(twin)
                 return self._disturbed(twin, None, _inner(value.dtype)) if k > 1 and id(value) in moving else twin
+            if isinstance(value, torch.device):
+                return HOME
             return wide(value) if isinstance(value, torch.dtype) else value
 
         return _mapped(change, operands)
@@ -172,7 +186,7 @@ class Shadow(TorchDispatchMode):
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
         if self.count == 1 or not any(part in name for part in ACCUMULATING):
             return set()
-        every = any(part in name for part in RUNNING_MEAN)
+        every = any(part in name for part in INEXACT)
         return {id(t) for t in operands if _floating(t.dtype) and (every or not self._grid(t))}
 
     @staticmethod
@@ -202,15 +216,21 @@ class Shadow(TorchDispatchMode):
             parts = [self._parts(t) for t in _tensors(args)] if backward else []
             given = None
             if not _random(func, args, kwargs):
-                gaps = not written and torch.Tag.pointwise in func.tags
-                moving = set() if written else self._moving(name, _tensors((args, kwargs)))
-                averages = _averages(func, args, kwargs)  # moved copies would lose what is written to them
-                moving -= {id(t) for t in averages}
+                moving = self._moving(name, _tensors((args, kwargs)))
+                averages = _averages(func, args, kwargs)
+                for t in [*written, *averages]:  # moved copies would lose what is written to them
+                    if id(t) in moving and name.endswith("_") and not any(part in name for part in PARTIAL):
+                        self._stir(t)
+                    moving.discard(id(t))
+                other = _apart if not written and torch.Tag.pointwise in func.tags else _backwards(func, args)
                 written += averages
-                given = [self._widened((args, kwargs), k, moving, gaps) for k in range(self.count)]
+                given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
+        raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():
             self._follow(func, result, given, written, (args, kwargs))
+            for t, where in raced:
+                self._leave_undecided(t, where)
             if len(parts) == 2:
                 self._added(result, parts)
         return result
@@ -225,7 +245,9 @@ class Shadow(TorchDispatchMode):
         moved = func._schema.name in MOVING
         if given is not None:
             try:
-                answers = _computed(func, given)
+                answers = _computed(func, given, next((t.device for t in _tensors(original)), HOME))
+                if func._schema.name in DETOURS:
+                    answers[2:] = [self._narrow(func, given[k], original, k, moved=True) for k in range(2, self.count)]
                 if torch.Tag.pointwise in func.tags and not written or any(p in func._schema.name for p in RUNNING_MEAN):
                     self._with_own_kernels(func, answers, given, original)
                 self._with_inner_sums(func._schema.name, answers, given, original)
@@ -262,11 +284,11 @@ class Shadow(TorchDispatchMode):
                 twin = self._disturbed(twin, None, unit(value.dtype))
             if moved:
                 return torch.empty_like(value).copy_(twin)
-            own = twin.to(value.dtype).contiguous()
+            own = twin.to(value.device, value.dtype).contiguous()
             return torch.stack([own, own], -1)[..., 0] if k % 4 == 3 else own
 
         args, kwargs = _mapped(narrow, original, tuple(given))
-        return func(*args, **kwargs)
+        return _moved_to(HOME, func(*args, **kwargs))
 
     def _with_own_kernels(self, func: Any, answers: list[Any], given: Any, original: Any) -> None:
         """Half of the rounded runs' answers become those of eager's own kernels, by vectors and one by one."""
@@ -287,7 +309,7 @@ class Shadow(TorchDispatchMode):
 
     def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""
-        return self._sums.get(_place(t)) or (_solid(t.detach()).abs(), self._grid(t))
+        return self._sums.get(_place(t)) or (_solid(t.detach()).to(HOME).abs(), self._grid(t))
 
     def _added(self, total: torch.Tensor, parts: list[tuple[torch.Tensor, bool]]) -> None:
         (a, whole), (b, other) = parts
@@ -312,6 +334,20 @@ class Shadow(TorchDispatchMode):
                     self._view(base, t).copy_(t.detach())
                 self._view(bases[-1], t).fill_(complex("nan+nanj") if t.is_complex() else float("nan"))
 
+    def _stir(self, t: torch.Tensor) -> None:
+        """Move what is written where it is, before an operator reads it."""
+        for base in self._bases(t)[2:] if not _overlaps(t) else ():
+            view = self._view(base, t)
+            view.copy_(self._disturbed(view, None, _inner(t.dtype)))
+
+    def _leave_undecided(self, t: torch.Tensor, where: torch.Tensor) -> None:
+        """These elements of the memory of what was written are whichever thread's came last."""
+        bases = self._bases(t)
+        if bool(where.any()):
+            nothing = complex("nan+nanj") if t.is_complex() else float("nan")
+            bases[-1][where] = nothing if _floating(t.dtype) else ~bases[-1][where]
+            self.raced = True
+
     def _scalar(self, result: Any, answers: list[Any]) -> None:
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
         if isinstance(result, (bool, int)) and any(a != answers[0] for a in answers):
@@ -326,7 +362,7 @@ class Shadow(TorchDispatchMode):
                     self._view(base, t).copy_(real)
             elif not moved and _floating(t.dtype) and t.numel() and not _overlaps(t):
                 first = self._view(bases[0], t)
-                rounded = _rounded(t.detach(), first)
+                rounded = _rounded(t.detach().to(HOME), first)
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(_fitted(self._disturbed(view, rounded | (view != first), unit(t.dtype)), t.dtype))
@@ -342,7 +378,7 @@ class Shadow(TorchDispatchMode):
             storage = t.untyped_storage()
             if storage._cdata in self._storages:
                 continue
-            real = _solid(t.detach())
+            real = _solid(t.detach()).to(HOME)
             count = storage.nbytes() // t.dtype.itemsize
             bases = []
             first = _solid(columns[0][i]) if columns else real.to(wide(t.dtype))
@@ -355,7 +391,7 @@ class Shadow(TorchDispatchMode):
                 if value.shape != t.shape:
                     self.unstable = True
                     value = real.to(wide(t.dtype))
-                base = torch.zeros(count, dtype=wide(t.dtype), device=t.device)
+                base = torch.zeros(count, dtype=wide(t.dtype), device=HOME)
                 if k > 1 and disturbed and _floating(value.dtype):
                     value = value.to(wide(t.dtype))
                     inexact = rounded | (value != first) if rounded is not None else None
@@ -365,7 +401,7 @@ class Shadow(TorchDispatchMode):
                 if not overlaps:
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
-                    base = _flat(t, count).to(wide(t.dtype))
+                    base = _flat(t, count).to(HOME, wide(t.dtype))
                 bases.append(base)
             self._storages[storage._cdata] = (storage, bases, t.dtype)
             self._overflow(bases, t)
@@ -407,8 +443,55 @@ def _place(t: torch.Tensor) -> Any:
     return t.untyped_storage()._cdata, t.shape, t.stride(), t.storage_offset()
 
 
-def _computed(func: Any, given: Any) -> list[Any]:
-    """The operator's results on the twins; what it makes without being told a type is of 64 bits."""
+def _moved_to(device: torch.device, value: Any) -> Any:
+    """Tensors, and the devices that operators are told, on another device."""
+    return _mapped(
+        lambda v: v.to(device) if isinstance(v, torch.Tensor) else device if isinstance(v, torch.device) else v, value
+    )
+
+
+def _apart(twin: torch.Tensor) -> torch.Tensor:
+    """The same numbers with gaps between them."""
+    return torch.stack([twin, twin], -1)[..., 0]
+
+
+def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """For an extremum the operand's numbers in the other order, in which another zero comes first."""
+    extremum = func._schema.name in ("aten::amax", "aten::amin", "aten::max", "aten::min")
+    if not extremum or func._overloadname not in ("", "default"):
+        return lambda twin: twin
+    dims = args[1] if len(args) > 1 else ()
+    return lambda twin: twin.flip(dims or tuple(range(twin.dim())))
+
+
+def _raced(func: Any, t: torch.Tensor, operands: list[torch.Tensor]) -> torch.Tensor:
+    """Which elements of a written tensor's memory several threads of a GPU may write, or one writes and others read.
+
+    Elements that are written twice are, and those that an operator which is not element-wise (or another element) reads.
+    """
+    times = _times(t)
+    raced = times > 1
+    first = next(i for i, o in enumerate(operands) if o is t)
+    for i, o in enumerate(operands):
+        shared = i != first and o.dtype == t.dtype and o.untyped_storage()._cdata == t.untyped_storage()._cdata
+        if shared and not (torch.Tag.pointwise in func.tags and _place(o) == _place(t)):
+            raced |= (times > 0) & (_times(o) > 0)
+    return raced
+
+
+def _times(t: torch.Tensor) -> torch.Tensor:
+    """How often each element of its memory is in a tensor."""
+    place = torch.full(t.shape, t.storage_offset())
+    for d, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        place += (torch.arange(size) * stride).view(-1, *[1] * (t.dim() - d - 1))
+    return torch.bincount(place.flatten(), minlength=t.untyped_storage().nbytes() // t.dtype.itemsize)
+
+
+def _computed(func: Any, given: Any, device: torch.device) -> list[Any]:
+    """The operator's results on the twins; what it makes without being told a type is of 64 bits.
+
+    What has no kernel where the twins are is computed on ``device``, unless it writes to them.
+    """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -416,7 +499,13 @@ def _computed(func: Any, given: Any) -> list[Any]:
         for args, kwargs in given:
             if "half_to_float" in str(func._schema):
                 args = [False if i == 2 else value for i, value in enumerate(args)]
-            answers.append(func(*args, **kwargs))
+            try:
+                answers.append(func(*args, **kwargs))
+            except Exception:
+                if device == HOME or func._schema.is_mutable:
+                    raise
+                args, kwargs = _moved_to(device, (args, kwargs))
+                answers.append(_moved_to(HOME, func(*args, **kwargs)))
         return answers
     finally:
         torch.set_default_dtype(default)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 import re
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from fuzz.inputs import LAYOUTS
-from fuzz.program import load
+from fuzz.program import load, settled
 from fuzz.tensor_ops import GROUPS
 
 __all__ = ["generate"]
@@ -55,15 +56,22 @@ _HOLE = re.compile(r"\{(\w)\}")
 _LARGEST = 20_000
 
 
-def generate(seed: int, device: str = "cpu") -> str:
-    """The program of a seed; the same statements on every device, as far as eager runs them there."""
+def generate(seed: int, device: str = "cpu", asserting: Collection[str] = ()) -> str:
+    """The program of a seed; the same statements on every device, as far as eager runs them there.
+
+    ``asserting``: statements at which a kernel's assertion failed, which is how eager refuses them on a GPU.
+
+    Raises:
+        AssertedError: one more statement is such; the process can do nothing more on the GPU.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Tensors(seed, device).write()
+        return _Tensors(seed, device, asserting).write()
 
 
 class _Tensors:
-    def __init__(self, seed: int, device: str) -> None:
+    def __init__(self, seed: int, device: str, asserting: Collection[str] = ()) -> None:
+        self.asserting = asserting
         self.pick = random.Random(f"tensor {seed}")
         self.device = device
         self.calls = self.pick.choice([2, 2, 3])
@@ -179,11 +187,15 @@ class _Tensors:
         return name + {"f": ".float()", "g": ".float()", "i": ".to(torch.int64)", "m": ".gt(0)"}[hole]
 
     def _runs(self, line: str, target: str | None, scopes: list[dict[str, Any]]) -> bool:
+        if line in self.asserting:
+            return False
         for scope in scopes:
             try:
                 exec(line, scope)
-            except Exception:
+            except Exception as error:
+                settled(line, [error])
                 return False
+            settled(line)
             if target is not None:
                 value = scope[target]
                 if not isinstance(value, torch.Tensor) or value.numel() > _LARGEST:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,11 +24,12 @@ KINDS = {"tensor": "fuzz.tensors", "python": "fuzz.pythons", "training": "fuzz.t
 _SILLY = re.compile(r"NameError|UnboundLocalError|is not defined|unexpected keyword|positional argument")
 
 
-def write_program(kind: str, seed: int, device: str) -> Any:
-    """The program of a kind and seed."""
+def write_program(kind: str, seed: int, device: str, asserting: Collection[str] = ()) -> Any:
+    """The program of a kind and seed, without the statements at which a kernel's assertion failed."""
     from fuzz.program import Program
 
-    return Program(kind, seed, importlib.import_module(KINDS[kind]).generate(seed, device))
+    more = {"asserting": asserting} if asserting else {}
+    return Program(kind, seed, importlib.import_module(KINDS[kind]).generate(seed, device, **more))
 
 
 class TooSlow(BaseException):
@@ -51,18 +52,27 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def examine(kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0, limit: float = 60.0) -> dict[str, Any]:
+def examine(
+    kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0, limit: float = 60.0,
+    asserting: Sequence[str] = (), alone: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Generate, compare and (on a difference) shrink one program; a record for the driver.
 
-    Where something ran out of time, the record says ``retire``: the process should do nothing more.
+    Where something ran out of time or a kernel's assertion failed, the record says ``retire``: the process should do
+    nothing more. With ``again`` it says how a new process is to go on with the program: without some statements that are
+    ``asserting``, or without eager's run (``alone``), which ended with an assertion.
     """
-    from fuzz.program import check, clean
+    from fuzz.program import AssertedError, check, clean
 
     start = time.monotonic()
     try:
         with deadline(limit):
-            program = write_program(kind, seed, device)
-            outcome = check(program)
+            program = write_program(kind, seed, device, asserting)
+            outcome = check(program, alone=alone)
+    except AssertedError as error:
+        here = {"alone": True} if error.who == "eager" else {"asserting": [*asserting, error.who]}
+        again = {"asserting": list(asserting), "alone": alone, **here}
+        return {"kind": kind, "seed": seed, "again": again, "retire": True}
     except TooSlow:
         where = traceback.format_exc()[-3000:]
         return {"kind": kind, "seed": seed, "failed": "hang", "broken": where, "retire": True}
@@ -71,37 +81,51 @@ def examine(kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0, 
     if outcome.difference is not None:
         record["difference"] = asdict(outcome.difference)
         record["source"] = program.source
-        if shrinking:
+        if shrinking and outcome.difference.kind != "assertion":
             record["shrunk"], record["retire"] = _smaller(program, outcome.difference, shrinking)
-    clean()
+    if outcome.asserted:
+        record["retire"] = True
+    else:
+        clean()
     record["seconds"] = round(time.monotonic() - start, 3)
     return record
 
 
 def _smaller(program: Any, difference: Any, seconds: float) -> tuple[str, bool]:
-    """The program made small, and whether a candidate ran out of time (one that no longer counts its rounds, say)."""
-    from fuzz.program import check
+    """The program made small, and whether a candidate ran out of time (one that no longer counts its rounds, say) or a
+    kernel's assertion failed: the process does no more then."""
+    from fuzz.program import AssertedError, check
     from fuzz.shrink import shrink
 
     silly = bool(_SILLY.search(difference.eager))
-    slow = []
+    slow: list[str] = []
+    ended: list[str] = []
 
     def fails(source: str) -> bool:
+        if ended:
+            return False
+        print(source, file=sys.stderr, flush=True)  # the last words of a process that it ends
         try:
             with deadline(5.0):
-                found = check(replace(program, source=source)).difference
+                outcome = check(replace(program, source=source))
         except TooSlow:
             slow.append(source)
             return False
+        except AssertedError:
+            ended.append(source)
+            return False
         except Exception:
             return False
+        found = outcome.difference
+        if outcome.asserted:
+            ended.append(source)
         return found is not None and found.kind == difference.kind and bool(_SILLY.search(found.eager)) <= silly
 
-    return shrink(program.source, fails, seconds), bool(slow)
+    return shrink(program.source, fails, seconds), bool(slow or ended)
 
 
 def main() -> None:
-    """Read ``{"kind", "seed", "device", "shrinking", "limit"}`` lines, answer each; anything programs print goes to stderr."""
+    """Read lines of :func:`examine`'s arguments, answer each; anything programs print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     faulthandler.enable()
@@ -116,7 +140,7 @@ def main() -> None:
         if number in (1, 10, 50):
             gc.freeze()  # the packages' own objects, a million, need not be looked through after every program
         try:
-            record = examine(task["kind"], task["seed"], task["device"], task["shrinking"], task["limit"])
+            record = examine(**task)
         except Exception:
             # A new process comes next: after an assertion of a kernel, say, a GPU does nothing more for this one.
             broken = traceback.format_exc()[-3000:]

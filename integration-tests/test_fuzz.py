@@ -277,6 +277,35 @@ def test_what_several_threads_write_is_undecided(elsewhere: None, write: Any, un
     assert wrong.tolist() == [i not in undecided for i in range(12)]
 
 
+@torch.library.custom_op("fuzzing::there", mutates_args=("out",))
+def there(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Has a kernel for tensors on another device alone; these are what ``_moved_to`` has made of others."""
+    if x.data_ptr() not in OWN:
+        raise NotImplementedError
+    out.add_(x)
+    return x * 2
+
+
+def test_what_has_no_kernel_here_is_computed_there(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it writes is not lost."""
+    x, out = torch.arange(3.0), torch.ones(3)
+    OWN[:] = [x.data_ptr()]
+    kept = []
+
+    def moved(device: torch.device, value: Any) -> Any:
+        copies = fuzz.reference._mapped(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, value)
+        kept.append(copies)
+        OWN.extend(t.data_ptr() for t in fuzz.reference._tensors(copies))
+        return copies
+
+    monkeypatch.setattr(fuzz.reference, "_moved_to", moved)
+    with Shadow(2) as shadow:
+        result = there(x, out)
+    assert not shadow.lost
+    assert torch.equal(shadow.twins(result)[0], x.double() * 2)
+    assert torch.equal(shadow.twins(out)[0], x.double() + 1)
+
+
 def test_a_program_elsewhere_is_followed_as_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> list[torch.Tensor]:
         with Shadow(4) as shadow:

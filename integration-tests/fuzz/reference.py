@@ -490,7 +490,7 @@ def _times(t: torch.Tensor) -> torch.Tensor:
 def _computed(func: Any, given: Any, device: torch.device) -> list[Any]:
     """The operator's results on the twins; what it makes without being told a type is of 64 bits.
 
-    What has no kernel where the twins are is computed on ``device``, unless it writes to them.
+    What has no kernel where the twins are is computed on ``device``, and what it writes to them is brought back.
     """
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -502,10 +502,13 @@ def _computed(func: Any, given: Any, device: torch.device) -> list[Any]:
             try:
                 answers.append(func(*args, **kwargs))
             except Exception:
-                if device == HOME or func._schema.is_mutable:
+                if device == HOME:
                     raise
-                args, kwargs = _moved_to(device, (args, kwargs))
-                answers.append(_moved_to(HOME, func(*args, **kwargs)))
+                moved = _moved_to(device, (args, kwargs))
+                answers.append(_moved_to(HOME, func(*moved[0], **moved[1])))
+                for twin, there in zip(_tensors((args, kwargs)), _moved_to(HOME, _tensors(moved)), strict=True):
+                    if not _overlaps(twin) and not torch.equal(twin, there):
+                        twin.copy_(there)
         return answers
     finally:
         torch.set_default_dtype(default)

@@ -17,6 +17,7 @@ import torch
 from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view, symbols_of_results
+from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
@@ -26,6 +27,8 @@ from prims.options import Options
 from prims.report import Report
 
 __all__ = ["build_training"]
+
+_NONE: dict[int, Any] = {}
 
 
 def build_training(
@@ -140,8 +143,14 @@ def _make_gate(
     """The function through which the inputs go, whose backward runs the backward graph."""
     device = joint.tangent_specs[0].device
 
+    inputs = joint.envelope.inputs
+    # Of which a gradient may come to some, which may be no leaves.
+    others = [k for k, i in enumerate(_entering(joint, partition)) if inputs[i].kind != "parameter"]
+    others = others if len(joint.tangents) > 1 else []
+
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.second = None
+        ctx.others = {k: ref(args[k]) for k in others} if others else _NONE
         return torch.empty(0, device=device)
 
     back = _backward_source(joint, partition, backward, again).function("backward(ctx, gate)")
@@ -252,6 +261,7 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
         source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
     else:
         source.line("saved = ctx.saved_tensors")
+    source.line(f"gate.partial = {' or '.join(f'{name} is None' for name in names)}")
     source.line(f"gate.box = [*saved{some}, {sizes}{', '.join(names)}]")
     source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
@@ -304,6 +314,8 @@ def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward,
     source.line("    box = gate.box")
     source.line("    gate.box = None")
     source.line("    results = run_backward(box)")
+    source.globals["hush"] = hush
+    source.line("    if gate.partial: hush(ctx, results, ctx.others)")
     if again.hands_to_inputs:
         source.globals.update(less=less, gradients=partition.gradients)
         source.line("handed = getattr(gate, 'handed', None)")

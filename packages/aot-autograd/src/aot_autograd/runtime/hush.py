@@ -1,0 +1,82 @@
+"""Hooks of inputs that no gradient reaches.
+
+One autograd node is before all inputs of a region, so that the engine comes to every input, though the results that
+have a gradient may not be computed from it; its hooks would be called with None. In eager there is no way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+__all__ = ["hush"]
+
+
+class _Hushed:
+    """A hook that is called only where a gradient has come."""
+
+    def __init__(self, hook: Callable[[Any], Any], arrival: _Arrival) -> None:
+        self.hook = hook
+        self._arrival = arrival
+
+    def __call__(self, value: Any) -> Any:
+        return self.hook(value) if value is not None and self._arrival.has_come else None
+
+
+class _Arrival:
+    """Whether a gradient has come to a tensor, which its hooks for a gradient know by what they get, others do not."""
+
+    has_come = True
+
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        self.has_come = gradient is not None
+
+
+def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, ref[torch.Tensor]]) -> None:
+    """For the rest of this backward pass, call hooks of inputs without a gradient only where one comes to them.
+
+    So it is with the leaves that such an input was computed from: the engine comes to these too.
+
+    Args:
+        node: the autograd node of the inputs.
+        results: their gradients.
+        others: those that may be no leaves, by place.
+    """
+    seen: set[Any] = set()
+    todo = []
+    for k, (result, (behind, _)) in enumerate(zip(results, node.next_functions, strict=False)):
+        if result is None and behind is not None:
+            todo.append(behind)
+            x = others[k]() if k in others else None
+            if x is not None and not x.is_leaf:
+                _hush(x)
+    while todo:
+        behind = todo.pop()
+        if behind not in seen:
+            seen.add(behind)
+            todo.extend(source for source, _ in behind.next_functions if source is not None)
+            if hasattr(behind, "variable"):
+                _hush(behind.variable)
+
+
+def _hush(x: torch.Tensor) -> None:
+    if not x._backward_hooks and not x._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+        return
+    tables: list[dict[int, Any]] = [x._backward_hooks or {}, x._post_accumulate_grad_hooks or {}]  # type: ignore[attr-defined,list-item]
+    if any(isinstance(hook, _Hushed) for table in tables for hook in table.values()):
+        return
+    arrival = _Arrival()
+    for table in tables:
+        table.update({key: _Hushed(hook, arrival) for key, hook in table.items()})
+    handle = x.register_hook(arrival)
+    x._backward_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined,union-attr]
+
+    def speak() -> None:
+        handle.remove()
+        for table in tables:
+            table.update({key: hook.hook for key, hook in table.items() if isinstance(hook, _Hushed)})
+
+    torch.autograd.Variable._execution_engine.queue_callback(speak)

@@ -1,0 +1,78 @@
+"""Hooks of inputs, where only some results get a gradient: called as in eager, and never with None."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+
+from aot_autograd import aot_function, run_eagerly
+from prims.options import Options
+
+
+def region(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x * 2, w.exp() * v, (x * w).sin()
+
+
+def used_twice(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    a, b, c = region(x, w, v)
+    return a, b + w, c * a
+
+
+def numbers(gradient: torch.Tensor) -> list[float]:
+    return [round(n, 3) for n in gradient.tolist()]
+
+
+def calls_of_hooks(run: Callable[..., Any], kinds: tuple[str, ...], used: tuple[int, ...], beside: bool) -> Any:
+    """What the hooks of the inputs get in two backward passes, and the gradients."""
+    log: list[Any] = []
+
+    def note(name: str) -> Callable[..., Any]:
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            log.append((name, numbers(gradient)))
+            return gradient * 2
+
+        return hook
+
+    leaves, inputs = [], []
+    for at, kind in enumerate(kinds):
+        leaf = torch.linspace(0.1, 1, 3).add(at).requires_grad_()
+        value = leaf * 3 if "activation" in kind else leaf
+        if "hooked" in kind:
+            leaf.register_hook(note(f"leaf {at}"))
+            if value is not leaf:
+                value.register_hook(note(f"activation {at}"))
+        if "watched" in kind:
+            leaf.register_post_accumulate_grad_hook(lambda leaf, at=at: log.append((str(at), numbers(leaf.grad))))
+        leaves.append(leaf)
+        inputs.append(value)
+    results = run(*inputs)
+    for _ in range(2):
+        loss = sum(results[k].sum() for k in used)
+        if beside:  # a gradient comes on another way
+            loss = loss + (inputs[1] * 5).sum()
+        loss.backward(retain_graph=True)
+        log.append("end")
+    hooks = [len(leaf._backward_hooks or ()) for leaf in leaves]
+    return sorted(log, key=str), [None if leaf.grad is None else numbers(leaf.grad) for leaf in leaves], hooks
+
+
+KINDS = ("leaf", "hooked leaf", "watched leaf", "hooked and watched leaf", "hooked activation", "activation of a watched leaf")
+
+
+@pytest.mark.parametrize("program", [region, used_twice])
+@pytest.mark.parametrize("kinds", [(a, b, "hooked leaf") for a in KINDS[:2] for b in KINDS])
+def test_hooks_are_called_as_in_eager(kinds: tuple[str, ...], program: Callable[..., Any]) -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(program, tuple(graph.placeholder(name) for name in "xwv")))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    example = [torch.ones(3, requires_grad=True) * (3 if "activation" in kind else 1) for kind in kinds]
+    run = aot_function(module, example, fw_compiler=run_eagerly, options=Options(strict=True))
+    for used in [used for n in (1, 2, 3) for used in itertools.combinations(range(3), n)]:
+        for beside in (False, True):
+            ours, eager = (calls_of_hooks(f, kinds, used, beside) for f in (run, program))
+            assert ours == eager, (used, beside)

@@ -203,3 +203,27 @@ def test_a_write_beside_its_operand_is_compiled(program):
     compiled(x)
     program(y)
     assert torch.equal(x, y) and not report.fallbacks
+
+
+@pytest.mark.parametrize("inputs", [False, True], ids=["own", "input"])
+@pytest.mark.parametrize("views", [lambda t: t.unbind(0)[0], lambda t: t.split(2)[1], lambda t: t.chunk(2, 1)[0]])
+def test_one_of_several_views_whose_memory_was_written_may_not_be_used(views, inputs):
+    """As a result it is as unusable as eager's."""
+
+    def program(x):
+        t = x if inputs else x * 3
+        part = views(t)
+        t.mul_(2)
+        return t, part
+
+    x = torch.ones(4, 6, requires_grad=True)
+    report = Report()
+    compiled = aot_autograd.aot_function(
+        torch.fx.symbolic_trace(program), [x * 1], fw_compiler=lambda env, report=None: env.module().forward,
+        report=report,
+    )  # fmt: skip
+    for run in (program, compiled):
+        part = run(x * 1)[1]
+        with pytest.raises(RuntimeError, match="modified inplace"):
+            part.sum()
+    assert ["may not be used" in record.reason for record in report.fallbacks] == [True]

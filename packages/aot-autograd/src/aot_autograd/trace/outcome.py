@@ -261,7 +261,15 @@ def _leads_to(view: torch.Tensor, source: torch.Tensor, steps: int) -> bool:
 
 
 def _check_history(tensor: torch.Tensor, base: torch.Tensor | None) -> None:
-    """A result that needs a gradient must get its history from its base, by replaying the views."""
+    """A result that needs a gradient must get its history from its base, by replaying the views.
+
+    Raises:
+        Unsupported: it is detached; or eager lets nobody use it, being one view of several, of memory written since.
+    """
+    try:
+        _ = tensor.grad_fn
+    except RuntimeError as error:
+        raise Unsupported(f"a result may not be used: {error}".partition(". ")[0]) from error
     detached = any(step.func is aten.detach.default for step in state_of(tensor).chain)
     if tensor.requires_grad and (detached or base is None or not base.requires_grad):
         raise Unsupported("a detached view was written with values that need a gradient, and is a result")

@@ -4,8 +4,8 @@ What depends on sizes and types, and the metadata rules do not check themselves,
 the graph is made: it runs once on zeros, and on ones, of the sizes of this call. What depends on the data is asked in
 every call: the operators of :data:`_BY_DATA` stay in the graph, tied to one of its results (:func:`tie`).
 
-Not held: with symbolic sizes the kernel is asked for the sizes of the first call only. What a metadata rule does not
-check (``ormqr``, ``linalg_householder_product``, reflection padding are known) an unused call of other sizes may miss.
+With symbolic sizes the kernel is asked for those of the first call only; for others the metadata rules answer, whose
+questions are the graph's guards (``integration-tests/test_refused_sizes.py``).
 """
 
 from __future__ import annotations

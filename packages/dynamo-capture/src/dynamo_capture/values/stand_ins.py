@@ -92,6 +92,17 @@ def _scan(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return tx.from_python(associative_scan).realize().call(tx, args, kwargs)
 
 
+@special(getattr(torch, "_check_with", None))
+def _check(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A condition that holds, by guards or in every call; PyTorch's own way to ask begins with an import of sympy."""
+    from dynamo_capture.interpreter.frame import inline_call
+
+    condition = (args[1] if len(args) > 1 else kwargs["cond"]).realize()
+    if condition.pytype is bool and condition.truth(tx):
+        return ConstantValue(None)
+    return inline_call(tx, FunctionValue(torch._check_with), args, kwargs)
+
+
 @special(copy.deepcopy)
 def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Numbers and texts are their own copies; their addresses, which the function begins with, are not known."""

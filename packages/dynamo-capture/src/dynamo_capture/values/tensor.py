@@ -13,6 +13,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import full_name
+from dynamo_capture.values.composites import body_of
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
 from dynamo_capture.values.tensor_state import STATE, tensor_state
@@ -163,6 +164,9 @@ class TensorValue(Value):
             name = "new_empty"  # a size as a size: in the graph it is a plain tuple, which would be data
         if name == "as_subclass":
             raise GraphBreak("QB17", "Tensor.as_subclass")
+        body = body_of(getattr(torch.Tensor, name, None), kwargs)
+        if body is not None:
+            return tx.from_python(body).realize().call(tx, [self, *args], kwargs)
         return tx.graph_call(name, [self, *args], kwargs, method=True)
 
     def _stride(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:

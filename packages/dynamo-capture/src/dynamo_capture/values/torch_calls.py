@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.values.base import Value
+from dynamo_capture.values.composites import body_of
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.wrappers import is_disabled
@@ -88,6 +89,8 @@ def is_operator_function(fn: Any) -> bool:
     module = getattr(fn, "__module__", None)
     if module not in _OPERATOR_MODULES:
         return bool(module == "torch._jit_internal" and fn.__name__ == "fn")
+    if fn.__annotations__.get("return", fn) is None:
+        return False  # it checks its arguments: what it asks is to be seen
     if module == "torch.nn.functional":
         return getattr(F, fn.__name__, None) is fn or fn.__name__ in _F_PRIVATE
     return True
@@ -123,7 +126,7 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
                 raise GraphBreak("QB03", f"torch._C.{name}")
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
-    body = visible_body(fn)
+    body = body_of(fn, kwargs) or visible_body(fn)
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
@@ -152,6 +153,15 @@ def _is_onednn_lstm(x: torch.Tensor, hx: Any, weights: Any) -> bool:
     return plain and hx[0].shape[2] == hx[1].shape[2]
 
 
+def tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
+    """``torch.tensor_split`` into a number of sections: the first ones have one element more where they must."""
+    if type(indices_or_sections) is not int or indices_or_sections < 1:
+        return torch.tensor_split(input, indices_or_sections, dim)
+    base, more = input.shape[dim] // indices_or_sections, input.shape[dim] % indices_or_sections
+    ends = [i * base + torch.sym_min(i, more) for i in range(indices_or_sections + 1)]
+    return tuple(aten.slice(input, dim, start, end) for start, end in pairwise(ends))
+
+
 def _times(size: Any, factor: Any) -> Any:
     """The whole part of a size times a factor, in integers where the factor is a short binary fraction."""
     above, below = float(factor).as_integer_ratio()
@@ -166,6 +176,8 @@ CALLS: dict[Any, Call] = {
     torch.nn.functional.linear: linear,
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.lstm: lstm,
+    torch.tensor_split: tensor_split,
+    torch.Tensor.tensor_split: tensor_split,
 }
 for _name, _spatial in (
     ("upsample_nearest1d", 1),

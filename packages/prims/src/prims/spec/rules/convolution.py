@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,6 +82,12 @@ def convolution(
             f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have "
             f"{channels} channels, but got {x.shape[1]} channels instead"
         )
+    made = weight.shape[1] * groups if transposed else weight.shape[0]
+    if weight.shape[0] % groups != 0 or bias is not None and bias.shape != (made,):
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected weight to be divisible by {groups} "
+            f"at dimension 0 and bias to have {made} elements, but got {None if bias is None else list(bias.shape)}"
+        )
     shape = conv_shape(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     last = suggests_channels_last(x) or suggests_channels_last(weight)
     return _formatted(shape, x, last)
@@ -128,7 +135,7 @@ def _pool_shape(
         pooled(x.shape[x.ndim - n + i], kernel[i], stride[i], padding[i], dilation[i], ceil_mode) for i in range(n)
     )
     shape = (*x.shape[: x.ndim - n], *spatial)
-    if any(type(s) is int and s < 0 for s in shape):
+    if any(type(s) is int and s < 1 for s in shape[x.ndim - n :]):
         raise RuntimeError(
             f"Given input size: {list(x.shape)}. Calculated output size: {list(shape)}. Output size is too small"
         )
@@ -259,6 +266,11 @@ for _name, _n in (
 
 @meta_rule("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default", "aten.cudnn_grid_sampler.default")
 def grid_sampler(x: TensorSpec, grid: TensorSpec, *args: Any) -> TensorSpec:
+    if x.shape[0] != grid.shape[0] or grid.shape[-1] != x.ndim - 2:
+        raise RuntimeError(
+            f"grid_sampler(): expected grid and input to have same batch size and grid to have size {x.ndim - 2} in "
+            f"last dimension, but got input {list(x.shape)} and grid {list(grid.shape)}"
+        )
     return TensorSpec((x.shape[0], x.shape[1], *grid.shape[1:-1]), x.dtype, x.device)
 
 
@@ -267,8 +279,10 @@ def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any)
     count: Size = 1
     channels = x.shape[-3]
     for i in range(2):
-        size = x.shape[x.ndim - 2 + i]
-        count = count * ((size + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1)
+        windows = pooled(x.shape[x.ndim - 2 + i], kernel[i], stride[i], padding[i], dilation[i], False)
+        if not windows >= 1:
+            raise RuntimeError(f"Given input size {list(x.shape)}, kernel_size={list(kernel)}: no window fits into it")
+        count = count * windows
         channels = channels * kernel[i]
     return TensorSpec((*x.shape[:-3], channels, count), x.dtype, x.device)
 
@@ -276,12 +290,21 @@ def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any)
 @meta_rule("aten.col2im.default")
 def col2im(x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
     channels = x.shape[-2] // (kernel[0] * kernel[1])
+    geometry = zip(output_size, kernel, stride, padding, dilation, strict=True)
+    windows = math.prod(pooled(*line, False) for line in geometry)
+    if x.shape[-1] != windows or x.shape[-2] != channels * kernel[0] * kernel[1]:
+        raise RuntimeError(
+            f"Given output_size={list(output_size)}, kernel_size={list(kernel)}, expected {windows} blocks and "
+            f"channels divisible by the kernel's size, but got input {list(x.shape)}"
+        )
     return TensorSpec((*x.shape[:-2], channels, *output_size), x.dtype, x.device)
 
 
 @meta_rule("aten.pixel_shuffle.default")
 def pixel_shuffle(x: TensorSpec, factor: int) -> TensorSpec:
     *batch, c, h, w = x.shape
+    if c % (factor * factor) != 0:
+        raise RuntimeError(f"pixel_shuffle: {c} channels are not divisible by the square of {factor}")
     return _shuffled(x, (*batch, c // (factor * factor), h * factor, w * factor))
 
 
@@ -292,11 +315,15 @@ def _shuffled(x: TensorSpec, shape: tuple[Size, ...]) -> TensorSpec:
 @meta_rule("aten.pixel_unshuffle.default")
 def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
     *batch, c, h, w = x.shape
+    if h % factor != 0 or w % factor != 0:
+        raise RuntimeError(f"pixel_unshuffle: height {h} and width {w} are not both divisible by {factor}")
     return _shuffled(x, (*batch, c * factor * factor, h // factor, w // factor))
 
 
 @meta_rule("aten.channel_shuffle.default", "aten.native_channel_shuffle.default")
 def channel_shuffle(x: TensorSpec, groups: Any) -> TensorSpec:
+    if x.shape[1] % groups != 0:
+        raise RuntimeError(f"Number of channels must be divisible by groups. Got {x.shape[1]} and {groups}")
     return TensorSpec(x.shape, x.dtype, x.device)
 
 

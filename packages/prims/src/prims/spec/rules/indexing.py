@@ -244,6 +244,11 @@ def bincount(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
 
 @meta_rule("aten.searchsorted.Tensor")
 def searchsorted(sequence: TensorSpec, x: TensorSpec, *, out_int32: bool = False, **kwargs: Any) -> TensorSpec:
+    if sequence.ndim != 1 and (sequence.ndim != x.ndim or sequence.shape[:-1] != x.shape[:-1]):
+        raise RuntimeError(
+            "torch.searchsorted(): boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
+            f"tensor and input value tensor must match, but we got {list(sequence.shape)} and {list(x.shape)}"
+        )
     return TensorSpec(x.shape, torch.int32 if out_int32 else torch.int64, x.device)
 
 

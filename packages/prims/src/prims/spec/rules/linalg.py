@@ -24,8 +24,18 @@ def column_major(shape: tuple[Size, ...], dtype: torch.dtype, device: torch.devi
     return TensorSpec(shape, dtype, device, layout.strides_in_order(shape, (n - 2, n - 1, *range(n - 3, -1, -1))))
 
 
+def _require(name: str, holds: bool, *operands: TensorSpec) -> None:
+    if not holds:
+        raise RuntimeError(f"{name}: sizes {', '.join(str(list(x.shape)) for x in operands)} do not fit together")
+
+
+def _square(name: str, x: TensorSpec) -> None:
+    _require(name, x.ndim >= 2 and x.shape[-2] == x.shape[-1], x)
+
+
 @meta_rule("aten.linalg_matrix_exp.default")
 def matrix_exp(x: TensorSpec) -> TensorSpec:
+    _square("linalg.matrix_exp", x)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -36,11 +46,13 @@ def check_errors(info: TensorSpec, api_name: str, *, is_matrix: bool) -> None:
 
 @meta_rule("aten.cholesky.default")
 def cholesky(x: TensorSpec, upper: bool = False) -> TensorSpec:
+    _square("cholesky", x)
     return column_major(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.cholesky_inverse.default")
 def cholesky_inverse(x: TensorSpec, upper: bool = False) -> TensorSpec:
+    _square("cholesky_inverse", x)
     return column_major(x.shape, x.dtype, x.device)
 
 
@@ -56,17 +68,24 @@ def geqrf(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 
 
 @meta_rule("aten.ormqr.default")
-def ormqr(x: TensorSpec, tau: TensorSpec, other: TensorSpec, *args: Any) -> TensorSpec:
+def ormqr(x: TensorSpec, tau: TensorSpec, other: TensorSpec, left: bool = True, transpose: bool = False) -> TensorSpec:
+    fit = x.ndim >= 2 and x.ndim == other.ndim == tau.ndim + 1 and x.shape[:-2] == tau.shape[:-1] == other.shape[:-2]
+    rows = other.shape[-2 if left else -1] if fit else 0
+    fit = fit and rows == x.shape[-2] and tau.shape[-1] <= rows and tau.shape[-1] <= x.shape[-1]
+    _require("ormqr", fit, x, tau, other)
     return column_major(other.shape, other.dtype, other.device)
 
 
 @meta_rule("aten.linalg_householder_product.default")
 def householder_product(x: TensorSpec, tau: TensorSpec) -> TensorSpec:
+    fit = x.ndim >= 2 and x.ndim == tau.ndim + 1 and x.shape[:-2] == tau.shape[:-1]
+    _require("householder_product", fit and x.shape[-2] >= x.shape[-1] >= tau.shape[-1], x, tau)
     return column_major(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.linalg_eig.default")
 def linalg_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    _square("linalg.eig", x)
     dtype = complex_dtype(x.dtype)
     vectors = column_major(x.shape, dtype, x.device) if x.device.type == "cpu" else TensorSpec(x.shape, dtype, x.device)
     return TensorSpec(x.shape[:-1], dtype, x.device), vectors
@@ -76,6 +95,8 @@ def linalg_eig(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
 def solve_triangular(
     a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorSpec:
+    _square("linalg.solve_triangular", a)
+    _require("linalg.solve_triangular", a.shape[-1] == b.shape[-2 if left else -1], a, b)
     batch = broadcast_shapes((a.shape[:-2], b.shape[:-2]))
     return column_major((*batch, *b.shape[-2:]), b.dtype, b.device)
 
@@ -85,6 +106,7 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None
     batch = broadcast_shapes((a.shape[:-2], b.shape[:-2] if b.ndim > 1 else ()))
     m, n = a.shape[-2:]
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    _require("linalg.lstsq", m == b.shape[-1 if vector else -2], a, b)
     columns: Size = 1 if vector else b.shape[-1]
     if vector:
         batch = a.shape[:-2]

@@ -20,10 +20,19 @@ def _reduced(out: TensorSpec, reduction: int) -> TensorSpec:
     return out if reduction == NONE else TensorSpec((), out.dtype, out.device)
 
 
+def _agree(what: str, a: tuple[Size, ...], b: tuple[Size, ...]) -> None:
+    if a != b:
+        raise RuntimeError(f"size mismatch: {what} are of sizes {list(a)} and {list(b)}")
+
+
 @meta_rule("aten.nll_loss_forward.default")
 def nll_loss_forward(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
 ) -> tuple[TensorSpec, TensorSpec]:
+    if x.ndim == 2:
+        _agree("the batches", x.shape[:1], target.shape)
+    if weight is not None:
+        _agree("classes and weights", x.shape[-1:], weight.shape)
     total = TensorSpec((), x.dtype, x.device)
     if reduction == NONE and x.ndim == 2:
         return TensorSpec((x.shape[0],), x.dtype, x.device), total
@@ -39,6 +48,9 @@ def nll_loss_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -> TensorSpec
 def nll_loss2d_forward(
     x: TensorSpec, target: TensorSpec, weight: TensorSpec | None, reduction: int, ignore_index: Size
 ) -> tuple[TensorSpec, TensorSpec]:
+    _agree("input and target", (x.shape[0], *x.shape[2:]), target.shape)
+    if weight is not None:
+        _agree("classes and weights", x.shape[1:2], weight.shape)
     total = TensorSpec((), x.dtype, x.device)
     if reduction == NONE:
         return TensorSpec((x.shape[0], x.shape[2], x.shape[3]), x.dtype, x.device), total
@@ -114,6 +126,8 @@ def multi_margin_loss(
 
 @meta_rule("aten.multilabel_margin_loss_forward.default")
 def multilabel_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int) -> tuple[TensorSpec, TensorSpec]:
+    if x.ndim:
+        _agree("input and target", x.shape, target.shape)
     is_target = TensorSpec(target.shape, x.dtype, x.device)
     if reduction == NONE and x.ndim == 2:
         return TensorSpec((x.shape[0],), x.dtype, x.device), is_target

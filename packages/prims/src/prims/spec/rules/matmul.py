@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes
+from prims.spec.rules.views import expand
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -45,7 +45,7 @@ def mm_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorSpec
 @meta_rule("aten.addmm.default", "aten._addmm_activation.default", "aten.sspaddmm.default")
 def addmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     out = mm(a, b)
-    broadcast_shapes((x.shape, out.shape))
+    expand(x, out.shape)
     _same_dtype("addmm", x, a)
     return out
 
@@ -68,14 +68,14 @@ def bmm_dtype(a: TensorSpec, b: TensorSpec, out_dtype: torch.dtype) -> TensorSpe
 @meta_rule("aten.baddbmm.default")
 def baddbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     out = bmm(a, b)
-    broadcast_shapes((x.shape, out.shape))
+    expand(x, out.shape)
     return out
 
 
 @meta_rule("aten.addbmm.default")
 def addbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     product = bmm(a, b)
-    broadcast_shapes((x.shape, product.shape[1:]))
+    expand(x, product.shape[1:])
     return TensorSpec(product.shape[1:], a.dtype, a.device)
 
 
@@ -88,7 +88,7 @@ def mv(a: TensorSpec, x: TensorSpec) -> TensorSpec:
 @meta_rule("aten.addmv.default")
 def addmv(x: TensorSpec, a: TensorSpec, v: TensorSpec, **kwargs: Any) -> TensorSpec:
     out = mv(a, v)
-    broadcast_shapes((x.shape, out.shape))
+    expand(x, out.shape)
     return out
 
 
@@ -109,7 +109,7 @@ def outer(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 def addr(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> TensorSpec:
     dtype = torch.promote_types(x.dtype, torch.promote_types(a.dtype, b.dtype))
     shape = (a.shape[0], b.shape[0])
-    broadcast_shapes((x.shape, shape))
+    expand(x, shape)
     return TensorSpec(shape, dtype, a.device)
 
 

@@ -41,6 +41,12 @@ def native_layer_norm(
                 f"Given normalized_shape={list(normalized_shape)}, expected input with shape "
                 f"[*, {', '.join(map(str, normalized_shape))}], but got input of size{list(x.shape)}"
             )
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None and given.shape != tuple(normalized_shape):
+            raise RuntimeError(
+                f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape "
+                f"{list(given.shape)} and normalized_shape = {list(normalized_shape)}"
+            )
     out = TensorSpec(x.shape, x.dtype, x.device)
     stat = TensorSpec((*x.shape[: x.ndim - n], *(1,) * n), _layer_norm_stat(x, weight), x.device)
     return out, stat, stat
@@ -111,6 +117,12 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    for given in (weight, bias):
+        if given is not None and given.shape != (c,):
+            raise RuntimeError(
+                "Expected weight and bias to be vectors of size equal to the number of channels in input, "
+                f"but got {list(given.shape)} and {c} channels"
+            )
     stat = TensorSpec((n, group), _layer_norm_stat(x, weight), x.device)
     last = x.device.type == "cpu" and suggests_channels_last(x)
     strides = layout.channels_last_strides(x.shape) if last else None

@@ -9,7 +9,7 @@ import torch
 from prims.errors import DataDependentError
 from prims.spec import layout
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import iterate
+from prims.spec.iterator import broadcast_shapes, iterate
 from prims.spec.promote import real_dtype, result_dtype, sum_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import narrow_at, wrap_dim
@@ -89,6 +89,9 @@ def max_dim(x: TensorSpec, dim: int = -1, keepdim: bool = False) -> tuple[Tensor
 
 @meta_rule("aten.kthvalue.default")
 def kthvalue(x: TensorSpec, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    d = wrap_dim(dim, x.ndim)
+    if not 1 <= k <= (x.shape[d] if x.ndim else 1):
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
     return max_dim(x, dim, keepdim)
 
 
@@ -171,6 +174,7 @@ def vector_norm(
 
 @meta_rule("aten.dist.default")
 def dist(x: TensorSpec, y: TensorSpec, p: Any = 2) -> TensorSpec:
+    broadcast_shapes((x.shape, y.shape))
     return TensorSpec((), real_dtype(result_dtype((x, y))), x.device)
 
 
@@ -271,6 +275,8 @@ def safe_softmax(x: TensorSpec, dim: int, dtype: Any = None) -> TensorSpec:
 def glu(x: TensorSpec, dim: int = -1) -> TensorSpec:
     d = wrap_dim(dim, x.ndim)
     half = x.shape[d] // 2
+    if x.shape[d] % 2 != 0:
+        raise RuntimeError(f"Halving dimension must be even, but dimension {d} is size {x.shape[d]}")
     return iterate((narrow_at(x, d, 0, half), narrow_at(x, d, half, half)), x.dtype)
 
 

@@ -92,7 +92,15 @@ def _pad_nd(kind: str, n: int) -> None:
         shape = list(x.shape)
         for i in range(n):
             d = x.ndim - 1 - i
-            shape[d] = shape[d] + padding[2 * i] + padding[2 * i + 1]
+            low, high = padding[2 * i : 2 * i + 2]
+            if kind == "reflection" and not (low < shape[d] and high < shape[d]):
+                raise RuntimeError(
+                    f"Padding size should be less than the corresponding input dimension, but got: padding ({low}, "
+                    f"{high}) at dimension {d} of input {list(x.shape)}"
+                )
+            shape[d] = shape[d] + low + high
+            if not shape[d] >= 1:
+                raise RuntimeError(f"input {list(x.shape)} is too small: padding gives {shape[d]} in dimension {d}")
         new = tuple(shape)
         if x.ndim == n + 2 and suggests_channels_last(x):
             return TensorSpec(new, x.dtype, x.device, layout.channels_last_strides(new))

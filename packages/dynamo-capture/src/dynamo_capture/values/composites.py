@@ -1,0 +1,59 @@
+"""Composite operators of PyTorch that read tensors of numbers where sizes tell them: captured as Python in their place.
+
+Each has its operator's parameters, and calls it whole where the numbers do depend on data or it would warn or raise.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["body_of", "corrcoef", "cov", "index_fill"]
+
+
+def cov(input: Any, *, correction: int = 1) -> Any:
+    """The covariance matrix of the rows of ``input``, (variables, observations) or (observations,)."""
+    rows = input if input.ndim > 1 else input.view(1, -1)
+    if rows.ndim > 2 or rows.dtype == torch.bool or rows.shape[1] <= correction:
+        return torch.ops.aten.cov.default(input, correction=correction)
+    count = torch.full((), rows.shape[1], dtype=torch.int64, device=rows.device)
+    centred = rows - (rows.sum(1) / count).unsqueeze(1)
+    return (centred.mm(centred.t().conj()) / (count - correction)).squeeze()
+
+
+def corrcoef(input: Any) -> Any:
+    """The correlation coefficients of the rows of ``input``, (variables, observations) or (observations,)."""
+    c = cov(input)
+    if c.ndim == 0:
+        return c / c
+    variances = c.diag()
+    deviations = (variances.real if variances.is_complex() else variances).sqrt()
+    c = c / deviations.view(-1, 1) / deviations.view(1, -1)
+    return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
+
+
+def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
+    """``torch.index_fill``. PyTorch sums the gradient of ``value`` over unique indices: as many as the data say."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.ndim:
+        return torch.ops.aten.index_fill(input, dim, index, value)
+    shape = [1] * input.ndim
+    if shape:
+        shape[dim] = input.shape[dim]
+    chosen = torch.zeros(shape, dtype=torch.bool, device=input.device).index_fill(dim, index, True)
+    return torch.where(chosen, value.to(input.dtype), input)
+
+
+_BODIES = {
+    getattr(owner, body.__name__): body for owner in (torch, torch.Tensor) for body in (cov, corrcoef, index_fill)
+}
+
+
+def body_of(operator: Any, keywords: Iterable[str]) -> Callable[..., Any] | None:
+    """What is captured for an operator (a function or a method); None: it itself, as where a keyword is not known."""
+    body = _BODIES.get(operator)
+    if body is None or not set(keywords) <= set(inspect.signature(body).parameters):
+        return None
+    return body

@@ -76,3 +76,33 @@ def test_hooks_are_called_as_in_eager(kinds: tuple[str, ...], program: Callable[
         for beside in (False, True):
             ours, eager = (calls_of_hooks(f, kinds, used, beside) for f in (run, program))
             assert ours == eager, (used, beside)
+
+
+#: Regions whose gradient for ``x`` is computed from ``w`` alone.
+LINEAR = {
+    "product": lambda x, w: x * w,
+    "in place": lambda x, w: (x * 1).mul_(w),
+    "sum": lambda x, w: x * w.exp() + w.sin(),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_hooks_in_a_second_backward_pass(name: str) -> None:
+    program = LINEAR[name]
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(program, tuple(graph.placeholder(name) for name in "xw")))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    example = [torch.ones(3, requires_grad=True) * 2, torch.ones(3, requires_grad=True)]
+    run = aot_function(module, example, fw_compiler=run_eagerly, options=Options(strict=True))
+    found = []
+    for function in (program, run):
+        leaf, w = torch.ones(3, requires_grad=True), torch.linspace(1, 2, 3, requires_grad=True)
+        log: list[Any] = []
+        x = leaf * 2
+        for name, tensor in (("x", x), ("leaf", leaf), ("w", w)):
+            tensor.register_hook(lambda gradient, name=name: log.append((name, numbers(gradient))))
+        (gradient,) = torch.autograd.grad(function(x, w).sum(), x, create_graph=True)
+        log.append(torch.autograd.grad(gradient.sin().sum(), leaf, allow_unused=True, retain_graph=True))
+        gradient.sin().sum().backward()
+        found.append((log, leaf.grad, numbers(w.grad)))
+    assert found[0] == found[1]

@@ -43,7 +43,7 @@ def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, re
     Args:
         node: the autograd node of the inputs.
         results: their gradients.
-        others: those that may be no leaves, by place.
+        others: inputs that may be no leaves, by place.
     """
     seen: set[Any] = set()
     todo = []
@@ -52,6 +52,7 @@ def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, re
             todo.append(behind)
             x = others[k]() if k in others else None
             if x is not None and not x.is_leaf:
+                x._fix_weakref()  # type: ignore[attr-defined]
                 _hush(x)
     while todo:
         behind = todo.pop()

@@ -142,11 +142,8 @@ def _make_gate(
 ) -> type[torch.autograd.Function]:
     """The function through which the inputs go, whose backward runs the backward graph."""
     device = joint.tangent_specs[0].device
-
     inputs = joint.envelope.inputs
-    # Of which a gradient may come to some, which may be no leaves.
     others = [k for k, i in enumerate(_entering(joint, partition)) if inputs[i].kind != "parameter"]
-    others = others if len(joint.tangents) > 1 else []
 
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.second = None
@@ -309,12 +306,14 @@ def _saved_unless_written(
 def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain) -> Source:
     source = Source()
     source.globals.update(run_backward=backward, run_again=again.gradients)
-    source.line("if ctx.second is not None or gate.again is not None: results = run_again(ctx, gate)")
+    source.globals["hush"] = hush
+    source.line("if ctx.second is not None or gate.again is not None:")
+    source.line("    results = run_again(ctx, gate)")
+    source.line("    hush(ctx, results, ctx.others)")
     source.line("else:")
     source.line("    box = gate.box")
     source.line("    gate.box = None")
     source.line("    results = run_backward(box)")
-    source.globals["hush"] = hush
     source.line("    if gate.partial: hush(ctx, results, ctx.others)")
     if again.hands_to_inputs:
         source.globals.update(less=less, gradients=partition.gradients)

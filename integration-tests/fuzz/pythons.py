@@ -330,6 +330,8 @@ class _Statements:
             ]
         )
         other = self.expression("int" if kind == "tensor" else kind, 1)
+        if self.loops and kind == "list":
+            other = f"({other})[:4]"  # it may be as long as the list, which loops within loops would double without end
         w.line(f"{w.name(kind)} {op} {other}")
 
     def mutate(self, depth: int) -> None:

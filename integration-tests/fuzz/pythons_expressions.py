@@ -72,7 +72,7 @@ f'{m:+d}{n:>3}'
 '-'.join(str(q) for q in {list})
 '{0}{1}'.format({int}, {str})
 '%d' % {int}
-'%s' % ({any},)
+('%s' % ({any},)).partition(' at 0x')[0]
 repr({int})
 {str} if {bool} else 'no'
 ({str} or 'empty')

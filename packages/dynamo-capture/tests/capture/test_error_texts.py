@@ -107,6 +107,22 @@ def test_properties(use, capture):
     assert compiled(torch.ones(2))[1:] == fn(torch.ones(2))[1:]
 
 
+EXTENTS = [f"x.{name}({dim})" for name in ("size", "stride")
+           for dim in ("", "0", "-1", "-2", "1", "2", "-3", "True", "'a'", "None", "1.5", "dim=0", "dim=-3", "0, 1", "d=0")]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (4, 5)])
+def test_dimensions_that_there_are_not(shape, dynamic, capture):
+    """A method of tensors says so in other words than a tuple."""
+    for use in [*EXTENTS, "x.shape[2]", "x.size()[-3]"]:
+        names = {}
+        exec(f"def fn(x):\n try: r = {use}\n except Exception as e: r = (type(e).__name__, str(e))\n return x + 1, r", names)
+        x = torch.ones(shape)
+        assert capture(names["fn"], dynamic=dynamic)(x)[1] == names["fn"](x)[1], use
+
+
 def test_names_of_classes():
     pairs = [(Outer.Inner, "Inner"), (collections.Counter, "Counter"), (type("a): b", (), {}), "a): b"), (bool, "bool"),
              (collections.deque, "collections.deque"), (functools.partial, "functools.partial"), (type, "type"),

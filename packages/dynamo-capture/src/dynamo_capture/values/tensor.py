@@ -147,15 +147,12 @@ class TensorValue(Value):
             return self
         if name in _PYTHON_STATE or name.startswith("__array"):
             raise GraphBreak("QB06", f"Tensor.{name}()")
-        if name == "size" and not kwargs:
-            shape = size_value(tx, self)
-            return shape.getitem(tx, args[0]) if args else shape
+        if name in ("size", "stride"):
+            return self._extents(tx, name, args, kwargs)
         if name in ("numel", "nelement") and not args:
             return tx.sym(self.example.numel(), torch.ops.aten.sym_numel.default, [self])
         if name == "__len__":
             return self.length(tx)
-        if name == "stride":
-            return self._stride(tx, args, kwargs)
         if name in ("__getitem__", "__setitem__"):
             return tx.graph_call(operator.getitem if name == "__getitem__" else operator.setitem, [self, *args], {})
         if name == "__iter__":
@@ -169,15 +166,23 @@ class TensorValue(Value):
             return tx.from_python(body).realize().call(tx, [self, *args], kwargs)
         return tx.graph_call(name, [self, *args], kwargs, method=True)
 
-    def _stride(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def _extents(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """``size`` or ``stride``, of one dimension or of all; PyTorch reads the arguments and raises its errors."""
         from dynamo_capture.values.containers import TupleValue
 
-        items: list[Value] = [
-            tx.sym(s, torch.ops.aten.sym_stride.int, [self, ConstantValue(d)])
-            for d, s in enumerate(self.example.stride())
-        ]
-        dims = [*args, *kwargs.values()]
-        return TupleValue(items).getitem(tx, dims[0]) if dims else TupleValue(items)
+        extents = size_value(tx, self)
+        if name == "stride":
+            op, strides = torch.ops.aten.sym_stride.int, enumerate(self.example.stride())
+            extents = TupleValue([tx.sym(s, op, [self, ConstantValue(d)]) for d, s in strides])
+        given = [value.realize() for value in (*args, *kwargs.values())]
+        if not all(isinstance(value, ConstantValue) for value in given):
+            return extents.getitem(tx, given[0])
+        constants: list[Any] = [value.value for value in given]  # type: ignore[attr-defined]
+        numbers = tuple(range(self.example.dim()))
+        numbered = torch.empty_strided(numbers, numbers)
+        named = dict(zip(kwargs, constants[len(args) :], strict=True))
+        asked = tx.exact(getattr(numbered, name), *constants[: len(args)], **named)
+        return extents.getitem(tx, ConstantValue(asked)) if isinstance(asked, int) else extents
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         return tx.graph_call(operator.getitem, [self, key], {})

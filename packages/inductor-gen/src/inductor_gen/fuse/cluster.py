@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from inductor_gen.fuse.order import Move, Order
-from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
 from inductor_gen.loops.views import Index, pull
 from prims.ir import Fuel
@@ -241,21 +241,11 @@ class Fusion:
 
     def bases(self, node: Node) -> list[Node]:
         """The nodes that computing ``node`` reads, through views and values computed in place."""
-        out: dict[int, Node] = {}
-        seen: set[int] = set()
-        todo = list(node.ins)
-        while todo:
-            x = todo.pop()
-            if x.id in seen:
-                continue
-            seen.add(x.id)
-            if x.kind in ("view", "create") or x in self.inlined:
-                todo.extend(x.ins)
-            elif x.kind == "item":
-                todo.append(x.args[0])
-            else:
-                out[x.id] = x
-        return list(out.values())
+        found = reached(node.ins, lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ())
+        return [x for x in found if x.kind != "item" and not self._is_through(x)]
+
+    def _is_through(self, x: Node) -> bool:
+        return x.kind in ("view", "create") or x in self.inlined
 
     def consumers(self) -> dict[Node, list[Node]]:
         """The nodes that read each node, through views and values computed in place."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from inductor_gen.fuse.cluster import Cluster, Fused, Fusion
 from inductor_gen.fuse.score import Costs, Work
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, reached
 
 __all__ = ["inline_clusters", "recompute_shared"]
 
@@ -163,11 +163,4 @@ def _make_again(
 
 def _direct(node: Node) -> set[Node]:
     """What a node takes, through views alone."""
-    found: set[Node] = set()
-    todo = list(node.ins)
-    while todo:
-        x = todo.pop()
-        if x.kind == "view":
-            todo += x.ins
-        found.add(x)
-    return found
+    return set(reached(node.ins, lambda x: x.ins if x.kind == "view" else ()))

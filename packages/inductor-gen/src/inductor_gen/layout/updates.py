@@ -10,7 +10,7 @@ another guess about its masks): it writes the same elements again.
 
 from __future__ import annotations
 
-from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.graph import Graph, Node, nodes_in
 from prims.ir import Envelope
 from prims.spec import TensorSpec
 from prims.spec import layout as strided
@@ -38,22 +38,10 @@ def _chain(value: Node, target: Node, results: set[Node]) -> list[Node]:
             return []
         before = value.args[0]
         chain.append(value)
-        if before.users != [value] or before in results or _reads(value, before):
+        if before.users != [value] or before in results or before in nodes_in(value.args[1:]):
             return []
         value = before
     return chain
-
-
-def _reads(scatter: Node, before: Node) -> bool:
-    """Does a scatter take the old value also as its indices or its source?"""
-    todo = list(scatter.args[1:])
-    while todo:
-        x = todo.pop()
-        if x is before:
-            return True
-        if isinstance(x, (tuple, list)):
-            todo += x
-    return False
 
 
 def _elements_apart(target: Node, value: Node) -> bool:

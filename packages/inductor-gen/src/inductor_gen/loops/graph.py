@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from prims.ops import PrimOp
 from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
-__all__ = ["Graph", "Node", "build_graph", "draws_random", "is_training", "kind_of", "overload_name"]
+__all__ = [
+    "Graph", "Node", "build_graph", "draws_random", "is_training", "kind_of", "nodes_in", "overload_name", "reached",
+]  # fmt: skip
 
 _KIND_OF_ROW = {
     "unary": "pointwise",
@@ -86,19 +88,33 @@ class Node:
 
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
-        self.ins = list(dict.fromkeys(_nodes_in((self.args, self.kwargs))))
+        self.ins = list(dict.fromkeys(nodes_in((self.args, self.kwargs))))
         for value in self.ins:
             value.users.append(self)
 
 
-def _nodes_in(value: Any) -> list[Node]:
+def nodes_in(value: Any) -> list[Node]:
+    """The nodes among nested arguments, with repetitions."""
     if isinstance(value, Node):
         return [value]
     if isinstance(value, (tuple, list)):
-        return [n for v in value for n in _nodes_in(v)]
+        return [n for v in value for n in nodes_in(v)]
     if isinstance(value, dict):
-        return [n for v in value.values() for n in _nodes_in(v)]
+        return [n for v in value.values() for n in nodes_in(v)]
     return []
+
+
+def reached(starts: Iterable[Node], on: Callable[[Node], Iterable[Node]] = operator.attrgetter("ins")) -> list[Node]:
+    """The nodes that these lead to, themselves among them, each once; ``on`` gives those that one leads to, by default
+    what it takes."""
+    found: dict[Node, None] = {}
+    todo = list(starts)
+    while todo:
+        x = todo.pop()
+        if x not in found:
+            found[x] = None
+            todo += on(x)
+    return list(found)
 
 
 @dataclass

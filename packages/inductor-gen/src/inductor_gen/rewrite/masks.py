@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
-from inductor_gen.loops.graph import Graph, Node
+from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import Hint, size
 from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.maskproof import Same, Split, described, hides
@@ -193,23 +193,23 @@ def _verdict(
 
 def _cone(mask: Node, allowed: set[Node], hint: Hint) -> list[Node]:
     """All that a mask is computed of, in the graph's order: primitives and allowed inputs only."""
-    todo, seen = [mask], {mask}
-    while todo:
-        x = todo.pop()
-        if x.kind == "input":
-            if x not in allowed:
-                raise _Unknown
-        elif x.kind not in _KINDS or x.op.startswith("random_") or not isinstance(x.target, PrimOp):
-            raise _Unknown
-        if x.device is None or (x.device.type == "cuda" and not torch.cuda.is_available()):
-            raise _Unknown
-        if _elements(x, hint) > _LARGEST.get(x.device.type, 0):
-            raise _Unknown
-        for operand in x.ins:
-            if operand not in seen:
-                seen.add(operand)
-                todo.append(operand)
-    return sorted(seen, key=lambda x: x.id)
+    cone = reached([mask], lambda x: x.ins if _is_known(x, allowed, hint) else ())
+    return sorted(cone, key=lambda x: x.id)
+
+
+def _is_known(x: Node, allowed: set[Node], hint: Hint) -> bool:
+    """Is it an allowed input, or a primitive that can be evaluated?
+
+    Raises:
+        _Unknown: it is neither.
+    """
+    computed = x.kind in _KINDS and not x.op.startswith("random_") and isinstance(x.target, PrimOp)
+    here = x.device is not None and (x.device.type != "cuda" or torch.cuda.is_available())
+    if not (x in allowed if x.kind == "input" else computed) or not here:
+        raise _Unknown
+    if _elements(x, hint) > _LARGEST.get(x.device.type, 0):  # type: ignore[union-attr]
+        raise _Unknown
+    return True
 
 
 def _elements(x: Node, hint: Hint) -> int:
@@ -250,28 +250,12 @@ def _depending(cone: list[Node], inputs: set[Node]) -> set[Node]:
 
 def _reaches(mask: Node, inputs: set[Node], cut: Node) -> bool:
     """Can the mask depend on an input otherwise than through ``cut``?"""
-    todo, seen = [mask], {mask, cut}
-    if mask is cut:
-        return False
-    while todo:
-        x = todo.pop()
-        if x in inputs:
-            return True
-        for operand in x.ins:
-            if operand not in seen:
-                seen.add(operand)
-                todo.append(operand)
-    return False
+    return not (inputs - {cut}).isdisjoint(reached([mask], lambda x: () if x is cut else x.ins))
 
 
 def _affordable(x: Node, hint: Hint) -> bool:
     """Can it be computed in every call, outside of the graph?"""
-    todo, seen = [x], {x}
-    while todo:
-        for operand in todo.pop().ins:
-            if operand not in seen:
-                seen.add(operand)
-                todo.append(operand)
+    seen = reached([x])
     small = len(seen) <= _STEPS and sum(_elements(n, hint) for n in seen) <= _ASKED
     return small and all(n.kind == "input" or _has_numbers(n.args) for n in seen)
 

@@ -147,89 +147,55 @@ class _Matmul(Block):
     def _along(self, index: str, stride: Expr) -> str:
         return index if stride is ONE else f"{index} * {self.names.size(stride)}"
 
-    def _multiply_row(self) -> None:
-        """The same for one row: products of vectors, added up over the inner dimension at the end."""
-        p, names = self.product, self.names
-        (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
-        depth = names.size(p.k)
-        self.line("k = tl.arange(0, KBLOCK)[None, :]")
-        self.line(f"left = {self._start(p.a)} + ({self._along('py', am)} + {self._along('k', ak)})")
-        self.line(f"right = {self._start(p.b)} + ({self._along('k', bk)} + {self._along('x0[:, None]', bn)})")
-        inside = [] if multiple_of(p.k, self.tile.k) else [f"(k < {depth} - k0)"]
-        both = [*inside, *([f"(x0 < {names.size(p.n)})[:, None]"] if self.axes[1].masked else [])]
-        self.line("acc = tl.zeros([XBLOCK, KBLOCK], tl.float32)")
-        self.line(f"for k0 in range(0, {depth}, KBLOCK):")
-        self.depth += 1
-        for name, pointer, masks in (("a", "left", inside), ("b", "right", both)):
-            mask = " & ".join(masks)
-            text = f"tl.load({pointer}, {mask}, other=0.0)" if mask else f"tl.load({pointer})"
-            self.line(f"{name} = {text}.to(tl.float32)")
-        self.line("acc += a * b")
-        self.line(f"left += {self._along('KBLOCK', ak)}")
-        self.line(f"right += {self._along('KBLOCK', bk)}")
-        self.depth -= 1
-        self.line("acc = tl.sum(acc, 1)[None, :]")
-
     def _multiply(self) -> None:
-        if self.tile.m == 1:
-            return self._multiply_row()
-        p, names = self.product, self.names
-        (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
-        if self.tile.lasting:
-            return self._multiply_lasting()
-        self.line("k = tl.arange(0, KBLOCK)")
-        self.line(f"left = {self._start(p.a)} + ({self._along('y0[:, None]', am)} + {self._along('k[None, :]', ak)})")
-        self.line(f"right = {self._start(p.b)} + ({self._along('k[:, None]', bk)} + {self._along('x0[None, :]', bn)})")
-        even = multiple_of(p.k, self.tile.k)
-        depth = names.size(p.k)
+        """The product of this tile, added up in ``acc`` over the inner dimension, a block at a time.
+
+        For one row they are products of vectors, added up at the end. Where the loop over tiles is one pipeline with
+        this one no pointers are carried along, and places outside the matrices read the last row or column instead of
+        being masked.
+        """
+        p, names, lasting, single = self.product, self.names, self.tile.lasting, self.tile.m == 1
+        depth, whole = names.size(p.k), multiple_of(p.k, self.tile.k)
+        row, column, k = "y0[:, None]", "x0[None, :]", ("k[None, :]", "k[:, None]")
         masks: dict[str, list[str]] = {"a": [], "b": []}
-        if self.axes[0].masked:
-            masks["a"].append(f"(y0 < {names.size(p.m)})[:, None]")
-        if self.axes[1].masked:
-            masks["b"].append(f"(x0 < {names.size(p.n)})[None, :]")
-        if not even:
-            masks["a"].append(f"(k < {depth} - k0)[None, :]")
-            masks["b"].append(f"(k < {depth} - k0)[:, None]")
-        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
-        self.line(f"for k0 in range(0, {depth}, KBLOCK):")
-        self.depth += 1
-        for name, pointer in (("a", "left"), ("b", "right")):
-            mask = " & ".join(masks[name])
-            self.line(f"{name} = tl.load({pointer}, {mask}, other=0.0)" if mask else f"{name} = tl.load({pointer})")
-        self._dot()
-        self.line(f"left += {self._along('KBLOCK', ak)}")
-        self.line(f"right += {self._along('KBLOCK', bk)}")
-        self.depth -= 1
-
-    def _multiply_lasting(self) -> None:
-        """The same where the loop over tiles is one pipeline with this one: no pointers are carried along, and places
-        outside the matrices read the last row or column instead of being masked."""
-        p, names = self.product, self.names
+        if single:
+            row, column, k = "py", "x0[:, None]", ("k", "k")
+            self.line("k = tl.arange(0, KBLOCK)[None, :]")
+        elif not lasting:
+            self.line("k = tl.arange(0, KBLOCK)")
+        for axis, name, size, view in zip(self.axes, "ab", (p.m, p.n), ("[:, None]", "[None, :]"), strict=True):
+            if axis.masked and lasting:
+                self.line(f"{axis.name}1 = tl.minimum({axis.name}0, {names.size(size)} - 1)")
+                row, column = (x.replace(f"{axis.name}0", f"{axis.name}1") for x in (row, column))
+            elif axis.masked and not (single and name == "a"):
+                masks[name].append(f"({axis.name}0 < {names.size(size)}){'[:, None]' if single else view}")
+        for name, view in (("a", "[None, :]"), ("b", "[:, None]")) if not whole else ():
+            inside = f"(k < {depth})" if lasting else f"(k < {depth} - k0)"
+            masks[name].insert(0 if single else len(masks[name]), inside + ("" if single else view))
         (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
-        depth = names.size(p.k)
-        row, column = "y0", "x0"
-        if self.axes[0].masked:
-            row = "y1"
-            self.line(f"y1 = tl.minimum(y0, {names.size(p.m)} - 1)")
-        if self.axes[1].masked:
-            column = "x1"
-            self.line(f"x1 = tl.minimum(x0, {names.size(p.n)} - 1)")
-        a = f"{self._start(p.a)} + ({self._along(f'{row}[:, None]', am)} + {self._along('k[None, :]', ak)})"
-        b = f"{self._start(p.b)} + ({self._along('k[:, None]', bk)} + {self._along(f'{column}[None, :]', bn)})"
-        inside = not multiple_of(p.k, self.tile.k)
-        self.line("acc = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+        places = {
+            "left": f"{self._start(p.a)} + ({self._along(row, am)} + {self._along(k[0], ak)})",
+            "right": f"{self._start(p.b)} + ({self._along(k[1], bk)} + {self._along(column, bn)})",
+        }
+        if not lasting:
+            for name, place in places.items():
+                self.line(f"{name} = {place}")
+        self.line(f"acc = tl.zeros([{'XBLOCK, KBLOCK' if single else 'YBLOCK, XBLOCK'}], tl.float32)")
         self.line(f"for k0 in range(0, {depth}, KBLOCK):")
         self.depth += 1
-        self.line("k = k0 + tl.arange(0, KBLOCK)")
-        for name, address, view in (("a", a, "[None, :]"), ("b", b, "[:, None]")):
-            mask = f", (k < {depth}){view}, other=0.0" if inside else ""
-            self.line(f"{name} = tl.load({address}{mask})")
-        self._dot()
+        if lasting:
+            self.line("k = k0 + tl.arange(0, KBLOCK)")
+        for name, (pointer, place) in zip("ab", places.items(), strict=True):
+            mask = f", {' & '.join(masks[name])}, other=0.0" if masks[name] else ""
+            load = f"tl.load({place if lasting else pointer}{mask})"
+            self.line(f"{name} = {load}.to(tl.float32)" if single else f"{name} = {load}")
+        how = f", input_precision='{self.precision}'" if p.node.dtype == torch.float32 else ""
+        self.line("acc += a * b" if single else f"acc = tl.dot(a, b, acc{how})")
+        for name, stride in (("left", ak), ("right", bk)) if not lasting else ():
+            self.line(f"{name} += {self._along('KBLOCK', stride)}")
         self.depth -= 1
-
-    def _dot(self) -> None:
-        how = f", input_precision='{self.precision}'" if self.product.node.dtype == torch.float32 else ""
-        self.line(f"acc = tl.dot(a, b, acc{how})")
+        if single:
+            self.line("acc = tl.sum(acc, 1)[None, :]")
 
     def _scale(self) -> None:
         """``alpha`` and the added operand."""

@@ -42,10 +42,17 @@ def product_and_reader(p, a, b, c):
     return relu(p, p.add(y, p.broadcast(c, y.shape, (1,))))
 
 
+def product_that_meets_itself(p, x):
+    t = p.mul(p.convert(x, torch.float32), 0.3)
+    wide = p.mul(p.convert(x, torch.float64), 0.3)
+    return p.sub(t, p.broadcast(p.amax(t, (1,)), t.shape, (0,))), p.sub(wide, wide)
+
+
 CASES = {
     "pointwise": (lambda p, x, y: relu(p, p.add(x, y)), [(500, 1000), (500, 1000)]),
     "rows": (softmax, [(8192, 4096)]),
     "few rows": (lambda p, x: p.sum(x, (1,)), [(8, 1 << 20)]),
+    "product that meets itself": (product_that_meets_itself, [(500, 8)]),
     "columns": (lambda p, x, y: p.sum(p.mul(x, p.sigmoid(y)), (0,)), [(8192, 3072), (8192, 3072)]),
     "misaligned product": (product, [(4096, 768), (768, 50257)]),
     "shallow product": (product_and_reader, [(100352, 64), (64, 256), (256,)]),

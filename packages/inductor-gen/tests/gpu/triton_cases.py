@@ -109,9 +109,12 @@ def test_products_that_meet_what_depends_on_them_are_rounded(name, dtype):
     fn, rounded = MEETINGS[name]
     x = torch.randn(70, 1, dtype=dtype)
     c = check(lambda p, a: fn(p, p.mul(a, 0.6666666865348816)), [x])
-    assert ("mul_rn" in c.kernels[0].source) == rounded
+    assert ("qt_product" in c.kernels[0].source) == rounded
     if name in ("itself", "its negative", "its row's largest"):
         assert not c(x.to(DEVICE))[0].any()
+    elif name == "another product":
+        tiny = torch.full_like(x, 3 * torch.finfo(dtype).smallest_normal / 8)
+        assert c(tiny.to(DEVICE))[0].all()  # numbers below the least normal one are none the less
 
 
 @pytest.mark.parametrize("name", ["exp", "sigmoid"])

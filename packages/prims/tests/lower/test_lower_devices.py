@@ -104,3 +104,9 @@ def test_the_zeros_of_softshrink(here):
     (got,) = run_numpy(env, [torch.tensor([-0.25, 0.25, -0.0, float("nan"), 2.0, -2.0])])
     torch.testing.assert_close(got, torch.tensor([0.0, 0.0, 0.0, float("nan"), 1.5, -1.5]), equal_nan=True)
     assert got.signbit().tolist()[:3] == ([True, False, True] if here == CPU else [False] * 3)
+
+
+def test_an_index_put_without_indices_stays_its_operator():
+    env, reasons = lowered([f"%r = aten.index_put.default(%x, [], %y) : float32[] {CPU}"],
+                           [("x", "float32[]", CPU), ("y", "float32[]", CPU)], "float32[]", CPU)  # fmt: skip
+    assert [name for name, _ in homes(env)] == ["aten.index_put.default"] and "without an index" in reasons[0]

@@ -40,6 +40,15 @@ _HELPERS = {
     "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
     "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
     "qt_mul": "def qt_mul(a, b):\n    return a * b",
+    # a * b, whose rounding no sum takes back; libdevice's function makes small numbers 0
+    **{
+        f"qt_product{bits}": (
+            f"def qt_product{bits}(a, b):\n"
+            f"    return tl.inline_asm_elementwise(\"mul.rn.f{bits} $0, $1, $2;\", \"={c},{c},{c}\", [a, b], "
+            f"dtype=tl.float{bits}, is_pure=True, pack=1)"
+        )
+        for bits, c in ((32, "f"), (64, "d"))
+    },
     "qt_words": (
         "def qt_words(seed, counter):\n"
         "    a, b, c, d = q_philox4(seed, counter)\n"
@@ -189,7 +198,7 @@ class TritonNames(Names):
         if v.id in self.logistic:
             return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
         if v.id in self.rounded:
-            return f"libdevice.mul_rn({args[0]}, {args[1]})"
+            return f"qt_product{64 if v.dtype == torch.float64 else 32}({args[0]}, {args[1]})"
         if v.op == "exp" and self.narrow and v.dtype != torch.float64:
             return f"tl.exp({args[0]})"  # off by 2**-24 of its operand, which no 16-bit result shows
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype

@@ -105,6 +105,8 @@ def take(p: Any, self: Value, index: Value) -> Value:
 def _indices(p: Any, self: Value, indices: Sequence[Value | None]) -> tuple[tuple[Value, ...], tuple[int, ...]]:
     """Equal-shaped integer indices, and the dimensions that they index."""
     found = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not found:
+        raise unsupported("indexing without an index")
     if any(i.dtype in (torch.bool, torch.uint8) for _, i in found):
         raise unsupported("indexing with a mask: the result's size depends on data")
     shape = broadcast_shapes(*(i.shape for _, i in found))

@@ -185,7 +185,8 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
         if other is not None:
             mapping[node] = other
         elif left_out:
-            mapping[node] = None
+            zeros = any(not absent[tangent] for tangent in node.meta.get("beside_zeros", ()))
+            mapping[node] = _zeros(graph, node) if zeros else None
         else:
             for source in missing:
                 mapping[source] = _zeros(graph, source)

@@ -439,6 +439,7 @@ def _mark_constants(
     """
     if len(roots) < 2:
         tracer.made_by.clear()
+        tracer.beside_zeros.clear()
         return
     dependent = {tracer.read(tangent) for tangent in tangents}
     passed_on = [tracer.read(gradient) for gradient in gradients if gradient is not None]
@@ -448,12 +449,13 @@ def _mark_constants(
             if node.target is aten.add.Tensor:  # of what arrives on two ways
                 passed_on += node.all_input_nodes
     constant = {node for node in passed_on if node in tracer.made_by} - dependent
-    if constant:
-        reached = [_reached([root]) for root in roots]
-        for node in constant:
-            made_by = tracer.made_by[node]
-            node.meta["called_by"] = frozenset(k for k, nodes in enumerate(reached) if made_by in nodes)
+    marks = [(node, "called_by", tracer.made_by[node]) for node in constant]
+    marks += [(node, "beside_zeros", made_by) for node, made_by in tracer.beside_zeros.items()]
+    reached = [_reached([root]) for root in roots] if marks else []
+    for node, name, made_by in marks:
+        node.meta[name] = frozenset(k for k, nodes in enumerate(reached) if made_by in nodes)
     tracer.made_by.clear()  # they hold what they have saved
+    tracer.beside_zeros.clear()
 
 
 def _is_custom(node: Any) -> bool:

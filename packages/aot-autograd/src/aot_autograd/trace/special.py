@@ -232,7 +232,10 @@ def _sum(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     wide = tracer.view(aten.expand.default, (args[1], list(spec.shape)), {})
     copy = tracer.pure(aten._to_copy.default, (wide,), {"dtype": spec.dtype})
     alpha = kwargs.get("alpha", 1) * (-1 if func is aten.sub.Tensor else 1)
-    return copy if alpha == 1 else tracer.pure(aten.mul.Scalar, (copy, alpha), {})
+    result = copy if alpha == 1 else tracer.pure(aten.mul.Scalar, (copy, alpha), {})
+    if tracer.backward:
+        tracer.beside_zeros[tracer.read(result)] = tracer.made_by.get(_state(args[0]).storage.node)
+    return result
 
 
 # -- writes ------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Tracer(TorchDispatchMode):
         backward: set while the backward pass is traced.
         called_by: inside a custom function's backward, the tangents that it is called for (where that matters).
         made_by: the autograd nodes that made the backward pass's values.
+        beside_zeros: of its sums with zeros, which are copies of the other term, the nodes that made the zeros.
         factorisations: results of calls that end with error codes, by the identity of the codes.
         seeded: random operators become functions of a seed.
         draws_again: the backward pass repeats draws of the forward (of a checkpoint).
@@ -88,6 +89,7 @@ class Tracer(TorchDispatchMode):
         self.factorisations: dict[int, Any] = {}
         self.called_by: frozenset[int] | None = None
         self.made_by: dict[torch.fx.Node, Any] = {}
+        self.beside_zeros: dict[torch.fx.Node, Any] = {}
 
     # -- inputs ------------------------------------------------------------------------------------------------
 

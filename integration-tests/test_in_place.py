@@ -287,3 +287,81 @@ def test_gradients_need_the_old_value():
 def test_the_judge_sees_a_copy():
     """A state that is also read before it is written must be copied, and the kernels show it."""
     assert copies(ran(reads_before))
+
+
+# ---- new values that depend on the old ones: written by the last kernels, after everything that can fail -------------
+
+
+def momentum(p, m, g, i):
+    m.mul_(0.9).add_(g, alpha=0.1)
+    p.sub_(m * 0.01)
+
+
+def adam(p, m, g, i):
+    m.lerp_(g, 0.1)
+    p.addcdiv_(m, (g * g).sqrt() + 1e-3, value=-0.01)
+    return p.sum(), m.abs().amax()
+
+
+def through_a_view(p, m, g, i):
+    p.view(-1).mul_(2).add_(g.view(-1))
+    return m @ g.t()
+
+
+def with_a_library(p, m, g, i):
+    p.add_(m @ (g.t() @ g))
+    m.copy_(torch.tanh(m) * 2)
+
+
+def indexed_first(p, m, g, i):
+    y = m[i]
+    p.mul_(2)
+    return y
+
+
+def indexed_last(p, m, g, i):
+    p.mul_(2)
+    m.add_(p)
+    return g[i]
+
+
+RENEWING = {"momentum": momentum, "adam": adam, "view": through_a_view, "library": with_a_library,
+            "indexed first": indexed_first, "indexed last": indexed_last}  # fmt: skip
+
+
+def renewed_state():
+    torch.manual_seed(0)
+    return [*(torch.randn(6, 4) for _ in range(3)), torch.tensor([1, 5, 0])]
+
+
+@pytest.mark.parametrize("name", RENEWING)
+def test_new_values_over_old_ones(name):
+    run = RENEWING[name]
+    eager, ours = renewed_state(), renewed_state()
+    compiled = compile_api.compile(run, options={"verify": "every_pass"})
+    places = [t.data_ptr() for t in ours]
+    with torch.no_grad():
+        for _ in range(3):
+            expected, got = run(*eager), compiled(*ours)
+            torch.testing.assert_close((ours, got), (eager, expected))
+    assert places == [t.data_ptr() for t in ours]
+    assert not compiled.report().fallbacks
+    allocated = {"momentum": 0, "adam": 2, "view": 1, "library": 2, "indexed first": 1, "indexed last": 1}
+    assert [plan.pieces for plan in compiled.report().memory] == [allocated[name]]  # results and products
+
+
+@pytest.mark.parametrize("name", ["indexed first", "indexed last"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_failure_comes_before_the_writes(name, before):
+    """Where the program's data is refused nothing is written, in the first call or in a later one."""
+    run = RENEWING[name]
+    eager, ours = renewed_state(), renewed_state()
+    compiled = compile_api.compile(run)
+    with torch.no_grad():
+        for _ in range(before):
+            run(*eager), compiled(*ours)
+        ours[3] = torch.tensor([1, 99, 0])
+        with warnings.catch_warnings(), pytest.raises(IndexError):
+            warnings.simplefilter("ignore")
+            compiled(*ours)
+    torch.testing.assert_close(ours[:3], eager[:3])

@@ -194,6 +194,42 @@ def test_verifier_sees_each_fault():
     refused("MEMORY-C4", lambda plan: plan.launch_after.clear())
 
 
+def renewing(*after):
+    """A kernel that writes an input's new value where the input is, and what runs after it."""
+    given, new = buffer(0, 64, "input"), buffer(1, 64)
+    return given, new, [Footprint((new,), (given,), overwrites=((new, given),)), *after]
+
+
+def test_inputs_are_written_by_the_last_steps_that_cannot_fail():
+    other = buffer(2, 64)
+    for after, written in (
+        ((), True),
+        ((Footprint((), (other,)),), True),
+        ((Footprint((other,), ()),), True),  # allocated before the launch in which both are
+        ((Footprint((other,), (), fails=True),), False),
+        ((Footprint((buffer(3, 8, "extern"),), (), kernel=False, fails=True),), False),
+        ((Footprint((buffer(3, 8, "extern"),), (), kernel=False),), False),  # its memory may not be had
+    ):
+        given, new, steps = renewing(*after)
+        plan = plan_memory(steps, [new], (), hint, Sharing(size_of, 16))
+        assert (plan.renewed == {new: given}) is written, after
+        verify(plan, steps, (), hint, Sharing(size_of, 16))
+    given, new, steps = renewing()
+    plan = plan_memory([*steps, Footprint((other,), (given,))], [new, other], (), hint, Sharing(size_of, 16))
+    assert not plan.renewed  # the old value is read once more
+
+
+def test_verifier_sees_an_input_written_too_early():
+    given, new, steps = renewing()
+    sharing = Sharing(size_of, 16)
+    plan = plan_memory(steps, [new], (), hint, sharing)
+    verify(plan, steps, (), hint, sharing)
+    with pytest.raises(VerifierError, match="MEMORY-C6"):
+        verify(plan, [*steps, Footprint((), (), fails=True)], (), hint, sharing)
+    with pytest.raises(VerifierError, match="MEMORY-C6"):
+        verify(plan, [Footprint((new,), (given,))], (), hint, sharing)
+
+
 def test_what_a_custom_operator_may_keep_is_not_used_again():
     a, b, out = buffer(0, 64), buffer(1, 64), buffer(2, 64, "extern")
     steps = [Footprint((a,), ()), Footprint((out,), (a,), kernel=False, gives_away=True), Footprint((b,), (out,))]

@@ -15,6 +15,7 @@ from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.device.record import known
 from inductor_gen.pipeline import lower_graph
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
+from prims.ir import Mutation, OutputDesc
 from prims.options import Options
 from prims.spec import TensorSpec
 
@@ -67,6 +68,22 @@ def lowered(case, name):
     specs = [TensorSpec(shape, torch.bfloat16, GPU) for shape in shapes]
     env = build(fn, specs, claims=inductor_gen.claims("cuda"))
     return lower_graph(env, Options(verify="off"), devices=lambda _: known(name))
+
+
+def added(p, table, index, rows):
+    return p.index_put(table, (index,), (0,), p.sin(rows), True)
+
+
+@pytest.mark.parametrize("in_place", [True, "again", False])
+def test_sums_are_scattered_into_an_input(in_place):
+    """On a GPU no kernel fails: the table is neither copied nor written back, unless the graph is to be run again."""
+    specs = [TensorSpec(shape, dtype, GPU) for shape, dtype in (
+        ((5000, 64), torch.float32), ((300,), torch.int64), ((300, 64), torch.float32))]  # fmt: skip
+    env = build(added, specs, claims=inductor_gen.claims("cuda"))
+    env = env.replace(outputs=(OutputDesc("mutation", specs[0]),), mutations=(Mutation(0, 0),))
+    unit = lower_graph(env, Options(verify="every_pass"), devices=lambda _: known("H200"), in_place=in_place)
+    assert len(unit.sources()) == (1 if in_place is True else 2)
+    assert [node.kind for node in unit.memory.renewed.values()] == (["input"] if in_place is True else [])
 
 
 def sources(unit):

@@ -74,8 +74,8 @@ class CompiledGraph:
     def surviving_inputs(self, error: BaseException) -> list[Any] | None:
         """The inputs of the :meth:`boxed` call that raised ``error``, unless some were freed already.
 
-        A graph never writes to its inputs, or (``in_place``) only what it would write again, so that whoever has them
-        all can compute the results in another way.
+        A graph never writes to its inputs, or (``in_place``) only what it would write again, or after everything that
+        may fail, so that whoever has them all can compute the results in another way.
         """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code is not getattr(self._call, "__code__", None):
@@ -114,11 +114,12 @@ def compile_graph(
         return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place)
     from inductor_gen.runtime.masked import ByMasks, asker_for
 
-    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices, in_place)
+    again = "again" if in_place else False
+    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices, again)
     asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
 
     def general() -> Callable[[Any], list[Any]]:
-        return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place).boxed
+        return _compiled(env_prim, options, report, triton, plan.constant, devices, again).boxed
 
     call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
     return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
@@ -139,7 +140,7 @@ def _repeatable(node: torch.fx.Node) -> bool:
 
 def _compiled(
     env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str],
-    devices: Asked | None, in_place: bool,
+    devices: Asked | None, in_place: bool | str,
 ) -> CompiledGraph:  # fmt: skip
     """The graph compiled for calls in which these verdicts about attention masks hold."""
     begun = _begin(env_prim, options)
@@ -161,7 +162,7 @@ def _compiled(
             return _compiled(env_prim, untuned, report, triton, masks, devices, in_place).boxed
 
         call = while_precision(lowered.precision, call, otherwise)
-    kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered)]
+    kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered) and call.sources]
     keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
     if report is not None:
         for k in kernels:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
@@ -91,7 +91,7 @@ class Planned:
 
 def planned(
     env: Envelope, options: Options, report: Report | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked = device_of, in_place: bool = False,
+    devices: Asked = device_of, in_place: bool | str = False,
 ) -> Planned:  # fmt: skip
     """The steps up to the order of kernels, with the arguments of :func:`lower_graph`.
 
@@ -139,12 +139,13 @@ def rewritten_graph(
 def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
     rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked | None = None, in_place: bool = False,
+    devices: Asked | None = None, in_place: bool | str = False,
 ) -> Lowered:  # fmt: skip
     """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
     each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
     ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
-    what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written.
+    what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written; ``"again"``: so that
+    it may run twice on the same.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
@@ -170,6 +171,9 @@ def lower_graph(
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
         if report is not None:
             report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
+        calls = tuple(
+            replace(c, sources=()) if isinstance(c, Rendered) and c.moves_nothing(memory.renewed) else c for c in calls
+        )
     phase.keep("memory", lambda: memory_text(memory))
     lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
     _bound(env, lowered.sources())

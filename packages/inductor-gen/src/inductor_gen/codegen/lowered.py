@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.kernel import ir
 from inductor_gen.kernel.ir import Call
 from inductor_gen.layout.record import Layout, Prepared, whole
 from inductor_gen.loops.graph import Node
@@ -33,6 +34,13 @@ class Rendered:
         """What it makes and needs, the buffers of partial results among it, which nobody else needs."""
         known = {n for kernel in self.launch.kernels for n in kernel.touched()}
         return footprint(self.launch, [n for n in self.written() if n not in known])
+
+
+    def moves_nothing(self, renewed: Mapping[Node, Node]) -> bool:
+        """Does it only copy inputs to where they are?"""
+        bodies = [nest.body for kernel in self.launch.kernels for nest in kernel.nests]
+        copies = [(body.stores[0].buffer, ir.copied(body)) for body in bodies if ir.copied(body) is not None]
+        return bool(bodies) and len(copies) == len(bodies) and all(renewed.get(a) is b for a, b in copies)
 
 
 @dataclass(frozen=True, eq=False)

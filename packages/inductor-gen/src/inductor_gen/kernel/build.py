@@ -85,7 +85,10 @@ class Builder:
         )  # fmt: skip
 
     def _interchangeable(self, written: Node, read: Node) -> bool:
-        """Can one buffer be the other? A graph's inputs stay as they are; shapes may differ where places are equal."""
+        """Can one buffer be the other? Inputs stay as they are but for their own new values; shapes may differ where
+        places are equal."""
+        if self.prepared.renewed.get(written) is read:
+            return True
         if read.kind in ("input", "constant", "item") or read in self.prepared.scattered.values():
             return False
         return written.device == read.device and written.kind != "part"

@@ -123,6 +123,12 @@ def stores(bodies: Iterable[Body]) -> tuple[Node, ...]:
     return tuple(dict.fromkeys(whole(s.buffer) for body in bodies for s in body.stores))
 
 
+def copied(body: Body) -> Node | None:
+    """The buffer of which a body does nothing but copy."""
+    plain = len(body.vals) == len(body.stores) == 1 and body.vals[0].op == "load" and not body.vals[0].args
+    return body.vals[0].attr if plain else None
+
+
 def overwritable(body: Body) -> tuple[tuple[Node, Node], ...]:
     """``(written, read)`` buffers of a body that may share memory.
 

@@ -17,7 +17,7 @@ from inductor_gen.device.cuda import FUSED_ATTENTION
 from inductor_gen.extern.cpu import conv_form
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, channels_last
-from inductor_gen.layout.updates import in_place_updates
+from inductor_gen.layout.updates import in_place_updates, new_values
 from inductor_gen.loops.graph import Graph, Node, is_training
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, size
 from inductor_gen.loops.views import view_strides
@@ -38,7 +38,7 @@ _BLAS = frozenset({
 
 
 class _Preparer:
-    def __init__(self, graph: Graph, env: Envelope, hint: Hint, numerics: str, in_place: bool) -> None:
+    def __init__(self, graph: Graph, env: Envelope, hint: Hint, numerics: str, in_place: bool | str) -> None:
         self.env = env
         self.old = graph
         self.context = env.symbols.context or _context_of(env)
@@ -371,10 +371,12 @@ def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[E
     return all(a is b or s is ONE for s, a, b in zip(shape, have, want, strict=True))
 
 
-def prepare(graph: Graph, env: Envelope, hint: Hint, numerics: str = "fast", in_place: bool = False) -> Prepared:
+def prepare(graph: Graph, env: Envelope, hint: Hint, numerics: str = "fast", in_place: bool | str = False) -> Prepared:
     """A rewritten graph of a prim-dialect envelope, with copies where values must be laid out anew.
 
     ``hint`` gives a likely number for a size, ``numerics`` is that of the options. ``in_place``: inputs that the
     graph's mutations name may be written (:mod:`inductor_gen.layout.updates`).
     """
-    return _Preparer(graph, env, hint, numerics, in_place).run()
+    prepared = _Preparer(graph, env, hint, numerics, in_place).run()
+    prepared.renewed = new_values(prepared, env) if in_place is True else {}
+    return prepared

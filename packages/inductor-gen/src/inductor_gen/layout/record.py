@@ -64,6 +64,7 @@ class Prepared:
         tangents: the inputs of a backward graph that are gradients of the forward's outputs.
         freed: the inputs that are given up after their last use: all but parameters and what else outlives the call.
         images: matrices ``[images * pixels, channels]`` that are images with channels last, and the images' shapes.
+        renewed: the buffers of inputs' new values that may be the inputs', each with its input.
         forms: how each convolution on the CPU is computed (``extern.cpu.conv_form``), where the layouts allow a choice.
     """
 
@@ -75,6 +76,7 @@ class Prepared:
     specs: dict[Node, Any] = field(default_factory=dict)
     tangents: set[Node] = field(default_factory=set)
     freed: set[Node] = field(default_factory=set)
+    renewed: dict[Node, Node] = field(default_factory=dict)
     forms: dict[Node, str] = field(default_factory=dict)
     images: dict[Node, tuple[Expr, ...]] = field(default_factory=dict)
 

@@ -6,16 +6,22 @@ scatter (or a chain of scatters, each the only reader of the one before), which 
 and the input's elements are apart in memory. No value of the graph depends on what the input held then, but through
 the new value, so that the whole graph may even be run again on inputs that are partly written (after a failure, or for
 another guess about its masks): it writes the same elements again.
+
+A value that does depend on what the input held (a step of an optimizer, a running mean, sums that are scattered into
+it) may be written over it by the last kernels, after everything that can fail, so that nothing is run again afterwards:
+:func:`new_values` says which these are, and the memory plan whether it is done.
 """
 
 from __future__ import annotations
 
+from inductor_gen.layout.record import Prepared, ViewRef
 from inductor_gen.loops.graph import Graph, Node, nodes_in
+from inductor_gen.loops.index import ZERO
 from prims.ir import Envelope
 from prims.spec import TensorSpec
 from prims.spec import layout as strided
 
-__all__ = ["in_place_updates"]
+__all__ = ["in_place_updates", "new_values"]
 
 
 def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Node]:
@@ -25,8 +31,21 @@ def in_place_updates(graph: Graph, env: Envelope) -> dict[Node, Node]:
     for mutation in env.mutations:
         target, value = graph.inputs[mutation.input_index], graph.outputs[mutation.output_index]
         chain = _chain(value, target, results) if isinstance(value, Node) else []
-        if chain and _elements_apart(target, value):
+        if chain and target.dtype == value.dtype and _elements_apart(target):
             found.update((scatter, target) for scatter in chain)
+    return found
+
+
+def new_values(prepared: Prepared, env: Envelope) -> dict[Node, Node]:
+    """The buffers of inputs' new values that lie as the inputs do, each with its input."""
+    found: dict[Node, Node] = {}
+    for mutation in env.mutations:
+        target, out = prepared.graph.inputs[mutation.input_index], prepared.outputs[mutation.output_index]
+        if isinstance(out, ViewRef) and out.offset is ZERO and out.shape == target.shape:
+            value = prepared.storage(out.base)
+            same = out.strides == prepared.layouts[target].strides and value.dtype == target.dtype
+            if same and value.kind not in ("input", "constant", "extern", "item") and _elements_apart(target):
+                found[value] = target
     return found
 
 
@@ -44,9 +63,8 @@ def _chain(value: Node, target: Node, results: set[Node]) -> list[Node]:
     return chain
 
 
-def _elements_apart(target: Node, value: Node) -> bool:
-    """Does each element of the input have memory of its own, of the new value's shape and dtype?"""
+def _elements_apart(target: Node) -> bool:
+    """Does each element of the input have memory of its own?"""
     if target.kind != "input" or not isinstance(target.spec, TensorSpec):
         return False
-    same = (target.shape, target.dtype, target.device) == (value.shape, value.dtype, value.device)
-    return same and strided.is_dense(target.spec.shape, target.spec.strides)
+    return strided.is_dense(target.spec.shape, target.spec.strides)

@@ -60,6 +60,7 @@ class Footprint:
         overwrites: ``(made, read)`` buffers that may share memory.
         extra: bytes that it takes while it runs.
         gives_away: memory of buffers that end here may live on elsewhere.
+        fails: it may end the call, which is then run again in another way.
     """
 
     made: tuple[Node, ...]
@@ -68,13 +69,16 @@ class Footprint:
     overwrites: tuple[tuple[Node, Node], ...] = ()
     extra: int = 0
     gives_away: bool = False
+    fails: bool = False
 
 
 def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Footprint:
     """What a step makes and needs; ``partial``: buffers of its own between the kernels that it is rendered as."""
     if isinstance(step, Call):
-        return Footprint(step.writes, step.reads, kernel=False, extra=step.workspace, gives_away=step.custom)
-    return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites)
+        return Footprint(step.writes, step.reads, False, (), step.workspace, step.custom, fails=True)
+    kernels = step.kernels if isinstance(step, Launch) else (step,)
+    fails = any(k.checks and (k.device is None or k.device.type == "cpu") for k in kernels)
+    return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ class MemoryPlan:
         peak: the most bytes that pieces, inputs to be given up and workspaces take at once.
         pieces: in the order in which they are allocated.
         note: what kept memory from being shared.
+        renewed: buffers that are inputs' new values and lie in the inputs' memory, each with its input.
     """
 
     place: dict[Node, tuple[Piece, int]] = field(default_factory=dict)
@@ -145,6 +150,7 @@ class MemoryPlan:
     peak: int = 0
     pieces: list[Piece] = field(default_factory=list)
     note: str | None = None
+    renewed: dict[Node, Node] = field(default_factory=dict)
 
 
 # ---- order ---------------------------------------------------------------------------------------------------
@@ -318,19 +324,35 @@ def plan_memory(
         hint: a likely number for each size.
         sharing: how buffers may share memory.
     """
-    plan = MemoryPlan(dies=_last_reads(steps, returned))
-    _Planner(plan, steps, freed, hint, sharing).run()
+    for last in (True, False):
+        plan = MemoryPlan(dies=_last_reads(steps, returned))
+        _Planner(plan, steps, freed, hint, sharing, last).run()
+        if _nothing_fails_after(plan, steps):
+            break
     return plan
 
 
-def _written_over(steps: Sequence[Footprint], dies: Mapping[Node, int], sharing: Sharing) -> dict[Node, Node]:
-    """Buffers that kernels write over what ends with them, each with that buffer, which is of as many bytes."""
+def _nothing_fails_after(plan: MemoryPlan, steps: Sequence[Footprint]) -> bool:
+    """Does no step fail, nor an allocation, once the first input is written?"""
+    first = min((k for k, step in enumerate(steps) if not plan.renewed.keys().isdisjoint(step.made)), default=None)
+    if first is None:
+        return True
+    launched = min(k for k in plan.launch_after if k >= first)
+    return not any(step.fails for step in steps[first:]) and all(p.begin <= launched for p in plan.pieces)
+
+
+def _written_over(
+    steps: Sequence[Footprint], dies: Mapping[Node, int], sharing: Sharing, last: bool
+) -> dict[Node, Node]:  # fmt: skip
+    """Buffers that kernels write over what ends with them, each with that buffer, which is of as many bytes; inputs
+    only by the last steps, of which none can fail."""
     over: dict[Node, Node] = {}
     gone: set[Node] = set()
+    safe = 1 + max((k for k, step in enumerate(steps) if step.fails), default=-1) if last else len(steps)
     for k, step in enumerate(steps):
         for made, read in step.overwrites:
             fits = dies.get(read) == k and made in step.made and sharing.size(made) is sharing.size(read)
-            if fits and made not in over and read not in gone:
+            if fits and made not in over and read not in gone and (read.kind != "input" or k >= safe):
                 over[made] = read
                 gone.add(read)
     return over
@@ -369,14 +391,16 @@ class _Planner:
     """
 
     def __init__(
-        self, plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node], hint: Hint, sharing: Sharing
-    ) -> None:
+        self, plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node], hint: Hint, sharing: Sharing,
+        last: bool,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.steps = steps
         self.freed = freed
         self.hint = hint
         self.sharing = sharing
-        over = _written_over(steps, plan.dies, sharing)
+        over = _written_over(steps, plan.dies, sharing, last)
+        plan.renewed = {made: read for made, read in over.items() if read.kind == "input"}
         self.over = set(over)
         self.next = {read: made for made, read in over.items()}
         self.ending: dict[int, list[tuple[Piece, int, _Block]]] = {}
@@ -578,8 +602,13 @@ def verify(plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node]
             where it reads the other; MEMORY-C2 a buffer is misaligned, or not within its piece, or the piece is not
             there as long as the buffer; MEMORY-C3 what outlives the graph, or may live on elsewhere, does not have its
             memory for itself; MEMORY-C4 memory is not given back before an operator runs; MEMORY-C5 the peak is not
-            that of the pieces, or above the bound.
+            that of the pieces, or above the bound; MEMORY-C6 an input is written that is still read, or before
+            something that may fail.
     """
+    for made, read in plan.renewed.items():
+        (k,) = (k for k, step in enumerate(steps) if made in step.made)
+        if plan.dies[read] != k or (made, read) not in steps[k].overwrites or not _nothing_fails_after(plan, steps):
+            raise VerifierError("MEMORY-C6", f"{made!r} is written over the input {read!r}")
     begins = {node: k for k, step in enumerate(steps) for node in step.made}
     for piece in plan.pieces:
         nodes = sorted(piece.nodes, key=begins.__getitem__)

@@ -16,19 +16,20 @@ __all__ = ["dependencies", "ordered"]
 
 def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]:
     """The steps (given with producers first) in the order in which they run."""
-    needs = dependencies(steps)
+    needs = dependencies(steps, prepared.renewed)
     order = _delayed(steps, needs, prepared.tangents)
     footprints = dict(enumerate(map(footprint, steps)))
     ids = lightest_order(footprints, order, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint)
     return [steps[i] for i in ids]
 
 
-def dependencies(steps: Sequence[Step]) -> list[set[int]]:
+def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[set[int]]:
     """The steps, by position, that must run before each step: those that write what it reads or changes, those that
     read what it changes, and the operator before it that draws random numbers.
 
     What changes an input also waits for the kernels that may refuse the program's data and hold something that eager
-    computes before the change: it would have raised its error by then.
+    computes before the change: it would have raised its error by then. What makes ``renewed`` buffers waits for
+    everything that may fail, where that does not wait for it.
     """
     needs: list[set[int]] = []
     writer: dict[Node, int] = {}
@@ -49,16 +50,19 @@ def dependencies(steps: Sequence[Step]) -> list[set[int]]:
             readers[node] = []
         before.discard(k)
         needs.append(before)
-    _wait_for_checks(steps, needs)
+    updates = [k for k, step in enumerate(steps) if any(node.kind == "input" for node in step.updates)]
+    checks = [k for k, step in enumerate(steps) if isinstance(step, Kernel) and step.checks]
+    _wait(updates, checks, steps, needs, "before")
+    last = [k for k, step in enumerate(steps) if renewed and not set(renewed).isdisjoint(step.writes)]
+    _wait(last, [k for k, step in enumerate(steps) if footprint(step).fails], steps, needs, "all")
     return needs
 
 
-def _wait_for_checks(steps: Sequence[Step], needs: list[set[int]]) -> None:
-    updates = [k for k, step in enumerate(steps) if any(node.kind == "input" for node in step.updates)]
-    checks = [k for k, step in enumerate(steps) if updates and isinstance(step, Kernel) and step.checks]
-    if not checks:
-        return
-    for k in updates:
+def _wait(
+    later: Collection[int], checks: Collection[int], steps: Sequence[Step], needs: list[set[int]], which: str
+) -> None:  # fmt: skip
+    """Let steps wait for checks that do not wait for them: ``"all"``, or those ``"before"`` them in the program."""
+    for k in later if checks else ():
         behind, found = {k}, 0
         while len(behind) > found:  # mostly two rounds: needs name earlier steps, but for those that were added here
             found = len(behind)
@@ -66,7 +70,8 @@ def _wait_for_checks(steps: Sequence[Step], needs: list[set[int]]) -> None:
                 if not behind.isdisjoint(before):
                     behind.add(j)
         first = min(node.id for node in _nodes(steps[k]))
-        needs[k].update(j for j in checks if j not in behind and min(n.id for n in _nodes(steps[j])) < first)
+        apart = [j for j in checks if j not in behind]
+        needs[k].update(j for j in apart if which == "all" or min(n.id for n in _nodes(steps[j])) < first)
 
 
 def _nodes(step: Step) -> tuple[Node, ...]:

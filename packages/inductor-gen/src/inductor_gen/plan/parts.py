@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from inductor_gen.kernel import ir
-from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Kernel, Step, nbytes
 from inductor_gen.layout.record import Layout, Prepared, part_of, strides_of
@@ -64,7 +63,7 @@ def _parts(
             return {}
         strides = contiguous_strides(concat.shape)
     xs, dim = concat.args
-    copied = [_copied(nest.body) for nest in kernel.nests]
+    copied = [ir.copied(nest.body) for nest in kernel.nests]
     places: dict[Node, list[Node]] = {}
     start = ZERO
     for x in xs:
@@ -80,12 +79,6 @@ def _parts(
         base: parts for base, parts in places.items()
         if copied.count(base) == len(parts) and _can_store(base, parts, steps, made, builder)
     }  # fmt: skip
-
-
-def _copied(body: Body) -> Node | None:
-    """The buffer of which a body does nothing but copy."""
-    plain = len(body.vals) == len(body.stores) == 1 and body.vals[0].op == "load" and not body.vals[0].args
-    return body.vals[0].attr if plain else None
 
 
 def _stripped(x: Node) -> tuple[Node, tuple[int | None, ...]]:
@@ -142,7 +135,7 @@ class _Joiner:
         makers = sorted({self.made[base] for base in parts}, key=self.order.index)
         needed = {n for j, step in enumerate(self.steps) if j != k for n in step.reads} | set(prepared.returned())
         gone = {base for base in parts if base not in needed}
-        rest = tuple(nest for nest in joined.nests if _copied(nest.body) not in parts)
+        rest = tuple(nest for nest in joined.nests if ir.copied(nest.body) not in parts)
         reads = ir.loads(nest.body for nest in rest)
         before = dict(enumerate(map(footprint, self.steps)))
         after = {**before, k: Footprint((), (*reads, result))}
@@ -179,7 +172,8 @@ class _Joiner:
         most = peak([before[i] for i in self.order], *ends)
         if peak([after[i] for i in self.order], *ends) <= most:
             return self.order
-        needs = dict(zip(self.order, dependencies([self.steps[i] for i in self.order]), strict=True))
+        found = dependencies([self.steps[i] for i in self.order], self.builder.prepared.renewed)
+        needs = dict(zip(self.order, found, strict=True))
         needs = {i: {self.order[j] for j in found} for i, found in needs.items()}
         for first, second in pairwise(makers):
             needs[second].add(first)

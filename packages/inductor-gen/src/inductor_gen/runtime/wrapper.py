@@ -138,10 +138,14 @@ class Wrapper:
         """What is given back after each step: memory, and inputs."""
         self.read = {node for call in self.calls for node in self._needed(call)}
         self.read.update(self.prepared.returned())
+        for made, given in self.memory.renewed.items():
+            self.names[made] = self.names[given]
+            self.made[self.names[given]] = self._layout_key(given)
         self.variables: dict[Piece, str] = {}
         self.ending: dict[int, list[Piece | Node]] = {}
         for node, last in self.memory.dies.items():
-            if node not in self.memory.place and node.kind != "constant" and node not in self.held:
+            stays = node.kind == "constant" or node in self.held or node in self.memory.renewed.values()
+            if node not in self.memory.place and not stays and node not in self.memory.renewed:
                 self.ending.setdefault(last, []).append(node)
         for piece in self.memory.pieces:
             self.ending.setdefault(piece.end, []).append(piece)
@@ -312,20 +316,17 @@ class Wrapper:
         """A tensor expression for a view of a buffer; a ``result`` in a buffer's place is no view for autograd."""
         base, at = self._slot(ref.base)
         node = self.prepared.storage(ref.base)
-        have, key = strides_of(self.layouts, node), self._layout_key(node)
-        shape, strides = self.sizes_text(ref.shape), self.sizes_text(ref.strides)
-        made = self.made.get(base, key)
-        whole = ref.offset is ZERO and ref.shape == node.shape and ref.strides == have
-        if not at and made == key:
-            if whole:
-                return base
-            turned = (node.shape, have) == (ref.shape[::-1], ref.strides[::-1])
-            if ref.offset is ZERO and len(ref.shape) == 2 and turned:
-                return f"{base}.t()"
+        made = self.made.get(base, self._layout_key(node))
         offset = ex.add(ref.offset, ex.const(at // node.dtype.itemsize))  # type: ignore[union-attr]
+        if offset is ZERO and made[2] == node.dtype:
+            if made[:2] == (ref.shape, ref.strides):
+                return base
+            if len(ref.shape) == 2 and made[:2] == (ref.shape[::-1], ref.strides[::-1]):
+                return f"{base}.t()"
+        shape, strides = self.sizes_text(ref.shape), self.sizes_text(ref.strides)
         own = node in self.memory.place and self.memory.place[node][0].own
         start = self.expr(offset) if own else f"{base}.storage_offset() + {self.expr(offset)}"
-        if made[2] != node.dtype or result and whole:
+        if made[2] != node.dtype or result and (ref.shape, ref.strides) == self._layout_key(node)[:2]:
             return f"retyped({base}, {node.dtype}, {shape}, {strides}, {start})"
         return f"as_strided({base}, {shape}, {strides}{'' if offset is ZERO else ', ' + start})"
 

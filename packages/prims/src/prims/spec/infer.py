@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from prims.errors import Unsupported
 from prims.registry import Definitions
@@ -73,8 +74,45 @@ def resolve(func: OpOverload) -> Rule:
         from prims.spec.fallback import fallback_rule
 
         rule = RULES.get(op_name(func)) or fallback_rule(func)
+        pointwise = torch.Tag.pointwise in func.tags or rule.__module__ == "prims.spec.rules.elementwise"
+        if pointwise and torch.Tag.nondeterministic_seeded not in func.tags:
+            rule = _asking_the_kernel(func, rule)
         _RESOLVED[func] = rule
     return rule
+
+
+def _asking_the_kernel(func: OpOverload, rule: Rule) -> Rule:
+    """A pointwise overload's rule, before which the types of its operands are tried on one element each, once.
+
+    Which types a kernel takes no rule knows. On the CPU alone: a GPU's kernels take others.
+    """
+    accepted: set[Any] = set()
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        kinds = (*map(_kind, args), *map(_kind, kwargs.values()))
+        if kinds not in accepted:
+            if _OTHER not in kinds:
+                with _disable_current_modes(), torch.no_grad():
+                    func(*map(_one, args), **{name: _one(value) for name, value in kwargs.items()})
+            accepted.add(kinds)
+        return rule(*args, **kwargs)
+
+    return asking
+
+
+_OTHER = object()
+
+
+def _kind(x: Any) -> Any:
+    """What a kernel's choice depends on: of a tensor its type and whether it has dimensions."""
+    if type(x) is TensorSpec:
+        on_cpu = x.device.type == "cpu" and x.dtype in _COMMON
+        return (x.dtype, x.ndim == 0) if on_cpu else _OTHER
+    return type(x) if type(x) in _PLAIN and not isinstance(x, torch.device) else _OTHER
+
+
+def _one(x: Any) -> Any:
+    return torch.ones((1,) if x.ndim else (), dtype=x.dtype) if type(x) is TensorSpec else x
 
 
 def to_spec(x: Any) -> Any:
@@ -90,6 +128,10 @@ def to_spec(x: Any) -> Any:
     return x
 
 
+_COMMON = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+     torch.float32, torch.float64, torch.complex64, torch.complex128)
+)  # fmt: skip
 _PLAIN = frozenset({TensorSpec, int, float, bool, type(None), torch.dtype, torch.device, str})
 
 

@@ -195,10 +195,13 @@ def _finish(
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
     gm: torch.fx.GraphModule | None = None
     compiled: Any = None
+    writes = bool(tx.graph.mutated_inputs())
     in_try = builder.in_try and builder.has_tensor_ops()
-    if in_try and tx.graph.mutated_inputs():
+    if in_try and writes:
         reason = "an operator inside try may raise, and the same graph writes into its inputs"
         raise SkipFrame(reason, where=root.location())
+    # What the program has changed before an operator raises is changed in eager too.
+    may_run_again = in_try or builder.has_tensor_ops() and bool(tx.side) and not writes
     if builder.has_tensor_ops():
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
@@ -218,11 +221,11 @@ def _finish(
     slots: dict[int, int] = {}
     input_slots = [slots.setdefault(source.node(tree), len(slots)) for source in inputs]
     source_slots = [slots.setdefault(source.node(tree), len(slots)) for source in plan.sources]
-    free = request.code.co_freevars if in_try else ()
+    free = request.code.co_freevars if may_run_again else ()
     cells = [Source("closure_cell", None, (i, name)).node(tree) for i, name in enumerate(free)]
     cell_slots = [slots.setdefault(node, len(slots)) for node in cells]
     cg = CodeGen(plan, tuple(request.args), source_slots)
-    begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if in_try else None
+    begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
     if compiled is not None:
         if begin is not None:
             cg.instructions.append(begin)

@@ -1,9 +1,10 @@
-"""Operators inside ``try``: what they raise when the graph runs belongs to the program's handler.
+"""Operators that raise when the graph runs: inside ``try`` that belongs to the program's handler.
 
 A graph runs at one place of the emitted code, not where its operators stand in the program. An operator whose exception
 a handler of the program may catch is first tried on tensors like its own, so that a call which eager refuses breaks the
 graph; and should the graph raise nevertheless, because of what its tensors hold, the whole frame is run again eagerly
-(:class:`Again`), which is possible as the graph comes first and has changed nothing.
+(:class:`Again`), which is possible as the graph comes first and has changed nothing. So it is outside of ``try``, where
+the program changes objects: some of them perhaps before the operator that raises.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynamo_capture import _native
 from dynamo_capture.rules import is_library_class, is_library_name
 from dynamo_capture.values.base import Value
+from prims.errors import QuintetError
 
 if TYPE_CHECKING:
     from dynamo_capture.interpreter.frame import Frame
@@ -138,7 +140,7 @@ def _same_random_numbers() -> Iterator[None]:
 
 
 class Again:
-    """Runs in the emitted code where a graph has raised inside ``try``: the frame from its beginning, without capture.
+    """Runs in the emitted code where a graph has raised: the frame from its beginning, without capture.
 
     Args:
         code: the frame's code.
@@ -153,10 +155,10 @@ class Again:
         self.where = where
 
     def __call__(self, error: BaseException, *values: Any) -> Any:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, QuintetError):
             raise error
         if self.report is not None:
-            self.report.fallback("capture", "an operator raised inside try: such calls run eagerly", self.where)
+            self.report.fallback("capture", "an operator raised: such calls run eagerly", self.where)
             self.report = None
         code: Any = self.code()
         given = dict(zip(self.names, values, strict=False))

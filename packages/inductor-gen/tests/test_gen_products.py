@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from gen_support import build
 
-from inductor_gen.runtime import products
+import inductor_gen
+from inductor_gen.device.record import known
+from inductor_gen.kernel.ir import Call
+from inductor_gen.pipeline import lower_graph
+from inductor_gen.runtime import products, triton_wrapper
 from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, as_launcher
 from inductor_gen.runtime.products import Product, Products
+from inductor_gen.runtime.triton_wrapper import TritonWrapper
 from prims.options import Options
+from prims.spec import TensorSpec
 
 MATMUL = ctypes.CFUNCTYPE(
     ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.POINTER(ctypes.c_float), *[ctypes.c_void_p] * 4,
@@ -165,3 +172,29 @@ def test_flags_are_asked_at_every_call(name: str) -> None:
         assert products.unusual() and not products.plain()
     finally:
         setattr(flags, name, before)
+
+
+def test_operands_may_begin_anywhere_in_their_memory(monkeypatch: Any) -> None:
+    """The library gets the bytes at which an operand's matrix begins: those of its view and those of its buffer, which
+    shares memory with others."""
+    given: list[tuple[int, int]] = []
+
+    class Recorder:
+        def product(self, dtype: Any, shape: Any, a: Any, b: Any, offsets: tuple[int, int]) -> None:
+            given.append(offsets)
+
+    monkeypatch.setattr(triton_wrapper, "products_on", lambda device: Recorder())
+    gpu, mm = torch.device("cuda", 0), torch.ops.aten.mm.default
+
+    def fn(p: Any, x: Any) -> Any:
+        return p.aten(mm, p.sin(x), p.slice(p.cos(x), (32, 0), (64, 32), (1, 1)))
+
+    env = build(fn, [TensorSpec((64, 32), torch.bfloat16, gpu)], claims=inductor_gen.claims("cuda"))
+    lowered = lower_graph(env, Options(verify="off"), devices=lambda _: known("H200"))
+    wrapper = TritonWrapper(lowered, {}, LAUNCHER, {}, (), gpu)
+    (call,) = (c for c in lowered.calls if isinstance(c, Call))
+    wrapper._product(call.node)
+    refs = lowered.prepared.externs[call.node][0]
+    begins = [lowered.memory.place[ref.base][1] for ref in refs]
+    assert any(begins), "both operands begin with their memory: the test shows nothing"
+    assert given == [tuple(at + 2 * int(ref.offset.value) for at, ref in zip(begins, refs, strict=True))]

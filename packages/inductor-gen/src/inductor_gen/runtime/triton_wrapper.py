@@ -150,8 +150,9 @@ class TritonWrapper(Wrapper):
             return None
         size = node.dtype.itemsize  # type: ignore[union-attr]
         return products_on(self.device).product(
-            node.dtype, (m, n, k), (strides[2], strides[3]), (strides[4], strides[5]), (size * first, size * second)
-        )
+            node.dtype, (m, n, k), (strides[2], strides[3]), (strides[4], strides[5]),
+            (self._start(left.base) + size * first, self._start(right.base) + size * second),
+        )  # fmt: skip
 
     def _take_stream(self) -> None:
         if not self.stream:

@@ -126,9 +126,13 @@ class Wrapper:
 
     def _slot(self, node: Node) -> tuple[str, int]:
         """The variable in whose memory a node's value is, and at which byte of it."""
+        return self.names[self.prepared.storage(node)], self._start(node)
+
+    def _start(self, node: Node) -> int:
+        """The byte of its variable's memory at which a node's value begins."""
         base = self.prepared.storage(node)
         start = node.args[1] * node.dtype.itemsize if node.kind == "part" else 0  # type: ignore[union-attr]
-        return self.names[base], start + (self.memory.place[base][1] if base in self.memory.place else 0)
+        return start + (self.memory.place[base][1] if base in self.memory.place else 0)
 
     def tensor(self, node: Node) -> str:
         """A tensor expression for a buffer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import torch
 
@@ -30,9 +30,18 @@ def storage_type(dtype: torch.dtype) -> str:
 
 
 class Names:
-    """Names of variables, values, pointers and sizes of one kernel, handed out in order of first use."""
+    """Names of variables, values, pointers and sizes of one kernel, handed out in order of first use.
 
-    def __init__(self, body: Body, loops: list[Expr]) -> None:
+    What is told here of expressions holds in every language; the attributes are C's way to write them.
+    """
+
+    QUOTIENT = "/"
+    EXTREMES = {"min": "(({a}) < ({b}) ? ({a}) : ({b}))", "max": "(({a}) > ({b}) ? ({a}) : ({b}))"}
+    convert = staticmethod(templates.c_convert)
+    random = staticmethod(templates.c_random)
+    applied = staticmethod(templates.c_expr)
+
+    def __init__(self, body: Body, loops: list[Expr], written: Iterable[Node] | None = None) -> None:
         self.body = body
         self.space = dict(body.space)
         self.sizes: list[Expr] = []
@@ -41,14 +50,10 @@ class Names:
         self._pointers: dict[Node, str] = {}
         self._vars = {v: f"i{k}" for k, v in enumerate(loops)}
         self._vals: dict[int, str] = {}
-        written: list[Node] = []
-        for s in body.stores:
-            if s.buffer not in written:
-                written.append(s.buffer)
-        self.outputs = len(written)
-        for node in written:
+        for node in dict.fromkeys(s.buffer for s in body.stores) if written is None else written:
             self._pointers[node] = f"out{len(self.buffers)}"
             self.buffers.append(node)
+        self.outputs = len(self.buffers)
 
     # ---- names ------------------------------------------------------------------------------------------
 
@@ -138,24 +143,28 @@ class Names:
             return self._vars[atom]
         found = self.body.atoms.get(atom)
         if found is not None:
-            return self.val(found)
+            return self.gathered(found)
         if atom.kind in ("floordiv", "mod"):
-            return self._division(atom, self._operand)
+            return self._division(atom)
         a, b = (self._operand(x) for x in atom.args[:2])
-        match atom.kind:
-            case "min":
-                return f"(({a}) < ({b}) ? ({a}) : ({b}))"
-            case "max":
-                return f"(({a}) > ({b}) ? ({a}) : ({b}))"
-        raise AssertionError(f"index atom {atom} of kind {atom.kind}")
+        return self.EXTREMES[atom.kind].format(a=a, b=b)
+
+    def gathered(self, v: Val) -> str:
+        """A value that is part of a position."""
+        return self.val(v)
+
+    def divisor(self, e: Expr) -> str:
+        """A size to divide by."""
+        return self.size(e)
 
     def _operand(self, e: Expr) -> str:
         return self.index(e) if self._is_loop(e) else self.size(e)
 
-    def _division(self, atom: Expr, divisor: Callable[[Expr], str], operator: str = "/") -> str:
+    def _division(self, atom: Expr) -> str:
         """A quotient or remainder rounded down, by an operator that rounds towards zero."""
         moved = lift(atom.args[0], atom.args[1], self.space)
-        a, b = self._operand(ex.add(atom.args[0], moved or ex.const(0))), divisor(atom.args[1])
+        a, by, operator = self._operand(ex.add(atom.args[0], moved or ex.const(0))), atom.args[1], self.QUOTIENT
+        b = self.index(by) if self._is_loop(by) else self.divisor(by)
         if moved is None:
             if atom.kind == "mod":
                 return f"((({a}) % ({b}) + ({b})) % ({b}))"
@@ -169,34 +178,48 @@ class Names:
     # ---- values -----------------------------------------------------------------------------------------
 
     def expression(self, v: Val) -> str:
-        """The C expression of an SSA value over its operands' names."""
+        """The expression of an SSA value over its operands' names."""
         args = [self.val(a) for a in v.args]
         match v.op:
             case "const":
                 if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
                     # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
-                    return self.param(ex.const(v.attr))
-                return templates.c_literal(v.attr, v.dtype)
+                    return self.number(self.param(ex.const(v.attr)), v)
+                return self.literal(v)
             case "size":
-                return f"(({self.type_of(v)}){self.size(v.attr)})"
+                return self.number(self.size(v.attr), v)
             case "index":
-                return self.index(v.at)  # type: ignore[arg-type]
+                return self.place(v.at)  # type: ignore[arg-type]
             case "test":
                 return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
             case "load":
                 return self._load(v, args)
-            case "convert":
-                return templates.c_convert(args[0], v.args[0].dtype, v.dtype)
-            case "rounded":
-                return templates.c_convert(args[0], torch.float32, v.dtype)
+            case "convert" | "rounded":
+                return self.convert(args[0], v.args[0].dtype if v.op == "convert" else torch.float32, v.dtype)
             case "bitcast":
                 return self._bitcast(v, args[0])
-        if v.op in ("bounded", "nonzero"):
-            return f"({self.holds(v)} ? {args[0]} : {int(v.op == 'nonzero')})"
+            case "bounded" | "nonzero":
+                return self.checked(v, args[0])
         if v.op.startswith("random_"):
-            return templates.c_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
+            return self.random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
-        return templates.c_expr(TABLE[v.op], args, operand)
+        return self.applied(TABLE[v.op], args, operand)
+
+    def literal(self, v: Val) -> str:
+        """A number as the program has it."""
+        return templates.c_literal(v.attr, v.dtype)
+
+    def number(self, text: str, v: Val) -> str:
+        """A size as a value."""
+        return text if v.op == "const" else f"(({self.type_of(v)}){text})"
+
+    def place(self, at: Expr) -> str:
+        """An index as a value."""
+        return self.index(at)
+
+    def checked(self, v: Val, name: str) -> str:
+        """A value that is used only where it holds what it is to."""
+        return f"({self.holds(v)} ? {name} : {int(v.op == 'nonzero')})"
 
     def holds(self, v: Val) -> str:
         """The condition that a checked value is to meet."""

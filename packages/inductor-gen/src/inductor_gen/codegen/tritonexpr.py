@@ -6,13 +6,12 @@ import math
 
 import torch
 
-from inductor_gen.codegen.cexpr import LITERAL, Names
+from inductor_gen.codegen.cexpr import Names
 from inductor_gen.device.cuda import ATOMIC
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES, ROWS
-from prims.ops import TABLE, templates
-from prims.spec import expr as ex
+from prims.ops import templates
 from prims.spec.expr import Expr
 
 __all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
@@ -109,14 +108,14 @@ def prelude(text: str) -> str:
 class TritonNames(Names):
     """Names of one Triton kernel; ``wide`` says that positions are 64-bit."""
 
+    QUOTIENT = "//"
+    EXTREMES = {"min": "tl.minimum({a}, {b})", "max": "tl.maximum({a}, {b})"}
+    convert = staticmethod(templates.triton_convert)
+    random = staticmethod(templates.triton_random)
+    applied = staticmethod(templates.triton_expr)
+
     def __init__(self, body: Body, loops: list[Expr], written: list[Node]) -> None:
-        super().__init__(body, loops)
-        self._pointers.clear()
-        self.buffers = []
-        self.outputs = len(written)
-        for node in written:
-            self._pointers[node] = f"out{len(self.buffers)}"
-            self.buffers.append(node)
+        super().__init__(body, loops, written)
         self.from_one = _from_one(body)
         self.logistic = _logistic(body)
         self.rounded = _rounded(body)
@@ -139,70 +138,44 @@ class TritonNames(Names):
         """A size to divide by: a literal where it is known, for that makes the division a multiplication."""
         return str(e.args[0]) if e.kind == "const" else self.param(e)
 
-    def _atom(self, atom: Expr) -> str:
-        if atom in self._vars:
-            return self._vars[atom]
-        found = self.body.atoms.get(atom)
-        if found is not None:
-            narrow = self.wide and found.dtype != torch.int64
-            return f"{self.val(found)}.to(tl.int64)" if narrow else self.val(found)
-        if atom.kind in ("floordiv", "mod"):
-            return self._division(atom, lambda e: self.index(e) if self._is_loop(e) else self.divisor(e), "//")
-        a, b = (self._operand(x) for x in atom.args[:2])
-        match atom.kind:
-            case "min":
-                return f"tl.minimum({a}, {b})"
-            case "max":
-                return f"tl.maximum({a}, {b})"
-        raise AssertionError(f"index atom {atom} of kind {atom.kind}")
-
-    def is_number(self, e: Expr) -> bool:
-        """Does the index stand as a plain number in the text, without a type?"""
-        return e.kind == "const" and -2 <= e.args[0] <= LITERAL
+    def gathered(self, v: Val) -> str:
+        """A value that is part of a position."""
+        return f"{self.val(v)}.to(tl.int64)" if self.wide and v.dtype != torch.int64 else self.val(v)
 
     # ---- values -----------------------------------------------------------------------------------------
 
+    def literal(self, v: Val) -> str:
+        """A number as the program has it."""
+        if v.dtype.is_floating_point and v.attr == 0 and math.copysign(1, v.attr) < 0:
+            return f"(tl.full((), 0.0, {self.type_of(v)}) * -1.0)"  # a literal would lose its sign
+        return self.number(templates.triton_literal(v.attr, v.dtype), v)
+
+    def number(self, text: str, v: Val) -> str:
+        """A size as a value."""
+        return f"tl.full((), {text}, {self.type_of(v)})"
+
+    def place(self, at: Expr) -> str:
+        """An index as a value."""
+        moving = any(s in self._vars or s in self.body.atoms for s in at.symbols)
+        return f"({self.index(at)}).to(tl.int64)" if moving else f"tl.full((), {self.index(at)}, tl.int64)"
+
+    def checked(self, v: Val, name: str) -> str:
+        """It was checked before (``Block.assertion``)."""
+        return name
+
     def expression(self, v: Val) -> str:
         """The Triton expression of an SSA value (all but loads, reductions and scans)."""
-        args = [self.val(a) for a in v.args]
-        ttype = self.type_of(v)
-        match v.op:
-            case "const":
-                if v.dtype == torch.int64 and isinstance(v.attr, int) and abs(v.attr) > LITERAL:
-                    # such as the place of a layer's random numbers: layers that differ in it alone share a kernel
-                    return f"tl.full((), {self.param(ex.const(v.attr))}, tl.int64)"
-                if v.dtype.is_floating_point and v.attr == 0 and math.copysign(1, v.attr) < 0:
-                    return f"(tl.full((), 0.0, {ttype}) * -1.0)"  # a literal would lose its sign
-                return f"tl.full((), {templates.triton_literal(v.attr, v.dtype)}, {ttype})"
-            case "size":
-                return f"tl.full((), {self.size(v.attr)}, {ttype})"
-            case "index":
-                text = self.index(v.at)  # type: ignore[arg-type]
-                moving = any(s in self._vars or s in self.body.atoms for s in v.at.symbols)  # type: ignore[union-attr]
-                return f"({text}).to(tl.int64)" if moving else f"tl.full((), {text}, tl.int64)"
-            case "test":
-                return f"(({self.index(v.at)}) >= 0)"  # type: ignore[arg-type]
-            case "convert":
-                return templates.triton_convert(args[0], v.args[0].dtype, v.dtype)
-            case "rounded":
-                return templates.triton_convert(args[0], torch.float32, v.dtype)
-            case "bitcast":
-                return self._bitcast(v, args[0])
-            case "bounded" | "nonzero":
-                return args[0]  # what is bounded was checked before (``Block.assertion``)
-        if v.op.startswith("random_"):
-            return templates.triton_random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         if v.id in self.from_one:
             inner = self.from_one[v.id]
             return f"qt_one_plus_{inner.op}({self.val(inner.args[0])})"
         if v.id in self.logistic:
             return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
         if v.id in self.rounded:
-            return f"qt_product{64 if v.dtype == torch.float64 else 32}({args[0]}, {args[1]})"
+            args = ", ".join(map(self.val, v.args))
+            return f"qt_product{64 if v.dtype == torch.float64 else 32}({args})"
         if v.op == "exp" and self.narrow and v.dtype != torch.float64:
-            return f"tl.exp({args[0]})"  # off by 2**-24 of its operand, which no 16-bit result shows
-        operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
-        return templates.triton_expr(TABLE[v.op], args, operand)
+            return f"tl.exp({self.val(v.args[0])})"  # off by 2**-24 of its operand, which no 16-bit result shows
+        return super().expression(v)
 
     def loaded(self, text: str, dtype: torch.dtype) -> str:
         """An element from memory as a value to compute with."""

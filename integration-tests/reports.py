@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Library calls that a CPU graph may keep; every other operator must be inside a generated kernel.
+#: Library calls that a CPU graph may keep; every other operator must be inside a generated kernel. ``library.linear`` is
+#: oneDNN's product, which computes a few convolutions.
 LIBRARY_CALLS = {
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.max_pool2d_with_indices",
     "aten._scaled_dot_product_flash_attention_for_cpu", "aten.convolution_backward",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward", "aten.max_pool2d_with_indices_backward",
+    "library.linear",
 }  # fmt: skip
 
 #: The same for a GPU graph; ``_addmm_activation`` is a product whose library kernel ends with its activation.

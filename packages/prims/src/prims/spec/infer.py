@@ -89,9 +89,11 @@ def _asking_the_kernel(func: OpOverload, rule: Rule) -> Rule:
     accepted: set[Any] = set()
 
     def asking(*args: Any, **kwargs: Any) -> Any:
-        kinds = (*map(_kind, args), *map(_kind, kwargs.values()))
+        kinds = tuple(
+            [(x.dtype, x.device, not x.shape) if type(x) is TensorSpec else type(x) for x in (*args, *kwargs.values())]
+        )
         if kinds not in accepted:
-            if _OTHER not in kinds:
+            if all(map(_can_be_tried, (*args, *kwargs.values()))):
                 with _disable_current_modes(), torch.no_grad():
                     func(*map(_one, args), **{name: _one(value) for name, value in kwargs.items()})
             accepted.add(kinds)
@@ -100,19 +102,14 @@ def _asking_the_kernel(func: OpOverload, rule: Rule) -> Rule:
     return asking
 
 
-_OTHER = object()
-
-
-def _kind(x: Any) -> Any:
-    """What a kernel's choice depends on: of a tensor its type and whether it has dimensions."""
+def _can_be_tried(x: Any) -> bool:
     if type(x) is TensorSpec:
-        on_cpu = x.device.type == "cpu" and x.dtype in _COMMON
-        return (x.dtype, x.ndim == 0) if on_cpu else _OTHER
-    return type(x) if type(x) in _PLAIN and not isinstance(x, torch.device) else _OTHER
+        return x.device.type == "cpu" and x.dtype in _COMMON
+    return type(x) in _PLAIN and not isinstance(x, torch.device)
 
 
 def _one(x: Any) -> Any:
-    return torch.ones((1,) if x.ndim else (), dtype=x.dtype) if type(x) is TensorSpec else x
+    return torch.ones((1,) if x.shape else (), dtype=x.dtype) if type(x) is TensorSpec else x
 
 
 def to_spec(x: Any) -> Any:

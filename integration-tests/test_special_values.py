@@ -239,3 +239,39 @@ def test_ldexp(dtype, exponent):
         got, want = compile_api.compile(torch.ldexp)(x, y), torch.ldexp(x, y)
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want, rtol=0 if dtype.is_floating_point else 1e-6, atol=0, equal_nan=True)
+
+
+REDUCTIONS = [
+    (name, given, taken)
+    for given, taken in ((torch.float16, torch.float32), (torch.float32, torch.float64), (torch.int32, torch.float32))
+    for name in ("sum", "mean", "prod", "nansum", "nanmean", "cumsum", "cumprod")
+    if given.is_floating_point or "mean" not in name
+]
+
+
+@pytest.mark.parametrize("name,given,taken", REDUCTIONS)
+def test_reductions_into_another_type_add_up_in_it(name, given, taken):
+    def program(x, out):
+        getattr(torch, name)(x, 0, out=out)
+        return out * 2
+
+    x = (torch.linspace(0.5, 1.5, 35).reshape(7, 5) * (1 if given.is_floating_point else 3)).to(given)
+    compiled = compile_api.compile(program)
+    for _ in range(2):
+        outs = [torch.zeros((7, 5) if "cum" in name else 5, dtype=taken) for _ in range(2)]
+        found = [function(x, out) for function, out in zip((program, compiled), outs, strict=True)]
+        torch.testing.assert_close(found[1], found[0], rtol=1e-6 if taken == torch.float32 else 1e-14, atol=0)
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-6 if taken == torch.float32 else 1e-14, atol=0)
+    assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+@pytest.mark.parametrize("correction", [0, 1, 2])
+def test_the_variance_of_one_number(name, correction):
+    """0 over what is left: also where the number is computed twice, by a kernel that contracts."""
+    def program(x):
+        return getattr(torch, name)(F.gelu(x.tanh())[:, None], 1, correction=correction)
+
+    compiled = compile_api.compile(program)
+    x = torch.cat([torch.linspace(-3, 3, 61), torch.tensor([math.inf, math.nan])])
+    torch.testing.assert_close(compiled(x), program(x), equal_nan=True)

@@ -304,6 +304,12 @@ class Shadow(TorchDispatchMode):
             for k in range(2, self.count):
                 factor = given[k][0][ADDING_ONE[name]]
                 answers[k] = answers[k] + self._random(factor) * factor * step
+        if name in ("aten::var_mean", "aten::std_mean") and self.count > 1:
+            # A running mean that comes to an infinity is NaN from its next number on, the mean is not.
+            variance, mean = answers[1]
+            dims = given[1][0][1] if len(given[1][0]) > 1 and isinstance(given[1][0][1], (list, tuple)) else None
+            whole = given[1][0][0].mean(dims, keepdim=True).reshape(mean.shape)
+            answers[1] = (variance, mean.where(mean.isfinite(), whole))
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
 

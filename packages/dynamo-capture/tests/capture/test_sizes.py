@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import pytest
 import torch
 from torch import nn
@@ -193,3 +195,19 @@ def test_text_that_is_looked_into_specialises(capture):
     c = capture(fn, dynamic=True)
     for n in (4, 10, 21, 4):
         torch.testing.assert_close(c(torch.ones(n)), fn(torch.ones(n)))
+
+
+class Level(enum.IntEnum):
+    HIGH = 5
+
+
+def test_extremes_keep_the_type_of_the_one_they_are(capture):
+    def fn(x, n, a):
+        found = [min(n, Level.HIGH), max(n, Level.HIGH), min(Level.HIGH, n), min(n, True), max(True, n), min(n, 4)]
+        return x + 1, [*found, max(3, n, 6), min(n, 4.5), max(a, n), min(a, 2.0), min([n, Level.HIGH, 7])]
+
+    c = capture(fn)
+    for n in (2, 5, 8, 3, 1, 7):
+        arguments = torch.ones(n + 1), n, n / 3
+        want, got = fn(*arguments)[1], c(*arguments)[1]
+        assert got == want and list(map(type, got)) == list(map(type, want))

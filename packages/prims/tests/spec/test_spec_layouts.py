@@ -193,3 +193,13 @@ def test_results_on_a_gpu_that_are_made_like_the_operand(layout):
         assert infer(aten.log_sigmoid_forward.default, (spec,), {})[0].strides == wanted
         args = (spec, None, None, channel, channel, False, 0.1, 1e-5)
         assert infer(aten.native_batch_norm.default, args, {})[0].strides == wanted
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scattered_by_a_mask(layout):
+    """Into a contiguous copy, whatever is copied."""
+    x = LAYOUTS[layout]()
+    for mask in (x > 0, (x > 0)[:1], x[..., :1] > 0):
+        want = torch.masked_scatter(x, mask, x)
+        with AbstractMode():
+            difference(torch.masked_scatter(abstract(x), abstract(mask), abstract(x)), want)

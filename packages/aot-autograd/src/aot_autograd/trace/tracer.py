@@ -431,6 +431,10 @@ class Tracer(TorchDispatchMode):
             kept = [i for i, name in enumerate(info.names) if name not in info.drop]
             twin_args = tuple(args[i] for i in kept if i < len(args))
             twin_kwargs = {name: value for name, value in kwargs.items() if name not in info.drop}
+            typed = "dtype" in info.names and isinstance(args[0], torch.Tensor)
+            if typed and bind(info, args, kwargs, "dtype", info.names.index("dtype")) is None:
+                wanted = state_of(targets[0]).spec.dtype  # in which eager's reductions add up
+                twin_kwargs |= {} if wanted == state_of(args[0]).spec.dtype else {"dtype": wanted}
         else:
             twin_args, twin_kwargs = args, kwargs
         for position, name, value in info.defaults:

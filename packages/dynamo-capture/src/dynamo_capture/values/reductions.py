@@ -47,6 +47,11 @@ def _is_none(value: Value) -> bool:
     return isinstance(value, ConstantValue) and value.value is None
 
 
+def _are_symbolic(a: Value, b: Value) -> bool:
+    """Whether the extreme of two is a symbolic number; not where it may be an int or a member of an enum."""
+    return (isinstance(a, SymValue) or isinstance(b, SymValue)) and a.pytype is b.pytype and a.pytype in (int, float)
+
+
 # --- extremes -------------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +71,7 @@ def _extreme(is_max: bool) -> Handler:
             item_key = item if _is_none(key) else key.call(tx, [item], {}).realize()
             if best is None:
                 best, best_key = item, item_key
-            elif _is_none(key) and (isinstance(best, SymValue) or isinstance(item, SymValue)):
+            elif _is_none(key) and _are_symbolic(best, item):
                 best = best_key = tx.graph_call(sym_fn, [best, item], {}).realize()
             elif arith.compare(tx, symbol, item_key, best_key).realize().truth(tx):
                 best, best_key = item, item_key

@@ -134,9 +134,11 @@ def var_mean_of(p: Any, x: Value, dims: Sequence[int], correction: float) -> tup
     Source: the "corrected two-pass" scheme without its correction term, Chan, Golub, LeVeque 1983.
     """
     mean = mean_of(p, x, dims)
-    centred = p.sub(x, spread(p, mean, x.shape, dims)) if dims else p.sub(x, mean)
-    total = reduced(p, "sum", p.mul(centred, centred), dims)
     n = count(x.shape, dims)
+    # Of one number exactly 0, however a kernel computes the number twice: 0 / 0 is no infinity.
+    middle = x if n == 1 else spread(p, mean, x.shape, dims) if dims else mean
+    centred = p.sub(x, middle)
+    total = reduced(p, "sum", p.mul(centred, centred), dims)
     left = n - correction if correction else n
     if isinstance(left, (int, float)):
         left = max(float(left), 0.0)

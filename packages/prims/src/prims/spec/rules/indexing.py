@@ -81,9 +81,7 @@ def like_self(x: TensorSpec, *args: Any) -> TensorSpec:
 
 @meta_rule("aten.masked_scatter.default")
 def masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> TensorSpec:
-    shape = broadcast_shapes((x.shape, mask.shape))
-    expanded = TensorSpec(shape, x.dtype, x.device, broadcast_strides(x, shape))
-    return TensorSpec(shape, x.dtype, x.device, layout.like_strides(shape, expanded.strides))
+    return TensorSpec(broadcast_shapes((x.shape, mask.shape)), x.dtype, x.device)
 
 
 @meta_rule("aten.put.default")

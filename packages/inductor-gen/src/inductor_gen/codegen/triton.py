@@ -6,8 +6,8 @@ number. Reductions have rows ``x`` and a reduction axis ``r`` and come in three 
 
 * persistent: a block holds whole rows, everything is computed once (softmax, layer norm);
 * looped: one loop over the row per stage, elementwise accumulators, recomputing cheap values as the C kernels do;
-* split: too few rows to fill the device: one kernel per stage, whose programs share a row's columns; partial
-  results go through a small workspace, in a fixed order, so that results are reproducible.
+* split: too few rows to fill the device: per reduction a kernel whose programs share a row's columns and one that puts
+  their results together, in a fixed order, so that results are reproducible; what is left along the rows is pointwise.
 
 Sizes and strides are arguments, but for small ones and divisors; float16 and bfloat16 are computed in float32.
 """

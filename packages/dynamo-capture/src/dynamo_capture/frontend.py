@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -38,6 +38,7 @@ from prims.forking import COMPILING
 from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
@@ -409,7 +410,7 @@ def reset() -> None:
         optimizer.forget()
 
 
-@dataclass
+@record(frozen=False)
 class Explanation:
     """What capturing one call gave."""
 

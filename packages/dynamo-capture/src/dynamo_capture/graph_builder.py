@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +28,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
+from prims.records import record
 from prims.spec import SymbolicCalls, abstract
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits
@@ -45,7 +45,7 @@ _PURE_TARGETS = frozenset(
 )  # fmt: skip
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class GraphInput:
     """A placeholder with where its value comes from."""
 

@@ -22,11 +22,12 @@ import opcode
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CellType, CodeType
 from typing import Any
 
 from dynamo_capture.codemap import CodeMap
+from prims.records import record
 
 __all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
 
@@ -37,7 +38,7 @@ _LOAD_SUPER_ATTR = _OP.get("LOAD_SUPER_ATTR", -1)
 _DROPPED_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_NESTED
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResumeInfo:
     """Where a resume code comes from.
 
@@ -80,7 +81,7 @@ class ResumeInfo:
         return index
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResumePoint:
     """Where and with what a function goes on.
 

@@ -6,7 +6,6 @@ import time
 import types
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +36,7 @@ from prims.debug import keep
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 from prims.spec import AbstractMode, plain_saving
 
@@ -56,7 +56,7 @@ class CapturedGraph(NamedTuple):
     where: str
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class CodeState:
     """What is remembered between captures of one code object."""
 

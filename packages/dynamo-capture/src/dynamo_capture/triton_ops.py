@@ -15,10 +15,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
+
+from prims.records import record
 
 __all__ = ["Launch", "constexpr_names", "is_triton_kernel", "launch_operator", "python_function", "written_parameters"]
 
@@ -226,7 +228,7 @@ def _is_triton(callee: Any) -> bool:
 # --- launches -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class Launch:
     """One way of launching a kernel.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
@@ -45,6 +45,7 @@ from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.debug import keep
 from prims.ir import Envelope, Fuel
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 from prims.spec import SymbolContext
 from prims.spec import expr as ex
@@ -78,7 +79,7 @@ class _Phases:
         keep(self.options, self.report, name, text)
 
 
-@dataclass(frozen=True)
+@record
 class Planned:
     """A graph whose kernels are made and in order, for likely sizes ``hint``."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from prims.errors import Unsupported
+from prims.records import record
 
 __all__ = ["HALVES", "REAL_FLOATS", "ROWS", "DType", "compute_dtype"]
 
 
-@dataclass(frozen=True)
+@record
 class DType:
     """A dtype in generated code.
 

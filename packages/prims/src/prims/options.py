@@ -6,10 +6,10 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prims.errors import CompileWarning, UserError
+from prims.records import record
 
 __all__ = ["CACHE_KEY_FIELDS", "MODES", "Options"]
 
@@ -38,7 +38,7 @@ def _environment_cache_dir() -> str:
     return os.path.join(base, "quintet")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Options:
     """How to compile. Unknown names and bad values raise :class:`prims.errors.UserError`.
 

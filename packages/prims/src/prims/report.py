@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
+
+from prims.records import record
 
 __all__ = [
     "BreakRecord",
@@ -140,7 +142,7 @@ class TuningRecord(NamedTuple):
     cached: bool
 
 
-@dataclass
+@record(frozen=False)
 class Report:
     """A collector that is handed from stage to stage.
 

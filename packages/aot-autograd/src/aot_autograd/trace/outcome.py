@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
+from prims.records import record
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
 
 __all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "no_autocast", "trace"]
@@ -32,7 +33,7 @@ aten = torch.ops.aten
 ATEN_VERSION = (1, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Leaf:
     """How the runtime makes one leaf of the user's result.
 
@@ -52,7 +53,7 @@ class Leaf:
     requires_grad: bool = False
 
 
-@dataclass
+@record(frozen=False)
 class Outcome:
     """What a traced program returns and writes, before its graph is closed.
 
@@ -91,7 +92,7 @@ class Outcome:
         ]
 
 
-@dataclass
+@record(frozen=False)
 class Joint:
     """A joint forward and backward graph.
 

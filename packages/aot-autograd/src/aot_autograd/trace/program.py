@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from aot_autograd.trace.checks import one_hot
 from aot_autograd.trace.tracer import Tracer
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
+from prims.records import record
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
 
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
@@ -29,7 +30,7 @@ __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 _STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot}
 
 
-@dataclass
+@record(frozen=False)
 class Program:
     """A traced forward program.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import bytecode
@@ -11,6 +10,7 @@ from bytecode import BinaryOp, Compare
 
 from dynamo_capture.interpreter.decode import DecodedCode, Instruction
 from dynamo_capture.values.base import NULL
+from prims.records import record
 
 __all__ = ["NativeOp", "native_op"]
 
@@ -18,7 +18,7 @@ PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class NativeOp:
     """An instruction (with its KW_NAMES and PRECALL) as it is emitted, and its effect on the stack.
 

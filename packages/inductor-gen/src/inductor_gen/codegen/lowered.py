@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.kernel import ir
@@ -15,11 +14,12 @@ from inductor_gen.plan.launches import Launch
 from inductor_gen.plan.memory import Footprint, MemoryPlan, footprint
 from prims.ir import Envelope
 from prims.options import Options
+from prims.records import record
 
 __all__ = ["Lowered", "Rendered"]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Rendered:
     """A launch with the sources that run for it, in order."""
 
@@ -43,7 +43,7 @@ class Rendered:
         return bool(bodies) and len(copies) == len(bodies) and all(renewed.get(a) is b for a, b in copies)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Lowered:
     """A graph as launches and calls in order.
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.graph import Node
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["KernelSource", "Renderer", "describe"]
 
 
-@dataclass(frozen=True)
+@record
 class KernelSource:
     """A kernel's text and what a call of it passes.
 

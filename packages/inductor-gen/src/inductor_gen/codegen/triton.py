@@ -30,6 +30,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, upper
 from prims.dtypes import ROWS, compute_dtype
 from prims.options import Options
+from prims.records import record
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -39,7 +40,7 @@ __all__ = ["POSITIONS", "Tiling", "TritonRenderer", "TritonSource"]
 POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class TritonSource(KernelSource):
     """A Triton kernel.
 
@@ -83,7 +84,7 @@ def _shifted(n: int, by: int) -> int:
     return n << by if by >= 0 else n >> -by
 
 
-@dataclass
+@record(frozen=False)
 class _Axis:
     """A block axis: the loop variables flattened into it, outermost first."""
 
@@ -403,7 +404,7 @@ class _Pointwise(Block):
             if at is None:
                 continue
             step = linear(self.body, at, lane)
-            if step is None or step.is_const and step.value in (0, 1):
+            if step is None or (step.is_const and step.value in (0, 1)):
                 continue
             for v in loops[:-1]:
                 if linear(self.body, at, v) is ONE and self.hint(self.body.space[v]) >= 16:

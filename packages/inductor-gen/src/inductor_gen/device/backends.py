@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from prims.errors import Unsupported
+from prims.records import record
 
 __all__ = ["BACKENDS", "Backend", "backend"]
 
 
-@dataclass(frozen=True)
+@record
 class Backend:
     """Who does what for a kind of device: names as ``module:attribute``, within this package.
 

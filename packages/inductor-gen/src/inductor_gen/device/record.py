@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from inductor_gen.device.backends import backend
 from prims.errors import UserError
+from prims.records import record
 from prims.spec.tensorspec import as_device
 
 __all__ = ["Asked", "Device", "device_of", "known"]
 
 
-@dataclass(frozen=True)
+@record
 class Device:
     """What a device can do.
 

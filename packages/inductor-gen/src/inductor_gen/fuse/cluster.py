@@ -9,7 +9,7 @@ re-enters the inner space, so a softmax or a layer norm is one cluster with all 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from inductor_gen.fuse.order import Move, Order
 from inductor_gen.loops.graph import Graph, Node, reached
@@ -37,8 +37,7 @@ LOOP_KINDS = frozenset({"pointwise", "reduce", "scan", "create"})
 COMPUTED = frozenset({"pointwise", "reduce", "scan", "scatter", "extern"})
 
 
-@dataclass(frozen=True)
-class Fused:
+class Fused(NamedTuple):
     """Why nodes are together: ``stage`` is vertical, sibling, horizontal, inline, or again (made elsewhere too),
     ``nodes`` are those that came to the kernel, and ``saved`` the bytes that need not be moved for that."""
 

@@ -7,13 +7,12 @@ that both know, one as its maker or both as readers, gives each variable of one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, inner_dims, substituted
 from inductor_gen.fuse.order import Move
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, lower, product, upper
 from inductor_gen.loops.views import Index, push
+from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -110,7 +109,7 @@ def _covers(index: Index, space: dict[Expr, Expr], outer: set[Expr], inner: set[
     return outer <= used and (not used & inner or inner <= used)
 
 
-@dataclass(frozen=True)
+@record
 class Merger:
     """How one cluster goes into another: its variables in terms of the other's, and the reduced ones of both."""
 

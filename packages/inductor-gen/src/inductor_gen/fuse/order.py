@@ -11,7 +11,7 @@ bounded, and what lies so far apart is better left apart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Move", "Order"]
 
@@ -21,8 +21,7 @@ BUDGET = 1024
 _GAP = 1 << 32
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """How a cluster comes to stand behind more sources: ``moved`` go before it, or it and they go behind ``behind``."""
 
     moved: tuple[int, ...] = ()

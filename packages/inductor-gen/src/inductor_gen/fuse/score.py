@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient
 from inductor_gen.loops.views import Index
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["Costs", "Facts", "Work", "steps_of_one"]
@@ -36,7 +36,7 @@ _ROW = 8192
 _STREAMS = 6
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """What a kernel does: bytes that it moves, operations (``op_cost``), and points that can be worked at at once."""
 
@@ -54,7 +54,7 @@ class Work:
         return team if device.warp > 1 else min(team, alone)
 
 
-@dataclass(frozen=True)
+@record
 class Facts:
     """What a cluster reads from others, at which indices (none where these depend on data), and what it writes.
 

@@ -7,13 +7,14 @@ reduction on its way. A renderer emits one inner loop per stage; everything devi
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import coefficient, range_atoms, substitute
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["Body", "Store", "Val", "linear", "split_request"]
@@ -54,7 +55,7 @@ def _always(_: Val) -> bool:
     return True
 
 
-@dataclass
+@record(frozen=False)
 class Store:
     """``buffer[at] = value``, or combined as ``mode`` says (``set add mul max min``)."""
 
@@ -64,7 +65,7 @@ class Store:
     mode: str = "set"
 
 
-@dataclass
+@record(frozen=False)
 class Body:
     """Loop variables with their sizes, outer before inner, the values in topological order and the stores."""
 

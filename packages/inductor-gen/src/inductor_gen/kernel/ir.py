@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import torch
@@ -23,13 +23,14 @@ from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO, Hint, product
 from prims.errors import VerifierError
+from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Call", "Kernel", "Step", "nbytes", "text", "verify"]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Kernel:
     """Loop nests that run as one.
 
@@ -73,7 +74,7 @@ class Kernel:
         return tuple(dict.fromkeys((*self.writes, *self.updates, *self.reads)))
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Call:
     """An operator that runs through a library's kernel.
 

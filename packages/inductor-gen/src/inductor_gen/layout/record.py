@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, NamedTuple
 
 import torch
 
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product
 from inductor_gen.loops.views import Index
+from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["Layout", "Prepared", "ViewRef", "channels_last", "extent", "part_of", "strides_of", "whole"]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Strides in elements of a buffer; the pointer that a kernel gets is that of element 0."""
 
     strides: tuple[Expr, ...]
@@ -32,7 +32,7 @@ class Layout:
         return total
 
 
-@dataclass(frozen=True)
+@record
 class ViewRef:
     """A strided view of a buffer; ``offset`` counts from the buffer's element 0."""
 
@@ -52,7 +52,7 @@ def whole(node: Node) -> Node:
     return node.args[0] if node.kind == "part" else node
 
 
-@dataclass
+@record(frozen=False)
 class Prepared:
     """A graph with copies in place.
 

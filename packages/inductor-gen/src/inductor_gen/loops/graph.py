@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from prims.ir import Envelope
 from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
 from prims.ops import PrimOp
+from prims.records import record
 from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
@@ -117,7 +118,7 @@ def reached(starts: Iterable[Node], on: Callable[[Node], Iterable[Node]] = opera
     return list(found)
 
 
-@dataclass
+@record(frozen=False)
 class Graph:
     """Nodes in topological order.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inductor_gen.loops.graph import Node
@@ -17,15 +16,17 @@ __all__ = ["Branch", "pull", "push", "view_strides"]
 Index = tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
 class Branch:
     """An input of a view at an index. It is meant where every expression in ``where`` is >= 0; later branches of
     the same view stand for what is left. ``value`` is a literal for padding, when ``node`` is None."""
 
-    node: Node | None
-    index: Index
-    where: tuple[Expr, ...] = ()
-    value: Any = None
+    __slots__ = ("index", "node", "value", "where")
+
+    def __init__(self, node: Node | None, index: Index, where: tuple[Expr, ...] = (), value: Any = None) -> None:
+        self.node = node
+        self.index = index
+        self.where = where
+        self.value = value
 
 
 def _pull_broadcast(node: Node, index: Index) -> Index:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.loops.graph import Node
+from prims.records import record
 
 __all__ = ["Launch", "launches"]
 
@@ -14,7 +14,7 @@ __all__ = ["Launch", "launches"]
 MOST = 16
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Launch:
     """Kernels that run together and do not depend on each other."""
 

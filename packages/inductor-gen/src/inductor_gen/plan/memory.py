@@ -19,13 +19,14 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from inductor_gen.kernel.ir import Call, Kernel, nbytes
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
 from prims.errors import VerifierError
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = [
@@ -49,7 +50,7 @@ WORTH, ROUNDS = 0.999, 8
 LARGE = 16
 
 
-@dataclass(frozen=True)
+@record
 class Footprint:
     """The buffers of a launch or of an operator's call.
 
@@ -81,7 +82,7 @@ def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Foo
     return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails)
 
 
-@dataclass(frozen=True)
+@record
 class Sharing:
     """How buffers may share memory.
 
@@ -100,7 +101,7 @@ class Sharing:
     hidden: Collection[Node] = ()
 
 
-@dataclass(eq=False)
+@record(frozen=False, eq=False)
 class Piece:
     """Memory that is allocated, and given back, as one.
 
@@ -127,7 +128,7 @@ class Piece:
     free: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass
+@record(frozen=False)
 class MemoryPlan:
     """What :func:`plan_memory` decides.
 
@@ -358,7 +359,7 @@ def _written_over(
     return over
 
 
-@dataclass(frozen=True)
+@record
 class _Block:
     """A buffer and those that are written over it, one after the other.
 
@@ -501,7 +502,7 @@ class _Planner:
         if block.alone and (piece.used or piece.reach > block.raw or piece.size != block.size):
             return False  # it would hold more than its own bytes
         between = self.live[since:k]
-        if len(between) > AHEAD or max(between, default=0) + piece.size > self.bound and between:
+        if len(between) > AHEAD or (max(between, default=0) + piece.size > self.bound and between):
             return False
         if not self._extended(k, block, piece, 0):
             return False
@@ -518,7 +519,7 @@ class _Planner:
         ranges.append((last + 1, block.end, piece.size + more - block.size))
         ranges = [(a, min(b, len(self.steps) - 1), by) for a, b, by in ranges if a <= b and by]
         for a, b, by in ranges:
-            if b - a >= LOOK or by > 0 and max(self.total[a : b + 1], default=0) + by > self.bound:
+            if b - a >= LOOK or (by > 0 and max(self.total[a : b + 1], default=0) + by > self.bound):
                 return False
         for a, b, by in ranges:
             self.total[a : b + 1] = [n + by for n in self.total[a : b + 1]]
@@ -618,7 +619,7 @@ def verify(plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node]
             _verify_apart(plan, node, earlier, steps[begins[node]], hint, sharing)
             end = plan.dies[node]
             given = end < len(steps) and steps[end].gives_away
-            if given and begins[nodes[-1]] > end or end == len(steps) and _shares(plan, node, hint, sharing):
+            if (given and begins[nodes[-1]] > end) or (end == len(steps) and _shares(plan, node, hint, sharing)):
                 raise VerifierError("MEMORY-C3", f"{node!r} does not have its memory for itself")
     for k, step in enumerate(steps):
         if not step.kernel and not {k, k - 1} - {-1} <= plan.launch_after:

@@ -8,7 +8,6 @@ where its elements are finite by how it is made, or where it is constant and eve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.masks import kind_of_mask, value_of
 from inductor_gen.rewrite.row import Context
 from prims.dtypes import HALVES
+from prims.records import record
 from prims.spec import TensorSpec
 from prims.spec.rules import attention as kernels
 
@@ -39,7 +39,7 @@ _KERNELS = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class Written:
     """What attends.
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from inductor_gen.loops.graph import Node
 from prims.ops import PrimOp
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["Along", "Same", "Split", "described", "hides"]
@@ -31,14 +31,14 @@ class Unknown(Exception):
     """There is no such description."""
 
 
-@dataclass(frozen=True)
+@record
 class Same:
     """One number everywhere."""
 
     value: Any
 
 
-@dataclass(frozen=True)
+@record
 class Along:
     """Places along a dimension."""
 
@@ -47,7 +47,7 @@ class Along:
     start: int
 
 
-@dataclass(frozen=True)
+@record
 class Split:
     """One number on each side of a diagonal."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from inductor_gen.rewrite.row import Context
 from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.ops import PrimOp
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = [
@@ -78,7 +79,7 @@ class Condition(NamedTuple):
         return values[-1]
 
 
-@dataclass(frozen=True)
+@record
 class Slot:
     """In place of an argument: the value number ``at`` of a condition."""
 
@@ -92,7 +93,7 @@ class Question(NamedTuple):
     device: torch.device
 
 
-@dataclass(frozen=True)
+@record
 class MaskPlan:
     """Verdicts by the attention operator's place in the graph: ``"free"`` or ``"causal"``.
 

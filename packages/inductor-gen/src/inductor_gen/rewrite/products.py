@@ -11,7 +11,6 @@ share among the multiprocessors. Weights that lie apart are copied, in every cal
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from inductor_gen.device.record import Device
@@ -20,6 +19,7 @@ from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
 from inductor_gen.loops.graph import Node
 from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.row import Context
+from prims.records import record
 
 __all__ = ["Padded", "pad", "siblings", "together", "unaligned"]
 
@@ -32,7 +32,7 @@ _LEAST = 0.1
 _TILE = (64, 64)
 
 
-@dataclass(frozen=True)
+@record
 class Padded:
     """The rows, columns and depth of a product with its padding."""
 

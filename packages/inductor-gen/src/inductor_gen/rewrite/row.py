@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ import torch
 from inductor_gen.device.record import Asked, Device
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
+from prims.records import record
 
 __all__ = ["Context", "Row"]
 
 
-@dataclass(frozen=True)
+@record
 class Context:
     """What is known besides the graph.
 
@@ -42,7 +43,7 @@ class Context:
         return self.devices(node.device or torch.device("cpu"))
 
 
-@dataclass(frozen=True)
+@record
 class Row:
     """A rewrite.
 

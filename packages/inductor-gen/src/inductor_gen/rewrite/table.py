@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.rewrite import activations, attention, convolutions, empty, heads, masks, products, scatters
@@ -12,6 +11,7 @@ from inductor_gen.rewrite.row import Context, Row
 from prims.errors import VerifierError
 from prims.ir import Fuel
 from prims.ops import PrimOp
+from prims.records import record
 
 __all__ = ["CONSTRAINTS", "ROWS", "Rewritten", "rewrite", "verify"]
 
@@ -40,7 +40,7 @@ CONSTRAINTS = {
 _STRICT = ("fast", "eager_close", "eager_exact")
 
 
-@dataclass(frozen=True)
+@record
 class Rewritten:
     """A graph, and how often each row was applied to it."""
 

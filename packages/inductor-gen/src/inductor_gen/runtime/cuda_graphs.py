@@ -13,7 +13,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from inductor_gen.extern.attention import note, noted
 from prims.forking import lock
 from prims.ir import Envelope
+from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
 
@@ -34,7 +34,7 @@ _RECORDING = lock()  # a process records one graph at a time
 _SHARED: dict[tuple[torch.device, int], _Shared] = {}  # by device and stream
 
 
-@dataclass
+@record(frozen=False)
 class _Recording:
     graph: torch.cuda.CUDAGraph
     places: list[Any]

@@ -13,13 +13,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from prims.options import Options
+from prims.records import record
 
 __all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Program", "Run", "as_launcher", "launcher"]
 
@@ -180,7 +180,7 @@ _FUNCTIONS = (
 Call = tuple[int, int, int, Sequence[int], int, int]
 
 
-@dataclass
+@record(frozen=False)
 class Program:
     """Kernels to be run one after the other, and their operands.
 

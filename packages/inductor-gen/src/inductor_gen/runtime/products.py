@@ -14,10 +14,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+
+from prims.records import record
 
 __all__ = ["Product", "Products", "plain", "products_on", "unusual"]
 
@@ -34,7 +35,7 @@ _ASKED, _GIVEN = 32 << 20, 8 << 20
 _LEAST = 16
 
 
-@dataclass
+@record(frozen=False)
 class Product:
     """The table of one product.
 

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from prims.errors import InternalError, QuintetError, UserError
 from prims.forking import lock
 from prims.ir import Envelope
 from prims.options import Options
+from prims.records import record
 from prims.spec import TensorSpec
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@record
 class Loaded:
     """A kernel ready to launch: its function's handle, threads per program and bytes of shared memory."""
 

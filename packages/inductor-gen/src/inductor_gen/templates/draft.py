@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.kernel.build import Builder
@@ -11,12 +10,13 @@ from inductor_gen.layout.record import Layout, Prepared
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 
 __all__ = ["Draft"]
 
 
-@dataclass(frozen=True)
+@record
 class Draft:
     """A graph whose kernels are made and in order, before anything is chosen for them."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ from inductor_gen.layout.record import strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.templates.draft import Draft
+from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["Candidate", "Operator", "Problem", "Steps", "layout_text", "numbers", "sizes_text", "usual_operator"]
 
 
-@dataclass(frozen=True)
+@record
 class Operator:
     """An operator's node and the callable that computes it."""
 
@@ -32,7 +33,7 @@ class Operator:
 Steps = tuple[Operator | KernelSource, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Candidate:
     """One way to compute a problem.
 
@@ -54,7 +55,7 @@ class Candidate:
         return self.made() if callable(self.made) else self.made
 
 
-@dataclass
+@record(frozen=False)
 class Problem:
     """What to choose for.
 

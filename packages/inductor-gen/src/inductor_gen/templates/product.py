@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +11,7 @@ from inductor_gen.layout.record import Layout, Prepared, ViewRef
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, contiguous_strides, product
 from prims.dtypes import HALVES
+from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -24,7 +24,7 @@ _FACTORS = {
 _DTYPES = (torch.float32, *HALVES)
 
 
-@dataclass(frozen=True)
+@record
 class Product:
     """``alpha * a @ b + beta * bias``: ``a`` is ``[*batch, m, k]``, ``b`` ``[*batch, k, n]``, ``bias`` broadcasts."""
 
@@ -68,7 +68,7 @@ def product_of(node: Node, prepared: Prepared, layouts: Mapping[Node, Layout]) -
     return Product(node, tuple(batch), m, n, k, a, b, bias, float(alpha), float(beta))
 
 
-@dataclass(frozen=True)
+@record
 class Fit:
     """A body's loop variables as the product's batch, rows and columns, outermost first."""
 
@@ -77,7 +77,7 @@ class Fit:
     columns: list[Expr]
 
 
-@dataclass(frozen=True)
+@record
 class Split:
     """A loop variable to be split, its inner part of this size, before the body can fit."""
 

@@ -16,7 +16,7 @@ and reported, not a failure: legalisation decomposes what a backend lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -24,13 +24,14 @@ import torch
 from prims.conformance.judge import judge
 from prims.errors import Unsupported, UserError
 from prims.ops import TABLE, PrimOp, Sample, lookup
+from prims.records import record
 
 __all__ = ["ConformanceReport", "Failure", "check_backend", "dtypes_of", "samples_of"]
 
 RunOp = Callable[[PrimOp, tuple[Any, ...]], Any]
 
 
-@dataclass(frozen=True)
+@record
 class Failure:
     """One sample on which a backend departs from the reference."""
 
@@ -44,7 +45,7 @@ class Failure:
         return f"{self.op} {str(self.dtype).removeprefix('torch.')} sample {self.sample} ({self.note}): {self.message}"
 
 
-@dataclass
+@record(frozen=False)
 class ConformanceReport:
     """What was run, what failed, and what the backend said it lacks."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from prims.decomp.common import Size, Value, along, number, slice_dim, surely_at_most
 from prims.handlers import TorchHandler
+from prims.records import record
 
 MAX_READERS = 40
 """Outputs that read one input beyond which a transpose is not written out: each is a term of a sum."""
@@ -26,7 +26,7 @@ MAX_GROWTH = 4
 """Outputs per input up to which a line of unknown sizes is transposed."""
 
 
-@dataclass(frozen=True)
+@record
 class Line:
     """A map of `size` input positions to `out` output positions.
 
@@ -44,7 +44,7 @@ class Line:
     spread: int | None = None
 
 
-@dataclass(frozen=True)
+@record
 class _Readers:
     """Which outputs read input ``i``: at most `most` from ``(step i + start) // divisor + skipped`` on, where at most
     `slack` outputs are skipped."""

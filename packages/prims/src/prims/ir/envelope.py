@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.fx
 
 from prims.ir.nodes import copy_node
+from prims.records import record
 
 if TYPE_CHECKING:
     from prims.ir.source import SourceLoc
@@ -46,7 +47,7 @@ INPUT_KINDS = ("parameter", "buffer", "input", "constant", "saved", "size", "rng
 OUTPUT_KINDS = ("output", "mutation", "saved", "gradient")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InputDesc:
     """One input, in placeholder order.
 
@@ -65,7 +66,7 @@ class InputDesc:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputDesc:
     """One element of the flat output tuple.
 
@@ -87,7 +88,7 @@ class Mutation(NamedTuple):
     output_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Alias:
     """One of the user's results shares storage with a base, and is not computed by the graph.
 
@@ -113,7 +114,7 @@ class SymbolBinding(NamedTuple):
     dim: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolEntry:
     """A size symbol: inclusive range (None is unbounded), the first value seen, and its binding."""
 
@@ -124,7 +125,7 @@ class SymbolEntry:
     binding: SymbolBinding | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolTable:
     """The symbols of an envelope, and the context that owns them (None after parsing or loading)."""
 
@@ -155,7 +156,7 @@ class SymbolTable:
         return bind_symbols(tuple(inputs), context)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Envelope:
     """What one stage hands to the next; treated as immutable, its graph included.
 

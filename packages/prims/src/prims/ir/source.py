@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from prims.records import record
 
 __all__ = ["SourceLoc"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SourceLoc:
     """A line of the user's program; kept in ``node.meta["source"]``."""
 

@@ -7,7 +7,6 @@ written: the scatters become one ``index_put`` into the input, with the part's p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.fx
 from prims.decomp.common import Value, norm_dim, to_dtype
 from prims.decomp.views import permuted, slice_bounds, unsqueeze
 from prims.ir.envelope import Envelope
+from prims.records import record
 
 __all__ = ["UPDATES", "Region", "write_region", "written_regions"]
 
@@ -36,7 +36,7 @@ _OVER = frozenset({
 _SETTING = frozenset({_aten.index_put.default, _aten.index_copy.default, _aten.scatter.src, _aten.scatter.value})
 
 
-@dataclass(frozen=True)
+@record
 class Region:
     """A part of a tensor and what is written to it.
 

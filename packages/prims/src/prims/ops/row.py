@@ -7,12 +7,13 @@ is generated from the rows, so a new elementwise primitive is one `define(...)` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
 
 from prims.errors import UserError
+from prims.records import record
 from prims.registry import Definitions
 
 __all__ = ["TABLE", "Param", "PrimOp", "Sample", "define", "lookup"]
@@ -89,7 +90,7 @@ def _canonical(kind: str, value: Any, ndim: int) -> Any:
             return value
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@record(eq=False)
 class PrimOp:
     """One primitive.
 

@@ -6,10 +6,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prims.errors import DataDependentError
+from prims.records import record
 from prims.spec import expr as E
 from prims.spec.expr import Expr
 from prims.spec.ranges import Interval, interval, shifted_bounds
@@ -33,7 +33,7 @@ class SizeGuard(NamedTuple):
         return f"{self.expr}  # {self.reason}" + (f" at {self.where}" if self.where else "")
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class SymbolInfo:
     """What is known of a symbol. ``min`` and ``max`` are inclusive; ``max`` None means unbounded."""
 

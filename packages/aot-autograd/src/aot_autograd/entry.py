@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
-from aot_autograd.partition.default import default_partition
-from aot_autograd.partition.norms import keep_norms
-from aot_autograd.partition.split import Partition, split_joint
 from aot_autograd.runtime.inference import build_inference
 from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, outside_autocast
-from aot_autograd.runtime.training import build_training
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
 from prims.eager import leave_to_eager
 from prims.errors import Unsupported, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+
+if TYPE_CHECKING:  # what graphs without gradients need not import
+    from aot_autograd.partition.split import Partition
 
 __all__ = ["PartitionFn", "aot_function", "inference_graph", "joint_graph", "partition_joint", "run_eagerly"]
 
@@ -43,7 +42,7 @@ def aot_function(
     *,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
-    partition_fn: PartitionFn = default_partition,
+    partition_fn: PartitionFn | None = None,
     options: Options | None = None,
     report: Report | None = None,
 ) -> Callable[..., Any]:
@@ -60,7 +59,7 @@ def aot_function(
         fw_compiler: ``fw_compiler(envelope, report)`` returns a callable over the envelope's flat inputs that
             returns its flat outputs.
         bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
-        partition_fn: chooses what is saved for the backward pass.
+        partition_fn: chooses what is saved for the backward pass; by default what the backward graph reads.
         options: see :class:`prims.options.Options`.
         report: collects graphs, fallbacks and times.
 
@@ -103,6 +102,8 @@ def aot_function(
     assert joint is not None and partition is not None
     with _phase(report, "compile"):
         compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
+    from aot_autograd.runtime.training import build_training
+
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
     return build_training(joint, partition, compiled, backward, gm, options, report)
 
@@ -162,10 +163,14 @@ def joint_graph(
 
 
 def partition_joint(
-    joint: Joint, partition_fn: PartitionFn = default_partition, options: Options | None = None
+    joint: Joint, partition_fn: PartitionFn | None = None, options: Options | None = None
 ) -> Partition:
     """Split a joint graph into forward and backward graphs."""
+    from aot_autograd.partition.default import default_partition
+    from aot_autograd.partition.norms import keep_norms
+    from aot_autograd.partition.split import split_joint
+
     options = options if options is not None else Options()
     if options.numerics != "fast":
         keep_norms(joint.envelope.graph)
-    return split_joint(joint, partition_fn(joint, options))
+    return split_joint(joint, (partition_fn or default_partition)(joint, options))

@@ -183,7 +183,7 @@ def _inductor(options: Options, report: Report) -> Backend:
                 example_inputs,
                 fw_compiler=generate,
                 bw_compiler=generate,
-                partition_fn=aot_autograd.min_cut_partition,
+                partition_fn=lambda joint, options: aot_autograd.min_cut_partition(joint, options),
                 options=options,
                 report=report,
             )

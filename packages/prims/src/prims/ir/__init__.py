@@ -25,13 +25,13 @@ from prims.ir.envelope import (
 )
 from prims.ir.passes import Fuel, Observer, Pass, print_observer, run_passes
 from prims.ir.source import SourceLoc
-from prims.ir.text import hash_envelope, print_text
 from prims.ir.verifier import verify
 
 if TYPE_CHECKING:
     from prims.ir.equality import structural_difference
     from prims.ir.parse import parse_text
     from prims.ir.serial import from_json, load, save, to_json
+    from prims.ir.text import hash_envelope, print_text
     from prims.ir.versions import CURRENT, VersionError, consumable, convert, negotiate, producible
 
 __all__ = [
@@ -72,7 +72,7 @@ __all__ = [
     "verify",
 ]
 
-_ON_USE = {"structural_difference": "equality", "parse_text": "parse"}
+_ON_USE = {"structural_difference": "equality", "parse_text": "parse", "hash_envelope": "text", "print_text": "text"}
 _ON_USE |= dict.fromkeys(("from_json", "load", "save", "to_json"), "serial")
 _ON_USE |= dict.fromkeys(("CURRENT", "VersionError", "consumable", "convert", "negotiate", "producible"), "versions")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from typing import NamedTuple
 
 from prims.ir import SourceLoc
+from prims.records import record
 
 __all__ = ["REASONS", "BreakInfo", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
 
 
-class Reason(NamedTuple):
+@record
+class Reason:
     """Why capture may stop: a stable number, one line, and what the user can do."""
 
     number: str
@@ -115,7 +116,8 @@ class SkipFrame(Exception):
         self.once = once
 
 
-class BreakInfo(NamedTuple):
+@record
+class BreakInfo:
     """A graph break as it is shown to the user.
 
     Attributes:

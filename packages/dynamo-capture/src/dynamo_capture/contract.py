@@ -8,10 +8,11 @@ one for each size, unless it says that it reads symbolic sizes as such.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from dynamo_capture.graph_builder import GraphInput
 from prims.options import Options
+from prims.records import record
 from prims.spec import AbstractTensor, abstract_from_spec
 
 __all__ = ["Contract", "supports_dynamic_shapes"]
@@ -32,7 +33,8 @@ def supports_dynamic_shapes(backend: B) -> B:
     return backend
 
 
-class Contract(NamedTuple):
+@record
+class Contract:
     """What a backend gets under some options.
 
     Attributes:

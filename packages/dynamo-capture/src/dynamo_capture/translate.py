@@ -6,7 +6,7 @@ import time
 import types
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx
@@ -46,7 +46,8 @@ __all__ = ["CapturedGraph", "CodeState", "Translation", "translate"]
 _MAX_RESTARTS = 8
 
 
-class CapturedGraph(NamedTuple):
+@record
+class CapturedGraph:
     """What one captured region amounts to, for ``explain`` and the report."""
 
     name: str
@@ -89,7 +90,8 @@ class CodeState:
         return True
 
 
-class Translation(NamedTuple):
+@record
+class Translation:
     """The finished replacement of a frame."""
 
     code: types.CodeType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -13,11 +13,13 @@ from torch.autograd import forward_ad
 from dynamo_capture.rules import GENERATOR_FLAGS, skip_reason
 from dynamo_capture.wrappers import is_disabled
 from prims.forking import why_cut_off
+from prims.records import record
 
 __all__ = ["NOTHING", "Why", "place_of", "why_before", "why_disabled", "why_never", "why_not_now", "why_plain"]
 
 
-class Why(NamedTuple):
+@record
+class Why:
     """A reason for the report and the user: what, where, what to do."""
 
     reason: str

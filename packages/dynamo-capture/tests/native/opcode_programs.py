@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -107,6 +108,10 @@ class SourceLoc:
     function: str = ""
 
 
+def record(cls=None, **settings):
+    return dataclasses.dataclass(**{"frozen": True, **settings})(cls) if cls else functools.partial(record, **settings)
+
+
 class Options:
     fullgraph, strict, dynamic, recompile_limit, verify = False, True, False, 8, "off"
 
@@ -150,6 +155,7 @@ SPECIAL = {
     "torch.is_grad_enabled": lambda: True,
     "prims.ir.SourceLoc": SourceLoc,
     "prims.options.Options": Options,
+    "prims.records.record": record,
     "prims.report.Report": Report,
     "prims.forking.COMPILING": threading.RLock(),
     "prims.forking.lock": threading.Lock,
@@ -210,7 +216,8 @@ def translate(*args, real=frontend.translate):
     """Keep what has no tensors in it too: its code is what is tested."""
     result = real(*args)
     captured = result.captured
-    return result._replace(captured=captured._replace(graph=captured.graph or object()))
+    captured = dataclasses.replace(captured, graph=captured.graph or object())
+    return dataclasses.replace(result, captured=captured)
 
 
 frontend.translate = translate

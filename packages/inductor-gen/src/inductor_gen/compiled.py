@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx
@@ -24,13 +24,15 @@ from prims.debug import keep
 from prims.ir import Envelope
 from prims.ir.reference import draws
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
 
 __all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
 
 
-class Kernel(NamedTuple):
+@record
+class Kernel:
     """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
 
     ``parts``: how many kernels it is made of that share nothing but the launch.

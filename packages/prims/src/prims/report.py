@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any
 
 from prims.records import record
 
@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 
-class GraphRecord(NamedTuple):
+@record
+class GraphRecord:
     """A captured or derived graph: its name, dialect, number of operator nodes and their names."""
 
     name: str
@@ -39,14 +40,16 @@ class GraphRecord(NamedTuple):
     where: str | None = None
 
 
-class BreakRecord(NamedTuple):
+@record
+class BreakRecord:
     """Where capture had to stop, and why."""
 
     reason: str
     where: str | None = None
 
 
-class KernelRecord(NamedTuple):
+@record
+class KernelRecord:
     """A generated kernel: its operators, the number of its loop nests, and of the kernels pasted into it."""
 
     name: str
@@ -55,13 +58,15 @@ class KernelRecord(NamedTuple):
     parts: int = 1
 
 
-class ExternRecord(NamedTuple):
+@record
+class ExternRecord:
     """One call into a library kernel, by operator name."""
 
     name: str
 
 
-class StatusRecord(NamedTuple):
+@record
+class StatusRecord:
     """How a part of the program runs. :meth:`Report.verdict` is computed from these.
 
     Attributes:
@@ -78,7 +83,8 @@ class StatusRecord(NamedTuple):
     where: str | None = None
 
 
-class FallbackRecord(NamedTuple):
+@record
+class FallbackRecord:
     """A region or operator that a stage left to eager, and why.
 
     Attributes:
@@ -91,7 +97,8 @@ class FallbackRecord(NamedTuple):
     eager: bool = True
 
 
-class InexactRecord(NamedTuple):
+@record
+class InexactRecord:
     """An operator whose bits may differ from eager's although they were asked for, and why."""
 
     op: str
@@ -99,14 +106,16 @@ class InexactRecord(NamedTuple):
     where: str | None = None
 
 
-class KeptRecord(NamedTuple):
+@record
+class KeptRecord:
     """A text that a stage made, kept in a file (``Options.debug``)."""
 
     what: str
     path: str
 
 
-class MemoryRecord(NamedTuple):
+@record
+class MemoryRecord:
     """The memory that a graph takes beside inputs that the caller keeps, by plan, in bytes for likely sizes.
 
     Attributes:
@@ -122,14 +131,16 @@ class MemoryRecord(NamedTuple):
     note: str | None = None
 
 
-class RecompileRecord(NamedTuple):
+@record
+class RecompileRecord:
     """A repeated capture of one code object, and the guard that failed."""
 
     code: str
     reason: str
 
 
-class TuningRecord(NamedTuple):
+@record
+class TuningRecord:
     """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
 
     ``cached``: it was measured before, for an earlier graph or in another process.
@@ -263,7 +274,7 @@ class Report:
     def to_json(self) -> str:
         """The verdict and all records as one JSON object."""
         data: dict[str, Any] = {"verdict": self.verdict}
-        data |= {name: [record._asdict() for record in getattr(self, name)] for name in _LISTS}
+        data |= {name: [dict(vars(record)) for record in getattr(self, name)] for name in _LISTS}
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1)
 

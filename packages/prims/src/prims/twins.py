@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from prims.records import record
 from prims.registry import define_operator
 from prims.spec.infer import RULES, op_name, resolve
 from prims.spec.tensorspec import TensorSpec
@@ -24,7 +25,8 @@ __all__ = ["functional_twin", "functional_twin_in_place", "twin_of", "written_ar
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 
-class _Form(NamedTuple):
+@record
+class _Form:
     """A twin of ``func``; ``same`` and ``lengths`` as :func:`functional_twin` takes them."""
 
     func: OpOverload

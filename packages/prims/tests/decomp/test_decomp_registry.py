@@ -1,12 +1,15 @@
 """Which overloads are covered, and the rules that all decompositions share."""
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import prims.decomp as decomp
+from prims.decomp import registry
 from prims.decomp.common import broadcast_shapes, result_dtype
 from prims.errors import Unsupported
 from prims.handlers import MetaHandler, TorchHandler
@@ -19,6 +22,20 @@ def test_covered_overloads_are_exactly_those_listed():
     """Regenerate with: python -c "import prims.decomp as d; print('\\n'.join(d.covered()))" > covered.txt"""
     listed = (Path(__file__).parent / "covered.txt").read_text().split()
     assert list(decomp.covered()) == listed
+
+
+def test_rare_families_define_what_is_listed():
+    """What a family of `RARE` defines is found by its name alone, and no other family defines it."""
+    for name in decomp.covered():
+        home = registry._TABLE._homes[name]["__name__"].removeprefix("prims.decomp.")
+        assert registry.family_of(name) == (home if home in registry.RARE else None), name
+
+
+def test_rare_families_are_imported_on_use():
+    program = "import sys, torch, prims.decomp as d; before = 'prims.decomp.windows' in sys.modules; "
+    program += "print(before, d.get(torch.ops.aten.im2col.default).__name__, 'prims.decomp.windows' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "im2col", "True"]
 
 
 def test_every_covered_overload_exists():

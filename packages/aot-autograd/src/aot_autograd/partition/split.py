@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx
@@ -21,6 +21,7 @@ from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.nodes import copy_node
 from prims.ir.symbols import expr_of, sizes_of
+from prims.records import record
 from prims.spec import TensorSpec
 
 __all__ = [
@@ -36,7 +37,8 @@ __all__ = [
 aten = torch.ops.aten
 
 
-class Partition(NamedTuple):
+@record
+class Partition:
     """Forward and backward graphs and what goes between them.
 
     Attributes:

@@ -8,12 +8,13 @@ values) and takes over its result, which is then saved.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.fx
 from torch._ops import OpOverload
 
 from aot_autograd.trace.opinfo import draws_random
+from prims.records import record
 
 __all__ = ["Draw", "first_draw", "runs_a_checkpoint_again"]
 
@@ -28,7 +29,8 @@ def runs_a_checkpoint_again() -> bool:
     return False
 
 
-class Draw(NamedTuple):
+@record
+class Draw:
     """A random call of the forward pass: its operator and arguments as graph values, and what it gave.
 
     ``result`` is the node, or for a seeded draw its first counter.

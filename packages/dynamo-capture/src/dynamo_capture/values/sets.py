@@ -13,7 +13,7 @@ import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
@@ -22,6 +22,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import HashedKey
 from dynamo_capture.values.iterators import IteratorValue, iterator_at, iterator_over
+from prims.records import record
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -100,14 +101,16 @@ def _hash_is_known(tx: Capture, value: Value) -> bool:
     return False
 
 
-class SetState(NamedTuple):
+@record
+class SetState:
     """A set as it was when so many steps had been done to it."""
 
     owner: SetValue
     steps: int
 
 
-class KeysView(NamedTuple):
+@record
+class KeysView:
     """A dict of a kind with these keys (``as_view``: its ``keys()``)."""
 
     kind: type

@@ -8,11 +8,12 @@ does as its forward did: the forward's logarithms of sums, which every backward 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from inductor_gen.loops.graph import Node
+from prims.records import record
 
 __all__ = ["BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask_of", "note", "noted", "without_mask"]
 
@@ -20,7 +21,8 @@ __all__ = ["BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask
 LOGSUMEXP = 1
 
 
-class Masked(NamedTuple):
+@record
+class Masked:
     """Positions among an operator's arguments: of the mask (or its keyword), of the causal flag, in a backward of the
     forward's logarithms of sums; ``defaults`` are those of the arguments from ``first`` up to the flag."""
 

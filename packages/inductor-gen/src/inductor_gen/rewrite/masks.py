@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -57,7 +57,8 @@ class _Unknown(Exception):
     """The value depends on what is only known when the graph runs."""
 
 
-class Condition(NamedTuple):
+@record
+class Condition:
     """A tensor, computed of a graph's inputs, that is to have the contents that ``pattern`` names.
 
     Attributes:
@@ -86,7 +87,8 @@ class Slot:
     at: int
 
 
-class Question(NamedTuple):
+@record
+class Question:
     """What has to hold in a call: all the conditions."""
 
     conditions: tuple[Condition, ...]

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.runtime.cache import KernelCache, open_cache
@@ -26,6 +25,7 @@ from inductor_gen.runtime.folders import warn_of
 from prims.errors import InternalError, UserError
 from prims.forking import lock
 from prims.options import Options
+from prims.records import record
 
 __all__ = ["Compiler", "Unit", "find_compiler", "load_kernels"]
 
@@ -42,7 +42,8 @@ _LIBRARIES: dict[str, ctypes.CDLL] = {}  # by digest; never unloaded
 _LOCK = lock()
 
 
-class Unit(NamedTuple):
+@record
+class Unit:
     """One kernel to compile: the function's name and its text (with ``KERNEL`` for the name)."""
 
     name: str
@@ -50,7 +51,8 @@ class Unit(NamedTuple):
     comment: str = ""
 
 
-class Compiler(NamedTuple):
+@record
+class Compiler:
     """A C compiler's command and what identifies its output."""
 
     command: tuple[str, ...]

@@ -12,32 +12,21 @@ A decomposition is a function ``(p, *args, **kwargs)`` written once against the 
 - `backward`: gradients of the above that are not beside their forward
 - `foreach`, `optimisers`: ops over lists of tensors
 - `seeded`: random numbers as functions of a seed
+
+Those that few programs meet (`registry.RARE`) are imported when one of their overloads is asked for.
 """
 
 from prims.decomp import (  # noqa: F401  (each registers its family)
     activations,
-    attention,
-    backward,
     conversions,
     elementwise,
     factory,
-    foreach,
     indexing,
-    losses,
     matmul,
     normalisation,
-    optimisers,
-    padding,
-    pooling,
     reductions,
-    resampling,
-    sampling,
-    seeded,
     softmax,
-    special,
     views,
-    weights,
-    windows,
 )
 from prims.decomp.registry import by_name, call, covered, decomposition, get, overload
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from prims.records import record
 
 __all__ = ["REWRITES", "Rewrite"]
 
 
-class Rewrite(NamedTuple):
+@record
+class Rewrite:
     """``fn(p, args, spec)`` gives the value that ``op(*args)`` (metadata `spec`) is equal to, or None."""
 
     name: str

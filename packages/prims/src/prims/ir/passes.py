@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from prims.errors import VerifierError
 from prims.ir.envelope import Envelope
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 
 __all__ = ["Fuel", "Observer", "Pass", "print_observer", "run_passes"]
@@ -36,7 +36,8 @@ class Fuel:
         return True
 
 
-class Pass(NamedTuple):
+@record
+class Pass:
     """A pure function from envelope to envelope.
 
     Attributes:

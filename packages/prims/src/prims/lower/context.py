@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from prims.ir.envelope import Envelope
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
 
 
-class LowerContext(NamedTuple):
+@record
+class LowerContext:
     """The backend's claims, the user's options and the report of one lowering."""
 
     claims: frozenset[str]
@@ -18,7 +19,8 @@ class LowerContext(NamedTuple):
     report: Report | None = None
 
 
-class LowerPass(NamedTuple):
+@record
+class LowerPass:
     """A named step: `fn(env, context=...)`, or `fn(env, fuel, context=...)` where it takes fuel."""
 
     name: str

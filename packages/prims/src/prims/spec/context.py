@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from prims.errors import DataDependentError
 from prims.records import record
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
 
 
-class SizeGuard(NamedTuple):
+@record
+class SizeGuard:
     """A boolean expression over symbols that the compiled program relies on, why, and whose line asked."""
 
     expr: Expr

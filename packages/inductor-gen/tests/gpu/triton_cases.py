@@ -219,6 +219,18 @@ def test_split_reductions(name, dtype, shape, dims):
         assert "RBLOCK" not in texts[-1]
 
 
+def test_split_reductions_beside_small_kernels():
+    """A launch of several kernels keeps the sources of a split one in order: the rows' read what the parts' write."""
+
+    def fn(p, a, b, c):
+        return p.add(b, 1.0), p.sum(a, (0,)), p.mul(c, 2.0), p.amax(p.neg(a), (0,))
+
+    c = check(fn, [torch.randn(300, 33), torch.randn(50, 33), torch.randn(77)], devices=lambda _: SMALL, tol=1e-4)
+    texts = [k.source for k in c.kernels]
+    assert any("program <" in t for t in texts), "nothing was joined: the test shows nothing"
+    assert not any("program <" in t and "q = tl.arange" in t for t in texts)
+
+
 def test_split_argmax():
     for shape, dims in (((700, 70), (0,)), ((2, 20000), (1,))):
         c = check(lambda p, a, dims=dims: _first(p, a, dims), [torch.randint(-9, 9, shape).float()], devices=lambda _: SMALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
+from prims.errors import VerifierError
 from prims.options import Options
 
 __all__ = ["Rendering"]
@@ -84,7 +85,10 @@ class Rendering:
         else:
             from inductor_gen.codegen.tritonbranch import branched
 
-            made = tuple(branched([source for piece in pieces for source in piece]))
+            # The sources of a split reduction read what the one before has written: they are nobody's neighbours.
+            several = [source for piece in pieces if len(piece) > 1 for source in piece]
+            made = (*branched([piece[0] for piece in pieces if len(piece) == 1]), *several)
+        _verify_order(made)
         if self.rendered is not None:
             for source in made:
                 self.rendered(source)
@@ -93,3 +97,18 @@ class Rendering:
     def _renderer(self, kernel: Kernel, tiling: Any) -> Renderer:
         make = self._backend(kernel)["renderer"]
         return make(self.hint, self.layouts, self.device(kernel), self.options, tiling)  # type: ignore[no-any-return]
+
+
+def _verify_order(sources: Sequence[KernelSource]) -> None:
+    """Check that nothing is read before it is written.
+
+    Raises:
+        VerifierError: LAUNCH-C1 a source reads a buffer that only a later one of the launch writes.
+    """
+    last = {node: k for k, source in enumerate(sources) for node in source.buffers[: source.outputs]}
+    written: set[Node] = set()
+    for k, source in enumerate(sources):
+        early = [n for n in source.buffers[source.outputs :] if n not in written and last.get(n, -1) > k]
+        if early:
+            raise VerifierError("LAUNCH-C1", f"{source.name} reads {early[0]!r} before it is written")
+        written.update(source.buffers[: source.outputs])

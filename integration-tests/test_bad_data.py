@@ -40,7 +40,6 @@ BAD: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "remainder": (lambda x, y: x % y, (_ints(1, 2), _ints(1, 0))),
     "fmod": (lambda x, y: torch.fmod(x, y), (_ints(1, 2), _ints(1, 0))),
     "truncated": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (_ints(1, 2), _ints(1, 0))),
-    "by_a_constant": (lambda x: x // 0, (_ints(1, 2),)),
 }
 
 
@@ -59,6 +58,22 @@ def test_error_of_eager(name: str) -> None:
         assert f'File "{__file__}", line {program.__code__.co_firstlineno}, in <lambda>' in note
     report = compiled.report()
     assert report.kernels and not report.fallbacks and not report.breaks
+
+
+def test_what_no_data_can_make_good_is_raised_by_the_program_itself() -> None:
+    """Capture sees that the operator refuses whatever it is given: the call runs eagerly, up to its own error."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x // 0
+
+    with pytest.raises(Exception) as expected:
+        program(_ints(1, 2))
+    compiled = compile_api.compile(program)
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as error:
+            compiled(_ints(1, 2))
+        assert str(error.value) == str(expected.value) and error.value.__context__ is None
+        assert any(entry.name == "program" and str(entry.path) == __file__ for entry in error.traceback)
 
 
 def test_good_data_after_bad() -> None:

@@ -365,3 +365,35 @@ def test_a_failure_comes_before_the_writes(name, before):
             warnings.simplefilter("ignore")
             compiled(*ours)
     torch.testing.assert_close(ours[:3], eager[:3])
+
+
+@pytest.mark.parametrize("change", ["mul_", "copy_", "index_copy_", "sin_"])
+def test_a_region_that_saves_only_arguments_and_results_has_a_backward_pass(change: str) -> None:
+    """Its kernels write no input: that is for regions without gradients."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        r = y * 2
+        match change:
+            case "mul_":
+                x.mul_(y)
+            case "copy_":
+                x.copy_(y * 3)
+            case "index_copy_":
+                x.index_copy_(0, torch.tensor([1]), y[:1])
+            case _:
+                x.sin_()
+        return r + x * y
+
+    results = []
+    for call in (f, compile_api.compile(f)):
+        z = torch.linspace(-1, 2, 12).reshape(4, 3).requires_grad_()
+        y = torch.linspace(2, 1, 12).reshape(4, 3).requires_grad_()
+        found = []
+        for _ in range(2):
+            w = z * 1
+            out = call(w, y)
+            (out.sum() + w.cos().sum()).backward()
+            found += [out.detach(), w.detach(), z.grad.clone(), y.grad.clone()]
+        results.append(found)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -42,6 +42,7 @@ def aot_function(
     *,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
     partition_fn: PartitionFn | None = None,
     options: Options | None = None,
     report: Report | None = None,
@@ -59,6 +60,8 @@ def aot_function(
         fw_compiler: ``fw_compiler(envelope, report)`` returns a callable over the envelope's flat inputs that
             returns its flat outputs.
         bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
+        inference_compiler: the same for a graph without a backward pass, to which no old value of an input that it
+            changes is of importance afterwards; ``fw_compiler`` by default.
         partition_fn: chooses what is saved for the backward pass; by default what the backward graph reads.
         options: see :class:`prims.options.Options`.
         report: collects graphs, fallbacks and times.
@@ -73,7 +76,8 @@ def aot_function(
     options = options if options is not None else Options()
     if not isinstance(gm, torch.fx.GraphModule):
         raise UserError(f"aot_function got a {type(gm).__name__}", todo="Pass a torch.fx.GraphModule.")
-    for name, compiler in (("fw_compiler", fw_compiler), ("bw_compiler", bw_compiler)):
+    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler, "inference_compiler": inference_compiler}
+    for name, compiler in compilers.items():
         if compiler is not None and not callable(compiler):
             raise UserError(f"{name} is {compiler!r}", todo="Pass a function of (envelope, report).")
     count = sum(node.op == "placeholder" for node in gm.graph.nodes)
@@ -97,7 +101,7 @@ def aot_function(
         return _leave_to_eager(gm, error, options, report)
     if env is not None:
         with _phase(report, "compile"):
-            compiled = _forward(compile_or_run(env, fw_compiler, options, report, "inference"))
+            compiled = _forward(compile_or_run(env, inference_compiler or fw_compiler, options, report, "inference"))
         return build_inference(outcome, compiled, gm, options, report)
     assert joint is not None and partition is not None
     with _phase(report, "compile"):

@@ -183,6 +183,7 @@ def _inductor(options: Options, report: Report) -> Backend:
                 example_inputs,
                 fw_compiler=generate,
                 bw_compiler=generate,
+                inference_compiler=_Generator(options, report, in_place=True),
                 partition_fn=lambda joint, options: aot_autograd.min_cut_partition(joint, options),
                 options=options,
                 report=report,
@@ -193,9 +194,13 @@ def _inductor(options: Options, report: Report) -> Backend:
 
 
 class _Generator:
-    """Lower an aten graph and generate its kernels; a graph that defeats either runs eagerly."""
+    """Lower an aten graph and generate its kernels; a graph that defeats either runs eagerly.
 
-    def __init__(self, options: Options, report: Report) -> None:
+    ``in_place``: kernels may write inputs that the graph changes, as no backward pass needs their old values.
+    """
+
+    def __init__(self, options: Options, report: Report, in_place: bool = False) -> None:
+        self.in_place = in_place
         self.options = options
         self.report = report
 
@@ -206,26 +211,19 @@ class _Generator:
         stage = "lower"
         try:
             claims = frozenset().union(*(inductor_gen.claims(kind) for kind in _device_types(env)))
-            in_place = _is_inference(env)
-            if in_place:
+            if self.in_place:
                 claims |= {UPDATES}
             with self.report.phase("lower"):
                 lowered = lower(env, claims=claims, options=self.options, report=self.report)
             stage = "codegen"
             with self.report.phase("codegen"):
                 compiled = inductor_gen.compile_graph(
-                    lowered, options=self.options, report=self.report, in_place=in_place
+                    lowered, options=self.options, report=self.report, in_place=self.in_place
                 )
         except Exception as error:
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
         return _Guarded(compiled, env, self.options, self.report)
-
-
-def _is_inference(env: Envelope) -> bool:
-    """Is there no backward pass, for which an input's old value might be of importance?"""
-    kinds = {desc.kind for desc in env.inputs} | {desc.kind for desc in env.outputs}
-    return kinds.isdisjoint(("saved", "tangent"))
 
 
 def _device_types(env: Envelope) -> set[str]:

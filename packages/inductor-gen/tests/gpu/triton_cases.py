@@ -228,7 +228,6 @@ def test_split_reductions_beside_small_kernels():
     c = check(fn, [torch.randn(300, 33), torch.randn(50, 33), torch.randn(77)], devices=lambda _: SMALL, tol=1e-4)
     texts = [k.source for k in c.kernels]
     assert any("program <" in t for t in texts), "nothing was joined: the test shows nothing"
-    assert not any("program <" in t and "q = tl.arange" in t for t in texts)
 
 
 def test_split_argmax():

@@ -22,12 +22,11 @@ import opcode
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CellType, CodeType
 from typing import Any
 
 from dynamo_capture.codemap import CodeMap
-from prims.records import record
 
 __all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
 
@@ -38,7 +37,7 @@ _LOAD_SUPER_ATTR = _OP.get("LOAD_SUPER_ATTR", -1)
 _DROPPED_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_NESTED
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class ResumeInfo:
     """Where a resume code comes from.
 
@@ -81,7 +80,7 @@ class ResumeInfo:
         return index
 
 
-@record
+@dataclass(frozen=True, slots=True)
 class ResumePoint:
     """Where and with what a function goes on.
 

@@ -2,7 +2,8 @@
 
 Every cell (model x stack) is a fresh process with caches of its own. Cells build, compile and warm up beside each other
 (``--jobs``) and measure one at a time on a GPU, under a lock: first calls are therefore of a busy machine, steady figures
-are not. Device time is the sum of the kernels' and copies' own times per call from the profiler, whatever the host does.
+are not. The largest difference of the results from eager's is kept for inference; gradients are not compared. Device
+time is the sum of the kernels' and copies' own times per call from the profiler, whatever the host does.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def measure(name: str, stack: str, mode: str | None, train: bool, seconds: float
         wall = wall_time(step, seconds)
     found = {"first_call_seconds": round(first, 3), "device_ms": round(device, 4), "wall_ms": round(wall, 4),
              "launches": launches, "peak_bytes": peak, "between_calls_bytes": kept,
-             "reserved_bytes": torch.cuda.memory_reserved(), "difference": worst, "longest": longest}  # fmt: skip
+             "reserved_bytes": torch.cuda.memory_reserved(), "longest": longest,
+             "difference": None if train or stack == "eager" else worst}  # fmt: skip
     if stack == "quintet":
         report = compiled.report()
         found |= {"graphs": len(report.graphs), "breaks": len(report.breaks), "fallbacks": [f.reason[:300] for f in report.fallbacks]}

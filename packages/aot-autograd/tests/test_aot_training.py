@@ -637,6 +637,36 @@ def test_contractions_are_not_run_again_at_full_budget():
     assert "aten.gelu.default" in targets
 
 
+class Normed(nn.Module):
+    """16-bit values through normalisations with float32 parameters: their statistics are float32, as all on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.LayerNorm(6)])
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x, w):
+        for norm in self.norms:
+            x = torch.relu(norm(x @ w))
+        return x @ w
+
+
+def test_16_bit_norms_are_made_again_from_float32_statistics():
+    """No second reduction, and no value that is another than the forward pass's: a rectifier's gradient would show."""
+    torch.manual_seed(0)
+    module, given = Normed(), [torch.randn(40, 6).bfloat16(), torch.randn(6, 6).bfloat16()]
+    joint = joint_graph(module_graph(module, 2), [t.requires_grad_() for t in given])
+    partition = partition_joint(joint, min_cut_partition)
+    again = {str(node.target) for node in partition.backward.op_nodes}
+    assert "aten.rsqrt.default" not in again and not any("norm" in name and "backward" not in name for name in again), again
+    saved = [d.spec for d in partition.forward.outputs if d.kind == "saved"]
+    assert sum(spec.dtype == torch.float32 for spec in saved) == 6
+    leaves = lambda: [t.detach().clone().requires_grad_() for t in given]
+    check(module_graph(module, 2), leaves, partition=min_cut_partition, rtol=2e-2, atol=2e-2)
+
+
 class Affine(torch.autograd.Function):
     """Its backward is not linear in the gradients."""
 

@@ -24,12 +24,14 @@ aten = torch.ops.aten
 
 _LAYER = aten.native_layer_norm.default
 _BATCH = aten._native_batch_norm_legit_functional.default
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     """What a normalised value can be made from pointwise, or None for any other node.
 
-    The input, weight and bias (where there are any), mean and reciprocal deviation, in this order.
+    The input, weight and bias (where there are any), mean and reciprocal deviation, in this order. What is of 16 bits
+    needs statistics in float32, as a GPU's are, and those of float32 parameters.
     """
     if node.target is not operator.getitem or node.args[1] != 0:
         return None
@@ -41,14 +43,15 @@ def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:
     if mean is None or rstd is None:
         return None
     value, weight, bias = _parameters(norm)
-    parts = [value, weight, bias, mean, rstd]
-    present = [part for part in parts if part is not None]
-    if any(part.meta["spec"].dtype != node.meta["spec"].dtype for part in present):
+    dtype = node.meta["spec"].dtype
+    given = [part for part in (value, weight, bias) if part is not None]
+    # Statistics in 16 bits give values of which some have another sign: a rectifier's gradient would differ.
+    wide = torch.float32 if dtype in _HALVES else dtype
+    if value.meta["spec"].dtype != dtype or any(part.meta["spec"].dtype != wide for part in (mean, rstd)):
         return None
-    if node.meta["spec"].dtype in (torch.float16, torch.bfloat16):
-        # Statistics in so few bits give values of which some have another sign: a rectifier's gradient would differ.
+    if any(part.meta["spec"].dtype not in (dtype, wide) for part in given):
         return None
-    return present
+    return [*given, mean, rstd]
 
 
 def keep_norms(graph: torch.fx.Graph) -> None:
@@ -66,32 +69,35 @@ def _parameters(norm: torch.fx.Node) -> tuple[Any, Any, Any]:
 def rebuild_norm(
     node: torch.fx.Node, graph: torch.fx.Graph, mapped: Callable[[torch.fx.Node], torch.fx.Node]
 ) -> torch.fx.Node:
-    """Add ``(x - mean) * rstd * weight + bias`` to ``graph``; the operands are already there."""
+    """Add ``(x - mean) * rstd * weight + bias`` to ``graph``, in the statistics' type; the operands are there."""
     norm: Any = node.args[0]
     items = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
     value, weight, bias = _parameters(norm)
 
-    def call(func: Any, *args: Any) -> torch.fx.Node:
-        made = graph.call_function(func, args)
+    def call(func: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        made = graph.call_function(func, args, kwargs)
         specs = [a.meta["spec"] if isinstance(a, torch.fx.Node) else a for a in args]
-        made.meta["spec"] = infer(func, tuple(specs))
+        made.meta["spec"] = infer(func, tuple(specs), kwargs)
         if "source" in node.meta:
             made.meta["source"] = node.meta["source"]
         return made
 
-    rank = len(node.meta["spec"].shape)
+    spec: TensorSpec = node.meta["spec"]
+    wide = items[1].meta["spec"].dtype  # what the forward pass computes in
 
-    def aligned(operand: torch.fx.Node) -> torch.fx.Node:
-        made = mapped(operand)
-        spec: TensorSpec = made.meta["spec"]
-        if norm.target is _BATCH and rank > 2:
-            return call(aten.view.default, made, [spec.shape[0]] + [1] * (rank - 2))
+    def operand(of: torch.fx.Node) -> torch.fx.Node:
+        made = mapped(of)
+        if made.meta["spec"].dtype != wide:
+            made = call(aten._to_copy.default, made, dtype=wide)
+        channels = norm.target is _BATCH and of is not value
+        if channels and len(spec.shape) > 2:
+            return call(aten.view.default, made, [spec.shape[1]] + [1] * (len(spec.shape) - 2))
         return made
 
-    result = call(aten.sub.Tensor, mapped(value), aligned(items[1]))
-    result = call(aten.mul.Tensor, result, aligned(items[2]))
+    result = call(aten.sub.Tensor, operand(value), operand(items[1]))
+    result = call(aten.mul.Tensor, result, operand(items[2]))
     if weight is not None:
-        result = call(aten.mul.Tensor, result, aligned(weight))
+        result = call(aten.mul.Tensor, result, operand(weight))
     if bias is not None:
-        result = call(aten.add.Tensor, result, aligned(bias))
-    return result
+        result = call(aten.add.Tensor, result, operand(bias))
+    return result if spec.dtype == wide else call(aten._to_copy.default, result, dtype=spec.dtype)

@@ -165,3 +165,20 @@ def test_copies_of_expanded_tensors(name, dynamic):
                 ours, eager = ours[0], eager[0]
             torch.testing.assert_close(ours, eager)
     assert compiled.report().graphs and not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_mixture_of_experts(dynamic):
+    """Rows sorted by their expert, the product of each group of them with its expert's matrix, and back."""
+
+    def program(x, scores, weight):
+        expert, order = scores.argmax(1).sort()
+        ends = torch.histc(expert.float(), 4, 0, 3).cumsum(0, dtype=torch.int32)
+        out = torch._grouped_mm(x[order], weight.mT, offs=ends)
+        return torch.empty_like(out).index_copy(0, order, out).relu()
+
+    def given(rows):
+        return leaf(rows, 16, dtype=torch.bfloat16), torch.randn(rows, 4), leaf(4, 24, 16, dtype=torch.bfloat16)
+
+    report = check(program, *given(40), sizes=[given(33)] if dynamic else [], dynamic=dynamic, tolerance=2e-2)
+    assert "aten._grouped_mm.default" in externs(report)

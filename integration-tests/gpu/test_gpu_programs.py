@@ -209,6 +209,21 @@ def test_what_changes_is_noticed():
     assert_matches(compiled, function, randn(8, 8))
 
 
+def test_what_the_device_is_like():
+    """Asked for by the program: a constant of the graph, as long as the device is current."""
+
+    def function(x):
+        properties = torch.cuda.get_device_properties(x.device)
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return x * properties.multi_processor_count + properties.major
+        return x
+
+    compiled = compile_api.compile(function, fullgraph=True)
+    x = randn(8)
+    torch.testing.assert_close(compiled(x), function(x))
+    assert not compiled.report().breaks
+
+
 def test_checkpoints_load_and_weights_are_not_copied():
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)).to(DEVICE)
     compiled = compile_api.compile(model, fullgraph=True)

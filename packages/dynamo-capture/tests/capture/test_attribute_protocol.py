@@ -367,3 +367,59 @@ class TestWrappersOfWrappers:
         assert fn(torch.ones(2)).tolist() == [2, 2]
         dynamo_capture.disable(greedy)
         assert LOG == []
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x * times + 1
+
+
+@torch.jit.script
+def scripted_otherwise(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x * times - 1
+
+
+class TestObjectsOfTorch:
+    def test_a_scripted_function_is_its_python_function(self, capture):
+        """So is another one in its place."""
+        chosen = {"function": scripted}
+        fn = capture(lambda x: chosen["function"](x, 3).relu())
+        x = torch.ones(2)
+        assert fn(x).tolist() == [4, 4] and fn.ops() == 3
+        chosen["function"] = scripted_otherwise
+        assert fn(x).tolist() == [2, 2]
+        assert not fn.report.breaks
+
+    def test_a_traced_function_is_called_as_it_is(self, capture):
+        traced = torch.jit.trace(lambda x: x * 2 if x.sum() > 0 else x, torch.ones(2))  # always the former
+        fn = capture(lambda x: traced(x.sin()).relu())
+        for x in (torch.ones(2), torch.tensor([1.0, -2.0])):
+            torch.testing.assert_close(fn(x), (2 * x.sin()).relu())
+        (found,) = fn.report.breaks
+        assert "TorchScript" in found.reason
+
+    def test_properties_that_torch_computes(self, capture):
+        """As those of a GPU are (``torch.cuda.get_device_properties(0).major``): a constant, guarded where the object
+        is the program's."""
+        held = {"schema": torch.ops.aten.mm.default._schema}
+        fn = capture(lambda x: x * len(held["schema"].name) + len(torch.ops.aten.mm.default._schema.name))
+        x = torch.ones(2)
+        assert fn(x).tolist() == [16, 16]
+        held["schema"] = torch.ops.aten.relu.default._schema
+        assert fn(x).tolist() == [18, 18]
+        assert not fn.report.breaks
+
+    def test_properties_by_c_functions_of_the_programs_classes(self, capture):
+        class Sized:
+            size = property(len)
+
+            def __len__(self):
+                return LENGTH[0]
+
+        sized = Sized()
+        fn = capture(lambda x: x * sized.size)
+        for LENGTH[0] in (2, 3):
+            assert fn(torch.ones(1)).tolist() == [LENGTH[0]]
+
+
+LENGTH = [0]

@@ -203,3 +203,36 @@ def test_scattered_by_a_mask(layout):
         want = torch.masked_scatter(x, mask, x)
         with AbstractMode():
             difference(torch.masked_scatter(abstract(x), abstract(mask), abstract(x)), want)
+
+
+GROUPED = {
+    "rows": ((10, 16), (2, 16, 20), [3, 10]),
+    "rows that fill their places": ((10, 16), (2, 16, 24), [3, 10]),
+    "columns": ((2, 8, 16), (16, 20), [8, 20]),
+    "sums": ((8, 16), (16, 24), [8, 16]),
+    "matrices": ((2, 10, 16), (2, 16, 20), None),
+}
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_products_of_groups(case):
+    """Rows of the result begin at multiples of 16 bytes."""
+    left, right, ends = GROUPED[case]
+    a = torch.randn(left).bfloat16()
+    b = torch.randn(right).bfloat16().mT.contiguous().mT
+    offs = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    want = torch._grouped_mm(a, b, offs=offs)
+    with AbstractMode():
+        difference(torch._grouped_mm(abstract(a), abstract(b), offs=None if offs is None else abstract(offs)), want)
+
+
+def test_products_of_groups_that_do_not_fit():
+    """The errors are eager's."""
+    a, b, two = torch.randn(10, 16).bfloat16(), torch.randn(2, 16, 24).bfloat16(), torch.tensor([3, 10]).int()
+    three = torch.cat([two, two[1:]])
+    for operands in ((a, b), (a[:, :8], b, two), (a, b, three), (b[:1].mT, b), (b.mT, b, two), (b.mT, b[0], three)):
+        with pytest.raises(RuntimeError) as eager:
+            torch._grouped_mm(*operands)
+        with AbstractMode(), pytest.raises(RuntimeError) as ours:
+            torch._grouped_mm(*map(abstract, operands))
+        assert str(eager.value) == str(ours.value)

@@ -8,10 +8,12 @@ import functools
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import Value
+from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 
 if TYPE_CHECKING:
@@ -134,6 +136,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         return MethodValue(value, tx.from_python(found, class_source(owner, name)).realize())
     if isinstance(found, _C_METHODS):
         return CMethodValue(value, found, name)
+    if cls is torch._C.ScriptFunction and name == "__call__":
+        return _scripted(tx, value)
     if kind is NAMED_FIELD and isinstance(getattr(value, "payload", None), Value):
         return value.payload.items[found.__reduce__()[1][0]]  # type: ignore[attr-defined, no-any-return]
     get, getter = find(tx, kind, "__get__")
@@ -144,6 +148,19 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         called = tx.function(get, class_source(getter, "__get__"))  # type: ignore[arg-type]
         return called.call(tx, [descriptor, value, ClassValue(cls)], {})
     raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__} through a {kind.__name__}")
+
+
+def _scripted(tx: Capture, function: Value) -> Value:
+    """The Python function that a scripted function was made of, which computes the same.
+
+    A traced one says what it was made of too, but does not do the same: it has taken one way through it. It has not the
+    name that ``torch.jit.script`` gives.
+    """
+    try:
+        function.getattr(tx, "__qualname__")
+        return function.getattr(tx, "_torchdynamo_inline").realize()
+    except ObservedError:
+        raise GraphBreak("QB03", "a function of TorchScript that is not a scripted Python function") from None
 
 
 def _enum_property(tx: Capture, value: Value, cls: type, name: str, found: Any, owner: type) -> Value:

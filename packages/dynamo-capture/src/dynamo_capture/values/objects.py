@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.classes import (
@@ -50,6 +51,11 @@ DELETED = _Deleted()
 
 _DATA_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _HEAP_TYPE = 1 << 9
+
+
+def _is_computed_by_library(found: Any, owner: type) -> bool:
+    """Whether it is a property of a class of torch's C++ (``_CudaDeviceProperties.major``), computed there."""
+    return type(found) is property and isinstance(found.fget, types.BuiltinFunctionType) and is_library_class(owner)
 
 
 def is_data_descriptor(found: Any) -> bool:
@@ -167,7 +173,7 @@ class ObjectValue(Value):
         if owner is None:
             return self.missing_attribute(tx, name) if hook else self._no_attribute_at_all(tx, name)
         try:
-            if isinstance(found, _DATA_DESCRIPTORS):
+            if isinstance(found, _DATA_DESCRIPTORS) or _is_computed_by_library(found, owner):
                 return self._slot(tx, name, found)
             if self.source is not None and type(found) is not property and name not in self.attrs:
                 tx.guards.no_instance_attr(self.source, name)

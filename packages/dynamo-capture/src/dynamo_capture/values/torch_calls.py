@@ -153,10 +153,14 @@ def _check_recurrent(fn: Any, args: list[Value]) -> None:
         raise GraphBreak("QB08", f"torch.{fn.__name__} in training, unrolled over {steps} steps (at most {MAX_STEPS})")
 
 
+#: Beginnings of the names of C functions that read a process's settings, or which device is current.
+_SETTINGS = ("get_", "_get_", "is_", "_is_", "are_", "_cuda_get")
+
+
 def _reads_a_setting(fn: Any) -> bool:
     """Whether a C function reads a process-wide setting that the guard of the global state does not cover."""
     name = getattr(fn, "__name__", "")
-    if not isinstance(fn, types.BuiltinFunctionType) or not name.startswith(("get_", "_get_", "is_", "_is_", "are_")):
+    if not isinstance(fn, types.BuiltinFunctionType) or not name.startswith(_SETTINGS):
         return False
     owner = getattr(fn, "__self__", None)
     return (owner is torch._C or owner is None) and name not in _GUARDED_OR_FIXED

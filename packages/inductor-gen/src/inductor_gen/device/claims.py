@@ -23,7 +23,7 @@ _embedding_bag _ctc_loss
 _LINALG = """
 cholesky cholesky_inverse linalg_eig _linalg_eigvals _linalg_eigh linalg_lstsq linalg_lu linalg_lu_solve lu_unpack
 _linalg_slogdet linalg_matrix_exp linalg_pinv.atol_rtol_tensor linalg_householder_product ormqr geqrf
-linalg_ldl_factor_ex linalg_ldl_solve _int_mm _scaled_mm _weight_int8pack_mm
+linalg_ldl_factor_ex linalg_ldl_solve _int_mm _scaled_mm _grouped_mm _weight_int8pack_mm
 """
 _WHOLE = """
 mkldnn_rnn_layer mkldnn_rnn_layer_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl

@@ -18,6 +18,11 @@ def _equal(a: Size, b: Size, what: str) -> None:
         raise RuntimeError(f"{what}: sizes {a} and {b} must match")
 
 
+def _holds(condition: Any, what: str) -> None:
+    if not condition:
+        raise RuntimeError(what)
+
+
 def _same_dtype(name: str, *operands: TensorSpec) -> None:
     first = operands[0].dtype
     for x in operands[1:]:
@@ -77,6 +82,32 @@ def addbmm(x: TensorSpec, a: TensorSpec, b: TensorSpec, **kwargs: Any) -> Tensor
     product = bmm(a, b)
     expand(x, product.shape[1:])
     return TensorSpec(product.shape[1:], a.dtype, a.device)
+
+
+@meta_rule("aten._grouped_mm.default")
+def grouped_mm(
+    a: TensorSpec, b: TensorSpec, offs: TensorSpec | None = None, bias: TensorSpec | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> TensorSpec:  # fmt: skip
+    """Products of groups: of rows of ``a`` (``[m, k] @ [groups, k, n]``), of columns of ``b`` (``[groups, m, k] @
+    [k, n]``), of what both sum over (``[m, k] @ [k, n]``), or of whole matrices. Rows of the result begin at multiples
+    of 16 bytes."""
+    flat = a.ndim == 2 or b.ndim == 2
+    placed = "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d"
+    _holds((offs is not None) is flat, placed)
+    if a.ndim == 3 or b.ndim == 3:
+        _holds(a.shape[-1] == b.shape[-2], "contraction dimension of mat_a and mat_b must match")
+    if a.ndim == b.ndim == 3:
+        _holds(a.shape[0] == b.shape[0], "batched dimension has to match")
+    count = offs.shape[0] if offs is not None else a.shape[0]
+    for x in (a, b) if flat else ():
+        _holds(x.ndim == 2 or x.shape[0] == count, "matrix batch sizes have to match")
+    rows, columns = a.shape[-2], b.shape[-1]
+    unit = 16 // a.dtype.itemsize
+    wide = (columns + unit - 1) // unit * unit
+    if a.ndim != b.ndim:
+        return TensorSpec((rows, columns), a.dtype, a.device, (wide, 1))
+    return TensorSpec((count, rows, columns), a.dtype, a.device, (rows * wide, wide, 1))
 
 
 @meta_rule("aten.mv.default")

@@ -5,6 +5,8 @@ import torch
 from gen_support import check
 from gradient_cases import CASES, inputs_of, scatters
 
+from prims import decomp
+
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", CASES)
@@ -47,9 +49,52 @@ def test_scatters_along_every_dimension(dim, mode):
 
 
 def test_a_scatter_over_columns_does_not_stride_through_memory_innermost():
-    """Rows do not collide: they are shared among threads, and within one the columns are walked."""
-    x, v, at = torch.randn(300, 40), torch.randn(70, 300), torch.randint(0, 40, (70,))
+    """Rows do not collide: they are shared among threads, and within one the columns of four rows are walked."""
+    x, v, at = torch.randn(303, 40), torch.randn(70, 303), torch.randint(0, 40, (70,))
     case = check(lambda p, x, v, at: p.index_put(x, (at,), (1,), v, True), [x, v, at], tol=1e-4)
     (text,) = [k.source for k in case.compiled.kernels if "index_put" in k.ops]
-    loops = [line.strip() for line in text.splitlines() if line.strip().startswith(("for (", "#pragma omp parallel"))]
-    assert loops[0].startswith("#pragma omp parallel") and len(loops) == 3
+    assert _loops(text) == ["#pragma omp parallel", "i1b += 4", "i0++", "i1 < i1b + 4"]
+
+
+def _loops(text: str) -> list[str]:
+    """What stands for each loop of a kernel."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("for (", "#pragma omp parallel"))]
+    parts = [line.removeprefix("for (").removesuffix(") {").split("; ") for line in lines]
+    return [p[0][:20] if len(p) == 1 else p[1] if " + " in p[1] else p[2] for p in parts]
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7, 303])
+def test_columns_by_index_are_looked_up_once_for_several_rows(rows):
+    x, at = torch.randn(rows, 40), torch.randint(-40, 40, (70,))
+    case = check(lambda p, x, at: p.mul(p.permute(p.index(x, (at,), (1,)), (1, 0)), 2.0), [x, at])
+    (kernel,) = case.compiled.kernels
+    assert _loops(kernel.source)[1:] == ["i0b += 4", "i1++", "i0 < i0b + 4"]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("start", [0, 1, 5])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_steps_write_once_and_look_nothing_up(dim, start, step):
+    """Also where the length is no multiple of the step, and the last row of steps is not whole."""
+    shape = [10, 27]
+    taken = torch.empty(shape)[(slice(None),) * dim + (slice(start, None, step),)].shape
+    sliced = decomp.by_name("aten.slice_backward.default")
+    case = check(lambda p, g: sliced(p, p.mul(g, 2.0), shape, dim, start, 1 << 62, step), [torch.randn(taken)])
+    (kernel,) = case.compiled.kernels
+    assert "bad_" not in kernel.source
+
+
+def test_pairs_are_written_side_by_side():
+    """The short loop goes inside the lane, where it is unrolled."""
+    x = torch.randn(8, 40)
+    both = lambda p, x: p.reshape(p.mul(p.broadcast(x, (8, 40, 2), (0, 1)), 3.0), (8, 80))
+    case = check(both, [x])
+    (kernel,) = case.compiled.kernels
+    assert _loops(kernel.source)[-1:] == ["i1++"] and "#pragma GCC unroll" in kernel.source
+
+
+def test_the_compiler_chooses_how_to_fill_memory():
+    case = check(
+        lambda p, x: p.broadcast(p.full((), 0.0, x.dtype, x.device), (300, 300), ()), [torch.ones(2)], exact=True
+    )
+    assert not any("simd" in k.source for k in case.compiled.kernels)

@@ -26,7 +26,7 @@ from inductor_gen.codegen.cexpr import BAD_INDEX, Names
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
-from inductor_gen.kernel.nest import Nest
+from inductor_gen.kernel.nest import STRIP, Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
@@ -42,7 +42,7 @@ BLOCK = 512
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
-
+TOGETHER = 4  # rows that a scatter goes through at a time, to look at an index once for all of them
 
 
 def acc_type(op: str, dtype: torch.dtype) -> str:
@@ -151,13 +151,21 @@ class _Kernel:
 
     def _picks(self) -> bool:
         """Does it do little but load by index along its lane? Gathering into vectors is slower than one by one."""
-        if self.inner or self.scatter or sum(op_cost(v.op) for v in self.body.vals) > LIGHT:
+        if self.inner or self.scatter or not self.nest.outer:
             return False
-        atoms = self.body.atoms
-        return any(
-            self.lane in atoms[a].deps for v in self.body.vals if v.op == "load" and v.at is not None
-            for a in v.at.symbols if a in atoms
-        )  # fmt: skip
+        places = self._places([v.at for v in self.body.vals if v.op == "load" and v.at is not None])
+        if not any(self.lane in v.deps for v in places):
+            return False
+        shared = self._shared(self.nest.outer[-2:-1], places)
+        return sum(op_cost(v.op) for v in self.body.vals if not shared or shared[0] in v.deps) <= LIGHT
+
+    def _places(self, indices: list[Expr]) -> list[Val]:
+        """The values that indices go through."""
+        return [self.body.atoms[a] for at in indices for a in at.symbols if a in self.body.atoms]
+
+    def _shared(self, rows: list[Expr], places: list[Val]) -> list[Expr]:
+        """The loop over rows, if all of them are read or written at the same places."""
+        return rows if rows and self._extent(rows) >= TOGETHER and not any(rows[0] in v.deps for v in places) else []
 
     def _extent(self, variables: list[Expr]) -> int:
         total = 1
@@ -233,6 +241,25 @@ class _Kernel:
         name = self.names.var(v)
         self.w.open(f"for (int64_t {name} = 0; {name} < {self.names.extent(v)}; {name}++)")
 
+    def _blocks(self, v: Expr, size: int) -> None:
+        """A loop over stretches of a loop; ``_within`` goes through one of them, and so does ``_together``."""
+        name, extent = self.names.var(v), self.names.extent(v)
+        self.w.open(f"for (int64_t {name}b = 0; {name}b < {extent}; {name}b += {size})")
+
+    def _end(self, v: Expr, size: int) -> None:
+        name, extent = self.names.var(v), self.names.extent(v)
+        self.w.line(f"const int64_t {name}e = {extent} - {name}b < {size} ? {extent} : {name}b + {size};")
+
+    def _within(self, v: Expr) -> None:
+        name = self.names.var(v)
+        self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}e; {name}++)")
+
+    def _together(self, v: Expr) -> None:
+        name = self.names.var(v)
+        self.w.line(f"#pragma GCC unroll {TOGETHER}")
+        self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}b + {TOGETHER}; {name}++)")
+        self.w.open(f"if ({name} < {self.names.extent(v)})")
+
     def _collapsed(self, loops: list[Expr]) -> int:
         """How many of the outermost loops to share: as few as give every thread several turns."""
         have = 1
@@ -270,27 +297,56 @@ class _Kernel:
         if across is not None:
             self._blocked_pointwise([v for v in around if v is not across], across, lane)
             return
-        inside = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
+        strip = self._strip(around, lane)
+        if strip is not None:
+            around = [v for v in around if v is not strip]
+        rows = self._shared(around[-1:], self._places(self.body.indices())) if self.scalar else []
+        few = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
+        inside = few and not rows
         collapse = 0 if inside else self._collapsed(around)
         done: set[int] = set()
         self._hoist(done, [])
         for depth, variable in enumerate(around):
             if depth == 0 and collapse:
                 self.w.line(self._team(collapse))
-            self._loop(variable)
+            if variable in rows:
+                self._blocks(variable, TOGETHER)
+            else:
+                self._loop(variable)
             if depth + 1 >= collapse:
-                self._hoist(done, around[: depth + 1])
+                self._hoist(done, [v for v in around[: depth + 1] if v not in rows])
+        # The compiler knows what fills memory fastest.
+        one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
         if inside:
-            self.w.line(self._team(1) if self.scalar else self._team(1).replace("parallel for", "parallel for simd"))
-        elif not self.scalar:
+            self.w.line(self._team(1) if one_by_one else self._team(1).replace("parallel for", "parallel for simd"))
+        elif not one_by_one:
             self.w.line(self.simd())
         self._loop(lane)
+        if strip is not None:
+            self._hoist(done, [*around, lane])
+            self.w.line(f"#pragma GCC unroll {STRIP}")
+            self._loop(strip)
+        if rows:
+            self._hoist(done, [v for v in outer if v not in rows])
+            self._together(rows[0])
         for v in self.body.vals:
             if v.id not in done:
                 self.emit(v)
         for s in self.body.stores:
             self.store(s)
-        self.w.close(len(outer))
+        self.w.close(len(outer) + 2 * len(rows))
+
+    def _strip(self, around: list[Expr], lane: Expr) -> Expr | None:
+        """A short loop that walks side by side what the lane jumps over: every other element, pairs, small blocks."""
+        if self.scalar:
+            return None
+        for u in around:
+            extent = self.body.space[u]
+            if extent.is_const and 1 < extent.value <= STRIP:
+                steps = [(linear(self.body, at, u), linear(self.body, at, lane)) for at in self.body.indices()]
+                if any(along is ONE and across is extent for along, across in steps):
+                    return u
+        return None
 
     def _across(self, around: list[Expr], lane: Expr) -> Expr | None:
         """A loop along which some buffer is contiguous while the lane jumps through it: a transposition."""
@@ -310,17 +366,15 @@ class _Kernel:
         self.w.line(self._team(len(around) + 2))
         for v in around:
             self._loop(v)
-        names = [(v, self.names.var(v), self.names.extent(v)) for v in (across, lane)]
-        for _, name, extent in names:
-            self.w.open(f"for (int64_t {name}b = 0; {name}b < {extent}; {name}b += {PATCH})")
+        self._blocks(across, PATCH)
+        self._blocks(lane, PATCH)
         self._hoist(done, around)
-        for _, name, extent in names:
-            self.w.line(f"const int64_t {name}e = {extent} - {name}b < {PATCH} ? {extent} : {name}b + {PATCH};")
-        for v, name, _ in names:
-            if v is lane:
-                self._hoist(done, [*around, across])
-                self.w.line(self.simd())
-            self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}e; {name}++)")
+        self._end(across, PATCH)
+        self._end(lane, PATCH)
+        self._within(across)
+        self._hoist(done, [*around, across])
+        self.w.line(self.simd())
+        self._within(lane)
         for value in self.body.vals:
             if value.id not in done:
                 self.emit(value)
@@ -341,7 +395,7 @@ class _Kernel:
 
     def _scatter(self) -> None:
         """Serial over the variables that collide, parallel over those that address distinct elements. Of these the one
-        along which the buffer is contiguous goes innermost."""
+        along which the buffer is contiguous goes innermost; without one, several rows go together."""
         store = self.body.stores[0]
         if self.checks and store.buffer.kind == "input":
             self._check_first()
@@ -350,17 +404,22 @@ class _Kernel:
         serial = [v for v in self.nest.outer if v not in free]
         lane = [v for v in free if strides[v] is ONE]
         around = [v for v in free if v not in lane]
-        loops = [*around, *serial, *lane]
+        rows = self._shared(around[-1:], self._places([store.at])) if serial and not lane else []
+        loops = [*around, *serial, *(rows or lane)]
         done: set[int] = set()
         self._hoist(done, [])
-        parallel = bool(around)
         for depth, v in enumerate(loops):
-            if parallel and depth == 0:
+            if around and depth == 0:
                 self.w.line(self._team(1))
-            self._loop(v)
-            self._hoist(done, loops[: depth + 1])
+            if v not in rows:
+                self._loop(v)
+            elif depth < len(around):
+                self._blocks(v, TOGETHER)
+            else:
+                self._together(v)
+            self._hoist(done, [u for u in loops[: depth + 1] if u not in rows or depth >= len(around) + len(serial)])
         self.store(store)
-        self.w.close(len(loops))
+        self.w.close(len(loops) + len(rows))
 
     def _check_first(self) -> None:
         """Look at every index before the first element of an input is written, as eager does."""

@@ -8,7 +8,10 @@ from inductor_gen.loops.index import ONE, ZERO, Hint, coefficient
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Nest", "arrange", "collapse"]
+__all__ = ["STRIP", "Nest", "arrange", "collapse"]
+
+STRIP = 4
+"""Steps up to which a loop on a CPU is unrolled inside the lane rather than vectorised."""
 
 
 class Nest:
@@ -50,7 +53,8 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
     best: Expr | None = None
     best_score = float("-inf")
     accesses = _accesses(body)
-    if body.nodes and body.nodes[0].device is not None and body.nodes[0].device.type == "cpu":
+    on_cpu = bool(body.nodes) and body.nodes[0].device is not None and body.nodes[0].device.type == "cpu"
+    if on_cpu:
         # A row of weights stays in the cache whichever way it is walked.
         accesses = [(at, weight * max(_traffic(body, at, hint), 1 / 64)) for at, weight in accesses]
     for v in [*body.outer, *body.inner]:
@@ -63,7 +67,7 @@ def _choose_lane(body: Body, hint: Hint) -> Expr | None:
             elif stride is not ZERO:
                 score -= weight
         if extent < 8:
-            score -= 2.0
+            score -= 8.0 if on_cpu and extent <= STRIP else 2.0
         score += min(extent, 64) / 1000.0
         if score >= best_score:
             best, best_score = v, score

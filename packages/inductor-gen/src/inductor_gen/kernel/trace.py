@@ -312,6 +312,9 @@ def _limits(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
         case "minimum" | "maximum" | "where":
             (a, b), (c, d) = (_limits(x, space) for x in v.args[-2:])
             if v.op == "where":
+                test = v.args[0]
+                if test.op == "lt" and test.args[0] is v.args[2] and _limits(test.args[1], space) == (0, 0):
+                    c = max(c, 0)  # negative ones are replaced
                 return min(a, c), max(b, d)
             return (min(a, c), min(b, d)) if v.op == "minimum" else (max(a, c), max(b, d))
         case "convert" if not v.args[0].dtype.is_floating_point and v.dtype == torch.int64:

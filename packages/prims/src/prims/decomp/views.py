@@ -434,12 +434,29 @@ def slice_scatter(
         return p.where(p.logical_and(p.ge(at, low), p.lt(at, high)), wide, self)
     count = (high - low + step - 1) // step
     src = expand(p, src, (*self.shape[:dim], count, *self.shape[dim + 1 :]))
-    line = p.iota(size, 0, 1, torch.int64, self.device)
-    shifted = p.sub(line, low)
-    hit = p.logical_and(p.ge(shifted, 0), p.logical_and(p.lt(line, high), p.eq(p.remainder(shifted, step), 0)))
-    where_from = p.where(hit, p.trunc_div(shifted, step), 0)
-    picked = index_along(p, src, where_from, dim)
-    return p.where(p.broadcast(hit, tuple(self.shape), (dim,)), picked, self)
+    return _every(p, self, src, dim, low, step)
+
+
+def _every(p: Any, x: Value, src: Value, dim: int, low: Size, step: int) -> Value:
+    """x with each `step`-th element along a dimension, from `low` on, replaced by src's: rows of `step` elements, each
+    with one of them in the same column."""
+    size, count = x.shape[dim], src.shape[dim]
+    rows = (size + step - 1) // step
+    before, column = low // step, low % step
+
+    def padded(v: Value, low: Size, high: Size) -> Value:
+        around = (0,) * x.ndim
+        lows, highs = ((*around[:dim], n, *around[dim + 1 :]) for n in (low, high))
+        return p.pad(v, _zero(v.dtype), lows, highs)
+
+    shape = (*x.shape[:dim], rows, step, *x.shape[dim + 1 :])
+    wide = reshaped(p, padded(x, 0, rows * step - size), shape)
+    kept = tuple(d for d in range(len(shape)) if d != dim + 1)
+    given = p.broadcast(padded(src, before, rows - before - count), shape, kept)
+    row, at = iota_along(p, shape, dim, x.device), iota_along(p, shape, dim + 1, x.device)
+    hit = p.logical_and(p.eq(at, column), p.logical_and(p.ge(row, before), p.lt(row, before + count)))
+    flat = reshaped(p, p.where(hit, given, wide), (*x.shape[:dim], rows * step, *x.shape[dim + 1 :]))
+    return slice_dim(p, flat, dim, 0, size)
 
 
 def _zero(dtype: torch.dtype) -> Any:

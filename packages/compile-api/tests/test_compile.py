@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
 
 import compile_api
-from aot_autograd import joint_graph, partition_joint
+from aot_autograd import inference_graph, joint_graph, partition_joint
 from compile_api import CompileWarning, backends, environment
 from compile_api.modes import MODE_OPTIONS, make_options
+from inductor_gen import compiled as compiled_module
 from prims.errors import Refused, UserError
 from prims.options import Options
 from prims.report import Report
@@ -398,6 +400,68 @@ def test_a_library_that_refuses_is_not_asked_again():
         with pytest.raises(RuntimeError, match="no plan"):
             call()
     assert len(asked) == 2 and not report.fallbacks and guarded.compiled is refuses
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("boxed", [True, False])
+def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, first, boxed):
+    """Else a program that eager has memory for would have none. A kernel fails while the region holds two results."""
+    made, freed = [], []
+
+    def function(x, w):
+        return ((x @ w).relu() @ w + x + w[0]).relu().sum()
+
+    def launcher(program):
+        run = launch(program)
+
+        def call(*args):
+            if not state["fails"]:
+                return run(*args)
+            made.extend(weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor) and arg is not x)
+            if len(made) == 1:
+                return run(*args)
+            try:
+                raise ValueError(f"of a launch of {len(args)}")
+            except ValueError as error:
+                raise kind("a test's memory is full") from error
+
+        return call
+
+    def eager(env):
+        forward = original(env)
+
+        def run(*inputs):
+            freed.append([x() is None for x in made])
+            return forward(*inputs)
+
+        return run
+
+    state = {"fails": first}
+    x, w = torch.randn(4, 8), torch.randn(8, 8)
+    as_launcher, original = compiled_module.as_launcher, backends._eager_graph
+    launch = None
+
+    def patched(address):
+        nonlocal launch
+        launch = as_launcher(address)
+        return launcher
+
+    monkeypatch.setattr(compiled_module, "as_launcher", patched)
+    monkeypatch.setattr(backends, "_eager_graph", eager)
+    forgotten = []
+    monkeypatch.setattr("inductor_gen.free_memory", lambda: forgotten.append(True))
+    report = Report()
+    env = inference_graph(torch.fx.symbolic_trace(function), [x, w])
+    guarded = backends._Generator(Options(), report)(env)
+    if not first:
+        guarded(x, w)
+        state["fails"] = True
+    (found,) = guarded.boxed([x, w]) if boxed else guarded(x, w)
+    torch.testing.assert_close(found, function(x, w))
+    (gone,) = freed
+    assert len(gone) >= 2 and all(gone), "what the region computed"
+    assert len(forgotten) == (kind is torch.OutOfMemoryError)
 
 
 def test_a_backward_that_fails_after_freeing_says_so(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import weakref
 
 import pytest
 import torch
@@ -128,12 +129,19 @@ def test_out_of_memory_is_said_once_and_what_was_measured_is_freed(choice, monke
         def __del__(self):
             freed.append("held")
 
+    operands = []
+
     def fails(a, b):
         held = Held()
+        operands.extend(map(weakref.ref, (a, b, a._base, b._base)))
         raise torch.OutOfMemoryError(f"tried to allocate {7 if held else 0} GiB")
 
+    def empty():
+        assert operands and not any(x() is not None for x in operands)
+        freed.append("cache")
+
     choice.other = fails
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
     mm = torch.ops.aten.mm.default
     env = build(lambda p, x, y, z: p.aten(mm, p.aten(mm, x, y), z), [torch.randn(s) for s in (*SIZES, (96, 160))])
     options = Options(verify="off", max_autotune=True, cache_dir=str(choice.folder))

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 import types
+import weakref
 
 import pytest
 import torch
@@ -205,6 +206,39 @@ def test_recordings_of_a_stream_share_a_pool_and_hold_nothing_of_it(fake_cuda):
     assert {r.graph.pool for r in third.recordings.values()}.isdisjoint(pools[0])  # PyTorch has given that one up
 
 
+@pytest.mark.parametrize("boxed", [False, True])
+def test_without_memory_for_results_recordings_are_given_up(monkeypatch, boxed):
+    """All of them, before anything is written; the call runs as it is, and holds nothing that its caller gave up."""
+    other, _, _ = make(lambda x: (x + 1,), [False])
+    seen = []
+
+    def fn(x, total):
+        seen.append(weakref.ref(x))
+        return x + 1, total.add_(1)
+
+    call, program, report = make(fn, [False, True])
+    total = torch.zeros(1)
+    for each in (other, call):
+        for _ in range(2):
+            each((torch.zeros(2), total)[: len(each.held)])
+    graphs = [weakref.ref(r.graph) for each in (other, call) for r in each.recordings.values()]
+    counted, replays = total.item(), FakeGraph.replays
+    place = cuda_graphs._place
+
+    def full(x):
+        raise torch.OutOfMemoryError("a test's memory is full")
+
+    monkeypatch.setattr(cuda_graphs, "_place", full)
+    for n in (1, 2):
+        args = [torch.zeros(2), total]
+        results = call(args if boxed else tuple(args))
+        assert results[0].tolist() == [1, 1] and total.item() == counted + n
+    assert not other.recordings and not call.recordings and not any(graph() for graph in graphs)
+    assert FakeGraph.replays == replays and len(report.fallbacks) == 1 and "memory" in report.fallbacks[0].reason
+    monkeypatch.setattr(cuda_graphs, "_place", place)
+    assert other((torch.zeros(2),))[0].tolist() == [1, 1] and len(other.recordings) == 1
+
+
 def test_functions_take_turns_on_a_stream():
     """Two functions whose recordings share memory: no replay comes between another's and the copies of its results."""
     running, wrong = [], []
@@ -275,11 +309,11 @@ def test_graph_on_several_devices_is_left_alone():
 
 def test_what_an_attention_noted_for_its_backward_travels_with_copies():
     from inductor_gen.extern.attention import note, noted
-    from inductor_gen.runtime.cuda_graphs import _copy, _kind, _place
+    from inductor_gen.runtime.cuda_graphs import _kind, _place
 
     sums = torch.randn(2, 3)
     plain = _kind(sums, False)
-    assert noted(_place(sums)) is None and noted(_copy(sums)) is None
+    assert noted(_place(sums)) is None
     note(sums, "causal")
-    assert noted(_place(sums)) == noted(_copy(sums)) == "causal"
+    assert noted(_place(sums)) == "causal"
     assert _kind(sums, False) != plain

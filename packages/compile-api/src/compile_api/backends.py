@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -327,8 +328,11 @@ class _Guarded:
         After running out of memory it serves for this call only: there may be more the next time.
         """
         full = isinstance(error, torch.OutOfMemoryError)
+        _let_go(error)
         if full:
-            traceback.clear_frames(error.__traceback__)  # they hold the failed run's tensors
+            import inductor_gen
+
+            inductor_gen.free_memory()
         eager = _eager_graph(self.env)
         with torch.no_grad():
             results = eager(*inputs)
@@ -339,6 +343,14 @@ class _Guarded:
             _fall_back("run", error, self.options, self.report, refuses=not full)
         self.filled = self.filled or full
         return results
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free the tensors that the frames of a failed run hold."""
+    outside = sys.exception()  # what the program is handling
+    while error is not None and error is not outside:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 _BUILTIN: dict[str, _Factory] = {"inductor": _inductor, "eager": _eager, "aot_eager": _aot_eager}

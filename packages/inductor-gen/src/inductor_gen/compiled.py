@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -28,7 +29,7 @@ from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["CompiledGraph", "Kernel", "compile_graph", "get_ready"]
+__all__ = ["CompiledGraph", "Kernel", "compile_graph", "free_memory", "get_ready"]
 
 
 @record
@@ -172,6 +173,13 @@ def _compiled(
         for name in wrapper.externs:
             report.extern(name)
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
+
+
+def free_memory() -> None:
+    """Give back the memory that compiled graphs hold between calls: that of CUDA-graph recordings."""
+    graphs = sys.modules.get("inductor_gen.runtime.cuda_graphs")
+    if graphs is not None:
+        graphs.forget_recordings()
 
 
 def get_ready(options: Options) -> None:

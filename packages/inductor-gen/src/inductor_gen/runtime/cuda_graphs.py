@@ -24,7 +24,7 @@ from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["LIMIT", "Replayed", "replayed"]
+__all__ = ["LIMIT", "Replayed", "forget_recordings", "replayed"]
 
 LIMIT = 16  # recordings per compiled graph; further kinds of calls run kernel by kernel
 _HELD = ("parameter", "buffer", "constant")
@@ -32,6 +32,7 @@ _HELD = ("parameter", "buffer", "constant")
 Call = Callable[[Any], list[Any]]
 _RECORDING = lock()  # a process records one graph at a time
 _SHARED: dict[tuple[torch.device, int], _Shared] = {}  # by device and stream
+_ALL: weakref.WeakSet[Replayed] = weakref.WeakSet()
 
 
 @record(frozen=False)
@@ -74,6 +75,7 @@ class Replayed:
         self.usable = True
         self.reasons: set[str] = set()
         self.lock = threading.Lock()
+        _ALL.add(self)
 
     def __call__(self, args: Any) -> list[Any]:
         if not self.usable or torch.cuda.is_current_stream_capturing():
@@ -86,13 +88,26 @@ class Replayed:
         # Filling the places, the replay and the copies of its results belong together.
         with self.lock, shared.turn:
             recording = self._recording(key, inputs, shared)
-            if recording is not None:
-                self._fill(recording.places, inputs)
+            results = None if recording is None else self._room(recording)
+            if recording is not None and results is not None:
+                _fill(recording.places, inputs)
                 if type(args) is list:
                     args.clear()
                 recording.graph.replay()
-                return [_copy(x) if isinstance(x, torch.Tensor) else x for x in recording.outputs]
+                _fill(results, recording.outputs)
+                return results
+        del inputs, recording  # what the call gives up is freed in it
         return self.call(args)
+
+    def _room(self, recording: _Recording) -> list[Any] | None:
+        """Where the results go, before anything is written; None where memory is full: it is not to be recordings."""
+        try:
+            return [_place(x) if isinstance(x, torch.Tensor) else x for x in recording.outputs]
+        except torch.OutOfMemoryError:
+            self.usable = False
+        forget_recordings()
+        self._refuse("no memory for results beside what a recording holds")
+        return None
 
     def _recording(self, key: Any, inputs: list[Any], shared: _Shared) -> _Recording | None:
         """The recording for a kind of call, made at its second call; None where there is none."""
@@ -111,15 +126,6 @@ class Replayed:
         if made is not None:
             self.recordings[key] = made
         return made
-
-    def _fill(self, places: list[Any], inputs: list[Any]) -> None:
-        targets, sources = [], []
-        for place, x in zip(places, inputs, strict=True):
-            if place is not x and isinstance(x, torch.Tensor) and place.numel():
-                targets.append(_distinct(place))
-                sources.append(_distinct(x))
-        if targets:
-            torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def _record(self, inputs: list[Any], shared: _Shared) -> _Recording | None:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -154,6 +160,15 @@ class Replayed:
         if self.report is not None and reason not in self.reasons:
             self.reasons.add(reason)
             self.report.fallback("cudagraphs", reason, eager=False)
+
+
+def _fill(places: list[Any], values: list[Any]) -> None:
+    """Copy tensors to their places, where they are not there already; other values stand there."""
+    both = zip(places, values, strict=True)
+    moved = [(place, x) for place, x in both if isinstance(x, torch.Tensor) and place is not x and x.numel()]
+    pairs = [(_distinct(place), _distinct(x)) for place, x in moved]
+    if pairs:
+        torch._foreach_copy_([place for place, _ in pairs], [x for _, x in pairs], non_blocking=True)
 
 
 def _alias(x: Any, kept: Collection[int]) -> Any:
@@ -211,13 +226,10 @@ def _overlaps(x: torch.Tensor) -> bool:
     return False
 
 
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides."""
-    if x.is_contiguous():
-        return _noted(x.clone(), x)
-    copy = _place(x)
-    _distinct(copy).copy_(_distinct(x))
-    return copy
+def forget_recordings() -> None:
+    """Give up all recordings of the process, and with them their memory; those still used are made again."""
+    for call in list(_ALL):
+        call.recordings.clear()
 
 
 def replayed(call: Call, env: Envelope, report: Report | None) -> Call:

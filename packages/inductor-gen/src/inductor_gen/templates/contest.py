@@ -153,7 +153,8 @@ class _Contest:
             self._measure_all(p, kernels, refused, times, dropped)
         except torch.OutOfMemoryError as error:
             self.shortage.add(p.text, error)
-            traceback.clear_frames(error.__traceback__)  # they hold the operands and results
+            traceback.clear_frames(error.__traceback__)  # they hold the operands and results,
+            error.__traceback__ = None  # and so do the closures that ran in them
             torch.cuda.empty_cache()
             return {**_usual(p), "times": times, "dropped": dropped}
         usual = p.candidates[0].name

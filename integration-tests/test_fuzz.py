@@ -349,6 +349,17 @@ def test_the_zero_of_an_extremum_depends_on_the_order() -> None:
         assert judge(result, -result, shadow.twins(result))[0].tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_the_zero_of_a_pointwise_operator_depends_on_vectors(count: int) -> None:
+    """Also where there are too few numbers for one."""
+    x = torch.full((count,), -0.0)
+    for compute in (lambda x: torch.minimum(x, torch.tensor(0.0)), lambda x: torch.maximum(-x, x)):
+        result, shadow = decided(compute, x)
+        assert not judge(result, -result, shadow.twins(result))[0].any()
+    result, shadow = decided(torch.neg, x)
+    assert judge(result, -result, shadow.twins(result))[0].all()
+
+
 def test_a_version_counts_where_numbers_change() -> None:
     """A write that rounding makes void in one run and not in the other is no difference of counters."""
 

@@ -241,6 +241,22 @@ def test_ldexp(dtype, exponent):
         torch.testing.assert_close(got, want, rtol=0 if dtype.is_floating_point else 1e-6, atol=0, equal_nan=True)
 
 
+def test_ldexp_by_what_an_int_does_not_hold():
+    """Eager's kernels take the lower half of an exponent of 64 bits."""
+    powers = torch.tensor([-(2**63), 2**40, 2**40 + 3, -(2**33) - 2, 2**31, 2**63 - 1])
+    for dtype in FLOATS:
+        x = torch.full(powers.shape, 1.5, dtype=dtype)
+        assert torch.equal(compile_api.compile(torch.ldexp)(x, powers), torch.ldexp(x, powers))
+
+
+def test_gradients_with_constants_of_32_bits():
+    """Eager's kernels have the sixth of a hard sigmoid's gradient in 32 bits, for 64-bit numbers too."""
+    x, y = (torch.linspace(-4, 4, 9, dtype=torch.float64).requires_grad_() for _ in range(2))
+    torch.nn.functional.hardsigmoid(x).sum().backward()
+    compile_api.compile(torch.nn.functional.hardsigmoid)(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
 REDUCTIONS = [
     (name, given, taken)
     for given, taken in ((torch.float16, torch.float32), (torch.float32, torch.float64), (torch.int32, torch.float32))

@@ -66,6 +66,22 @@ def test_zeros_have_eagers_sign(case: str) -> None:
         assert ours.stride() == eager.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_zeros_of_products_with_a_vector_of_changing_sizes(layout: torch.memory_format, dtype: torch.dtype) -> None:
+    """The gradient of rows by a vector is a product of numbers; of a batch of matrices a sum, which begins with 0."""
+    compiled = compile_api.compile(torch.matmul)
+    for size in (1, 2, 3):
+        vector = torch.tensor([-1.0, 0.0, 2.0])[:size].to(dtype)
+        gradients = []
+        for f in (torch.matmul, compiled):
+            x = torch.ones(2, 7, 3, size, dtype=dtype).to(memory_format=layout).requires_grad_()
+            weights = (torch.arange(42) % 3 - 1).reshape(2, 7, 3).to(dtype)
+            gradients += torch.autograd.grad(f(x, vector), x, weights)
+        assert torch.equal(gradients[0], gradients[1])
+        assert torch.equal(gradients[0].signbit(), gradients[1].signbit())
+
+
 RESULTS: dict[str, Case] = {
     **{name: case for name, case in CASES.items() if "sign" not in name and name not in ("max", "min")},
     "means of windows of one": (SHAPES[1], lambda x: F.avg_pool1d(x, 1)),

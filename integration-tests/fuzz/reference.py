@@ -4,8 +4,8 @@ While a program runs eagerly under :class:`Shadow`, every storage has twins of 6
 their types). Each ATen operator is computed on the twins too; a view of a storage is the same view of its twin, and a
 write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose pointwise operators
 read their operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by
-vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0). The largest of a row it looks
-for from the end. Twins are on the CPU, whatever eager runs on: its kernels of 64 bits have constants of 64 bits.
+vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0); of numbers too few
+for a vector, twin 0 has the zeros that vectors would have. The largest of a row twin 1 looks for from the end. Twins are on the CPU, whatever eager runs on: its kernels of 64 bits have constants of 64 bits.
 
 Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
 follows from such, is moved by up to one unit in the last place of the result's type and rounded to a number of that type,
@@ -250,6 +250,8 @@ class Shadow(TorchDispatchMode):
                     answers[2:] = [self._narrow(func, given[k], original, k, moved=True) for k in range(2, self.count)]
                 if torch.Tag.pointwise in func.tags and not written or any(p in func._schema.name for p in RUNNING_MEAN):
                     self._with_own_kernels(func, answers, given, original)
+                if torch.Tag.pointwise in func.tags and not written and self.count > 1:
+                    answers[0] = _zeros_by_vectors(func, answers[0], given[0])
                 self._with_inner_sums(func._schema.name, answers, given, original)
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
@@ -459,6 +461,17 @@ def _moved_to(device: torch.device, value: Any) -> Any:
 def _apart(twin: torch.Tensor) -> torch.Tensor:
     """The same numbers with gaps between them."""
     return torch.stack([twin, twin], -1)[..., 0]
+
+
+def _zeros_by_vectors(func: Any, answer: Any, given: Any) -> Any:
+    """A pointwise operator's result whose zeros are those that its kernel gives where there is a vector of elements."""
+    if not isinstance(answer, torch.Tensor) or not answer.is_floating_point() or not bool((answer == 0).any()):
+        return answer
+    args, kwargs = _mapped(
+        lambda v: v.unsqueeze(-1).expand(*v.shape, 64).contiguous() if isinstance(v, torch.Tensor) else v, given
+    )
+    many = func(*args, **kwargs)[..., 0]
+    return answer.where((answer != 0) | (many != 0), many) if many.shape == answer.shape else answer
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

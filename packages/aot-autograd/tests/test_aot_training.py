@@ -377,6 +377,52 @@ def test_input_changed_before_backward():
         result.sum().backward()
 
 
+def test_result_changed_whose_sizes_alone_are_saved():
+    """Eager's ``index_copy`` saves its source, here a part of another result, for no more than its sizes."""
+
+    def program(x):
+        h = x.abs()
+        return h, h.index_copy(0, torch.tensor(0), h[1])
+
+    x = leaf(3)
+    for function in (program, aot_function(function_graph(program), [x], fw_compiler=run_eagerly)):
+        h, copied = function(x)
+        h[0] = 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            copied.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda h: h.amin(1),
+        lambda h: h.max(),
+        lambda h: torch.linalg.vector_norm(h, float("inf"), -1),
+        lambda h: torch.maximum(h, h.detach().amax(0)),
+        lambda h: h * (h >= h.detach().topk(3, -1).values[:, -1:]),
+    ],
+    ids=["amin", "max", "norm", "maximum", "mask"],
+)
+def test_compared_values_are_not_made_again(select):
+    """What a backward graph compares it takes from the forward graph: other bits would be no row's extremum."""
+    x, w = leaf(17, 33), torch.rand(17, 33) + 0.5
+    graph = function_graph(lambda x, w: select((x.sin() * w + x).t()), 2)
+    parts = partition_joint(joint_graph(graph, [x, w]), min_cut_partition)
+    backward = parts.backward.graph
+    compared = [n for n in backward.nodes if str(n.target) in COMPARISONS]
+    assert compared or any(desc.spec.dtype == torch.bool for desc in parts.backward.inputs)
+    made_of = set()
+    stack = [operand for node in compared for operand in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        made_of.add(str(node.target))
+        stack.extend(node.all_input_nodes)
+    assert not {"aten.sin.default", "aten.mul.Tensor", "aten.add.Tensor"} & made_of
+
+
+COMPARISONS = {f"aten.{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+
 def test_second_derivatives():
     """The region runs again, eagerly, where a gradient with a history is asked for."""
 

@@ -171,6 +171,27 @@ def test_products_by_onednn(left: str, right: str, bias: bool) -> None:
     assert "f_linear(" not in close.source
 
 
+@pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_compared_halves_are_rounded(op: str, dtype: torch.dtype) -> None:
+    """A number of 16 bits compares as it would come from memory, also where a kernel has just computed it."""
+    x = torch.linspace(0.3, 3, 64).to(dtype)
+    stored = x.exp()
+    fn = lambda p, a, b: (getattr(p, op)(p.exp(a), b), getattr(p, op)(b, p.exp(a)))
+    got = inductor_gen.compile_graph(build(fn, [x, stored]), options=OPTIONS)(x, stored)
+    compare = getattr(torch, op)
+    assert all(torch.equal(a, compare(stored, stored)) for a in got)
+
+
+def test_long_sums_of_sizes_that_were_short() -> None:
+    """The size of the first call says nothing about the error of the next one's sum."""
+    env = build(lambda p, x: p.sum(p.exp(x), (0,)), [torch.zeros(8)], dynamic={0: (0,)})
+    x = torch.full((200_000,), 0.1)
+    (got,) = inductor_gen.compile_graph(env, options=OPTIONS)(x)
+    exact = x.double().exp().sum()
+    assert (got.double() - exact).abs() <= 2e-7 * exact
+
+
 @needs_onednn
 @pytest.mark.usefixtures("slow_blas")
 def test_products_with_elements_that_repeat() -> None:

@@ -76,6 +76,37 @@ def _hints(joint: Joint) -> Mapping[str, Any]:
     return {} if context is None else context.hints()
 
 
+def _compared(joint: Joint) -> set[torch.fx.Node]:
+    """The forward values that the backward pass compares with others, and those that the forward pass has compared.
+
+    Made again they may differ in their last places, as vectors and scalars of a kernel do: none of a row were then
+    its largest, and the row's gradient lost.
+    """
+    found: set[torch.fx.Node] = set()
+    for node in joint.envelope.graph.nodes:
+        if node.target not in _COMPARISONS or not all(_is_floating(operand) for operand in node.all_input_nodes):
+            continue
+        if not is_backward(node):
+            found.add(node)
+            continue
+        stack = list(node.all_input_nodes)
+        while stack:
+            operand = stack.pop()
+            if not is_backward(operand):
+                found.add(operand)
+            elif is_fusible(operand):
+                stack.extend(operand.all_input_nodes)
+    return found
+
+
+_COMPARISONS = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    spec = node.meta["spec"]
+    return isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
+
+
 class _Problem:
     """The forward values on which the backward rests, and the network over them."""
 
@@ -94,6 +125,7 @@ class _Problem:
         self.nodes = [n for n in joint.envelope.graph.nodes if n in live and not is_backward(n)]
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.skipping = self._values_that_skip()
+        self.compared = {self._looked_at(node) for node in _compared(joint)}
 
     def _values_that_skip(self) -> set[torch.fx.Node]:
         """Fusible results of heavy operators that are used again behind further heavy ones: residual streams.
@@ -124,7 +156,7 @@ class _Problem:
         network = FlowNetwork(2 * count + 2)
         for i, node in enumerate(self.nodes):
             network.edge(2 * i, 2 * i + 1, self._price(node))
-            locked = node in self.skipping and not unlocked
+            locked = (node in self.skipping and not unlocked) or node in self.compared
             is_unlocked = node in unlocked or self._of_unlocked(node, unlocked)
             runs_again = is_unlocked or (self._runs_again(node) and not locked)
             if node.op == "placeholder" or not runs_again:

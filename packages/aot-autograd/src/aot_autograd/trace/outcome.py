@@ -7,6 +7,7 @@ runtime replays its views on the base, so that users see eager's aliasing and au
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
@@ -103,7 +104,8 @@ class Joint:
         outcome: how results are handed to the user.
         tangents: the differentiable outputs, in tangent order.
         gradients: the inputs that the gradients belong to, in order.
-        saved_by_eager: the differentiable outputs that eager's own nodes save: ``tanh``'s derivative needs its result.
+        saved_by_eager: the differentiable outputs whose memory eager's own nodes save: ``tanh``'s derivative needs its
+            result, that of ``index_copy`` only the sizes of the source that it keeps. Later writes to them are errors.
         under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them; and
             behind the positions of the tangents those of ``views``.
         views: leaves of the result that are views, and of which a tangent's output is computed.
@@ -506,7 +508,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         cotangents.append(tensor)
     wanted = list(program.leaves)
     before = len(tracer.inputs)
-    saved_by_eager = frozenset(i for i in tangents if _saves_itself(outcome.tensors[i]))
+    saved_by_eager = _saved_by_eager(outcome, tangents)
     under, views = _dependences(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
@@ -533,15 +535,28 @@ def finish_joint(outcome: Outcome) -> Joint:
     return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager, under, views)
 
 
-def _saves_itself(result: torch.Tensor) -> bool:
-    """Whether the node that a result comes from has saved it."""
-    node = result.grad_fn
-    try:
-        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
-        saved += getattr(node, "saved_tensors", ())
-    except RuntimeError:  # something that it saved was written since: its backward pass will say so
-        return False
-    return any(isinstance(v, torch.Tensor) and v.grad_fn is node and v.output_nr == result.output_nr for v in saved)
+def _saved_by_eager(outcome: Outcome, tangents: list[int]) -> frozenset[int]:
+    """``Joint.saved_by_eager``."""
+    places: dict[int, list[int]] = {}
+    for i in tangents:
+        places.setdefault(id(state_of(outcome.tensors[i]).storage), []).append(i)
+    found: set[int] = set()
+    for node in _reached([outcome.tensors[i].grad_fn for i in tangents]):
+        for name in _names_of_saved(type(node)):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # something that it saved was written since: its backward pass will say so
+                continue
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                state = getattr(one, "_aot_state", None)  # what autograd makes for itself has none
+                found.update(places.get(id(state.storage), ()) if state is not None else ())
+    return frozenset(found)
+
+
+@functools.cache
+def _names_of_saved(node: Any) -> tuple[str, ...]:
+    """The attributes by which a class of autograd nodes shows what it saves."""
+    return tuple(name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors")
 
 
 def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

@@ -43,7 +43,7 @@ class _Stage:
         limit = c.BLOCK if not self.tiled else 32
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         self.blocked = kernel.split_inner and len(loops) == 1
-        if self.sums and last > limit:
+        if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
         self.block = limit
         self.args = [r for r in self.reduces if r.attr in _ARGS]

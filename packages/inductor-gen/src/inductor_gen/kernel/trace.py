@@ -28,6 +28,8 @@ _NEVER_ROUNDED = frozenset(
     .split()
 )  # fmt: skip
 
+_COMPARISONS = frozenset("eq ne lt le gt ge".split())
+
 #: Operators whose integer form has no result for a divisor of 0.
 _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
@@ -224,6 +226,8 @@ class _Tracer:
         whole = node.op in _DIVISIONS and node.dtype is not None and not node.dtype.is_floating_point
         if whole and 0 in range(*_span(args[1], self.body.space)):
             args = (args[0], self._checked("nonzero", args[1], None, where))
+        if node.op in _COMPARISONS and operand in HALVES and not any(a.op == "const" for a in args):
+            args = tuple(a if _held(a) else self.val("rounded", (a,), operand) for a in args)
         return self.val(node.op, args, node.dtype)
 
     def _convert(self, x: Val, dtype: torch.dtype) -> Val:
@@ -291,6 +295,13 @@ class _Tracer:
         for checked in checks:
             read = self._behind(checked, read)
         return read
+
+
+def _held(v: Val) -> bool:
+    """Whether a 16-bit value is as memory holds it. One that is not would not equal itself read from there."""
+    if v.op in ("load", "const", "convert", "rounded"):
+        return True
+    return v.op in _NEVER_ROUNDED and all(_held(a) for a in v.args if a.dtype == v.dtype)
 
 
 _ANY = 1 << 62

@@ -73,14 +73,18 @@ def ldexp(p: Any, self: Value, other: Value) -> Value:
 
 
 def _scaled(p: Any, self: Value, exponent: Value) -> Value:
-    """A float times a power of two, in three steps of which none overflows where the result does not."""
+    """A float times a power of two, in three steps of which none overflows where the result does not.
+
+    The power is C's ``int``: of 64 bits eager's kernels take the lower half.
+    """
     compute = opmath(self.dtype)
     bits, integer, bias, reach = (
         (52, torch.int64, 1023, 2200) if compute == torch.float64 else (23, torch.int32, 127, 280)
     )
     shape = broadcast_shapes(self.shape, exponent.shape)
     x = expand(p, to_dtype(p, self, compute), shape)
-    steps = p.maximum(-reach, p.minimum(reach, expand(p, to_dtype(p, exponent, torch.int64), shape)))
+    power = to_dtype(p, exponent, torch.int32) if exponent.dtype == torch.int64 else exponent
+    steps = p.maximum(-reach, p.minimum(reach, expand(p, to_dtype(p, power, torch.int64), shape)))
     third = p.trunc_div(steps, 3)
     for part in (third, third, p.sub(steps, p.mul(third, 2))):
         raised = p.convert(p.mul(p.add(part, bias), 1 << bits), integer)

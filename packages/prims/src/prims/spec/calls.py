@@ -35,6 +35,11 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return aten.matmul(a, b)  # type: ignore[no-any-return]
     if a.ndim == 0 or b.ndim == 0:
         return aten.matmul(a, b)  # type: ignore[no-any-return]
+    if b.ndim == 1 and a.requires_grad and not b.requires_grad and not _is_matrix(a):
+        # Eager's product is a batched one here, and so are its gradients, whose sums begin with 0.
+        batch, count = a.shape[:-2], math.prod(a.shape[:-2])
+        columns = b.expand(*batch, *b.shape).reshape(count, *b.shape).unsqueeze(2)
+        return aten._unsafe_view(a.reshape(count, *a.shape[-2:]).bmm(columns).squeeze(-1), a.shape[:-1])  # type: ignore[no-any-return]
     if b.ndim <= 2:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         out = rows.mv(b) if b.ndim == 1 else rows.mm(b)
@@ -46,6 +51,12 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     x = a.expand(*batch, *a.shape[-2:]).reshape(count, *a.shape[-2:])
     y = b.expand(*batch, *b.shape[-2:]).reshape(count, *b.shape[-2:])
     return aten._unsafe_view(x.bmm(y), (*batch, a.shape[-2], b.shape[-1]))  # type: ignore[no-any-return]
+
+
+def _is_matrix(x: torch.Tensor) -> bool:
+    """Whether all dimensions but the last are one in memory, so that a view has them as rows."""
+    steps = pairwise(zip(x.shape[:-1], x.stride()[:-1], strict=True))
+    return x.numel() == 0 or all(outer == inner * size for (_, outer), (size, inner) in steps)
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

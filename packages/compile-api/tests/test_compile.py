@@ -418,7 +418,7 @@ def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, fir
         def call(*args):
             if not state["fails"]:
                 return run(*args)
-            made.extend(weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor) and arg is not x)
+            made.extend(weakref.ref(arg) for arg in args if isinstance(arg, torch.Tensor) and arg is not x and arg is not w)
             if len(made) == 1:
                 return run(*args)
             try:

@@ -346,10 +346,14 @@ class _Guarded:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Free the tensors that the frames of a failed run hold."""
+    """Free the tensors that the frames of a failed run hold, those that closures and looked-up locals in them hold too;
+    where the error came from is logged now."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("a compiled graph failed:\n%s", "".join(traceback.format_exception(error)))
     outside = sys.exception()  # what the program is handling
     while error is not None and error is not outside:
         traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

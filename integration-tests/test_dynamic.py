@@ -290,3 +290,32 @@ def test_a_dimension_of_one_may_have_any_stride(shape, odd):
         x = dense.as_strided(sizes, strides)
         torch.testing.assert_close(compiled(x), torch.nn.functional.mish(x) + 1)
     assert compiled.report().kernels
+
+
+@pytest.mark.parametrize("interpret", [lambda y: y.tensor_split(2)[0], lambda y: y[: y.shape[0] // 2 + y.shape[0] % 2]])
+def test_a_size_that_a_guard_makes_one_is_broadcast(interpret):
+    compiled = compile_api.compile(lambda x, y: x * (interpret(y).abs() + 0.5), dynamic=True)
+    for rows, columns in ((3, 5), (7, 4)):
+        x, y = torch.randn(rows, columns), torch.randn(2, columns)
+        torch.testing.assert_close(compiled(x, y), x * (y[:1].abs() + 0.5))
+    x, y = torch.randn(3, 5), torch.randn(6, 5)
+    torch.testing.assert_close(compiled(x, y), x * (y[:3].abs() + 0.5))
+    assert compiled.report().kernels and not compiled.report().fallbacks
+
+
+def test_loops_are_not_cut_where_a_seam_would_lead_a_value_elsewhere():
+    def program(x, w):
+        y = x @ w
+        return y, y.roll((1, -1), (0, -1)), torch.dot(x.flatten(), x.flatten())
+
+    compiled = compile_api.compile(program, dynamic=True)
+    for shape in ((2, 3, 1), (4, 4, 1), (5, 2, 1)):
+        grads = []
+        for run in (compiled, program):
+            x = torch.linspace(-2, 3, shape[0] * shape[1]).reshape(shape).requires_grad_()
+            with torch.enable_grad():
+                first, second, third = run(x, torch.full((1,), 0.5))
+                loss = (first.sum() + (second * torch.arange(second.numel()).reshape(second.shape)).sum() + third)
+            grads += torch.autograd.grad(loss, x)
+        torch.testing.assert_close(*grads)
+    assert not compiled.report().fallbacks

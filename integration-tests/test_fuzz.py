@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import fuzz.driver
 import fuzz.program
 import fuzz.reference
 import fuzz.tensors
+import fuzz.worker
 import pytest
 import torch
 from fuzz import mutation, pythons, tensors, training
@@ -22,6 +25,8 @@ from fuzz.program import AssertedError, Program, check
 from fuzz.reference import Shadow
 from fuzz.shrink import shrink
 from fuzz.worker import examine
+
+import inductor_gen
 
 GENERATORS = {
     "tensor": tensors.generate, "python": pythons.generate, "training": training.generate, "mutation": mutation.generate,
@@ -448,6 +453,18 @@ def test_workers_that_cannot_start_are_no_agreement(monkeypatch: pytest.MonkeyPa
 def test_programs_depend_on_their_seed_alone() -> None:
     for generate in GENERATORS.values():
         assert generate(11) == generate(11) != generate(12)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_gpus_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals, failures = run(Settings(("tensor",), seed=40, count=2, quiet=True, interpreted=True))
+    assert not failures and totals["tensor"].kernels
+    given: list[dict[str, Any]] = []
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(inductor_gen, "compile_graph", lambda *args, **kwargs: given.append(kwargs))
+    fuzz.worker.interpret()
+    inductor_gen.compile_graph(None)
+    assert given[0]["triton"] and given[0]["devices"](None).name == "H200" and os.environ["TRITON_INTERPRET"] == "1"
 
 
 def test_shrinking_keeps_the_difference() -> None:

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--minutes", type=float, default=600.0, help="start no program later than this")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--interpreted", action="store_true", help="the GPU's kernels, on the CPU by Triton's interpreter")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds that one program may take")
     parser.add_argument("--shrinking", type=float, default=40.0, help="seconds to spend on making a failure small")
     parser.add_argument("--out", help="append failures to this file, one JSON object a line")
@@ -30,7 +31,7 @@ def main() -> int:
     kinds = tuple(KINDS) if given.kind == "all" else (given.kind,)
     if given.show or given.one:
         return _single(kinds[0], given)
-    names = ("seed", "count", "jobs", "minutes", "device", "limit", "shrinking", "out")
+    names = ("seed", "count", "jobs", "minutes", "device", "limit", "shrinking", "out", "interpreted")
     begun = time.monotonic()
     totals, failures = run(Settings(kinds, **{name: getattr(given, name) for name in names}))
     spent = time.monotonic() - begun
@@ -54,7 +55,10 @@ def main() -> int:
 
 def _single(kind: str, given: argparse.Namespace) -> int:
     from fuzz.driver import describe
-    from fuzz.worker import examine, write_program
+    from fuzz.worker import examine, interpret, write_program
+
+    if given.interpreted:
+        interpret()
 
     print(write_program(kind, given.seed, given.device).source)
     if given.show:

@@ -38,6 +38,7 @@ class Settings:
     shrinking: float = 40.0
     recycle: int = 400
     out: str | None = None
+    interpreted: bool = False
     quiet: bool = False
 
 
@@ -121,7 +122,7 @@ class Worker:
             [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
         )
         environment["PYTHONHASHSEED"] = "0"
-        command = [sys.executable, "-m", self.module]
+        command = [sys.executable, "-m", self.module, *["--interpreted"] * settings.interpreted]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
         )

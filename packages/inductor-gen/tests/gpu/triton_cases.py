@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 
 import pytest
 import torch
@@ -439,6 +440,45 @@ def test_gather_index_scatter():
     check(lambda p, a, b: p.index(a, (b,), (0,)), [x, j])
     check(lambda p, a, b, s: p.scatter(a, b, s, 0, "add"), [x, i, torch.randn(8, 16)], tol=1e-5)
     check(lambda p, a, b, s: p.index_put(a, (b,), (0,), s, True), [x, j, torch.randn(7, 16)], tol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5,), (70, 40), (3, 2000)])
+@pytest.mark.parametrize("spread", ["value", "both", "neither"])
+def test_what_is_added_up_is_so_once_for_every_point(shape, spread):
+    """Also where neither the value nor its place depends on the point."""
+    place = {"value": (shape, ()), "both": (shape, tuple(range(len(shape)))), "neither": (shape, ())}[spread]
+    source = torch.randint(1, 4, shape if spread == "both" else ()).double()
+
+    def fn(p, x, value):
+        at = p.full(shape, 1, torch.int64, x.device)
+        if spread == "value":
+            at = p.add(p.iota(shape[-1], 0, 1, torch.int64, x.device), 0)
+            at = p.broadcast(at, shape, (len(shape) - 1,))
+        return p.scatter(x, at, p.broadcast(value, *place), len(shape) - 1, "add")
+
+    check(fn, [torch.randint(-3, 3, shape).double(), source])
+
+
+def test_results_beside_a_reduction_are_written_as_they_are_made():
+    """Triton 3.6 fails on some that are not."""
+
+    def fn(p, x):
+        mean = p.div(p.sum(p.cos(x), (0,)), 300.0)
+        return p.add(p.abs(mean), 0.5), mean, p.floor_div(p.convert(mean, torch.int64), -3)
+
+    (kernel,) = check(fn, [torch.randn(300)], devices=lambda _: SMALL, tol=1e-5).kernels
+    stored = re.findall(r"tl.store\(.*v(\d+)\)$", kernel.source, re.M)
+    assert len(stored) == 3 and [*map(int, stored)] == sorted(map(int, stored))
+
+
+def test_integers_and_scalar_conditions_in_the_interpreter():
+    """It leaves integers as they are where they become bfloat16, and calls comparisons of scalars floats."""
+
+    def fn(p, x, i, s):
+        there = p.logical_and(p.eq(x, p.broadcast(s, (70,), ())), p.broadcast(p.ge(s, 0.0), (70,), ()))
+        return p.convert(i, torch.bfloat16), p.logical_and(p.broadcast(p.ne(s, s), (70,), ()), there), there
+
+    check(fn, [torch.randint(0, 3, (70,)).float(), torch.arange(-35, 35), torch.tensor(1.0)])
 
 
 def test_random_is_the_references():

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 
+from prims.errors import QuintetError
 from prims.spec import TensorSpec, infer
 
 TYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.complex64]
@@ -37,6 +38,35 @@ def test_what_eager_refuses(name: str) -> None:
                 except (RuntimeError, NotImplementedError) as error:
                     found = str(error)
                 assert found == wanted, types
+
+
+INDEXED = {
+    "gather.default": lambda x, i: (x, 0, i), "scatter.src": lambda x, i: (x, 0, i, x),
+    "scatter.value": lambda x, i: (x, 0, i, 2.0), "scatter_add.default": lambda x, i: (x, 0, i, x),
+    "scatter_reduce.two": lambda x, i: (x, 0, i, x, "amax"), "index_copy.default": lambda x, i: (x, 0, i[0], x),
+    "index_add.default": lambda x, i: (x, 0, i[0], x), "index_fill.int_Scalar": lambda x, i: (x, 0, i[0], 2.0),
+    "index_select.default": lambda x, i: (x, 0, i[0]), "take.default": lambda x, i: (x, i),
+    "put.default": lambda x, i: (x, i, x), "index_reduce.default": lambda x, i: (x, 0, i[0], x, "prod"),
+    "embedding.default": lambda x, i: (x, i),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32])
+def test_indices_that_eager_refuses(name: str, dtype: torch.dtype) -> None:
+    base, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, base), overload)
+    args = INDEXED[name](torch.ones(2, 2), torch.zeros(2, 2, dtype=dtype))
+    specs = tuple(
+        TensorSpec(tuple(a.shape), a.dtype, a.device) if isinstance(a, torch.Tensor) else a for a in args
+    )
+    try:
+        func(*args)
+    except (RuntimeError, IndexError):
+        with pytest.raises((RuntimeError, QuintetError)):
+            infer(func, specs)
+    else:
+        infer(func, specs)
 
 
 def test_a_gpu_may_take_other_types() -> None:

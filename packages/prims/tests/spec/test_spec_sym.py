@@ -121,6 +121,19 @@ def test_unknown_sizes_raise(ctx):
     assert not ctx.guards
 
 
+def test_sums_come_to_what_an_equation_says(ctx):
+    """Also where the equation is solved for none of its terms."""
+    s, u, t = ctx.new_symbol(2), ctx.new_symbol(9), ctx.new_symbol(9)
+    half = s // 2 + s % 2  # the size of tensor_split's first part
+    assert half == 1 and guards(ctx) == ["(s0//2) + (s0 % 2) == 1"]
+    assert ctx.make(half.expr) == 1 and 3 - half == 2 and type(3 - half) is int
+    assert (half + 4 == 5) is True and (half == 2) is False and (half > 1) is False
+    even = 2 * (t // 3) + 4 * (t % 5)
+    assert even == 22 and ctx.make(even.expr) == 22 and even * 3 == 66 and -even == -22
+    assert len(ctx.guards) == 2
+    assert u == t and ctx.make(even.expr) == 22  # t is u from now on
+
+
 def test_contradicting_hint():
     with pytest.raises(ValueError, match="outside"):
         SymbolContext().new_symbol(1)

@@ -285,10 +285,11 @@ class Block:
         return f"tl.device_assert({holds}, 'index out of range'{', ' + mask if mask else ''})"
 
     def store(self, s: Store, *more: str, shaped: bool = False) -> None:
-        """Write a value; ``shaped``: it is a block even where it depends on no variable."""
+        """Write a value; ``shaped``: it is a block even where it depends on no variable. What is combined with
+        others at its place is so once for every point, whatever it depends on."""
         pointer_type(s.value.dtype)
         own = self.axes_of(self.index_deps(s.at))
-        axes = self.axes_of(self.index_deps(s.at) | set(s.value.deps))
+        axes = self.axes_of(self.index_deps(s.at) | set(s.value.deps)) if s.mode == "set" else self.axes
         zero = self.zeros(axes) if shaped or own != axes else None
         mask = self.mask(axes, *more)
         value = self.names.stored(self.names.val(s.value), s.value.dtype)

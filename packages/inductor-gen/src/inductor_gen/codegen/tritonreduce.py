@@ -281,7 +281,9 @@ class _Reduction(Block):
                 self.emit(v)
 
     def outside_stores(self, stage: int, *more: str) -> None:
-        for s in self.body.stores:
+        """What is written beside the loops, in the order of its making: out of it, Triton 3.6 moves layouts of values
+        of other widths before what they are made of, and fails."""
+        for s in sorted(self.body.stores, key=lambda s: s.value.id):
             if not self.body.stores_inside(s) and s.value.stage == stage:
                 self.store(s, *more, shaped=True)
 

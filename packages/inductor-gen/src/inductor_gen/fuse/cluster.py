@@ -148,7 +148,7 @@ class Fusion:
         cluster.space = space
         cluster.homes = substituted(cluster.homes, whole)
         cluster.operands = substituted(cluster.operands, whole)
-        if not self._agrees(cluster):
+        if not self.agrees(cluster):
             cluster.space, cluster.homes, cluster.operands = before
             return False
         if variable in cluster.inner:
@@ -165,7 +165,7 @@ class Fusion:
                         return True
         return False
 
-    def _agrees(self, cluster: Cluster) -> bool:
+    def agrees(self, cluster: Cluster) -> bool:
         """Does every node of a cluster read the others where they are computed?"""
         return all(
             base not in cluster.homes or (exact and index == cluster.homes[base])

@@ -63,13 +63,15 @@ def cut(fusion: Fusion, cluster: Cluster) -> list[Cluster]:
     while todo:
         piece = todo.pop()
         seams = None if len(done) + len(todo) >= MAX_PIECES else _seams(fusion, piece)
-        if seams is None:
+        parts = [piece]
+        if seams is not None:
+            v, starts = seams
+            stops = [*starts[1:], piece.space[v]]
+            parts = [_part(fusion, piece, v, a, ex.sub(b, a)) for a, b in zip(starts, stops, strict=True)]
+        if seams is None or not all(map(fusion.agrees, parts)):  # of a seam with a symbolic place, too little is known
             done.append(piece)
-            continue
-        v, starts = seams
-        stops = [*starts[1:], piece.space[v]]
-        parts = [_part(fusion, piece, v, a, ex.sub(b, a)) for a, b in zip(starts, stops, strict=True)]
-        todo += reversed(parts)
+        else:
+            todo += reversed(parts)
     return done
 
 

@@ -215,7 +215,7 @@ def _settler(env: Envelope) -> Callable[[Any], Any]:
     broadcast. A symbol that no input of this graph binds (a backward graph has few of them) replaces none.
     """
     context, bound = env.symbols.context, env.symbols.names()
-    if context is None or not context.replacements:
+    if context is None or not (context.replacements or context.sums):
         return lambda value: value
 
     def number(value: Any) -> Any:

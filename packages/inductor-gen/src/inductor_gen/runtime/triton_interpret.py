@@ -36,21 +36,43 @@ class Interpreted:
         *numbers, gx, gy = sizes
         if gx > 0 and gy > 0:
             views = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors]
-            with _assertions():
+            with _mended():
                 self.function[(int(gx), int(gy))](*views, *numbers)
 
 
 @contextlib.contextmanager
-def _assertions() -> Iterator[None]:
-    """The interpreter with ``tl.device_assert``; not with its own checks, as integers may wrap around."""
-    from triton.runtime.interpreter import interpreter_builder
+def _mended() -> Iterator[None]:
+    """The interpreter with ``tl.device_assert``; not with its own checks, as integers may wrap around.
 
-    before = interpreter_builder.options
-    interpreter_builder.options = dataclasses.replace(before, debug=True, sanitize_overflow=False)
+    Its comparisons of scalars have their operands' type, and it rounds to bfloat16 towards zero, integers not at all.
+    """
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_builder
+
+    def binary(left: Any, right: Any, op: Any) -> Any:
+        found = InterpreterBuilder.binary_op(interpreter_builder, left, right, op)
+        return TensorHandle(found.data, tl.int1) if found.data.dtype == bool else found
+
+    def cast(x: Any, kind: Any, *_: Any) -> Any:
+        if kind.scalar == tl.bfloat16 and x.dtype.scalar != tl.bfloat16:
+            wide = torch.from_numpy(numpy.asarray(x.data)).to(torch.bfloat16)
+            return TensorHandle(wide.view(torch.uint16).numpy(), tl.bfloat16)
+        if x.dtype.scalar == tl.bfloat16:
+            x = InterpreterBuilder.cast_impl(interpreter_builder, x, tl.float32)
+        return InterpreterBuilder.cast_impl(interpreter_builder, x, kind)
+
+    changed = {
+        "binary_op": binary, "cast_impl": cast, "create_fp_to_fp": cast,
+        "options": dataclasses.replace(interpreter_builder.options, debug=True, sanitize_overflow=False),
+    }  # fmt: skip
+    before = dict(vars(interpreter_builder))
+    vars(interpreter_builder).update(changed)
     try:
         yield
     finally:
-        interpreter_builder.options = before
+        vars(interpreter_builder).clear()
+        vars(interpreter_builder).update(before)
 
 
 def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:

@@ -81,6 +81,7 @@ class SymbolContext:
         self.symbols: dict[str, SymbolInfo] = {}
         self.guards: list[SizeGuard] = []
         self.replacements: dict[Expr, Expr] = {}
+        self.sums: dict[Expr, Expr] = {}  # what sums come to, without their constants, that no atom was solved for
         self.location: Callable[[], SourceLoc | None] = user_location
         self._known: dict[Expr, bool] = {}
         self._exact: dict[Expr, tuple[Expr, Expr]] = {}  # quotients without remainder: a // b to (a, b)
@@ -166,6 +167,8 @@ class SymbolContext:
             if self._exact and found.kind == "poly":
                 found = self._multiply_out(found)
             found = self._by_range(found)
+            if self.sums:
+                found = self._come_to(found)
             self._simplified[e] = found
         return found
 
@@ -184,6 +187,16 @@ class SymbolContext:
                     term = E.from_terms({mono: coeff})
                     return self.simplify(E.add(E.sub(e, term), E.mul(rest, a)))
         return e
+
+    def _come_to(self, e: Expr) -> Expr:
+        """A sum whose value an equation gives, as that value; also where it is compared."""
+        if e.kind in ("eq", "ne", "le"):
+            return E.rebuild(e.kind, (self._come_to(e.args[0]),))
+        if e.kind != "poly":
+            return e
+        constant = E.const(next((c for mono, c in e.terms if not mono), 0))
+        value = self.sums.get(E.sub(e, constant))
+        return e if value is None else E.add(value, constant)
 
     def _by_range(self, e: Expr) -> Expr:
         """Resolves ``min``, ``max``, ``mod`` and ``floordiv`` that the ranges decide."""
@@ -356,7 +369,8 @@ class SymbolContext:
             self._exact[quotient] = quotient.args  # type: ignore[assignment]
 
     def _learn_equation(self, d: Expr) -> None:
-        """Solve ``d == 0`` for an atom that occurs once, linearly, with coefficient one: the youngest."""
+        """Solve ``d == 0`` for an atom that occurs once, linearly, with coefficient one: the youngest. Where there is
+        none, the sum's value is known all the same (``s0 // 2 + s0 % 2`` is 1)."""
         best: Expr | None = None
         for mono, coeff in d.terms:
             if len(mono) != 1 or mono[0][1] != 1 or abs(coeff) != 1:
@@ -366,17 +380,25 @@ class SymbolContext:
             if others == 1 and (best is None or _rank(atom) > _rank(best)):
                 best = atom
         if best is None:
+            self._learn_sum(d)
             return
         coeff = dict(d.terms)[((best, 1),)]
         rest = E.sub(d, E.mul(best, coeff))
         value = E.neg(rest) if coeff == 1 else rest
         if best.kind != "symbol" and best.symbols & value.symbols:
+            self._learn_sum(d)
             return
         if best.kind == "symbol":
             self._intersect(value, best)
         one = {best: value}
         self.replacements = {k: E.substitute(v, one) for k, v in self.replacements.items()}
+        self.sums = {E.substitute(k, one): v for k, v in self.sums.items()}
         self.replacements[best] = value
+
+    def _learn_sum(self, d: Expr) -> None:
+        constant = E.const(next((c for mono, c in d.terms if not mono), 0))
+        for total, value in ((E.sub(d, constant), E.neg(constant)), (E.sub(constant, d), constant)):
+            self.sums[total] = value
 
     def _intersect(self, value: Expr, old: Expr) -> None:
         """After ``old == value``: a bare symbol ``value`` gets the narrower of both ranges."""

@@ -20,8 +20,19 @@ from prims.spec.tensorspec import TensorSpec
 Size = Any  # int | Sym
 
 
+def _positions(index: TensorSpec, *types: torch.dtype) -> None:
+    """Leave it to eager to refuse indices of other types.
+
+    Raises:
+        Unsupported: they are.
+    """
+    if index.dtype not in (torch.int64, *types):
+        raise Unsupported(f"an index of {index.dtype}")
+
+
 @meta_rule("aten.gather.default")
 def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
+    _positions(index, torch.int32)
     wrap_dim(dim, x.ndim)
     return TensorSpec(index.shape, x.dtype, x.device)
 
@@ -36,6 +47,7 @@ def one_hot(x: TensorSpec, num_classes: Size) -> TensorSpec:
 
 @meta_rule("aten.take.default")
 def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
+    _positions(index)
     return TensorSpec(index.shape, x.dtype, x.device)
 
 
@@ -48,9 +60,10 @@ def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
     "aten.scatter_reduce.two",
     "aten.index_reduce.default",
 )
-def scatter(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
+def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    _positions(index, torch.int32)
     wrap_dim(dim, x.ndim)
-    source = args[1] if len(args) > 1 else kwargs.get("src")
+    source = args[0] if args else kwargs.get("src")
     if isinstance(source, TensorSpec) and source.dtype != x.dtype:
         raise RuntimeError(f"scatter(): Expected self.dtype to be equal to src.dtype, not {x.dtype} and {source.dtype}")
     return TensorSpec(x.shape, x.dtype, x.device)
@@ -59,13 +72,15 @@ def scatter(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
 @meta_rule(
     "aten.index_copy.default",
 )
-def index_copy(x: TensorSpec, dim: int, *args: Any, **kwargs: Any) -> TensorSpec:
+def index_copy(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec) -> TensorSpec:
+    _positions(index)
     wrap_dim(dim, x.ndim)
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
 @meta_rule("aten.index_add.default")
 def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *, alpha: Any = 1) -> TensorSpec:
+    _positions(index, torch.int32)
     d = wrap_dim(dim, x.ndim)
     if source.ndim != x.ndim and (source.ndim, x.ndim) not in ((0, 1), (1, 0)):
         raise RuntimeError(f"index_add(): self has {x.ndim} dimensions and source {source.ndim}")
@@ -75,7 +90,8 @@ def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *,
 
 
 @meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
-def like_self(x: TensorSpec, *args: Any) -> TensorSpec:
+def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
+    _positions(index)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -85,7 +101,8 @@ def masked_scatter(x: TensorSpec, mask: TensorSpec, source: TensorSpec) -> Tenso
 
 
 @meta_rule("aten.put.default")
-def put(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+def put(x: TensorSpec, index: TensorSpec, source: TensorSpec, accumulate: bool = False) -> TensorSpec:
+    _positions(index)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -127,6 +144,7 @@ def as_strided_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
 
 @meta_rule("aten.index_select.default")
 def index_select(x: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
+    _positions(index, torch.int32)
     d = wrap_dim(dim, x.ndim)
     if not x.shape:
         return TensorSpec((), x.dtype, x.device)
@@ -178,6 +196,7 @@ def index_put(x: TensorSpec, indices: Any, values: TensorSpec, *args: Any, **kwa
 
 @meta_rule("aten.embedding.default")
 def embedding(weight: TensorSpec, indices: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+    _positions(indices, torch.int32)
     if weight.ndim != 2:
         raise RuntimeError("'weight' must be 2-D")
     return TensorSpec((*indices.shape, *weight.shape[1:]), weight.dtype, weight.device)

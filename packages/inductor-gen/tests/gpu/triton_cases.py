@@ -125,12 +125,25 @@ def test_products_that_meet_what_depends_on_them_are_rounded(name, dtype):
     fn, rounded = MEETINGS[name]
     x = torch.randn(70, 1, dtype=dtype)
     c = check(lambda p, a: fn(p, p.mul(a, 0.6666666865348816)), [x])
-    assert ("qt_product" in c.kernels[0].source) == rounded
+    assert (re.search("qt_(add|sub)[36]", c.kernels[0].source) is not None) == rounded
     if name in ("itself", "its negative", "its row's largest"):
         assert not c(x.to(DEVICE))[0].any()
     elif name == "another product":
         tiny = torch.full_like(x, 3 * torch.finfo(dtype).smallest_normal / 8)
         assert c(tiny.to(DEVICE))[0].all()  # numbers below the least normal one are none the less
+
+
+@pytest.mark.parametrize("way", [
+    lambda p, a: p.prod(a, (1,)), lambda p, a: p.prod(a, (0, 1)), lambda p, a: p.cumprod(a, 1), lambda p, a: p.exp(a),
+    lambda p, a: p.sinh(a), lambda p, a: p.div(p.neg(a), p.tan(a)),
+])  # fmt: skip
+@pytest.mark.parametrize("columns", [7, 4000])
+def test_other_operators_that_end_with_a_product_are_rounded_too(way, columns):
+    x = torch.rand(3, columns) / 2 + 0.75
+    c = check(lambda p, a: (t := way(p, a), p.sub(t, t), p.add(p.neg(t), t)), [x], devices=lambda _: SMALL, tol=1e-4)
+    _, first, second = c(x.to(DEVICE))
+    assert not first.any() and not second.any()
+    assert all(re.search(f"qt_{op}32", "".join(k.source for k in c.kernels)) for op in ("add", "sub"))
 
 
 @pytest.mark.parametrize("name", ["exp", "sigmoid"])

@@ -39,14 +39,14 @@ _HELPERS = {
     "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
     "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
     "qt_mul": "def qt_mul(a, b):\n    return a * b",
-    # a * b, whose rounding no sum takes back; libdevice's function makes small numbers 0
+    # a + b and a - b that take no product's rounding back, whoever multiplied: also a reduction, or libdevice
     **{
-        f"qt_product{bits}": (
-            f"def qt_product{bits}(a, b):\n"
-            f"    return tl.inline_asm_elementwise(\"mul.rn.f{bits} $0, $1, $2;\", \"={c},{c},{c}\", [a, b], "
+        f"qt_{op}{bits}": (
+            f"def qt_{op}{bits}(a, b):\n"
+            f"    return tl.inline_asm_elementwise(\"{op}.rn.f{bits} $0, $1, $2;\", \"={c},{c},{c}\", [a, b], "
             f"dtype=tl.float{bits}, is_pure=True, pack=1)"
         )
-        for bits, c in ((32, "f"), (64, "d"))
+        for op in ("add", "sub") for bits, c in ((32, "f"), (64, "d"))
     },
     "qt_words": (
         "def qt_words(seed, counter):\n"
@@ -172,7 +172,7 @@ class TritonNames(Names):
             return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
         if v.id in self.rounded:
             args = ", ".join(map(self.val, v.args))
-            return f"qt_product{64 if v.dtype == torch.float64 else 32}({args})"
+            return f"qt_{v.op}{64 if v.dtype == torch.float64 else 32}({args})"
         if v.op == "exp" and self.narrow and v.dtype != torch.float64:
             return f"tl.exp({self.val(v.args[0])})"  # off by 2**-24 of its operand, which no 16-bit result shows
         return super().expression(v)
@@ -218,10 +218,18 @@ def _from_one(body: Body) -> dict[int, Val]:
     return {k: v for k, v in found.items() if v.id in inner}
 
 
+#: Operators whose value is no product when another takes it: what is read, moved, added, chosen, rounded or counted.
+_NO_PRODUCT = frozenset(
+    "load const size index test add sub neg where maximum minimum fmax fmin abs sign copysign floor ceil trunc round "
+    "convert bitcast rounded bounded".split()
+)
+
+
 def _rounded(body: Body) -> set[int]:
-    """The products that meet what depends on them in a sum: ``x * y - max(x * y)``.
+    """The sums in which a product meets what depends on it: ``x * y - max(x * y)``.
 
     Where such a product went into the sum unrounded, what is left of equal terms were its rounding error and not 0.
+    Multiplications are also what reductions and the library's functions end with.
     """
     found: set[int] = set()
     reaches: dict[int, int] = {}  # the products that a value depends on, as bits
@@ -230,15 +238,15 @@ def _rounded(body: Body) -> set[int]:
         mask = 0
         for a in body.inputs_of(v):
             mask |= reaches[a.id]
-        if v.op == "mul" and v.dtype.is_floating_point:
-            bits[v.id] = 1 << len(bits)
-            mask |= bits[v.id]
-        elif v.op in ("add", "sub") and mask:
+        if v.op in ("add", "sub") and mask and v.dtype.is_floating_point:
             for term, other in (v.args, v.args[::-1]):
                 while term.op == "neg":
                     term = term.args[0]
                 if bits.get(term.id, 0) & reaches[other.id]:
-                    found.add(term.id)
+                    found.add(v.id)
+        elif v.dtype.is_floating_point and v.op not in _NO_PRODUCT and v.attr not in ("sum", "cumsum", "amax", "amin"):
+            bits[v.id] = 1 << len(bits)
+            mask |= bits[v.id]
         reaches[v.id] = mask
     return found
 

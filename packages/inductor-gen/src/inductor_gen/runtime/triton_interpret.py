@@ -88,7 +88,8 @@ def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:
     text = module_text(sources).replace(
         "from triton.language.extra import libdevice", "from inductor_gen.runtime.triton_interpret import libdevice"
     )
-    text = re.sub(r"tl\.inline_asm_elementwise\(.*\)", "a * b", text)  # it knows no instructions and contracts nothing
+    for op, sign in (("add", "+"), ("sub", "-")):  # it knows no instructions, and contracts nothing
+        text = re.sub(rf'tl\.inline_asm_elementwise\("{op}.*\)', f"a {sign} b", text)
     # its product of bfloat16 blocks takes their bits for integers; in float32 16-bit factors multiply exactly
     text = text.replace("tl.dot(a, b, acc", "tl.dot(a.to(tl.float32), b.to(tl.float32), acc")
     with tempfile.TemporaryDirectory(prefix="quintet-") as folder:

@@ -87,7 +87,7 @@ def aot_function(
         )
     try:
         with _phase(report, "aot"):
-            outcome = trace(gm, example_inputs, not options.eager_random)
+            outcome = trace(gm, example_inputs, options)
             if outcome.differentiable:
                 _refuse_inference_tensors(example_inputs)
             joint = finish_joint(outcome) if outcome.differentiable else None
@@ -141,11 +141,7 @@ def inference_graph(
     Raises:
         Unsupported: the graph cannot be traced.
     """
-    return finish_inference(trace(gm, example_inputs, _seeded(options)))
-
-
-def _seeded(options: Options | None) -> bool:
-    return not (options if options is not None else Options()).eager_random
+    return finish_inference(trace(gm, example_inputs, options or Options()))
 
 
 def joint_graph(
@@ -157,7 +153,7 @@ def joint_graph(
         UserError: no result of ``gm`` needs a gradient.
         Unsupported: the graph cannot be traced.
     """
-    outcome: Outcome = trace(gm, example_inputs, _seeded(options))
+    outcome: Outcome = trace(gm, example_inputs, options or Options())
     if not outcome.differentiable:
         raise UserError(
             "no result of the graph needs a gradient",

@@ -24,6 +24,7 @@ from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
+from prims.options import Options
 from prims.records import record
 from prims.spec import TensorSpec, abstract_from_spec, from_torch
 
@@ -125,18 +126,27 @@ class Joint:
         return [desc.spec for desc in self.envelope.inputs if desc.kind == "tangent"]  # type: ignore[misc]
 
 
-def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False) -> Outcome:
+def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> Outcome:
     """Trace the forward program and settle what it returns and writes.
 
     Raises:
         Unsupported: the program cannot be traced.
     """
-    program = trace_forward(gm, example_inputs, seeded)
+    program = trace_forward(gm, example_inputs, not options.eager_random, _written(gm, options))
     outcome = Outcome(program)
     tensors: list[Any] = []
     outcome.structure = flatten(program.result, tensors)
     _settle(outcome, tensors)
     return outcome
+
+
+def _written(gm: torch.fx.GraphModule, options: Options) -> dict[torch.fx.Node, Any]:
+    """The attentions that the program writes out; they are looked for where there is a softmax."""
+    if not any(getattr(node.target, "__name__", node.target) == "softmax" for node in gm.graph.nodes):
+        return {}
+    from aot_autograd.trace.written import find_written
+
+    return find_written(gm, options)
 
 
 def flatten(value: Any, leaves: list[Any]) -> Any:

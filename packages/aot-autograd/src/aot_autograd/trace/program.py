@@ -7,10 +7,11 @@ abstract tensors stand in their places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
@@ -23,6 +24,9 @@ from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
+
+if TYPE_CHECKING:
+    from aot_autograd.trace.written import Written
 
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 
@@ -71,13 +75,17 @@ class _Identity(torch.autograd.Function):
 INPUT_NODE: type = _Identity._backward_cls  # type: ignore[attr-defined]
 
 
-def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False) -> Program:
+def trace_forward(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False,
+    written: Mapping[torch.fx.Node, Written] = MappingProxyType({}),
+) -> Program:  # fmt: skip
     """Trace ``gm`` on abstract versions of its inputs.
 
     Args:
         gm: a torch-dialect module. ``gm.meta["envelope"]`` gives the inputs' (possibly symbolic) specs if present.
         example_inputs: tensors and numbers, one per placeholder.
         seeded: random operators become functions of a seed input.
+        written: attentions that are traced as fused ones, by their last nodes.
 
     Raises:
         Unsupported: something in the program cannot be traced.
@@ -96,7 +104,7 @@ def trace_forward(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seede
     with _lifted_state(gm, program):
         try:
             with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls, plain_saving(), tracer:
-                program.result = _interpret(gm, values, tracer)
+                program.result = _interpret(gm, values, tracer, written)
         finally:
             torch.set_grad_enabled(grad_mode)
     return program
@@ -169,12 +177,15 @@ def _lifted_state(gm: torch.fx.GraphModule, program: Program) -> Iterator[None]:
             store[name] = real
 
 
-def _interpret(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> Any:
+def _interpret(
+    gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer, written: Mapping[torch.fx.Node, Written]
+) -> Any:
     env: dict[torch.fx.Node, Any] = {}
     load = env.__getitem__
     feed = iter(values)
     map_arg = torch.fx.node.map_arg
     last_source: Any = None
+    waiting = {node for attention in written.values() for node in attention.nodes}
     for node in gm.graph.nodes:
         op = node.op
         if op == "placeholder":
@@ -185,19 +196,28 @@ def _interpret(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> A
         if op == "get_attr":
             env[node] = _attribute(gm, node.target)
             continue
+        attention = written.get(node)
+        if node in waiting and attention is None:
+            continue
         source = node.meta.get("source")
         if source is not last_source:
             tracer.enter_source(source)
             last_source = source
-        args = map_arg(node.args, load)
-        kwargs = map_arg(node.kwargs, load) if node.kwargs else {}
-        if op == "call_function":
-            env[node] = _STAND_INS.get(node.target, node.target)(*args, **kwargs)
-        elif op == "call_method":
-            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-        else:
-            env[node] = gm.get_submodule(node.target)(*args, **kwargs)
+        fused = None if attention is None else attention.call(load)
+        if fused is not None:
+            env[node] = fused
+            continue
+        for step in (node,) if attention is None else attention.nodes:
+            env[step] = _run(gm, step, map_arg(step.args, load), map_arg(step.kwargs, load) if step.kwargs else {})
     raise Unsupported("the graph has no output")
+
+
+def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_function":
+        return _STAND_INS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+    if node.op == "call_method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
+    return gm.get_submodule(node.target)(*args, **kwargs)  # type: ignore[arg-type]
 
 
 def _attribute(gm: torch.nn.Module, path: str) -> Any:

@@ -53,6 +53,11 @@ _INPUTS = frozenset({"input", "buffer"})
 _CUDNN_HIDDEN = -65536.0
 
 
+def _lowest(dtype: torch.dtype) -> float:
+    """What, added to a score, leaves nothing beside the diagonal's."""
+    return max(torch.finfo(dtype).min, -1e30)
+
+
 class _Unknown(Exception):
     """The value depends on what is only known when the graph runs."""
 
@@ -322,7 +327,7 @@ def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], b
     form = described(mask, {node: _form(node, pattern) for node, pattern in known.items()}, equal)
     if form is None or mask.dtype is None or not mask.dtype.is_floating_point:
         return None
-    lowest, halves = torch.finfo(mask.dtype).min, mask.dtype in HALVES
+    lowest, halves = _lowest(mask.dtype), mask.dtype in HALVES
     kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
     if kind is not None and (kind == "free" or equal(rows, columns)):
         return kind
@@ -364,8 +369,7 @@ def kind_of_mask(mask: torch.Tensor) -> str | None:
     if rows != columns:
         return None
     later = torch.ones(rows, columns, dtype=torch.bool, device=mask.device).triu(1)
-    lowest = torch.finfo(mask.dtype).min  # added to a score it leaves nothing beside the diagonal's
-    hidden = mask <= lowest
+    hidden = mask <= _lowest(mask.dtype)
     if mask.dtype in HALVES:
         hidden |= mask == _CUDNN_HIDDEN
     causal = torch.where(later, hidden, mask == 0)

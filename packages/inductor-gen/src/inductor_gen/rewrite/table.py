@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, attention, convolutions, empty, heads, masks, products, scatters
+from inductor_gen.rewrite import activations, convolutions, empty, heads, masks, products, scatters
 from inductor_gen.rewrite.edit import Editor, specs
 from inductor_gen.rewrite.row import Context, Row
 from prims.errors import VerifierError
@@ -21,7 +21,6 @@ ROWS = (
     Row("empty", empty.is_unsettled, empty.settle, "eager_exact", required=True),
     Row("scatter without atomics", scatters.needs_library, scatters.call, "eager_exact", required=True),
     Row("gelu", activations.activated, activations.join),
-    Row("written attention", attention.written, attention.fuse),
     Row("shared heads", heads.shared, heads.share, "eager_close"),
     Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close"),
     Row("gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close"),

@@ -54,6 +54,66 @@ def test_every_layout_equals_eager(sources: list[str], dtype: Any, left: bool, r
     assert "or product" in sources[0]
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("shape", [(128, 64, 192), (32, 1024, 1024), (100, 72, 40), (1024, 768, 3072)])
+def test_a_bias_in_every_layout(sources: list[str], left: bool, right: bool, shape: Any) -> None:
+    def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(bias, a, b) * 2
+
+    m, n, k = shape
+    a, b = operand(m, k, left, torch.bfloat16), operand(k, n, right, torch.bfloat16)
+    compiled = compile_api.compile(biased, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            bias = 100 * torch.randn(n, device=DEVICE, dtype=torch.bfloat16)
+            torch.testing.assert_close(compiled(a, b, bias), biased(a, b, bias), rtol=2e-2, atol=2e-3 * k**0.5)
+    assert "or product" in sources[0]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("shape", [(3, 128, 64, 192), (48, 256, 256, 64), (2, 24, 40, 72)])
+def test_pairs_in_every_layout(sources: list[str], left: bool, right: bool, shape: Any) -> None:
+    def pairs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(a, b) * 2
+
+    count, m, n, k = shape
+    a = torch.stack([operand(m, k, False, torch.bfloat16) for _ in range(count)])
+    b = torch.stack([operand(k, n, False, torch.bfloat16) for _ in range(count)])
+    a, b = a.mT.contiguous().mT if left else a, b.mT.contiguous().mT if right else b
+    compiled = compile_api.compile(pairs, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(a, b), pairs(a, b), rtol=1e-2, atol=2e-3 * k**0.5)
+    assert "or product" in sources[0]
+
+
+def test_threads_with_biases_of_their_own() -> None:
+    """The library's description of a product holds the place of the bias, and threads share the description."""
+    weight = operand(64, 64, True, torch.bfloat16)
+
+    @compile_api.compile
+    def biased(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(bias, x, weight).relu()
+
+    wrong = []
+    x = torch.zeros(32, 64, device=DEVICE, dtype=torch.bfloat16)
+
+    def work(value: float) -> None:
+        bias = torch.full((64,), value, device=DEVICE, dtype=torch.bfloat16)
+        with torch.no_grad():
+            wrong.extend(value for _ in range(200) if not bool((biased(x, bias) == value).all()))
+
+    work(1.0)
+    threads = [threading.Thread(target=work, args=(float(k),)) for k in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
 def test_padded_rows_and_pieces_of_buffers(sources: list[str]) -> None:
     def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         c = (a * 2).relu()

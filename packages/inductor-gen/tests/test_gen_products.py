@@ -29,6 +29,11 @@ MATMUL = ctypes.CFUNCTYPE(
 )  # fmt: skip
 
 
+SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+CONTENTS = {3: ctypes.c_int32, 4: ctypes.c_int32, 7: ctypes.c_int32, 8: ctypes.c_int64}
+SIZES = {5: ctypes.c_int32, 6: ctypes.c_int64}
+
+
 def float_at(address: int, rows: int, columns: int, leading: int) -> torch.Tensor:
     """The matrix of bfloat16 at an address, whose columns are ``leading`` apart."""
     count = (columns - 1) * leading + rows
@@ -47,6 +52,7 @@ class Library:
         self.code = 0
         self.given: list[tuple[Any, ...]] = []
         self.cublasLtMatmul = MATMUL(self._matmul)
+        self.cublasLtMatmulDescSetAttribute = SET(self._describe)
 
     def _new(self, place: Any, value: Any) -> int:
         number = len(self.objects) + 1000
@@ -58,14 +64,19 @@ class Library:
         assert (compute, scale) == (68, 0)
         return self._new(place, {3: 0, 4: 0})
 
-    def cublasLtMatmulDescSetAttribute(self, made: Any, name: int, value: Any, size: Any) -> int:
-        assert size.value == 4 and name in (3, 4)
+    def _describe(self, made: int, name: int, value: int, size: int) -> int:
+        assert size == ctypes.sizeof(CONTENTS[name])
+        self.objects[made][name] = CONTENTS[name].from_address(value).value
+        return 0
+
+    def cublasLtMatrixLayoutSetAttribute(self, made: Any, name: int, value: Any, size: Any) -> int:
+        assert size.value == ctypes.sizeof(SIZES[name])
         self.objects[made.value][name] = value._obj.value
         return 0
 
     def cublasLtMatrixLayoutCreate(self, place: Any, kind: int, rows: Any, columns: Any, leading: Any) -> int:
         assert kind == 14 and leading.value >= rows.value
-        return self._new(place, (rows.value, columns.value, leading.value))
+        return self._new(place, {"sizes": (rows.value, columns.value, leading.value)})
 
     def cublasLtMatmulPreferenceCreate(self, place: Any) -> int:
         return self._new(place, {})
@@ -91,10 +102,18 @@ class Library:
         if self.code:
             return self.code
         assert (alpha[0], beta[0], c, c_layout) == (1, 0, d, d_layout)
-        turned = self.objects[made]
-        left, right = float_at(a, *self.objects[a_layout]), float_at(b, *self.objects[b_layout])
-        out = float_at(d, *self.objects[d_layout])
-        out.copy_((left.t() if turned[3] else left).float() @ (right.t() if turned[4] else right).float())
+        how, (first, second, out) = self.objects[made], (self.objects[x] for x in (a_layout, b_layout, d_layout))
+        assert first.get(5) == second.get(5) == out.get(5)
+        for k in range(out.get(5, 1)):
+            left, right, found = (
+                float_at(at + 2 * k * layout.get(6, 0), *layout["sizes"])
+                for at, layout in ((a, first), (b, second), (d, out))
+            )
+            product = (left.t() if how[3] else left).float() @ (right.t() if how[4] else right).float()
+            if 7 in how:
+                assert how[7] == 4
+                product += float_at(how[8], len(product), 1, len(product)).float()
+            found.copy_(product)
         return 0
 
 
@@ -128,6 +147,44 @@ def test_rows_or_columns_first(monkeypatch: Any, left: bool, right: bool, paddin
     torch.testing.assert_close(out, (a.float() @ b.float()).bfloat16())
     assert library.given == [(99, 41, 48, None, 0, 7)]
     assert found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0)) is product
+
+
+def test_a_bias_and_where_it_is_at_each_call(monkeypatch: Any) -> None:
+    found = made(monkeypatch, Library(workspace=512))
+    a, b, out = matrix(17, 23, 0, False), matrix(23, 31, 0, True), matrix(17, 31, 0, False)
+    product = found.product(torch.bfloat16, (17, 31, 23), a.stride(), b.stride(), (0, 0, 512))
+    assert product is not None
+    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    space = torch.empty(512, dtype=torch.uint8)
+    for _ in range(2):
+        biases = matrix(1, 256 + 31, 0, False)
+        assert run(out, a, b, biases, 7, space) == 0
+        torch.testing.assert_close(out, (a.float() @ b.float() + biases[0, 256:].float()).bfloat16())
+    assert run(out, a, b, biases[:, 1:], 7, space) == UNALIGNED
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+def test_many_pairs(monkeypatch: Any, left: bool, right: bool) -> None:
+    """Each of them a part of a larger tensor."""
+    found = made(monkeypatch, Library())
+    a, b = (matrix(64, 32, 0, False).view(2, 2, 16, 32)[:, 1] for _ in range(2))
+    a, b = a if left else a.clone().mT.contiguous().mT, b.mT if right else b.mT.contiguous()
+    out = matrix(32, 16, 0, False).view(2, 16, 16)
+    product = found.product(torch.bfloat16, (2, 16, 16, 32), a.stride(), b.stride(), (0, 0))
+    assert product is not None
+    run = as_launcher(load_kernels([LAUNCHER], Options())[0][LAUNCHER.name])(product)
+    given = [x if x.data_ptr() % 256 == 0 else moved(x) for x in (a, b)]
+    assert run(out, *given, 7) == 0
+    torch.testing.assert_close(out, (a.float() @ b.float()).bfloat16())
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    """The same matrices, beginning at a multiple of 256 bytes."""
+    reach = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    flat = matrix(1, reach, 0, False)[0]
+    flat.copy_(x.as_strided((reach,), (1,)))
+    return flat.as_strided(x.shape, x.stride(), flat.storage_offset())
 
 
 def test_operands_within_their_memory_a_workspace_and_errors(monkeypatch: Any) -> None:
@@ -198,3 +255,33 @@ def test_operands_may_begin_anywhere_in_their_memory(monkeypatch: Any) -> None:
     begins = [lowered.memory.place[ref.base][1] for ref in refs]
     assert any(begins), "both operands begin with their memory: the test shows nothing"
     assert given == [tuple(at + 2 * int(ref.offset.value) for at, ref in zip(begins, refs, strict=True))]
+
+
+BIASED = torch.ops.aten.addmm.default
+PAIRS = torch.ops.aten.bmm.default
+CALLS = {
+    "bias": (lambda p, x, w, b: p.aten(BIASED, b, x, w), [(32, 64), (64, 16), (16,)], "product"),
+    "turned": (lambda p, x, w: p.aten(torch.ops.aten.mm.default, x, p.permute(w, (1, 0))), [(32, 64), (16, 64)], "product"),
+    "pairs": (lambda p, x, y: p.aten(PAIRS, x, p.permute(y, (0, 2, 1))), [(3, 32, 64), (3, 16, 64)], "product"),
+    "a bias of rows": (lambda p, x, w, b: p.aten(BIASED, b, x, w), [(32, 64), (64, 16), (32, 16)], "f_torch_addmm"),
+    "thin": (lambda p, x, w, b: p.aten(BIASED, b, x, w), [(8, 64), (64, 16), (16,)], "f_torch_addmm"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_which_products_the_wrapper_asks_the_library_for(monkeypatch: Any, case: str) -> None:
+    fn, shapes, wanted = CALLS[case]
+    found = made(monkeypatch, Library())
+    monkeypatch.setattr(triton_wrapper, "products_on", lambda device: found)
+    monkeypatch.setattr(triton_wrapper, "plain", lambda: True)
+    gpu = torch.device("cuda", 0)
+    env = build(fn, [TensorSpec(s, torch.bfloat16, gpu) for s in shapes], claims=inductor_gen.claims("cuda"))
+    lowered = lower_graph(env, Options(verify="off"), devices=lambda _: known("H200"))
+    wrapper = TritonWrapper(lowered, {}, lambda program: None, {}, (), gpu)
+    wrapper._inputs()
+    wrapper._lifetimes()
+    for wrapper.step, call in enumerate(lowered.calls):
+        assert isinstance(call, Call)
+        wrapper._extern(call)
+    (line,) = (line for line in wrapper.lines if "torch." in line and "empty_strided" not in line)
+    assert wanted in line and (wanted != "product" or "out=" in line)

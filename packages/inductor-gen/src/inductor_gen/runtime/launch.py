@@ -29,6 +29,7 @@ METHOD_SIZE = 32  # bytes of an entry in the table of methods
 LAUNCHER = Unit(
     name="quintet_launch",
     text="""\
+int sched_yield(void);
 typedef struct { const char* name; void* function; int flags; const char* doc; } ql_method;
 
 /* What the Python side fills in, one word each. */
@@ -133,29 +134,38 @@ static void* ql_run(void* self, void* const* args, intptr_t given) {
     return ql.new_number(code);
 }
 
-/* product(out, a, b, stream[, workspace]); the table is what inductor_gen.runtime.products makes */
+/* product(out, a, b[, bias], stream[, workspace]); the table is what inductor_gen.runtime.products makes */
 static void* ql_product(void* self, void* const* args, intptr_t given) {
     const int64_t* t = (const int64_t*)ql.bytes(self);
     int (*matmul)(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
                   void*, void*, const void*, void*, size_t, void*) = (void*)(intptr_t)t[0];
-    const int64_t bytes = t[6];
-    char *p[3], *workspace = 0;
-    if (given != 4 + (bytes > 0)) {
+    int (*describe)(void*, int, const void*, size_t) = (void*)(intptr_t)t[6];
+    const int64_t bytes = t[7], operands = t[8];
+    char *p[4], *workspace = 0;
+    if (given != operands + 1 + (bytes > 0)) {
         ql.raise(ql.type_error, "a generated wrapper passes another number of arguments than a product takes");
         return 0;
     }
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < operands; k++) {
         if (!ql_pointer(args[k], &p[k])) return 0;
-        p[k] += t[7 + k];
+        p[k] += t[9 + k];
         if ((intptr_t)p[k] & 255) return ql.new_number(-2);
     }
-    if (bytes && !ql_pointer(args[4], &workspace)) return 0;
-    void* stream = ql.pointer(args[3]);
+    if (bytes && !ql_pointer(args[given - 1], &workspace)) return 0;
+    void* stream = ql.pointer(args[operands]);
     if (!stream && ql.occurred()) return 0;
     const float one = 1, zero = 0;
     void* state = ql.leave();
-    const int code = matmul((void*)t[1], (void*)t[2], &one, p[2], (void*)t[3], p[1], (void*)t[4], &zero,
-                            p[0], (void*)t[5], p[0], (void*)t[5], t + 10, workspace, (size_t)bytes, stream);
+    int code = 0;
+    static char described;  /* where the bias is stands in the description, which threads share */
+    if (operands > 3) {
+        while (__atomic_test_and_set(&described, __ATOMIC_ACQUIRE)) sched_yield();
+        code = describe((void*)t[2], 8, &p[3], sizeof(p[3]));
+    }
+    if (!code)
+        code = matmul((void*)t[1], (void*)t[2], &one, p[2], (void*)t[3], p[1], (void*)t[4], &zero, p[0], (void*)t[5],
+                      p[0], (void*)t[5], t + 13, workspace, (size_t)bytes, stream);
+    if (operands > 3) __atomic_clear(&described, __ATOMIC_RELEASE);
     ql.enter(state);
     return ql.new_number(code);
 }

@@ -1,10 +1,10 @@
 """Matrix products of 16-bit matrices by cuBLASLt, with everything that is known beforehand done beforehand.
 
-PyTorch's ``mm`` costs the host two to three times what the library's own call does, and small models wait for the host.
-Here a product's descriptors are made and its algorithm is asked for when a graph is compiled; a call passes pointers
-(``ql_product`` in ``runtime/launch.py``). The library, its handle's device, its rules and the flags that it obeys are
-PyTorch's: on an H200 the results are the same to the bit. What is not plain (other flags, an operand that does not
-begin at a multiple of 256 bytes, an error) goes to ``mm``.
+PyTorch's ``mm``, ``addmm`` and ``bmm`` cost the host two to three times what the library's own call does, and small
+models wait for the host. Here a product's descriptors are made and its algorithm is asked for when a graph is compiled;
+a call passes pointers (``ql_product`` in ``runtime/launch.py``). The library, its handle's device, its rules and the
+flags that it obeys are PyTorch's: on an H200 the results of ``mm`` are the same to the bit. What is not plain (other
+flags, an operand that does not begin at a multiple of 256 bytes, an error) goes to PyTorch's operator.
 
 Source of the calls and numbers: NVIDIA's cuBLAS documentation, "Using the cuBLASLt API".
 """
@@ -24,7 +24,9 @@ __all__ = ["Product", "Products", "plain", "products_on", "unusual"]
 
 _TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _COMPUTE_32F, _REAL_32F = 68, 0
-_TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # attributes of a product's description
+_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS = 3, 4, 7, 8  # attributes of a product's description
+_ADDS_BIAS = 4  # an epilogue: a number for each row of the library's result
+_COUNT, _APART = 5, 6  # attributes of a layout: how many matrices, how many elements from one to the next
 _MAX_WORKSPACE = 1  # an attribute of a preference
 _ALGORITHM_WORDS = 8  # of the result of a heuristic; its workspace's bytes and its status follow
 
@@ -90,16 +92,17 @@ class Products:
             return
 
     def product(
-        self, dtype: torch.dtype | None, shape: tuple[int, int, int], a: tuple[int, int], b: tuple[int, int],
-        offsets: tuple[int, int],
+        self, dtype: torch.dtype | None, shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...],
+        offsets: tuple[int, ...],
     ) -> Product | None:  # fmt: skip
-        """The product of ``[m, k]`` and ``[k, n]`` into a contiguous ``[m, n]``, None where ``mm`` is to do it.
+        """The product of ``[m, k]`` and ``[k, n]`` into a contiguous ``[m, n]``, of one pair or of many; None where
+        PyTorch's operator is to do it.
 
         Args:
-            shape: ``m, n, k``.
+            shape: ``m, n, k``, behind the number of pairs where they are matrices of three dimensions.
             a: the strides of the left matrix.
             b: those of the right one.
-            offsets: the bytes into the two operands' memory at which the matrices begin.
+            offsets: the bytes into the operands' memory at which they begin; a third is that of a bias ``[n]``.
         """
         key = (dtype, shape, a, b, offsets)
         if key not in self.known:
@@ -110,30 +113,34 @@ class Products:
         return self.known[key]
 
     def _made(
-        self, dtype: torch.dtype | None, shape: tuple[int, int, int], a: tuple[int, int], b: tuple[int, int],
-        offsets: tuple[int, int],
+        self, dtype: torch.dtype | None, shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...],
+        offsets: tuple[int, ...],
     ) -> Product | None:  # fmt: skip
-        m, n, k = shape
-        left, right = _leading(m, k, a), _leading(k, n, b)
-        if self.lib is None or dtype not in _TYPES or min(shape) < _LEAST or left is None or right is None:
+        *pairs, m, n, k = shape
+        left, right = _leading(m, k, a[-2:]), _leading(k, n, b[-2:])
+        if self.lib is None or dtype not in _TYPES or min(m, n, k) < _LEAST or left is None or right is None:
             return None
-        kind = _TYPES[dtype]
+        kind, biased = _TYPES[dtype], len(offsets) > 2
         # The library counts columns first: it computes the transposed result, b' a'.
         with torch.cuda.device(self.device):
             description = self._new("MatmulDescCreate", _COMPUTE_32F, _REAL_32F)
-            for name, turned in ((_TRANSPOSE_A, right[1]), (_TRANSPOSE_B, left[1])):
-                value = ctypes.c_int32(turned)
-                self._call("MatmulDescSetAttribute", description, name, ctypes.byref(value), ctypes.c_size_t(4))
-            first = self._layout(kind, (k, n) if right[1] else (n, k), right[0])
-            second = self._layout(kind, (m, k) if left[1] else (k, m), left[0])
-            result = self._layout(kind, (n, m), n)
+            self._describe("MatmulDesc", description, _TRANSPOSE_A, ctypes.c_int32(right[1]))
+            self._describe("MatmulDesc", description, _TRANSPOSE_B, ctypes.c_int32(left[1]))
+            if biased:
+                self._describe("MatmulDesc", description, _EPILOGUE, ctypes.c_int32(_ADDS_BIAS))
+                self._describe("MatmulDesc", description, _BIAS, ctypes.c_int64(256))  # a place; calls give theirs
+            first = self._layout(kind, (k, n) if right[1] else (n, k), right[0], pairs, b[0])
+            second = self._layout(kind, (m, k) if left[1] else (k, m), left[0], pairs, a[0])
+            result = self._layout(kind, (n, m), n, pairs, m * n)
             found = self._algorithm(description, first, second, result)
         if found is None:
             return None
         algorithm, workspace = found
-        matmul = ctypes.cast(self.lib.cublasLtMatmul, ctypes.c_void_p).value or 0
+        matmul = _address(self.lib.cublasLtMatmul)
+        describe = _address(self.lib.cublasLtMatmulDescSetAttribute) if biased else 0
         objects = [x.value or 0 for x in (self.handle, description, first, second, result)]
-        return Product([matmul, *objects, workspace, 0, *offsets, *algorithm], workspace)
+        places = [0, *offsets, *[0] * (3 - len(offsets))]
+        return Product([matmul, *objects, describe, workspace, 3 + biased, *places, *algorithm], workspace)
 
     def _algorithm(self, description: Any, *layouts: Any) -> tuple[list[int], int] | None:
         preference = self._new("MatmulPreferenceCreate")
@@ -150,9 +157,16 @@ class Products:
             return None
         return list(found[:_ALGORITHM_WORDS]), workspace
 
-    def _layout(self, kind: int, shape: tuple[int, int], leading: int) -> ctypes.c_void_p:
+    def _layout(self, kind: int, shape: tuple[int, int], leading: int, pairs: list[int], apart: int) -> Any:
         rows, columns = map(ctypes.c_uint64, shape)
-        return self._new("MatrixLayoutCreate", kind, rows, columns, ctypes.c_int64(leading))
+        made = self._new("MatrixLayoutCreate", kind, rows, columns, ctypes.c_int64(leading))
+        for count in pairs:
+            self._describe("MatrixLayout", made, _COUNT, ctypes.c_int32(count))
+            self._describe("MatrixLayout", made, _APART, ctypes.c_int64(apart))
+        return made
+
+    def _describe(self, kind: str, made: Any, attribute: int, value: Any) -> None:
+        self._call(f"{kind}SetAttribute", made, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def _new(self, name: str, *args: Any) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
@@ -165,10 +179,14 @@ class Products:
             raise _RefusedError(f"cublasLt{name}: {code}")
 
 
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 products_on = functools.lru_cache(maxsize=None)(Products)
 
 
-def _leading(rows: int, columns: int, strides: tuple[int, int]) -> tuple[int, bool] | None:
+def _leading(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, bool] | None:
     """The distance of a matrix's rows, or of its columns, which is then True; None where neither is dense."""
     if strides[1] == 1 and strides[0] >= columns:
         return strides[0], False

@@ -14,7 +14,7 @@ from inductor_gen.extern.cuda import misaligned
 from inductor_gen.extern.custom import reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
 from inductor_gen.layout.prepare import travels_channels_last
-from inductor_gen.layout.record import ViewRef
+from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
@@ -27,6 +27,10 @@ from prims.options import Options
 from prims.spec.expr import Expr
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
+
+#: Products that a library is asked for, and PyTorch's functions that serve otherwise.
+_PRODUCTS = {"aten.mm.default": "mm", "aten.addmm.default": "addmm", "aten.bmm.default": "bmm"}
+
 
 class TritonWrapper(Wrapper):
     """As :class:`Wrapper`; ``kernels`` holds each Triton kernel, loaded or in the interpreter."""
@@ -98,7 +102,7 @@ class TritonWrapper(Wrapper):
         super()._lifetimes()
         products = plain() if self.device.type == "cuda" else False
         for call in self.calls if products else ():
-            if isinstance(call, OperatorCall) and call.node.op == "aten.mm.default" and call.chosen is None:
+            if isinstance(call, OperatorCall) and call.node.op in _PRODUCTS and call.chosen is None:
                 product = self._product(call.node)
                 if product is not None:
                     self.chosen[call.node] = product
@@ -109,7 +113,7 @@ class TritonWrapper(Wrapper):
         if product is None:
             super()._extern(call)
             return
-        left, right = self.prepared.externs[node][0]
+        operands = self.prepared.externs[node][0]
         self.externs.append(reported_name(node))
         piece = self.memory.place[node][0]
         name = self.names[node] = self.variables[piece] = f"x{len(self.names)}"
@@ -126,33 +130,37 @@ class TritonWrapper(Wrapper):
                 self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
         function = f"product{len(self.space)}"
         self.space[function] = self.launcher(product)
-        space = ", space" if product.workspace else ""
+        *bias, left, right = (self.name(ref.base) for ref in operands)
+        given = [name, left, right, *bias, "stream", *(["space"] if product.workspace else [])]
+        views = ", ".join(map(self.view, operands))
         self.lines.append(
-            f"if other or {function}({name}, {self.name(left.base)}, {self.name(right.base)}, stream{space}): "
-            f"torch.mm({self.view(left)}, {self.view(right)}, out={name})"
+            f"if other or {function}({', '.join(given)}): torch.{_PRODUCTS[node.op]}({views}, out={name})"
         )
 
     def _product(self, node: Node) -> Product | None:
-        """The library's call for a matrix product whose sizes are known, None where it is not a plain one."""
+        """The library's call for a product of matrices whose sizes are known, None where it is not a plain one."""
         args, kwargs = self.prepared.externs[node]
         if kwargs or misaligned(node):
             return None
         if self.lowered.options.numerics != "fast" or not all(isinstance(a, ViewRef) for a in args):
             return None
-        left, right = args
-        layout = self.layouts[node].strides
-        sizes = (*left.shape, *right.shape, *layout, *left.strides, *right.strides, left.offset, right.offset)
-        if not all(e.is_const for e in sizes):
+        if any(ref.base.dtype != node.dtype for ref in args):
             return None
-        m, k, _, n, *strides, first, second = (int(e.value) for e in sizes)
-        same = left.base.dtype == right.base.dtype == node.dtype
-        if not same or strides[:2] != [n, 1]:
+        *bias, left, right = args
+        layout = strides_of(self.layouts, node)
+        fixed = [e for ref in args for e in (*ref.shape, *ref.strides, ref.offset)]
+        if not all(e.is_const for e in (*fixed, *layout)):
+            return None
+        shape = (*numbers(left.shape[:-1]), *numbers(right.shape[-1:]), *numbers(left.shape[-1:]))
+        *_, rows, columns, _ = shape
+        plain_layout = numbers(layout) == (rows * columns, columns, 1)[-len(layout) :]
+        if not plain_layout or any(numbers((*b.shape, *b.strides)) != (columns, 1) for b in bias):
             return None
         size = node.dtype.itemsize  # type: ignore[union-attr]
+        offsets = [self._start(ref.base) + size * int(ref.offset.value) for ref in (left, right, *bias)]
         return products_on(self.device).product(
-            node.dtype, (m, n, k), (strides[2], strides[3]), (strides[4], strides[5]),
-            (self._start(left.base) + size * first, self._start(right.base) + size * second),
-        )  # fmt: skip
+            node.dtype, shape, numbers(left.strides), numbers(right.strides), tuple(offsets)
+        )
 
     def _take_stream(self) -> None:
         if not self.stream:
@@ -230,6 +238,11 @@ def triton_wrapper(
     collected = begun.collect(device) if begun is not None else None
     kernels, compiled = collected if collected is not None else load_triton(sources, device, options)
     return TritonWrapper(lowered, addresses, launch, kernels, driver_words(device), device), compiled
+
+
+def numbers(sizes: Sequence[Expr]) -> tuple[int, ...]:
+    """Sizes that are known."""
+    return tuple(int(e.value) for e in sizes)
 
 
 def _too_large() -> None:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
+from fuzz.inputs import make
 from fuzz.judge import SAMPLES, judge
 from fuzz.observe import Observer
 from fuzz.program import AssertedError, Program, check
@@ -391,6 +393,20 @@ def test_a_running_mean_rounds_where_sums_are_exact(name: str) -> None:
     assert not wrong.any()
     wrong, _ = judge(mean, torch.full_like(mean, 1e-12), shadow.twins(mean))
     assert wrong.all()
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_the_order_of_a_running_mean_counts(name: str) -> None:
+    """Eager's own is off by a dozen units of 64 bits, and there is no wider type for the reference: an exact one is right."""
+    x = make((17, 64), "float64", "expanded", seed=9).abs()
+    numbers = [Fraction(number) for number in x.flatten().tolist()]
+    mean = sum(numbers) / len(numbers)
+    exact = torch.tensor(float(sum((n - mean) ** 2 for n in numbers) / (len(numbers) - 1)), dtype=torch.double)
+    exact = exact.sqrt() if name == "std" else exact
+    result, shadow = decided(lambda x: getattr(torch, name)(x), x)
+    assert abs(result / exact - 1) > 4e-16
+    assert not judge(result, exact, shadow.twins(result))[0].any()
+    assert judge(result, exact * (1 + 1e-12), shadow.twins(result))[0].all()
 
 
 def test_places_in_memory_are_no_difference() -> None:

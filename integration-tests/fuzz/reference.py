@@ -47,6 +47,9 @@ ACCUMULATING = (
 #: Parts of the names of those that update a running mean (Welford): they divide at every step, and so round even where all
 #: sums are exact.
 RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
+#: Those that the rounded runs give their numbers in another order, of which a running mean of 64 bits has another error; a
+#: wider type to compute it in there is none.
+ANY_ORDER = frozenset(f"aten::{name}" for name in ("var", "std", "var_mean", "std_mean"))
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
 INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample")
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
@@ -182,6 +185,13 @@ class Shadow(TorchDispatchMode):
 
         return _mapped(change, operands)
 
+    def _shuffled(self, twin: torch.Tensor, dims: Any = None) -> torch.Tensor:
+        """The numbers in another order along the dimensions over which they are reduced."""
+        chosen = dims if isinstance(dims, (tuple, list)) and dims else range(twin.dim())
+        for d in chosen:
+            twin = twin.index_select(d, self._random(torch.empty(twin.shape[d], device=HOME)).argsort())
+        return twin
+
     def _moving(self, name: str, operands: list[torch.Tensor]) -> set[int]:
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
         if self.count == 1 or not any(part in name for part in ACCUMULATING):
@@ -225,6 +235,8 @@ class Shadow(TorchDispatchMode):
                 other = _apart if not written and torch.Tag.pointwise in func.tags else _backwards(func, args)
                 written += averages
                 given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
+                if name in ANY_ORDER:
+                    given[2:] = [((self._shuffled(*twins[:2]), *twins[1:]), named) for twins, named in given[2:]]
         raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():

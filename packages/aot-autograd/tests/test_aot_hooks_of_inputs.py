@@ -106,3 +106,34 @@ def test_hooks_in_a_second_backward_pass(name: str) -> None:
         gradient.sin().sum().backward()
         found.append((log, leaf.grad, numbers(w.grad)))
     assert found[0] == found[1]
+
+
+class Same(torch.autograd.Function):
+    """A node that makes zeros of a gradient that does not come."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_a_gradient_leads_to_no_more_inputs_than_in_eager() -> None:
+    """That of a linear layer's input is computed from the weight, though that of the weight is from the input."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.addmm, tuple(graph.placeholder(name) for name in "bxw")))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    b, w = torch.ones(3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
+    run = aot_function(module, [b, torch.ones(2, 3, requires_grad=True) * 2, w], fw_compiler=run_eagerly)
+    found = []
+    for function in (torch.addmm, run):
+        x = torch.ones(2, 3, requires_grad=True)
+        log: list[Any] = []
+        entered = Same.apply(x)
+        entered.register_hook(lambda gradient: log.append(gradient is None))
+        result = function(b, entered, w)
+        (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        found.append((log, torch.autograd.grad(gradient.sin().sum(), x, allow_unused=True)))
+    assert found[0] == found[1] == ([False], (None,))

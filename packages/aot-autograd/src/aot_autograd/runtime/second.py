@@ -9,7 +9,7 @@ a value gets all its gradients before it hands on their sum, as in eager's one g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from weakref import ref
@@ -116,28 +116,44 @@ class SecondRun:
         leaving = {i: value for i, value in enumerate(values) if value is not None and value.requires_grad}
         if not leaving:
             return values
-        _, inside = _walk([_edge(value) for value in leaving.values()], self._nodes)
-        under, _ = _walk(inside)
-        inputs = {edge: tensor for edge, tensor in self._inputs.items() if edge[0] in under}
-        results = [edge for edge in self._results if (edge[0] in under if self._at_once else edge in inside)]
+        inside, inputs, results = self._reached([*leaving.values()])
         if not own and results:
             call = self._call()
             own = self._own_results(call) if call is not None else ()
         # What arrives at a view that is no longer there goes on to its base.
         gone = {k for k in self._bases if not own or own[k] is None}
         results = [edge for edge in results if self._results[edge] not in gone]
-        # The node of the inputs has hooks called, with None, of an input that eager's second gradients do not come to.
-        past = not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors)
-        if self._at_once or past:
-            inside = [*results, *inputs]
+        # The node of the inputs has the engine come to inputs to which eager does not: hooks are called there with None
+        # and nodes make zeros of it. Then each value leads to its own inputs alone.
+        if not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors):
+            groups: dict[tuple[Edge, ...], list[int]] = {}
+            for i, value in leaving.items():
+                groups.setdefault(tuple(self._reached([value])[1]), []).append(i)
+            for reached, places in groups.items():
+                handed = {edge: inputs[edge] for edge in reached}
+                self._exit(values, places, [*handed], handed, entered)
+            return values
         handed = {edge: own[self._results[edge]] if own else None for edge in results}
-        handed |= inputs if past else {}
-        # Nothing arrives by the gate, but its node gets its turn after what waits for it.
-        behind = (*handed.values(), self._gate if inside and not past else None, *entered.tensors)
-        left = _Exit.apply(self, list(leaving.values()), inside, list(handed), entered, *behind)
-        for i, value in zip(leaving, left, strict=True):
-            values[i] = value
+        self._exit(values, [*leaving], [*results, *inputs] if self._at_once else inside, handed, entered, self._gate)
         return values
+
+    def _reached(self, values: list[torch.Tensor]) -> tuple[list[Edge], dict[Edge, torch.Tensor], list[Edge]]:
+        """The edges of this run to which some values' gradients come first, and the inputs and results they reach."""
+        _, inside = _walk([_edge(value) for value in values], self._nodes)
+        under, _ = _walk(inside)
+        inputs = {edge: tensor for edge, tensor in self._inputs.items() if edge[0] in under}
+        return inside, inputs, [e for e in self._results if (e[0] in under if self._at_once else e in inside)]
+
+    def _exit(
+        self, values: list[torch.Tensor | None], places: list[int], inside: list[Edge],
+        handed: Mapping[Edge, torch.Tensor | None], entered: _Entered, gate: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Put the values at some places, which lead to ``inside``, behind an exit."""
+        # Nothing arrives by the gate, but its node gets its turn after what waits for it.
+        behind = (*handed.values(), gate if inside else None, *entered.tensors)
+        left = _Exit.apply(self, [values[i] for i in places], inside, list(handed), entered, *behind)
+        for i, value in zip(places, left, strict=True):
+            values[i] = value
 
     def _lead_to_gate(self, tensors: list[torch.Tensor]) -> bool:
         """Whether the program's graph leads from some tensors to the node of the call's inputs."""

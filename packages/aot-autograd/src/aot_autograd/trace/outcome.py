@@ -547,24 +547,31 @@ def finish_joint(outcome: Outcome) -> Joint:
 
 def _saved_by_eager(outcome: Outcome, tangents: list[int]) -> frozenset[int]:
     """``Joint.saved_by_eager``."""
+    results = [(i, outcome.tensors[i]) for i in tangents]
+    edges = {(result.grad_fn, result.output_nr): i for i, result in results}
     places: dict[int, list[int]] = {}
-    for i in tangents:
-        places.setdefault(id(state_of(outcome.tensors[i]).storage), []).append(i)
+    for i, result in results:
+        if not state_of(result).chain:  # a view is given to the user apart from what it is of
+            places.setdefault(id(state_of(result).storage), []).append(i)
     found: set[int] = set()
     for node in _reached([outcome.tensors[i].grad_fn for i in tangents]):
-        for name in _names_of_saved(type(node)):
+        kind: Any = type(node)
+        for name in _names_of_saved(kind):
             try:
                 value = getattr(node, name)
             except RuntimeError:  # something that it saved was written since: its backward pass will say so
                 continue
             for one in value if isinstance(value, (list, tuple)) else (value,):
-                state = getattr(one, "_aot_state", None)  # what autograd makes for itself has none
-                found.update(places.get(id(state.storage), ()) if state is not None else ())
+                state = getattr(one, "_aot_state", None)
+                if state is not None:
+                    found.update(places.get(id(state.storage), ()))
+                elif isinstance(one, torch.Tensor) and (one.grad_fn, one.output_nr) in edges:
+                    found.add(edges[one.grad_fn, one.output_nr])  # a node shows its own result as a new tensor
     return frozenset(found)
 
 
 @functools.cache
-def _names_of_saved(node: Any) -> tuple[str, ...]:
+def _names_of_saved(node: type) -> tuple[str, ...]:
     """The attributes by which a class of autograd nodes shows what it saves."""
     return tuple(name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors")
 

@@ -96,6 +96,22 @@ def by_weight(p: Any, g: Any, x: Any) -> Any:
     return p.aten(aten.mm.default, p.permute(p.exp(g), (1, 0)), x)
 
 
+def part(p: Any, x: Any, start: int, stop: int, step: int = 1) -> Any:
+    """Some columns of a matrix."""
+    return p.slice(x, (0, start), (x.shape[0], stop), (1, step))
+
+
+def rotated(p: Any, x: Any) -> Any:
+    """Halves that change places, and change back."""
+    turn = lambda y: p.concat((part(p, y, 4, 8), part(p, y, 0, 4)), 1)
+    return p.exp(turn(turn(x)))
+
+
+def between(p: Any, x: Any, y: Any) -> Any:
+    whole = p.concat((x, y), 1)
+    return part(p, whole, 2, 6), part(p, whole, 8, 12), part(p, whole, 9, 12, 2)
+
+
 MM, ADDMM = "aten.mm.default", "aten.addmm.default"
 
 #: Row -> a program that it changes, the shapes of its inputs, and the operators that are left.
@@ -110,6 +126,14 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
     "convolution over tiles": (convolution, [(2, 8, 5, 6), (4, 8, 1, 1), (4,)], ["aten.mm.default"]),
     "gradients of a 1x1 convolution": (
         backward, [(2, 4, 5, 6), (2, 8, 5, 6), (4, 8, 1, 1)], ["aten.mm.default", "aten.mm.default"],
+    ),
+    "concatenation of neighbours": (lambda p, x: p.concat((part(p, x, 0, 3), part(p, x, 3, 8)), 1), [(4, 8)], []),
+    "concatenation of neighbours, inside": (lambda p, x: p.concat((part(p, x, 1, 3), part(p, x, 3, 7)), 1), [(4, 8)], []),
+    "concatenation of neighbours, nested": (
+        lambda p, x, y: p.concat((p.concat((x, y), 1), p.exp(x)), 1), [(4, 8), (4, 3)], [],
+    ),
+    "concatenation of neighbours, among others": (
+        lambda p, x, y: p.concat((y, part(p, x, 0, 3), part(p, x, 3, 8)), 1), [(4, 8), (4, 3)], [],
     ),
     "bias of a convolution": (
         lambda p, *x: convolution(p, *x, padding=1), [(2, 8, 5, 6), (4, 8, 3, 3), (4,)], ["aten.convolution.default"],
@@ -128,6 +152,28 @@ def test_a_row_is_applied_and_counted_and_keeps_the_values(name: str) -> None:
     for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):
         assert got.shape == want.shape
         torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_concatenations_are_parts_of_their_parts() -> None:
+    """So that nothing is left of halves that change places twice."""
+    for fn, shapes, left in ((between, [(3, 8), (3, 4)], ["slice", "slice"]), (rotated, [(3, 8)], ["exp"])):
+        env = on_gpu(fn, *shapes)
+        made = rewritten(env)
+        assert [n.op for n in made.graph.nodes if n.kind not in ("input", "size")] == left, made
+        inputs = [torch.randn(s) for s in shapes]
+        torch.testing.assert_close(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs))
+
+
+def test_parts_that_are_no_neighbours_stay() -> None:
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        gap = p.concat((part(p, x, 0, 3), part(p, x, 4, 8)), 1)
+        steps = p.concat((part(p, x, 0, 4, 2), part(p, x, 4, 8, 2)), 1)
+        rows = p.concat((p.slice(x, (0, 0), (2, 4), (1, 1)), p.slice(x, (2, 4), (4, 8), (1, 1))), 1)
+        across = part(p, p.concat((x, y), 1), 6, 10)
+        given = p.concat((x, y), 1)
+        return gap, steps, rows, across, given, p.concat((given, y), 1), p.concat((part(p, x, 0, 4), part(p, y, 4, 8)), 1)
+
+    assert not rewritten(on_gpu(fn, (4, 8), (4, 8))).fired
 
 
 #: Programs of which products stay as they are, with the reason.

@@ -131,8 +131,7 @@ def rewritten_graph(
 ) -> Rewritten:  # fmt: skip
     """The graph of an envelope after the rows that the options allow."""
     graph = build_graph(env, own_strides=options.numerics == "eager_exact")
-    parameters = [node for node, d in zip(graph.inputs, env.inputs, strict=True) if d.kind == "parameter"]
-    context = Context(size_hint(env), devices, options.numerics, masks or {}, is_training(env), parameters)
+    context = Context(size_hint(env), devices, options.numerics, masks or {}, is_training(env))
     fuel = fuel or Fuel(options.fuel)
     return rewrite(graph, context, fuel, check=options.verify in ("every_pass", "reference"))
 

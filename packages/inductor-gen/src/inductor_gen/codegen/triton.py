@@ -331,10 +331,6 @@ class Block:
         return self.body.stores[0].buffer.device  # type: ignore[return-value]
 
 
-#: Seconds in which a multiprocessor begins a program of four warps: 524,288 of them take an H200 320 us.
-_BEGIN = 80e-9
-
-
 def flat_block(count: int, device: Device, operations: int = 0, moved: int = 4, streams: int = 3) -> int:
     """The positions that a program of four warps takes of ``count``; of each, it computes ``operations`` (as
     ``op_cost`` counts them) and moves that many bytes of so many buffers.
@@ -342,7 +338,7 @@ def flat_block(count: int, device: Device, operations: int = 0, moved: int = 4, 
     Each thread's loads are in flight together, so that a quarter of the resident programs hides memory's latency with
     eight positions a thread; with four, an eighth is left to be filled by what runs beside. Arithmetic that takes
     longer than memory hides its own latency in more threads of fewer positions, as long as these begin fast enough; a
-    little of it, in more positions a thread (a sweep of twelve bodies and six blocks on an H200: 20 sines in a row
+    little of it, in more positions a thread (``benchmarks/device_constants.py blocks`` on an H200: 20 sines in a row
     take 1.52 ms with 1,024 positions and 1.23 with 128, 4 take 0.27 with 1,024 and 0.25 with 512, one gelu 99 us with
     1,024 and 92 with 2,048).
     """
@@ -350,7 +346,7 @@ def flat_block(count: int, device: Device, operations: int = 0, moved: int = 4, 
     computing, moving = operations / (device.flops32 / 4), moved / device.bandwidth
     block = 1024 if 4 * count >= 1024 * slots else 512 if 8 * count >= 512 * slots else 256
     if computing > 3 * moving:
-        while block > 128 and _BEGIN / device.multiprocessors / (block // 2) < 0.4 * computing:
+        while block > 128 and device.begin_cost / device.multiprocessors / (block // 2) < 0.4 * computing:
             block //= 2
     elif computing > moving / 2 and streams <= 2 and count >= 4 * 2048 * slots:
         block = 2048

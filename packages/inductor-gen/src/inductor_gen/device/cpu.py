@@ -42,8 +42,8 @@ def ask(device: torch.device) -> Device:
     flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
     halves = 2 * flops if "avx512_bf16" in flags or "amx_bf16" in flags else flops
     return Device(
-        "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, None, vector,
-        64,
+        "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, 0.0, None,
+        vector, 64,
     )  # fmt: skip
 
 

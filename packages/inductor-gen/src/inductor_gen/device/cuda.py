@@ -15,6 +15,10 @@ __all__ = ["ATOMIC", "FUSED_ATTENTION", "KNOWN", "LAUNCH", "ask", "claims"]
 #: Seconds of the device that starting a kernel costs: an empty one after another, start, drain and gap together.
 LAUNCH = 3.5e-6
 
+#: Clocks in which a multiprocessor begins a program of four warps: 524,288 of them take an H200 320 us
+#: (``benchmarks/device_constants.py begin``).
+BEGIN = 146
+
 _CLOCK, _MEMORY_CLOCK, _MEMORY_WIDTH = 13, 36, 37  # CUdevice_attribute: kHz, kHz, bits
 
 #: Per compute capability: operations of dense 16-bit products (added up in float32 where that is not slower), and of
@@ -24,14 +28,18 @@ _PER_CLOCK = {
     (10, 0): (8192, 256), (10, 3): (8192, 256), (12, 0): (1024, 256), (12, 1): (1024, 256),
 }  # fmt: skip
 
+_CLOCK_LIKE = 1.8e9  # hertz, where neither the driver nor a data sheet says
+
 
 def _gpu(
     name: str, capability: tuple[int, int], multiprocessors: int, l2: int, bandwidth: float, flops16: float,
     flops32: float, threads: int = 2048, shared: int = 227 << 10, registers: int = 65536, warp: int = 32,
 ) -> Device:  # fmt: skip
+    per_clock = _PER_CLOCK.get(capability)
+    clock = flops16 / multiprocessors / per_clock[0] if per_clock else _CLOCK_LIKE
     return Device(
         "cuda", name, multiprocessors, threads, warp, shared, registers, l2, bandwidth, flops16, flops32, LAUNCH,
-        capability, 16, 256,
+        BEGIN / clock, capability, 16, 256,
     )  # fmt: skip
 
 

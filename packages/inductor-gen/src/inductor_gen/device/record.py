@@ -40,6 +40,7 @@ class Device:
         flops16: dense 16-bit products and sums per second.
         flops32: the same in float32, on the ordinary units.
         launch_cost: seconds that the start of a kernel costs the device, with the gap before it.
+        begin_cost: seconds in which one multiprocessor begins a program of four warps.
         capability: the compute capability, None for a CPU.
         vector_bytes: the widest load of one thread.
         alignment: bytes; buffers begin at a multiple of them, as what the device's allocator gives does.
@@ -57,6 +58,7 @@ class Device:
     flops16: float
     flops32: float
     launch_cost: float
+    begin_cost: float
     capability: tuple[int, int] | None
     vector_bytes: int
     alignment: int

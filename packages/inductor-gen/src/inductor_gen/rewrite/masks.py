@@ -35,7 +35,7 @@ from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Condition", "MaskPlan", "Question", "has_masks", "kind_of_mask", "known_mask", "plan_masks", "settle", "value_of",
+    "Condition", "MaskPlan", "Question", "has_masks", "known_mask", "plan_masks", "settle",
 ]  # fmt: skip
 
 #: Elements of the largest mask that is evaluated, by device type.
@@ -318,7 +318,7 @@ def _filled(args: Any, values: Any) -> Any:
 def _kind_if(mask: Node, known: Mapping[Node, str]) -> str | None:
     """The verdict about a mask, evaluated."""
     with torch.no_grad():
-        return kind_of_mask(_value(mask, {node: _pattern(node, pattern) for node, pattern in known.items()}))
+        return _kind_of(_value(mask, {node: _pattern(node, pattern) for node, pattern in known.items()}))
 
 
 def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
@@ -348,18 +348,7 @@ def _form(x: Node, pattern: str) -> Same | Split:
     return Same(pattern == "ones" if true else int(pattern == "ones"))
 
 
-def value_of(node: Node, hint: Hint) -> torch.Tensor | None:
-    """The value of a node that depends on no input, evaluated; None for others, and for larger ones."""
-    try:
-        if not all(map(_is_constant, _cone(node, set(), hint))):
-            return None
-    except _Unknown:
-        return None
-    with torch.no_grad():
-        return _value(node, {})
-
-
-def kind_of_mask(mask: torch.Tensor) -> str | None:
+def _kind_of(mask: torch.Tensor) -> str | None:
     """``"free"`` for a mask of zeros, ``"causal"`` for one that hides just what comes later, else None."""
     if not mask.dtype.is_floating_point:
         return None

@@ -128,7 +128,8 @@ def siblings(node: Node, c: Context) -> list[Node] | None:
         return None
     device = c.device(node)
     wide = [int(user.shape[1].value) for user in group]
-    seconds = lambda n: device.launch_cost + product_seconds(m, n, k, _TILE, device) / LIBRARY
+    through = lambda n: 2 * (m * k + k * n + m * n) / device.bandwidth
+    seconds = lambda n: device.launch_cost + max(product_seconds(m, n, k, _TILE, device) / LIBRARY, through(n))
     apart, one = sum(map(seconds, wide)), seconds(sum(wide))
     if _hull(group) is None:
         one += device.launch_cost + sum(2 * _bytes(user.args[-1]) for user in group) / device.bandwidth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -26,7 +26,6 @@ class Context:
         numerics: that of the options.
         masks: verdicts about attention masks, by the operator's place in the graph.
         training: are values saved for a backward pass, or does this graph read such?
-        parameters: the inputs that are a module's parameters.
         results: the nodes that the graph gives.
     """
 
@@ -35,7 +34,6 @@ class Context:
     numerics: str = "fast"
     masks: Mapping[int, str] = field(default_factory=dict)
     training: bool = False
-    parameters: Collection[Node] = ()
     results: set[Node] = field(default_factory=set)
 
     def device(self, node: Node) -> Device:

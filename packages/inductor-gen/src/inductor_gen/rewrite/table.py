@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, convolutions, empty, heads, masks, products, scatters
+from inductor_gen.rewrite import activations, concatenations, convolutions, empty, heads, masks, products, scatters
 from inductor_gen.rewrite.edit import Editor, specs
 from inductor_gen.rewrite.row import Context, Row
 from prims.errors import VerifierError
@@ -20,6 +20,8 @@ ROWS = (
     Row("mask", masks.known_mask, masks.settle, "eager_exact", required=True),
     Row("empty", empty.is_unsettled, empty.settle, "eager_exact", required=True),
     Row("scatter without atomics", scatters.needs_library, scatters.call, "eager_exact", required=True),
+    Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact"),
+    Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact"),
     Row("gelu", activations.activated, activations.join),
     Row("shared heads", heads.shared, heads.share, "eager_close"),
     Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close"),

@@ -1,0 +1,87 @@
+"""Concatenations of what lies side by side already, and parts of concatenations.
+
+Programs split a tensor, treat the parts alike and join them, join what was joined, or take out again what was put in:
+``cat(x.chunk(2))`` is ``x``, and one part of ``cat((a, b))`` is ``a``. Kernels would copy part after part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inductor_gen.loops.graph import Node
+from inductor_gen.rewrite.edit import Editor
+from inductor_gen.rewrite.row import Context
+
+__all__ = ["apart", "join", "neighbours", "take"]
+
+Part = tuple[Node, Sequence[Any] | None]  # a tensor, and where a slice of it starts and stops
+
+
+def neighbours(node: Node, c: Context) -> list[Part] | None:
+    """The parts of a concatenation, fewer than it has."""
+    if node.op != "concat":
+        return None
+    given, dim = node.args
+    inner = [x for x in given if x.op == "concat" and x.args[1] == dim and len(x.users) == 1 and x not in c.results]
+    parts: list[Part] = []
+    for now in (_part(part) for x in given for part in (x.args[0] if x in inner else (x,))):
+        before = parts[-1] if parts else None
+        if before is not None and before[1] and now[1] and _follows(before, now, dim):
+            parts[-1] = (now[0], (before[1][0], now[1][1]))
+        else:
+            parts.append(now)
+    return parts if inner or len(parts) < len(given) or len(given) == 1 else None
+
+
+def _part(x: Node) -> Part:
+    """A tensor of which this is a slice without steps, else itself."""
+    is_slice = x.op == "slice" and all(_same(step, 1) for step in x.args[3])
+    return (x.args[0], x.args[1:3]) if is_slice else (x, None)
+
+
+def _follows(before: Part, now: Part, dim: int) -> bool:
+    """Is one slice where the other of the same tensor ends, and between the same bounds elsewhere?"""
+    (base, (starts, stops)), (other, (begins, ends)) = before, now  # type: ignore[misc]
+    beside = [d for d in range(len(starts)) if d != dim]
+    along = all(_same(starts[d], begins[d]) and _same(stops[d], ends[d]) for d in beside)
+    return other is base and _same(stops[dim], begins[dim]) and along
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Are two sizes known to be one, without a guard?"""
+    return type(a) is type(b) and (a == b if type(a) is int else a.expr is b.expr)
+
+
+def join(p: Editor, node: Node, parts: list[Part]) -> None:
+    """The concatenation of fewer parts, or what is left of it."""
+    made = [x if bounds is None else _sliced(p, x, *bounds) for x, bounds in parts]
+    p.replace(node, made[0] if len(made) == 1 else p.concat(tuple(made), node.args[1]))
+
+
+def _sliced(p: Editor, x: Node, starts: Sequence[Any], stops: Sequence[Any], steps: Any = None) -> Node:
+    steps = steps or (1,) * len(starts)
+    whole = all(map(_same, (*starts, *stops, *steps), (*(0 for _ in starts), *x.spec.shape, *(1 for _ in starts))))
+    return x if whole else p.slice(x, tuple(starts), tuple(stops), steps)
+
+
+def apart(node: Node, _: Context) -> tuple[Node, Sequence[Any], Sequence[Any]] | None:
+    """The part of a concatenation that a slice lies in, and where."""
+    if node.op != "slice" or node.args[0].op != "concat":
+        return None
+    whole, starts, stops, _steps = node.args
+    at, dim = 0, whole.args[1]
+    for part in whole.args[0]:
+        size = part.spec.shape[dim]
+        if type(size) is not int or type(starts[dim]) is not int or type(stops[dim]) is not int:
+            return None
+        if at <= starts[dim] and stops[dim] <= at + size:
+            move = lambda bounds, at=at: tuple(b - at * (d == dim) for d, b in enumerate(bounds))
+            return part, move(starts), move(stops)
+        at += size
+    return None
+
+
+def take(p: Editor, node: Node, found: tuple[Node, Sequence[Any], Sequence[Any]]) -> None:
+    """A slice of the part."""
+    p.replace(node, _sliced(p, *found, node.args[3]))

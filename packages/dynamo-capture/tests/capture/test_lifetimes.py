@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import traceback
 import weakref
@@ -37,6 +38,45 @@ def test_results_and_intermediates_are_not_kept():
     alive = [weakref.ref(t) for t in c(torch.randn(10))]
     gc.collect()
     assert [ref() for ref in alive] == [None] * 3
+
+
+WALKS = {
+    "a dict": (dict, lambda x: {"a": x}, lambda held: held.items()),
+    "an ordered dict": (collections.OrderedDict, lambda x: {"a": x}, lambda held: held.values()),
+    "a list": (list, lambda x: [x, x], iter),
+    "a list backwards": (list, lambda x: [x, x], reversed),
+    "a tuple": (tuple, lambda x: (x, x), iter),
+}
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("name", WALKS)
+def test_what_was_walked_does_not_wait_for_the_collector(name, breaks):
+    """A walk refers to what it walks: it must not refer to itself."""
+    cls, make, walk = WALKS[name]
+    kind = type("Kind", (cls,), {})
+
+    def fn(x, held):
+        steps = walk(held)
+        for one in steps:
+            x = x + (one[1] if type(one) is tuple else one)
+            if breaks:
+                print(end="")
+        return x
+
+    c = compiled(fn)
+    c(torch.randn(100), kind(make(torch.randn(100))))
+    gc.collect()
+    gc.disable()
+    try:
+        for size in (100, 50, 25):  # a capture or two among them
+            big = torch.randn(size)
+            alive = weakref.ref(big)
+            c(torch.randn(size), kind(make(big)))
+            del big
+            assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("breaks", [False, True])

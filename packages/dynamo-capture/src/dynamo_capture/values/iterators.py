@@ -186,7 +186,7 @@ class PositionIterator(IteratorValue):
     def __init__(
         self, sequence: Value, item: Callable[[int], Value], kind: type = _TUPLE_ITERATOR, begin: Any = iter
     ) -> None:
-        super().__init__(iter(()), self._rest, kind)
+        super().__init__(iter(()), None, kind)
         self.sequence = sequence
         self.begin = begin
         self.item = item
@@ -205,7 +205,7 @@ class PositionIterator(IteratorValue):
         self.position += 1
         return item
 
-    def _rest(self) -> tuple[Any, list[Value]]:
+    def _remaining(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
             return iterator_over, []
         return _sequence_iterator, [self.sequence, ConstantValue(self.position), ConstantValue(self.begin)]
@@ -220,7 +220,7 @@ class BackwardsIterator(IteratorValue):
     __slots__ = ("items", "position", "sequence")
 
     def __init__(self, sequence: Value, items: list[Value], kind: type) -> None:
-        super().__init__(iter(()), self._rest, kind)
+        super().__init__(iter(()), None, kind)
         self.sequence = sequence
         self.items = items
         self.position = len(items) - 1
@@ -233,7 +233,7 @@ class BackwardsIterator(IteratorValue):
         self.position = -1
         return None
 
-    def _rest(self) -> tuple[Any, list[Value]]:
+    def _remaining(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
             return iterator_over, []
         return _sequence_iterator_backwards, [self.sequence, ConstantValue(self.position)]
@@ -257,7 +257,7 @@ class NativeWalk(IteratorValue):
     def __init__(
         self, container: Any, item: Callable[[Any], Value], owner: Value, begin: Callable[[Any], Any], kind: type
     ) -> None:
-        super().__init__(iter(()), self._rest, kind)
+        super().__init__(iter(()), None, kind)
         self.container = container
         self.item = item
         self.owner = owner
@@ -277,7 +277,7 @@ class NativeWalk(IteratorValue):
         self.position += 1
         return self.item(element)
 
-    def _rest(self) -> tuple[Any, list[Value]]:
+    def _remaining(self) -> tuple[Any, list[Value]]:
         if self.walk is None:
             return iterator_over, []
         now = self.container

@@ -429,7 +429,7 @@ class SetIterator(IteratorValue):
     __slots__ = ("order", "owner", "population", "position", "steps")
 
     def __init__(self, tx: Capture, owner: SetValue) -> None:
-        super().__init__(iter(()), self._rest, kind=type(iter(set())))
+        super().__init__(iter(()), None, kind=type(iter(set())))
         self.owner = owner
         self.order = owner.tokens(tx)
         self.population = len(owner.items)
@@ -454,7 +454,7 @@ class SetIterator(IteratorValue):
         self.position += 1
         return self.order[self.position - 1].value
 
-    def _rest(self) -> tuple[Any, list[Value]]:
+    def _remaining(self) -> tuple[Any, list[Value]]:
         if self.position < 0:
             return iterator_over, []
         if not self._unchanged() or (self.owner.made_by is None and self.owner.log):

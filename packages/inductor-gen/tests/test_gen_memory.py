@@ -8,11 +8,16 @@ import time
 
 import pytest
 import torch
+from gen_support import build, check
 
+import inductor_gen
+from inductor_gen.device.record import known
 from inductor_gen.kernel.ir import nbytes
 from inductor_gen.loops.graph import Node
+from inductor_gen.pipeline import lower_graph
 from inductor_gen.plan.memory import Footprint, Sharing, lightest_order, peak, plan_memory, verify
 from prims.errors import VerifierError
+from prims.options import Options
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
 
@@ -306,3 +311,75 @@ def test_a_large_gradient_comes_last():
     steps = {0: make, **{1 + k: Footprint((results[k],), (values[k],)) for k in range(5)}}
     needs = {k: ({0} if k else set()) for k in steps}
     assert lightest_order(steps, list(steps), needs, results, (), hint) == [0, 2, 3, 4, 5, 1]
+
+
+# ---- values that are nowhere in memory --------------------------------------------------------------------------
+
+
+def biased(seed: int, returned: bool = False):
+    """Rounds of attention written out, all with one bias, which is made of a row of numbers or two, and of positions."""
+    rng = random.Random(seed)
+    rounds, kind = rng.randint(2, 5), rng.choice(["far", "mask", "both", "sum"])
+
+    def fn(p, x, slopes, row):
+        n = x.shape[1]
+        shape = (x.shape[0], n, n)
+        at = p.iota(n, 0, 1, torch.int64, x.device)
+        below, beside = p.broadcast(at, shape, (1,)), p.broadcast(at, shape, (2,))
+        far = p.convert(p.sub(beside, below), x.dtype)
+        bias = p.mul(far, p.broadcast(slopes, shape, (0,)))
+        wide = p.broadcast(row, shape, (2,))
+        if kind == "mask":
+            bias = p.where(p.gt(beside, below), -9.0, wide)
+        elif kind == "both":
+            bias = p.where(p.gt(beside, below), -9.0, bias)
+        elif kind == "sum":
+            bias = p.add(bias, wide)
+        for _ in range(rounds):
+            scores = p.add(p.dot(x, p.permute(x, (0, 2, 1))), bias)
+            top = p.broadcast(p.amax(scores, (2,)), shape, (0, 1))
+            e = p.exp(p.sub(scores, top))
+            x = p.dot(p.div(e, p.broadcast(p.sum(e, (2,)), shape, (0, 1))), x)
+        return (x, bias) if returned else x
+
+    return fn
+
+
+def large_values(fn, heads: int, rows: int) -> int:
+    """How many values of scores' size are in memory at the plan's peak, for an H200."""
+    gpu = torch.device("cuda", 0)
+    shapes = [(heads, rows, 32), (heads,), (rows,)]
+    env = build(fn, [TensorSpec(shape, torch.bfloat16, gpu) for shape in shapes], claims=inductor_gen.claims("cuda"))
+    lowered = lower_graph(env, Options(verify="every_pass"), devices=lambda _: known("H200"))
+    return lowered.memory.peak // (heads * rows * rows * 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_made_of_little_is_made_again_by_all_who_read_it(seed):
+    assert large_values(biased(seed), 16, 1024) == 1  # the scores themselves
+    assert large_values(biased(seed, returned=True), 16, 1024) == 2
+    assert large_values(biased(seed), 16, 128) == 2  # small: whoever reads it spares the arithmetic
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("returned", [False, True])
+def test_values_that_are_made_again_are_right(seed, returned):
+    torch.manual_seed(seed)
+    check(biased(seed, returned), [torch.randn(3, 520, 8) / 3, torch.rand(3) / 99, torch.randn(520)], tol=1e-4)
+
+
+def test_what_costs_much_is_made_once():
+    """Twenty sines, or a table's entries at positions from memory, are kept."""
+
+    def fn(p, x, slopes, row):
+        n = x.shape[1]
+        shape = (x.shape[0], n, n)
+        bias = p.mul(p.broadcast(slopes, shape, (0,)), p.broadcast(row, shape, (2,)))
+        for _ in range(20):
+            bias = p.sin(bias)
+        for _ in range(3):
+            scores = p.add(p.dot(x, p.permute(x, (0, 2, 1))), bias)
+            x = p.dot(p.sub(scores, p.broadcast(p.amax(scores, (2,)), shape, (0, 1))), x)
+        return x
+
+    assert large_values(fn, 16, 1024) == 2

@@ -86,6 +86,15 @@ def thirds(p: Any, x: Any, w: Any) -> Any:
     return three(p, x, *(p.slice(w, (a, 0), (a + 32, 64), (1, 1)) for a in (0, 32, 64)))
 
 
+def by_layers(p: Any, x: Any, table: Any, *weights: Any) -> Any:
+    """Two products of one table in each layer: the next layer's are read after its operators."""
+    for own, both in zip(weights[::2], weights[1::2], strict=True):
+        first, second = (p.slice(both, (a, 0), (a + 64, 64), (1, 1)) for a in (0, 64))
+        x = mm(p, x, own)
+        x = p.add(x, p.mul(p.exp(mm(p, table, first)), p.neg(mm(p, table, second))))
+    return p.neg(x)
+
+
 def by_input(p: Any, g: Any, w: Any, *_: Any) -> Any:
     """The gradient of the input of a layer whose results are an odd number, such as a vocabulary."""
     return p.neg(p.aten(aten.mm.default, p.exp(g), w))
@@ -119,6 +128,7 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
     "products of one matrix": (three, [(40, 64), (32, 64), (16, 64), (8, 64)], [MM]),
     "products of one matrix, biased": (three, [(40, 64), *[(32, 64), (32,)] * 3], [ADDMM]),
     "products of one matrix, weights of one": (thirds, [(40, 64), (96, 64)], [MM]),
+    "products of one matrix, layer by layer": (by_layers, [(40, 64), (40, 64), *[(64, 64), (128, 64)] * 2], [MM] * 4),
     "aligned product": (by_input, [(1024, 1001), (1001, 512)], [MM]),
     "aligned product, rows": (by_weight, [(1024, 1001), (1024, 512)], [MM]),
     "aligned product, columns": (lambda p, *x: p.neg(mm(p, *x)), [(1024, 512), (2001, 512), (2001,)], [ADDMM]),
@@ -146,7 +156,8 @@ def test_a_row_is_applied_and_counted_and_keeps_the_values(name: str) -> None:
     fn, shapes, operators = CASES[name]
     env = on_gpu(fn, *shapes)
     made, name = rewritten(env), name.partition(",")[0]
-    assert made.fired == {name: 1} and str(made).startswith(f"# {name}: 1\n")
+    count = 1 + (fn is by_layers)
+    assert made.fired == {name: count} and str(made).startswith(f"# {name}: {count}\n")
     assert [n.op for n in made.graph.nodes if n.kind == "extern"] == operators
     inputs = [torch.randn(s) for s in shapes]
     for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):

@@ -8,6 +8,7 @@ fewer bytes: a layer norm's backward sums a product of its operands over rows, a
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from inductor_gen.fuse.cluster import Cluster, Fused, Fusion
@@ -21,8 +22,12 @@ MAX_COPIES = 4
 #: Nodes computed in place in one kernel: bounds repeated work and the depth of what follows them.
 MAX_INLINED = 100
 
-#: Nodes of one value that is made again beside where it is made.
-MAX_AGAIN = 16
+#: Nodes, or cycles an element, of one value that is made again beside where it is made, and the kernels that make it.
+MAX_AGAIN, MAX_READERS = 16, 64
+
+#: The bytes of a value that is nowhere in memory if it is made of little, and the share of their time that kernels may
+#: lose by making it.
+LARGE, SLOWER = 1 << 20, 1 / 16
 
 
 def inline_clusters(fusion: Fusion, costs: Costs) -> None:
@@ -78,21 +83,25 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             continue
         for value in costs.facts(cluster).writes:
             users = costs.consumers.get(value, [])
-            readers = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
-            found = _made_of(fusion, costs, cluster, value) if len(readers) == 1 else None
-            if found is None:
+            by_id = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
+            readers = list(by_id.values())
+            found = _made_of(fusion, costs, cluster, value) if 0 < len(readers) <= MAX_READERS else None
+            if found is None or not all(r.loops for r in readers):
                 continue
-            (reader,) = readers.values()
-            cone, leaves = found
-            if fusion.order.together(cluster.id, reader.id) is None:
-                continue  # the reader cannot come next: what the value is made of would wait for it in memory
-            if reader.loops and _spares(costs, cluster, reader, value, cone, leaves) and fusion.may_fuse():
-                _make_again(fusion, costs, cluster, reader, cone, leaves)
+            nodes, leaves = found
+            # What the value is made of waits for the readers in memory: for one that can come next, or in few bytes.
+            size = costs.size(value)
+            small = size >= max(LARGE, 8 * sum(map(costs.size, leaves))) and costs.operations(nodes, 1) <= MAX_AGAIN
+            if not small and (len(readers) > 1 or fusion.order.together(cluster.id, readers[0].id) is None):
+                continue
+            apart, after = _seconds(costs, cluster, readers, nodes, leaves)
+            if after < apart * (1 + SLOWER * small) and fusion.may_fuse():
+                _make_again(fusion, costs, cluster, readers, nodes, leaves)
 
 
 def _made_of(fusion: Fusion, costs: Costs, cluster: Cluster, value: Node) -> tuple[list[Node], list[Node]] | None:
-    """The nodes of a cluster that make a value, and what these read: values in memory, and results of reductions."""
-    cone: dict[Node, None] = {}
+    """The nodes that make a value, itself first, and what these read: values in memory, and results of reductions."""
+    nodes: dict[Node, None] = {}
     leaves: dict[Node, None] = {}
     todo = [value]
 
@@ -101,62 +110,65 @@ def _made_of(fusion: Fusion, costs: Costs, cluster: Cluster, value: Node) -> tup
             return False
         return x is value or not (costs.stored(x) or costs.size(x) * 8 <= costs.size(value))
 
-    count = 0
     while todo:
         x = todo.pop()
         if x.kind in ("view", "create"):
             todo += x.ins
         elif x in fusion.inlined or again(x):
-            count += 1
-            if x.op in ("gather", "index") or x.op.startswith("random_") or count > MAX_AGAIN:
+            nodes[x] = None
+            if x.op in ("gather", "index") or x.op.startswith("random_") or len(nodes) > MAX_AGAIN:
                 return None
-            if x not in fusion.inlined:
-                cone[x] = None
             todo += x.ins
         else:
             leaves[x] = None
-    return None if value not in cone else (list(cone), list(leaves))
+    return None if value not in nodes or value in fusion.inlined else (list(nodes), list(leaves))
 
 
-def _spares(costs: Costs, cluster: Cluster, reader: Cluster, value: Node, cone: list[Node], leaves: list[Node]) -> bool:
-    """Are both faster when the reader makes the value? What a kernel of the reader's loops reads that may yet become
-    one with it is read in any case."""
-    device, points = costs.device(value), costs.count(reader.space.values())
-    read = costs.facts(reader).reads
-    times = len(read.get(value, ()))
-    if not times:
-        return False  # at places that the data gives
-
-    def beside(leaf: Node) -> bool:
-        others = (costs.fusion.of.get(u) for u in costs.consumers.get(leaf, ()))
-        return any(
-            o is not None and o not in (cluster, reader) and o.loops and bool(o.inner) == bool(reader.inner)
-            and costs.shape(o) == costs.shape(reader) for o in others
-        )  # fmt: skip
-
-    extra = costs.bytes_of((v for v in leaves if v not in read and not beside(v)), points)
+def _seconds(
+    costs: Costs, cluster: Cluster, readers: list[Cluster], nodes: list[Node], leaves: list[Node]
+) -> tuple[float, float]:  # fmt: skip
+    """How long all take as they are, and when the readers make the value. What a kernel of a reader's loops reads that
+    may yet become one with it is read in any case."""
+    value, device, of = nodes[0], costs.device(nodes[0]), costs.fusion.of
+    cone = [node for node in nodes if node not in costs.fusion.inlined]
     written = sum(costs.size(v) for v in leaves if v in cluster.homes and not costs.stored(v))
-    made, taken = costs.work(cluster), costs.work(reader)
-    apart = made.seconds(device) + taken.seconds(device)
-    made = replace(made, moved=made.moved - costs.size(value) + written)
-    moved = taken.moved - costs.bytes_of([value], points) + extra
-    taken = replace(taken, moved=moved, operations=taken.operations + costs.operations(cone, points * times))
-    return made.seconds(device) + taken.seconds(device) < apart
+    made = costs.work(cluster)
+    apart, after = made.seconds(device), replace(made, moved=made.moved - costs.size(value) + written).seconds(device)
+    for reader in readers:
+        read, points, taken = costs.facts(reader).reads, costs.count(reader.space.values()), costs.work(reader)
+        times = len(read.get(value, ()))
+        if not times:
+            return apart, math.inf  # at places that the data gives
+
+        def beside(leaf: Node, reader: Cluster = reader) -> bool:
+            return any(
+                o is not None and o not in (cluster, reader) and o.loops and bool(o.inner) == bool(reader.inner)
+                and costs.shape(o) == costs.shape(reader) for o in map(of.get, costs.consumers.get(leaf, ()))
+            )  # fmt: skip
+
+        extra = costs.bytes_of((v for v in leaves if v not in read and not beside(v)), points)
+        moved = taken.moved - costs.bytes_of([value], points) + extra
+        operations = taken.operations + costs.operations(cone, points * times)
+        apart += taken.seconds(device)
+        after += replace(taken, moved=moved, operations=operations).seconds(device)
+    return apart, after
 
 
 def _make_again(
-    fusion: Fusion, costs: Costs, cluster: Cluster, reader: Cluster, cone: list[Node], leaves: list[Node]
+    fusion: Fusion, costs: Costs, cluster: Cluster, readers: list[Cluster], nodes: list[Node], leaves: list[Node]
 ) -> None:
-    reader.fused.append(Fused("again", tuple(sorted(n.id for n in cone)), 2 * costs.size(cone[0])))
-    users = [u for u in costs.consumers[cone[0]] if fusion.of.get(u) is reader]
+    cone = [node for node in nodes if node not in fusion.inlined]
+    users = [u for u in costs.consumers[cone[0]] if fusion.of.get(u) in readers]
     for leaf in leaves:
         costs.consumers.setdefault(leaf, []).extend(u for u in users if u not in costs.consumers.get(leaf, ()))
     fusion.inlined.update(cone)
     for node in sorted(cone, key=lambda n: -n.id):  # what is not needed where it was made
         if not any(u is not node and node in _direct(u) for u in cluster.nodes):
             fusion.remove(cluster, node)
-    fusion.order.follow(reader.id, [c.id for u in users for c in fusion.owners(u)])
-    costs.forget(cluster, reader)
+    for reader in readers:
+        reader.fused.append(Fused("again", tuple(sorted(n.id for n in cone)), 2 * costs.size(cone[0])))
+        fusion.order.follow(reader.id, [c.id for u in users if fusion.of[u] is reader for c in fusion.owners(u)])
+    costs.forget(cluster, *readers)
     if not cluster.nodes:
         fusion.inline(cluster, 0)
 

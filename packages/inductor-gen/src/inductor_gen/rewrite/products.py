@@ -5,7 +5,8 @@ a vocabulary of 50,257 a ``[4096, 50257] @ [50257, 768]`` takes 2.3 ms on an H20
 padding of a value that a kernel makes costs nothing, that of others a copy.
 
 Products of one matrix with several weights are one product with the weights side by side: one launch, and more tiles to
-share among the multiprocessors. Weights that lie apart are copied, in every call.
+share among the multiprocessors. Weights that lie apart are copied, in every call; products that are read much later
+than the others stay apart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from inductor_gen.device.record import Device
 from inductor_gen.extern.cuda import is_half_product, misaligned
 from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, reached
 from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.row import Context
 from prims.records import record
@@ -122,8 +123,9 @@ def siblings(node: Node, c: Context) -> list[Node] | None:
         return None
     m, _, k = sizes
     left = node.args[-2]
-    same = (user for user in left.users if user.op == node.op and user.args[-2] is left and user.id >= node.id)
+    same = [user for user in left.users if user.op == node.op and user.args[-2] is left and user.id >= node.id]
     group = [user for user in same if _sizes(user) and _weight(user) and not _is_returned(user, c)]
+    group = [user for user in group if not _waits(user, node, group)]
     if len(group) < 2 or group[0] is not node:
         return None
     device = c.device(node)
@@ -134,6 +136,19 @@ def siblings(node: Node, c: Context) -> list[Node] | None:
     if _hull(group) is None:
         one += device.launch_cost + sum(2 * _bytes(user.args[-1]) for user in group) / device.bandwidth
     return group if apart - one > device.launch_cost else None  # what is less is not sure
+
+
+def _waits(product: Node, first: Node, group: list[Node]) -> bool:
+    """Is a product read only after other operators that come after the first of its group? Until then it would be in
+    memory: keys of one matrix for each of many layers."""
+
+    def waits(reader: Node) -> bool:
+        before = reached(reader.ins, lambda x: x.ins if x.id >= first.id and x not in group else ())
+        return any(x.kind == "extern" and x.id >= first.id and x not in group for x in before)
+
+    loops = ("view", "pointwise")
+    readers = reached(product.users, lambda x: x.users if x.kind in loops else ())
+    return all(waits(reader) for reader in readers if reader.kind not in loops or not reader.users)
 
 
 def _weight(node: Node) -> tuple[Node, int, int] | None:

@@ -397,3 +397,95 @@ def test_a_region_that_saves_only_arguments_and_results_has_a_backward_pass(chan
         results.append(found)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+# ---- forward passes that change what no gradient needs ----------------------------------------------------------------
+
+
+class Counts(torch.nn.Module):
+    """A buffer that counts what it has seen beside a batch norm's statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.linear = torch.nn.Linear(6, 6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        y = self.linear(x)
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(y.abs().mean(0))
+        return torch.relu(self.norm(y)) * x
+
+
+class OldValue(Counts):
+    """The gradient needs what a buffer held before."""
+
+    def forward(self, x):
+        y = self.linear(x) * self.seen.exp()
+        with torch.no_grad():
+            self.seen.add_(y.mean(0))
+        return self.norm(y)
+
+
+class NewValue(Counts):
+    """The gradient needs what a buffer holds now, whatever is written to it later."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.add_(x.detach().sin().mean(0))
+        return self.norm(self.linear(x) * self.seen.clone().exp())
+
+
+class Drawn(Counts):
+    """Parts of buffers at places that the data gives."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen[x[0].argsort()[:4]] = x[1, :4].detach()
+        return torch.relu(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("kind", [Counts, OldValue, NewValue, Drawn], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("twice", [False, True])
+def test_training_with_buffers(kind, twice):
+    """``twice``: the forward pass runs again before the backward pass of the first one does."""
+    torch.manual_seed(1)
+    eager = kind().double()
+    ours = kind().double()
+    ours.load_state_dict(eager.state_dict())
+    compiled = compile_api.compile(ours, options={"verify": "every_pass"})
+    places = {name: b.data_ptr() for name, b in ours.named_buffers()}
+    for _ in range(3):
+        x = torch.randn(5, 6, dtype=torch.float64)
+        versions = [{n: b._version for n, b in m.named_buffers()} for m in (eager, ours)]
+        losses = []
+        for call in (eager, compiled):
+            losses.append([call(x).square().sum() for _ in range(1 + twice)])
+            for loss in losses[-1]:
+                loss.backward()
+        same(losses[1], losses[0])
+        for (name, a), (_, b) in zip(eager.named_buffers(), ours.named_buffers(), strict=True):
+            same(b, a)
+            assert (b._version > versions[1][name]) == (a._version > versions[0][name]), name
+        for a, b in zip(eager.parameters(), ours.parameters(), strict=True):
+            same(b.grad, a.grad)
+    assert {name: b.data_ptr() for name, b in ours.named_buffers()} == places
+    assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("kind", [Drawn, NewValue], ids=lambda c: c.__name__)
+def test_a_forward_pass_writes_the_part_of_a_buffer(kind):
+    """Its kernels begin with no copy of the buffer, but where the gradient needs a value of its own."""
+
+    class Part(kind):
+        def forward(self, x):
+            with torch.no_grad():
+                self.seen[2:4] = x[1, 2:4].detach()
+            y = self.linear(x)
+            return y * self.seen if kind is NewValue else y
+
+    compiled = compile_api.compile(Part())
+    for _ in range(2):
+        compiled(torch.randn(5, 6)).sum().backward()
+    assert bool(copies(compiled.report())) == (kind is NewValue), [k.ops for k in compiled.report().kernels]

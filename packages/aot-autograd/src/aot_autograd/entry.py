@@ -42,7 +42,7 @@ def aot_function(
     *,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
-    inference_compiler: Compiler | None = None,
+    in_place_compiler: Compiler | None = None,
     partition_fn: PartitionFn | None = None,
     options: Options | None = None,
     report: Report | None = None,
@@ -60,8 +60,8 @@ def aot_function(
         fw_compiler: ``fw_compiler(envelope, report)`` returns a callable over the envelope's flat inputs that
             returns its flat outputs.
         bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
-        inference_compiler: the same for a graph without a backward pass, to which no old value of an input that it
-            changes is of importance afterwards; ``fw_compiler`` by default.
+        in_place_compiler: the same for a graph that may write the inputs that it changes itself, as nobody needs their
+            old values after it; ``fw_compiler`` by default. Where it has done so it returns the input as the output.
         partition_fn: chooses what is saved for the backward pass; by default what the backward graph reads.
         options: see :class:`prims.options.Options`.
         report: collects graphs, fallbacks and times.
@@ -76,7 +76,7 @@ def aot_function(
     options = options if options is not None else Options()
     if not isinstance(gm, torch.fx.GraphModule):
         raise UserError(f"aot_function got a {type(gm).__name__}", todo="Pass a torch.fx.GraphModule.")
-    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler, "inference_compiler": inference_compiler}
+    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler, "in_place_compiler": in_place_compiler}
     for name, compiler in compilers.items():
         if compiler is not None and not callable(compiler):
             raise UserError(f"{name} is {compiler!r}", todo="Pass a function of (envelope, report).")
@@ -101,15 +101,28 @@ def aot_function(
         return _leave_to_eager(gm, error, options, report)
     if env is not None:
         with _phase(report, "compile"):
-            compiled = _forward(compile_or_run(env, inference_compiler or fw_compiler, options, report, "inference"))
+            compiled = _forward(compile_or_run(env, in_place_compiler or fw_compiler, options, report, "inference"))
         return build_inference(outcome, compiled, gm, options, report)
     assert joint is not None and partition is not None
+    if in_place_compiler is not None and _may_write_inputs(joint, partition):
+        fw_compiler, bw_compiler = in_place_compiler, bw_compiler or fw_compiler
     with _phase(report, "compile"):
         compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
     from aot_autograd.runtime.training import build_training
 
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
     return build_training(joint, partition, compiled, backward, gm, options, report)
+
+
+def _may_write_inputs(joint: Joint, partition: Partition) -> bool:
+    """Does nobody need an old value of an input that the forward graph changes, nor its memory for the new one?
+
+    The backward graph gets copies of old values that it takes (``partition.split``), but may take a new value as it is.
+    Of a change that autograd sees, the graph's output is a tensor with a history, and no input.
+    """
+    written = {output for _, output, _ in joint.outcome.mutations}
+    seen = any(through for _, _, through in joint.outcome.mutations)
+    return not seen and written.isdisjoint(at for kind, at in partition.saved if kind == "output")
 
 
 def _refuse_inference_tensors(example_inputs: Sequence[Any]) -> None:
@@ -167,10 +180,11 @@ def partition_joint(
 ) -> Partition:
     """Split a joint graph into forward and backward graphs."""
     from aot_autograd.partition.default import default_partition
-    from aot_autograd.partition.norms import keep_norms
+    from aot_autograd.partition.norms import forget_running, keep_norms
     from aot_autograd.partition.split import split_joint
 
     options = options if options is not None else Options()
+    forget_running(joint.envelope.graph)
     if options.numerics != "fast":
         keep_norms(joint.envelope.graph)
     return split_joint(joint, (partition_fn or default_partition)(joint, options))

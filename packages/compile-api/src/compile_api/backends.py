@@ -184,7 +184,7 @@ def _inductor(options: Options, report: Report) -> Backend:
                 example_inputs,
                 fw_compiler=generate,
                 bw_compiler=generate,
-                inference_compiler=_Generator(options, report, in_place=True),
+                in_place_compiler=_Generator(options, report, in_place=True),
                 partition_fn=lambda joint, options: aot_autograd.min_cut_partition(joint, options),
                 options=options,
                 report=report,
@@ -197,7 +197,7 @@ def _inductor(options: Options, report: Report) -> Backend:
 class _Generator:
     """Lower an aten graph and generate its kernels; a graph that defeats either runs eagerly.
 
-    ``in_place``: kernels may write inputs that the graph changes, as no backward pass needs their old values.
+    ``in_place``: kernels may write inputs that the graph changes, as nobody needs their old values.
     """
 
     def __init__(self, options: Options, report: Report, in_place: bool = False) -> None:

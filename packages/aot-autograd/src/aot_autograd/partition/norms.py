@@ -15,7 +15,7 @@ import torch.fx
 
 from prims.spec import TensorSpec, infer
 
-__all__ = ["KEPT", "keep_norms", "operands_of_norm", "rebuild_norm"]
+__all__ = ["KEPT", "forget_running", "keep_norms", "operands_of_norm", "rebuild_norm"]
 
 KEPT = "kept"
 """``node.meta`` key of a normalisation whose result is not to be made again by another formula."""
@@ -25,6 +25,20 @@ aten = torch.ops.aten
 _LAYER = aten.native_layer_norm.default
 _BATCH = aten._native_batch_norm_legit_functional.default
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+#: Gradients of a batch norm -> where their running statistics stand, and whether it trains: None where it always does.
+_BACKWARD = {aten.native_batch_norm_backward.default: (3, 4, 7), aten.cudnn_batch_norm_backward.default: (3, 4, None)}
+
+
+def forget_running(graph: torch.fx.Graph) -> None:
+    """Let the gradients of batch norms that train take no running statistics, which they make nothing of: nobody has to
+    keep them for the backward pass."""
+    for node in graph.nodes:
+        mean, variance, trains = _BACKWARD.get(node.target, (0, 0, None))
+        if mean and (trains is None or node.args[trains] is True):
+            node.update_arg(mean, None)
+            node.update_arg(variance, None)
 
 
 def operands_of_norm(node: torch.fx.Node) -> list[torch.fx.Node] | None:

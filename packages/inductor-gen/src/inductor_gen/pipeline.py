@@ -160,7 +160,7 @@ def lower_graph(
     precision = None
     if _has_choices(options, steps):
         from inductor_gen.templates.choice import choose
-        from inductor_gen.templates.draft import Draft
+        from inductor_gen.templates.problem import Draft
 
         with phase("choose"):
             steps, precision = choose(Draft(options, hint, prepared, builder, rendering, report), steps)

@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, reached
 from prims.ops import PrimOp
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Along", "Same", "Split", "described", "hides"]
+__all__ = ["Along", "Same", "Split", "Unknown", "described", "hides"]
 
 
 class Unknown(Exception):
-    """There is no such description."""
+    """There is no such description, or no value."""
 
 
 @record
@@ -76,16 +76,9 @@ def described(
     """
     forms = _Forms(known)
     forms.equal = equal
-    todo = [node]
     try:
-        while todo:
-            x = todo[-1]
-            missing = [] if x in forms else [n for n in x.ins if n not in forms]
-            if missing:
-                todo += missing
-                continue
-            todo.pop()
-            if x not in forms:
+        for x in sorted(reached([node], lambda x: () if x in known else x.ins), key=lambda x: x.id):
+            if x not in known:
                 forms[x] = _form(x, forms)
     except Unknown:
         return None
@@ -124,10 +117,6 @@ def _of(value: Any, forms: _Forms) -> Form:
 
 
 # ---- made and moved -------------------------------------------------------------------------------------
-
-
-def _full(x: Node, forms: _Forms) -> Form:
-    return _of(x.args[1], forms)
 
 
 def _iota(x: Node, forms: _Forms) -> Form:
@@ -280,6 +269,7 @@ def _places(x: Node, parts: list[Any]) -> Form:
 
 
 _RULES: dict[str, Callable[[Node, _Forms], Form]] = {
-    "full": _full, "iota": _iota, "broadcast": _broadcast, "permute": _permute, "reshape": _reshape, "slice": _slice,
-    "index": _index, "gather": _gather, "where": _where, "convert": _convert, "logical_and": _and, "bitwise_and": _and,
+    "full": lambda x, forms: _of(x.args[1], forms), "iota": _iota, "broadcast": _broadcast, "permute": _permute,
+    "reshape": _reshape, "slice": _slice, "index": _index, "gather": _gather, "where": _where, "convert": _convert,
+    "logical_and": _and, "bitwise_and": _and,
 }  # fmt: skip

@@ -26,17 +26,14 @@ from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_ma
 from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import Hint, size
 from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.maskproof import Same, Split, described, hides
+from inductor_gen.rewrite.maskproof import Same, Split, Unknown, described, hides
 from inductor_gen.rewrite.row import Context
 from prims.dtypes import HALVES
 from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.records import record
-from prims.spec.expr import Expr
 
-__all__ = [
-    "Condition", "MaskPlan", "Question", "has_masks", "known_mask", "plan_masks", "settle",
-]  # fmt: skip
+__all__ = ["Condition", "MaskPlan", "Question", "has_masks", "known_mask", "pattern_of", "plan_masks", "settle"]
 
 #: Elements of the largest mask that is evaluated, by device type.
 _LARGEST = {"cuda": 1 << 28, "cpu": 1 << 24}
@@ -56,10 +53,6 @@ _CUDNN_HIDDEN = -65536.0
 def _lowest(dtype: torch.dtype) -> float:
     """What, added to a score, leaves nothing beside the diagonal's."""
     return max(torch.finfo(dtype).min, -1e30)
-
-
-class _Unknown(Exception):
-    """The value depends on what is only known when the graph runs."""
 
 
 @record
@@ -186,14 +179,14 @@ def _verdict(
     to hold for that: nodes and the patterns of their contents. None where neither can be expected."""
     try:
         cone = _cone(mask, allowed, hint)
-    except _Unknown:
+    except Unknown:
         return None
     constant = all(map(_is_constant, cone))
     inputs = [x for x in cone if x.kind == "input"]
     for known in _assumptions(mask, cone, inputs, hint) if inputs else ({},):
         kind = _proved(mask, known, equal)
         if kind is None and constant:
-            kind = _kind_if(mask, known)
+            kind = _kind_if(cone, known)
         if kind in ("free", "causal"):
             return kind, known
     return None
@@ -209,14 +202,13 @@ def _is_known(x: Node, allowed: set[Node], hint: Hint) -> bool:
     """Is it an allowed input, or a primitive that can be evaluated?
 
     Raises:
-        _Unknown: it is neither.
+        Unknown: it is neither.
     """
     computed = x.kind in _KINDS and not x.op.startswith("random_") and isinstance(x.target, PrimOp)
     here = x.device is not None and (x.device.type != "cuda" or torch.cuda.is_available())
-    if not (x in allowed if x.kind == "input" else computed) or not here:
-        raise _Unknown
-    if _elements(x, hint) > _LARGEST.get(x.device.type, 0):  # type: ignore[union-attr]
-        raise _Unknown
+    usable = here and (x in allowed if x.kind == "input" else computed)
+    if not usable or _elements(x, hint) > _LARGEST.get(x.device.type, 0):  # type: ignore[union-attr]
+        raise Unknown
     return True
 
 
@@ -277,11 +269,6 @@ def _patterns(x: Node) -> tuple[str, ...]:
     return ("zeros", "ones", *more) if x.dtype.is_floating_point else ("ones",)
 
 
-def _pattern(x: Node, pattern: str) -> torch.Tensor:
-    assert x.dtype is not None and x.device is not None
-    return pattern_of(pattern, [s.value for s in x.shape], x.dtype, x.device)
-
-
 def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor with the contents that a pattern names."""
     if pattern != "triangle":
@@ -292,21 +279,6 @@ def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: t
     return seen.expand(tuple(shape))
 
 
-def _value(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
-    """The node's value by the primitives' references."""
-    todo = [node]
-    while todo:
-        x = todo[-1]
-        missing = [n for n in x.ins if n not in values] if x not in values else []
-        if missing:
-            todo += missing
-            continue
-        todo.pop()
-        if x not in values:
-            values[x] = x.target(*_filled(x.args, values))
-    return values[node]
-
-
 def _filled(args: Any, values: Any) -> Any:
     if isinstance(args, Node):
         return values[args]
@@ -315,10 +287,17 @@ def _filled(args: Any, values: Any) -> Any:
     return tuple(_filled(a, values) for a in args) if isinstance(args, (tuple, list)) else args
 
 
-def _kind_if(mask: Node, known: Mapping[Node, str]) -> str | None:
-    """The verdict about a mask, evaluated."""
+def _kind_if(cone: list[Node], known: Mapping[Node, str]) -> str | None:
+    """The verdict about the last of the nodes, each evaluated by the primitives' references."""
+    values: dict[Node, torch.Tensor] = {}
     with torch.no_grad():
-        return _kind_of(_value(mask, {node: _pattern(node, pattern) for node, pattern in known.items()}))
+        for x in cone:
+            if x in known:
+                shape = [s.value for s in x.shape]
+                values[x] = pattern_of(known[x], shape, x.dtype, x.device)  # type: ignore[arg-type]
+            elif x.kind != "input" and all(n in values for n in x.ins):  # else a pattern stands for what needs it
+                values[x] = x.target(*_filled(x.args, values))  # type: ignore[operator]
+    return _kind_of(values[cone[-1]])
 
 
 def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
@@ -331,13 +310,11 @@ def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], b
     kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
     if kind is not None and (kind == "free" or equal(rows, columns)):
         return kind
-    if isinstance(form, Split) and not (form.c in (-1, 0) and all(_is_long(mask.shape[d]) for d in (form.p, form.q))):
-        return None  # one side may be empty
+    if isinstance(form, Split):
+        sides = [mask.shape[d] for d in (form.p, form.q)]
+        if form.c not in (-1, 0) or not all(n.is_const and n.value >= 2 for n in sides):
+            return None  # one side may be empty
     return "neither"
-
-
-def _is_long(n: Expr) -> bool:
-    return n.is_const and n.value >= 2
 
 
 def _form(x: Node, pattern: str) -> Same | Split:

@@ -25,7 +25,7 @@ from prims.ir import Envelope
 from prims.spec import expr as ex
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
 
-__all__ = ["Wrapper", "relayout"]
+__all__ = ["Wrapper", "float_bits", "relayout"]
 
 
 class Wrapper:
@@ -49,7 +49,7 @@ class Wrapper:
         self.space: dict[str, Any] = {
             "__name__": __name__,  # by which capture knows that this is not the user's code
             "torch": torch, "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "retyped": retyped,
-            "refuse": refuse, "pack_float": _float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+            "refuse": refuse, "pack_float": float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
             "ite": lambda c, a, b: a if c else b, "relayout": relayout, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
         self.names: dict[Node, str] = {}
@@ -226,7 +226,7 @@ class Wrapper:
         operands = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in slots))}
         places = [(operands[name], offset) for name, offset in slots]
         fixed = all(e.is_const for e in sizes)
-        values = [_float_bits(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
+        values = [float_bits(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
         texts = [] if fixed else [self._number(e) for e in sizes]
         name = f"run{len(self.space)}"
         self.space[name] = self.launcher(Program(len(operands), places, values, calls, gpu))
@@ -375,7 +375,7 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
 
 
-def _float_bits(value: float) -> int:
+def float_bits(value: float) -> int:
     import struct
 
     return int(struct.unpack("q", struct.pack("d", value))[0])

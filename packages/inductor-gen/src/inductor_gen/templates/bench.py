@@ -15,9 +15,8 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import Program, launcher
 from inductor_gen.runtime.triton_interpret import interpreted
-from inductor_gen.runtime.wrapper import relayout
-from inductor_gen.templates.draft import Draft
-from inductor_gen.templates.problem import Candidate, Operator, Problem
+from inductor_gen.runtime.wrapper import float_bits, relayout
+from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options
 from prims.spec.expr import Expr
@@ -117,7 +116,7 @@ class Bench:
             return lambda: kernel([self.buffer(n) for n in source.buffers], numbers)
         count = len(source.buffers)
         call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0)
-        sizes = [_bits(x) for x in numbers]
+        sizes = [float_bits(x) if isinstance(x, float) else x for x in numbers]
         slots = [(k, 0) for k in range(count)]
         launch = launcher(self.options)(Program(count, slots, sizes, [call], driver_words(self.device)))
         for n in source.buffers:
@@ -160,12 +159,6 @@ def load_kernels(
         except InternalError as error:
             refused[name] = str(error).splitlines()[0][:300]
     return found, refused
-
-
-def _bits(x: int | float) -> int:
-    import struct
-
-    return int(struct.unpack("q", struct.pack("d", x))[0]) if isinstance(x, float) else x
 
 
 def milliseconds(run: Run, device: torch.device) -> float:

@@ -11,11 +11,10 @@ from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product as volume
 from inductor_gen.templates.contest import Shortage, decide
-from inductor_gen.templates.draft import Draft
 from inductor_gen.templates.matmul import Tile
 from inductor_gen.templates.operators import find_operators
 from inductor_gen.templates.precision import float32_precision
-from inductor_gen.templates.problem import Candidate, Operator, Problem, numbers
+from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem, numbers
 from inductor_gen.templates.product import Product
 from inductor_gen.templates.products import find_products
 from inductor_gen.templates.tiles import odd_tile, shallow_tile, spared

@@ -15,10 +15,10 @@ from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.device.record import device_of
 from inductor_gen.templates import bench
 from inductor_gen.templates.decisions import Decisions
-from inductor_gen.templates.draft import Draft
-from inductor_gen.templates.problem import Candidate, Problem
+from inductor_gen.templates.problem import Candidate, Draft, Problem
 from prims.errors import InternalError, Unsupported
 from prims.report import Report
+from prims.spec.tensorspec import as_device
 
 __all__ = ["Shortage", "decide"]
 
@@ -133,7 +133,7 @@ class _Contest:
         kernels: dict[str, Any] = {}
         refused: dict[str, str] = {}
         for device, sources in by_device.items():
-            found, bad = bench.load_kernels(sources, _indexed(device), self.options)
+            found, bad = bench.load_kernels(sources, as_device(device), self.options)
             kernels.update(found)
             refused.update(bad)
         decided = {}
@@ -169,7 +169,7 @@ class _Contest:
         self, p: Problem, kernels: dict[str, Any], refused: dict[str, str], times: dict[str, float],
         dropped: dict[str, str],
     ) -> None:  # fmt: skip
-        device = _indexed(p.device)
+        device = as_device(p.device)
         data = bench.Bench(p, self.draft, device, self.options)
         wanted: list[torch.Tensor] | None = None
         for c in p.candidates:
@@ -218,9 +218,3 @@ def _distinct(p: Problem) -> list[Candidate]:
 
 def _usual(p: Problem) -> dict[str, Any]:
     return {"winner": p.candidates[0].name, "times": {}, "dropped": {}, "lasting": False}
-
-
-def _indexed(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -13,8 +13,7 @@ from inductor_gen.extern.cpu import linear, onednn, takes_linear
 from inductor_gen.kernel.ir import Call, Step
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
-from inductor_gen.templates.draft import Draft
-from inductor_gen.templates.problem import Candidate, Operator, Problem, numbers, sizes_text, usual_operator
+from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem, numbers, sizes_text, usual_operator
 
 __all__ = ["find_operators"]
 

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.extern.calls import function_of
-from inductor_gen.layout.record import strides_of
+from inductor_gen.kernel.build import Builder
+from inductor_gen.layout.record import Layout, Prepared, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
-from inductor_gen.templates.draft import Draft
+from prims.options import Options
 from prims.records import record
+from prims.report import Report
 from prims.spec.expr import Expr
 
-__all__ = ["Candidate", "Operator", "Problem", "Steps", "layout_text", "numbers", "sizes_text", "usual_operator"]
+__all__ = [
+    "Candidate", "Draft", "Operator", "Problem", "Steps", "layout_text", "numbers", "sizes_text", "usual_operator",
+]  # fmt: skip
+
+
+@record
+class Draft:
+    """A graph whose kernels are made and in order, before anything is chosen for them."""
+
+    options: Options
+    hint: Hint
+    prepared: Prepared
+    builder: Builder
+    rendering: Rendering
+    report: Report | None = None
+
+    @property
+    def layouts(self) -> Mapping[Node, Layout]:
+        """The layouts of all buffers."""
+        return self.builder.layouts
 
 
 @record

@@ -14,9 +14,8 @@ from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.layout.record import ViewRef
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product
-from inductor_gen.templates.draft import Draft
 from inductor_gen.templates.matmul import Tile, matmul_kernel
-from inductor_gen.templates.problem import Candidate, Problem, Steps, numbers, sizes_text, usual_operator
+from inductor_gen.templates.problem import Candidate, Draft, Problem, Steps, numbers, sizes_text, usual_operator
 from inductor_gen.templates.product import Fit, Product, Split, fit, plain_body, product_of, read_at, store_product
 from inductor_gen.templates.tiles import tiles_for
 from prims.errors import Unsupported

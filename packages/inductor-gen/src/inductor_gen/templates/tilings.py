@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from inductor_gen.codegen.triton import Tiling
 from inductor_gen.kernel.ir import Kernel, Step, nbytes
-from inductor_gen.templates.draft import Draft
-from inductor_gen.templates.problem import Candidate, Problem, layout_text, sizes_text
+from inductor_gen.templates.problem import Candidate, Draft, Problem, layout_text, sizes_text
 
 __all__ = ["find_tilings"]
 

@@ -659,6 +659,15 @@ def test_nonleaf_inputs():
     check(function_graph(two_heads, 2), lambda: [nonleaf(torch.randn(3, 3)), leaf(3, 3)])
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_two_numbers_of_a_row_are_kept_of_a_log_softmax(dim):
+    graph = function_graph(lambda x, t: (x.log_softmax(dim) * t).sum(), 2)
+    partition = partition_joint(joint_graph(graph, [leaf(64, 64), torch.randn(64, 64)]), min_cut_partition)
+    saved = [tuple(d.spec.shape) for d in partition.forward.outputs if d.kind == "saved"]
+    assert saved == [((1, 64), (64, 1))[dim]] * 2
+    check(graph, lambda: [leaf(64, 64), torch.randn(64, 64)])
+
+
 def test_saved_bytes_shrink_with_the_budget():
     torch.manual_seed(0)
     module = nn.Sequential(Block(), Block()).train()

@@ -98,3 +98,11 @@ def test_the_compiler_chooses_how_to_fill_memory():
         lambda p, x: p.broadcast(p.full((), 0.0, x.dtype, x.device), (300, 300), ()), [torch.ones(2)], exact=True
     )
     assert not any("simd" in k.source for k in case.compiled.kernels)
+
+
+def test_what_few_places_are_read_of_is_not_written():
+    """A log-softmax of which each row's class is taken: its rows are read twice, and nothing of their size is written."""
+    log_softmax = decomp.by_name("aten._log_softmax.default")
+    x, at = torch.randn(40, 300), torch.randint(0, 300, (40, 1))
+    case = check(lambda p, x, at: p.gather(log_softmax(p, x, 1, False), at, 1), [x, at])
+    assert not [line for k in case.compiled.kernels for line in k.source.splitlines() if line.strip().startswith("out") and "i0*" in line]

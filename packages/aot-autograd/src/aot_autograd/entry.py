@@ -181,10 +181,12 @@ def partition_joint(
     """Split a joint graph into forward and backward graphs."""
     from aot_autograd.partition.default import default_partition
     from aot_autograd.partition.norms import forget_running, keep_norms
+    from aot_autograd.partition.softmax import spell_out
     from aot_autograd.partition.split import split_joint
 
     options = options if options is not None else Options()
     forget_running(joint.envelope.graph)
     if options.numerics != "fast":
         keep_norms(joint.envelope.graph)
+    spell_out(joint.envelope.graph)
     return split_joint(joint, (partition_fn or default_partition)(joint, options))

@@ -240,6 +240,21 @@ def test_attention_mask_that_allows_everything_is_dropped(mask):
     assert ("attn_mask" in node.kwargs) == (mask == "real")
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_sum_of_a_row_that_is_0_but_at_one_place(dim):
+    """Also where the place is not in the row."""
+    size = X.shape[dim]
+    at, x = torch.tensor([0, size - 1, size, -1])[: X.shape[1 - dim]], torch.randn(X.shape[1 - dim])
+
+    def program(call, at, x):
+        run = call(aten.arange.default, size, device=torch.device("cpu"))
+        equal = call(aten.eq.Tensor, call(aten.unsqueeze.default, at, dim), call(aten.unsqueeze.default, run, 1 - dim))
+        spread = call(aten.expand.default, call(aten.unsqueeze.default, x, dim), list(X.shape))
+        return call(aten.sum.dim_IntList, call(aten.where.ScalarOther, equal, spread, 0), [dim])
+
+    assert "sum" not in ops(program, at, x)
+
+
 def test_rewrites_are_named_data():
     for table in (LOWER_REWRITES, FAST_REWRITES):
         for op, found in table.items():

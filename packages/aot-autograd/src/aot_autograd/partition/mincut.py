@@ -24,6 +24,7 @@ from aot_autograd.partition.costs import is_fusible, size_in_bytes, work
 from aot_autograd.partition.default import default_partition
 from aot_autograd.partition.flow import INFINITE, FlowNetwork
 from aot_autograd.partition.norms import operands_of_norm
+from aot_autograd.partition.softmax import STATISTIC
 from aot_autograd.partition.split import (
     is_backward,
     is_random,
@@ -178,7 +179,7 @@ class _Problem:
         if node.target is operator.getitem and node.args[1] != 0 and operands_of_norm(self._first(node)) is not None:
             # Statistics are kept: they are small, and the rest is made from them without a reduction.
             return False
-        return is_fusible(node)
+        return is_fusible(node) and STATISTIC not in node.meta
 
     def _first(self, item: torch.fx.Node) -> torch.fx.Node:
         """The first element of the node whose element ``item`` is."""

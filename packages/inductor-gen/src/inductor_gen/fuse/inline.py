@@ -8,7 +8,6 @@ fewer bytes: a layer norm's backward sums a product of its operands over rows, a
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from inductor_gen.fuse.cluster import Cluster, Fused, Fusion
@@ -136,9 +135,7 @@ def _seconds(
     apart, after = made.seconds(device), replace(made, moved=made.moved - costs.size(value) + written).seconds(device)
     for reader in readers:
         read, points, taken = costs.facts(reader).reads, costs.count(reader.space.values()), costs.work(reader)
-        times = len(read.get(value, ()))
-        if not times:
-            return apart, math.inf  # at places that the data gives
+        times = len(read.get(value, ())) or 1  # once at places that the data gives
 
         def beside(leaf: Node, reader: Cluster = reader) -> bool:
             return any(

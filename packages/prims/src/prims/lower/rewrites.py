@@ -310,6 +310,28 @@ for _name in ("sum", "prod", "amax", "amin", "any", "all"):
     rewrite("reduce_ones", _name)(_reduce_ones(_name))
 
 
+@rewrite("one_of_a_row", "sum")
+def _one_of_a_row(p: Any, args: Args, spec: Any) -> Any:
+    """The sum along a dimension of what is 0 but at one place, such as the gradient of a loss by its classes."""
+    x, dims = args
+    chosen = made_by(x, "where")
+    equal = chosen and made_by(p.value(chosen[0]), "eq")
+    if not equal or len(dims) != 1 or chosen[2] != 0:
+        return None
+    if not all(isinstance(a, torch.fx.Node) for a in (*equal, chosen[1])):
+        return None
+    kept = tuple(d for d in range(x.ndim) if d != dims[0])
+    given, at, line = (made_by(p.value(a), "broadcast") for a in (chosen[1], *equal))
+    if not (given and at and line) or tuple(given[2]) != kept or tuple(at[2]) != kept or tuple(line[2]) != dims:
+        return None
+    run = made_by(p.value(line[0]), "iota")
+    if run is None or run[1] != 0 or run[2] != 1:
+        return None
+    place = p.value(at[0])
+    inside = p.logical_and(p.ge(place, 0), p.lt(place, x.shape[dims[0]]))
+    return _summed(p, p.where(inside, p.value(given[0]), chosen[2]))
+
+
 @rewrite("slice_slice", "slice")
 def _slice_slice(p: Any, args: Args, spec: Any) -> Any:
     x, starts, stops, steps = args

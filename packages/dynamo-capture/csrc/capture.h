@@ -7,6 +7,7 @@
  * guards_text.c  guards as text
  * guards.c       the GuardTree type: nodes, evaluation from Python
  * guards_checks.c  its methods that add checks
+ * trail.c        what guards rested on when they held last
  * tensor.c       tensor metadata and global state without linking to torch
  * module.c       the module and its functions
  */
@@ -119,8 +120,12 @@ enum NodeKind {
     NODE_CALL,
 };
 
+typedef struct Trail Trail;
+#define TRAIL_FICKLE 2  /* changes of a value after which it is read anew each time */
+
 typedef struct {
     uint8_t kind;
+    uint8_t changes;    /* how often a trail found another value, up to TRAIL_FICKLE */
     bool live;          /* has a check, a slot or a live child (set by guard_prepare) */
     int parent;
     int first_child, last_child, next_sibling;
@@ -129,6 +134,8 @@ typedef struct {
     Py_ssize_t index;
     PyObject *arg;
     PyObject *name;     /* text of a root or of a call, may be NULL */
+    Trail *trail;       /* of a root: what the guards below it rested on; NULL: none */
+    uint16_t misses, wait, streak; /* how often trails were of no use; evaluations before the next; uses since */
 } Node;
 
 enum CheckKind {
@@ -215,6 +222,19 @@ typedef struct {
  * on success the first ncollect hold new references, else none do. `failure` may be NULL. */
 int guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFailure *failure);
 void guard_prepare(GuardTree *tree);
+int guard_eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, PyObject **slots,
+                    GuardFailure *failure);
+/* 1 holds, 0 fails, -1 exception. */
+int guard_check_value(Check *check, PyObject *value);
+/* The same, but an Exception counts as a failure. */
+int guard_settled(int holds);
+/* trail.c */
+Trail *trail_record(GuardTree *tree, int id, PyObject *value);
+/* As guard_eval, or TRAIL_UNKNOWN: they must be evaluated. */
+#define TRAIL_UNKNOWN 2
+int trail_holds(GuardTree *tree, Trail *trail, PyObject *value, const GuardSource *source, PyObject **slots);
+void trail_free(Trail *trail);
+PyObject *trail_sizes(const Trail *trail);
 PyObject *guard_referent(PyObject *weak_reference);
 bool guard_const_equal(PyObject *a, PyObject *b);
 /* guards_classes.c: true or false, -1 with an exception, new references. */
@@ -279,6 +299,20 @@ void tensor_meta_free(TensorMeta *meta);
 int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 /* 1 holds, 0 fails (no exception set), -1 exception. */
 int tensor_meta_check(const TensorMeta *meta, PyObject *value);
+/* A tensor that passed a check, as the memory that it was seen by. */
+#define TENSOR_WINDOW 20
+typedef struct {
+    PyObject *tensor; /* borrowed */
+    PyTypeObject *type;
+    uint64_t *impl;
+    int32_t device_type, device_index;
+    bool requires_grad;
+    uint64_t window[TENSOR_WINDOW];
+} TensorTrail;
+/* 1 noted, 0 its memory does not tell, -1 the check fails. */
+int tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out);
+bool tensor_trail_holds(const TensorTrail *trail);
+bool tensor_is(PyObject *value);
 PyObject *tensor_meta_text(const TensorMeta *meta);
 PyObject *tensor_describe(PyObject *value);
 /* In what a value differs from what is wanted, in words; NULL without an exception where it is no tensor. */

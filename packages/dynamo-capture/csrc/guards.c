@@ -579,6 +579,22 @@ tree_describe(GuardTree *self, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
+/* (words, tensors, evaluated anew) of each root that has a trail. */
+static PyObject *
+tree_trails(GuardTree *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *list = PyList_New(0);
+    for (int child = self->nodes[0].first_child; list != NULL && child >= 0; child = self->nodes[child].next_sibling) {
+        const Trail *trail = self->nodes[child].trail;
+        PyObject *sizes = trail != NULL ? trail_sizes(trail) : NULL;
+        if (trail != NULL && (sizes == NULL || PyList_Append(list, sizes) < 0)) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(sizes);
+    }
+    return list;
+}
+
 static PyObject *
 tree_path(GuardTree *self, PyObject *node)
 {
@@ -652,6 +668,7 @@ tree_clear(GuardTree *self)
     for (int i = 0; i < nnodes; i++) {
         Py_XDECREF(nodes[i].arg);
         Py_XDECREF(nodes[i].name);
+        trail_free(nodes[i].trail);
     }
     for (int i = 0; i < nchecks; i++) {
         Check *check = &checks[i];
@@ -741,6 +758,7 @@ static PyMethodDef tree_methods[] = {
     KEYWORD_METHOD(collected),
     KEYWORD_METHOD(explain_failure),
     METHOD(describe, METH_NOARGS),
+    METHOD(trails, METH_NOARGS),
     METHOD(path, METH_O),
     {NULL},
 };

@@ -322,9 +322,8 @@ lambda_holds(PyObject *fn, PyObject *value)
     return holds;
 }
 
-/* 1 holds, 0 fails, -1 exception */
-static int
-check_value(Check *check, PyObject *value)
+int
+guard_check_value(Check *check, PyObject *value)
 {
     switch (check->kind) {
     case CHECK_TYPE:
@@ -628,19 +627,21 @@ note_failure(GuardFailure *failure, int node, int check, PyObject *value)
     }
 }
 
+int
+guard_settled(int holds)
+{
+    return holds == 1 ? 1 : settle();
+}
+
+/* Takes the reference to the node's value. */
 static int
-eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, PyObject **slots,
-          GuardFailure *failure)
+eval_value(GuardTree *tree, int id, PyObject *value, const GuardSource *source, PyObject **slots,
+           GuardFailure *failure)
 {
     const Node *node = &tree->nodes[id];
-    PyObject *value = read_node(node, parent, source);
-    if (value == NULL) {
-        note_failure(failure, id, -1, NULL);
-        return settle();
-    }
     int holds = 1;
     for (int c = node->first_check; c >= 0; c = tree->checks[c].next) {
-        holds = check_value(&tree->checks[c], value);
+        holds = guard_check_value(&tree->checks[c], value);
         if (holds != 1) {
             note_failure(failure, id, c, value);
             holds = settle();
@@ -648,7 +649,7 @@ eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, 
         }
     }
     for (int child = node->first_child; child >= 0; child = tree->nodes[child].next_sibling) {
-        if (tree->nodes[child].live && (holds = eval_node(tree, child, value, source, slots, failure)) != 1) {
+        if (tree->nodes[child].live && (holds = guard_eval_node(tree, child, value, source, slots, failure)) != 1) {
             goto done;
         }
     }
@@ -657,6 +658,61 @@ eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, 
         return 1;
     }
 done:
+    Py_DECREF(value);
+    return holds;
+}
+
+int
+guard_eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *source, PyObject **slots,
+                GuardFailure *failure)
+{
+    PyObject *value = read_node(&tree->nodes[id], parent, source);
+    if (value == NULL) {
+        note_failure(failure, id, -1, NULL);
+        return settle();
+    }
+    return eval_value(tree, id, value, source, slots, failure);
+}
+
+#define TRAIL_LONGEST_WAIT 10 /* a power of two: evaluations between trails that are of no use */
+#define TRAIL_STREAK 64       /* uses after which earlier misses are forgotten */
+
+/* A root: by its trail if what it rests on is unchanged, else by evaluation, which leaves a new trail. */
+static int
+eval_root(GuardTree *tree, int id, const GuardSource *source, PyObject **slots, GuardFailure *failure)
+{
+    Node *node = &tree->nodes[id];
+    if (failure != NULL || node->first_child < 0) {
+        return guard_eval_node(tree, id, NULL, source, slots, failure);
+    }
+    PyObject *value = read_node(node, NULL, source);
+    if (value == NULL) {
+        return settle();
+    }
+    if (node->trail != NULL) {
+        int holds = trail_holds(tree, node->trail, value, source, slots);
+        if (holds != TRAIL_UNKNOWN) {
+            node->streak += node->streak < TRAIL_STREAK;
+            node->misses = node->streak == TRAIL_STREAK ? 0 : node->misses;
+            Py_DECREF(value);
+            return guard_settled(holds);
+        }
+        if (tree->busy == 1) { /* no evaluation around this one is on it */
+            trail_free(node->trail);
+            node->trail = NULL;
+            node->streak = 0;
+            node->misses += node->misses < TRAIL_LONGEST_WAIT;
+            node->wait = 1 << node->misses;
+        }
+    }
+    int holds = eval_value(tree, id, Py_NewRef(value), source, slots, NULL);
+    if (holds == 1 && node->wait > 0) {
+        node->wait--;
+    }
+    else if (holds == 1 && node->trail == NULL) {
+        node->trail = trail_record(tree, id, value);
+        node->wait = node->trail == NULL ? 1 << TRAIL_LONGEST_WAIT : 0;
+    }
     Py_DECREF(value);
     return holds;
 }
@@ -677,7 +733,7 @@ guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFa
     for (int child = tree->nodes[0].first_child; holds == 1 && child >= 0;
          child = tree->nodes[child].next_sibling) {
         if (tree->nodes[child].live) {
-            holds = eval_node(tree, child, NULL, source, slots, failure);
+            holds = eval_root(tree, child, source, slots, failure);
         }
     }
     for (int c = tree->first_final; holds == 1 && c >= 0; c = tree->checks[c].next) {
@@ -707,6 +763,8 @@ guard_prepare(GuardTree *tree)
         return;
     }
     for (int i = 0; i < tree->nnodes; i++) {
+        trail_free(tree->nodes[i].trail);
+        tree->nodes[i].trail = NULL;
         tree->nodes[i].slot = -1;
         tree->nodes[i].live = tree->nodes[i].first_check >= 0;
     }

@@ -23,6 +23,8 @@ static struct {
     PyTypeObject *plain_types[MAX_PLAIN_TYPES];
     int plain_count;
     int handle_offset, keys_word; /* -1: unknown */
+    int window; /* the word of the TensorImpl from which on, up to the key set, all that is guarded is; -1: unknown */
+    bool (*impl_requires_grad)(const void *);
     read_i64 get_dim, get_offset;
     read_i64s get_sizes, get_strides;
     read_i32 get_dtype, get_device_type, get_device_index;
@@ -43,7 +45,7 @@ static struct {
     int (*default_dtype)(void);
     int (*autocast_dtype)(int);
     bool (*autocast_cache)(void);
-} torch = {.handle_offset = -1, .keys_word = -1};
+} torch = {.handle_offset = -1, .keys_word = -1, .window = -1};
 
 static PyObject *str_shape, *str_stride, *str_storage_offset, *str_dtype, *str_device, *str_layout;
 static PyObject *str_data_ptr, *str_element_size;
@@ -476,6 +478,42 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
     return grad < 0 ? -1 : grad == meta->requires_grad;
 }
 
+#define INLINE_DIMS 5 /* a TensorImpl with more keeps them elsewhere */
+
+int
+tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out)
+{
+    if (tensor_meta_check(meta, value) != 1) {
+        PyErr_Clear();
+        return -1;
+    }
+    if (!meta->native || torch.window < 0 || torch.impl_requires_grad == NULL || meta->ndim > INLINE_DIMS) {
+        return 0;
+    }
+    *out = (TensorTrail){value, Py_TYPE(value), *(uint64_t **)handle_of(value), meta->device_type,
+                         meta->device_index, meta->requires_grad, {0}};
+    memcpy(out->window, out->impl + torch.window, (torch.keys_word + 1 - torch.window) * sizeof(uint64_t));
+    return 1;
+}
+
+bool
+tensor_trail_holds(const TensorTrail *trail)
+{
+    if (!torch.native_tensor || Py_TYPE(trail->tensor) != trail->type
+        || *(uint64_t **)handle_of(trail->tensor) != trail->impl) {
+        return false;
+    }
+    const uint64_t *now = trail->impl + torch.window;
+    uint64_t differ = 0;
+    for (int i = 0, n = torch.keys_word + 1 - torch.window; i < n; i++) {
+        differ |= now[i] ^ trail->window[i];
+    }
+    int32_t index;
+    return differ == 0 && torch.impl_requires_grad(trail->impl) == trail->requires_grad
+           && (trail->device_type == 0
+               || (torch.get_device_index(handle_of(trail->tensor), &index) == 0 && index == trail->device_index));
+}
+
 /* `_native.read_tensor(tensor)`: what the guards see of a tensor (for tests and probes). */
 PyObject *
 tensor_read(PyObject *Py_UNUSED(module), PyObject *tensor)
@@ -767,6 +805,64 @@ find_keys_word(PyObject *probes)
     return -1;
 }
 
+static uint64_t *
+probe_impl(PyObject *probes, Py_ssize_t i)
+{
+    return *(uint64_t **)handle_of(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0));
+}
+
+static bool
+shape_begins_at(PyObject *probes, int word)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
+        TensorShape shape;
+        const uint64_t *impl = probe_impl(probes, i);
+        if (shape_native(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0), &shape) < 0 || shape.ndim > INLINE_DIMS
+            || impl[word] != (uint64_t)shape.ndim || shape.sizes != (int64_t *)impl + word + 1
+            || shape.strides != shape.sizes + INLINE_DIMS) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether two probes that are not alike in what guards compare differ between the shape and the key set. */
+static bool
+window_tells(PyObject *probes, Py_ssize_t a, Py_ssize_t b)
+{
+    TensorShape one, other;
+    TensorMeta first, second;
+    PyObject *x = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, a), 0), *y = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, b), 0);
+    if (shape_native(x, &one) < 0 || shape_native(y, &other) < 0 || meta_read_native(x, &first) < 0
+        || meta_read_native(y, &second) < 0) {
+        return false;
+    }
+    size_t bytes = one.ndim * sizeof(int64_t);
+    bool alike = one.ndim == other.ndim && one.offset == other.offset && memcmp(one.sizes, other.sizes, bytes) == 0
+                 && memcmp(one.strides, other.strides, bytes) == 0 && first.scalar_type == second.scalar_type
+                 && first.keys == second.keys;
+    size_t window = (torch.keys_word + 1 - torch.window) * sizeof(uint64_t);
+    return alike || memcmp(probe_impl(probes, a) + torch.window, probe_impl(probes, b) + torch.window, window) != 0;
+}
+
+/* The part of a TensorImpl that changes whenever sizes, strides, offset, element type or keys do; -1: unknown. */
+static int
+find_window(PyObject *probes)
+{
+    torch.impl_requires_grad = find_symbol("_ZNK3c1010TensorImpl13requires_gradEv");
+    torch.window = 0;
+    while (torch.window < torch.keys_word && !shape_begins_at(probes, torch.window)) {
+        torch.window++;
+    }
+    bool tells = torch.window < torch.keys_word && torch.keys_word + 1 - torch.window <= TENSOR_WINDOW;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
+        for (Py_ssize_t j = 0; tells && j < i; j++) {
+            tells = window_tells(probes, i, j);
+        }
+    }
+    return tells ? torch.window : -1;
+}
+
 static bool
 tensor_probes_agree(PyObject *probes)
 {
@@ -787,6 +883,7 @@ tensor_probes_agree(PyObject *probes)
     if (torch.keys_word < 0) {
         return false;
     }
+    torch.window = find_window(probes);
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *probe = PyTuple_GET_ITEM(probes, i);
         if (!probe_agrees(PyTuple_GET_ITEM(probe, 0), PyTuple_GET_ITEM(probe, 1))) {

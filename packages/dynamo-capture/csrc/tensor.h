@@ -16,7 +16,6 @@ struct TensorMeta {
     int64_t *sizes, *strides; /* -1: unchecked */
 };
 
-bool tensor_is(PyObject *value);
 bool tensor_contiguous(int64_t ndim, const int64_t *sizes, const int64_t *strides);
 /* Sizes or strides as a list, with None for those that may be any. */
 PyObject *tensor_dims_text(int64_t ndim, const int64_t *values);

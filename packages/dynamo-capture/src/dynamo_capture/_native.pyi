@@ -351,6 +351,8 @@ class GuardTree:
         """Which guard fails first, with the value found and the reason; None if all hold."""
     def describe(self) -> list[str]:
         """All guards as text, in evaluation order."""
+    def trails(self) -> list[tuple[int, int, int]]:
+        """Of each root whose guards held: the words and tensors they rest on, and how many are evaluated anew."""
     def path(self, node: int) -> str:
         """The node as a Python-like expression: `L['x'].weight`, `G['torch'].nn`."""
     @property

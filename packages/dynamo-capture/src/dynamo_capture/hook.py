@@ -55,6 +55,7 @@ def _probes() -> tuple[tuple[torch.Tensor, dict[str, int]], ...]:
     tensors = [torch.empty((2, 3, 5)[: 1 + i % 3], dtype=d, device="cpu") for i, d in enumerate(scalar_types)]
     tensors.append(tensors[2].t() if tensors[2].ndim == 2 else tensors[2].transpose(0, 2))
     tensors.append(tensors[0][1:])
+    tensors.append(torch.empty(3, device="cpu")[1:])  # as the first, but for the offset
     tensors.append(torch.empty(4, dtype=torch.complex64, device="cpu").conj())
     tensors.append(tensors[-1].imag)
     tensors.append(torch.empty((), dtype=torch.float32, device="cpu", requires_grad=True))

@@ -383,7 +383,7 @@ class Hostile:
                 inductor_gen.compile_graph(self.graphs[name][0], options=Options(cache_dir=str(root)))
         cache = KernelCache(root / "cpu")
         found = {}
-        for path in sorted((root / "cpu" / "kernels").iterdir()):
+        for path in sorted((root / "cpu" / "entries").iterdir()):
             place = cache.find(path.stem)
             assert place is not None
             found[path.stem] = (place[0].read_bytes(), place[1])
@@ -395,7 +395,7 @@ class Hostile:
         _remove(place)
         shutil.copytree(self.cache, place)
         folders.forget_temporary()
-        files = sorted(p for p in place.rglob("*") if p.is_file() and p.parent.name in ("kernels", "lib"))
+        files = sorted(p for p in place.rglob("*") if p.is_file() and p.parent.name in ("entries", "lib"))
         for _ in range(r.choice([1, 1, 2, 4])):
             victim, other = r.choice(files), r.choice(files)
             if not victim.is_file() or victim.is_symlink() or not other.is_file() or other.is_symlink():

@@ -265,7 +265,7 @@ def test_entries_and_libraries_belong_together(kept) -> None:
     for entry in rest:
         entry.write_bytes(first.read_bytes())
         assert KernelCache(cache / "cpu").find(entry.stem) is None
-    for change in ({"symbol": "quintet_launch"}, {"lib": "0" * 64}):
+    for change in ({"symbol": f"{data['symbol']}_2"}, {"lib": "0" * 64}):
         first.write_text(json.dumps({**data, **change}))
         assert KernelCache(cache / "cpu").find(first.stem) is None
     folders.forget_temporary()
@@ -312,7 +312,7 @@ def test_something_else_in_a_files_place(kept, what, kind) -> None:
     again()
 
 
-@pytest.mark.parametrize("place", ["", "cpu", "cpu/lib", "cpu/kernels", ".."])
+@pytest.mark.parametrize("place", ["", "cpu", "cpu/lib", "cpu/entries", ".."])
 @pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
 def test_a_folder_on_the_way_that_others_can_write(kept, place, mode) -> None:
     cache, again = kept
@@ -343,7 +343,7 @@ def test_a_sticky_folder_above_is_no_danger(kept, tmp_path) -> None:
 
 def test_somebody_elses_folder(kept, monkeypatch) -> None:
     cache, again = kept
-    real, theirs = folders.os.lstat, (cache / "cpu" / "kernels").resolve()
+    real, theirs = folders.os.lstat, (cache / "cpu" / "entries").resolve()
 
     def lstat(path: Path, **where: int) -> os.stat_result:
         found = real(path, **where)

@@ -1,11 +1,11 @@
-"""A content-addressed disk cache of compiled kernels.
+"""What is kept on disk: records under a key (:class:`Entries`), and compiled kernels by their content.
 
-``<dir>/kernels/<key>.json`` names the library that holds a kernel; ``<dir>/lib/<digest>.so`` is the library, its
-name the SHA-256 of its bytes, which is checked before it is loaded. An entry holds its own key, the library's digest
-and the symbol under one checksum, so that none can be exchanged for another's; names are plain, so that none leads
-elsewhere. Files appear by an atomic rename, folders are their owner's only (:mod:`.folders`), and the least recently
-used libraries go when the size limit is passed. Losing any file at any time, or finding anything else in its place,
-costs a recompilation and nothing else.
+``<dir>/entries/<key>.json`` names the library that holds a kernel; ``<dir>/lib/<digest>.so`` is the library, its
+name the SHA-256 of its bytes, which is checked before it is loaded. An entry holds its own key and its content under
+one checksum, so that none can be exchanged for another's; names are plain, so that none leads elsewhere. Files appear
+by an atomic rename, folders are their owner's only (:mod:`.folders`), and the least recently used libraries go when the
+size limit is passed. Losing any file at any time, or finding anything else in its place, costs doing its work again and
+nothing else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from inductor_gen.runtime.folders import (
     UnsafeFolder,
@@ -25,13 +26,53 @@ from inductor_gen.runtime.folders import (
     write_private,
 )
 
-__all__ = ["KernelCache", "open_cache"]
+__all__ = ["Entries", "KernelCache", "open_cache"]
 
 _KEY = re.compile(r"[0-9a-z]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ENTRY_FIELDS = {"key", "lib", "symbol", "checksum"}
-_MAX_ENTRY = 1 << 16
+_MAX_ENTRY = 1 << 20
 _EMPTY_IT = "Remove it, so that it is made anew."
+
+
+class Entries:
+    """Small dicts in files of a folder that only this user can write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """What is kept under a key, None where nothing is.
+
+        Raises:
+            ValueError: it is damaged, another's, or no file of this user's.
+        """
+        if not _KEY.fullmatch(key):
+            return None
+        try:
+            entry = json.loads(read_private(self.folder / f"{key}.json", _MAX_ENTRY))
+            if entry["checksum"] != _checksum(entry) or entry["key"] != key:
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError("a damaged entry") from None
+        return {name: value for name, value in entry.items() if name not in ("checksum", "key")}
+
+    def keep(self, key: str, content: dict[str, Any]) -> None:
+        """Keep a dict of strings, numbers and such dicts.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        entry = {**content, "key": key}
+        write_private(self.folder / f"{key}.json", json.dumps({**entry, "checksum": _checksum(entry)}).encode())
+
+    def limit(self, count: int) -> None:
+        """Where there are more, remove the oldest quarter of as many."""
+        files = list(self.folder.glob("*.json"))
+        if len(files) > count:
+            for path in sorted(files, key=lambda p: p.stat().st_mtime)[: count // 4]:
+                _unlink(path)
 
 
 class KernelCache:
@@ -41,7 +82,7 @@ class KernelCache:
         self.root = Path(folder)
         self.limit = limit
         self.suffix = suffix
-        self.kernels = self.root / "kernels"
+        self.entries = Entries(self.root / "entries")
         self.libs = self.root / "lib"
 
     def prepare(self) -> None:
@@ -50,24 +91,20 @@ class KernelCache:
         Raises:
             OSError: a folder cannot be made, or others can write it or one on the way to it.
         """
-        for name in ("kernels", "lib"):
+        for name in ("entries", "lib"):
             private_folder(self.root, name)
 
     def find(self, key: str) -> tuple[Path, str] | None:
         """``(library, symbol)`` of a kernel, or None. The library's content is not checked yet."""
-        if not _KEY.fullmatch(key):
-            return None
         try:
-            entry = json.loads(read_private(self.kernels / f"{key}.json", _MAX_ENTRY))
-            if isinstance(entry, dict) and set(entry) == {"lib", "symbol"}:
-                return None  # written before entries had checksums
-            if set(entry) != _ENTRY_FIELDS or entry["key"] != key or entry["checksum"] != _checksum(entry):
+            entry = self.entries.find(key)
+            if entry is None:
+                return None
+            if set(entry) != {"lib", "symbol"} or not _DIGEST.fullmatch(entry["lib"]):
                 raise ValueError
-            if not _DIGEST.fullmatch(entry["lib"]) or not isinstance(entry["symbol"], str):
+            if not isinstance(entry["symbol"], str):
                 raise ValueError
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, TypeError):
             self._strange("an entry of it is damaged or is no file of this user's")
             return None
         lib = self.libs / f"{entry['lib']}{self.suffix}"
@@ -108,9 +145,7 @@ class KernelCache:
             if not os.path.lexists(lib) or not self.verified(lib):  # one that is there may be damaged
                 write_private(lib, data)
             for key, symbol in symbols.items():
-                entry = {"key": key, "lib": lib.stem, "symbol": symbol}
-                text = json.dumps({**entry, "checksum": _checksum(entry)})
-                write_private(self.kernels / f"{key}.json", text.encode())
+                self.entries.keep(key, {"lib": lib.stem, "symbol": symbol})
         except OSError as error:
             why = f"nothing can be written into it ({error.strerror or error})"
             self._strange(why, "Make room or give it write permission, or set QUINTET_CACHE_DIR to another folder.")
@@ -162,8 +197,10 @@ def open_cache(folder: str, kind: str, limit: int, suffix: str = ".so") -> Kerne
         return None
 
 
-def _checksum(entry: dict[str, str]) -> str:
-    return hashlib.sha256("\0".join((entry["key"], entry["lib"], entry["symbol"])).encode()).hexdigest()
+def _checksum(entry: dict[str, Any]) -> str:
+    """Of all that an entry holds beside it."""
+    held = {name: value for name, value in entry.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def _unlink(path: Path) -> None:

@@ -229,7 +229,7 @@ def get_ready(device: torch.device | None, options: Options) -> None:
     if triton_version() is None or _workers(options) == 1 or not torch.cuda.is_available():
         return
     cache = _cache(options)
-    if cache is None or next(cache.kernels.iterdir(), None) is None:
+    if cache is None or next(cache.entries.folder.iterdir(), None) is None:
         capability = torch.cuda.get_device_capability(device)
         if capability >= OLDEST:
             shared_pool(capability)

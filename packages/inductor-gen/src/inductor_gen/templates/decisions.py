@@ -1,25 +1,16 @@
-"""Choices kept on disk: ``<cache_dir>/autotune/<key>.json``, its content under a checksum.
-
-As with kernels, files appear by an atomic rename in a folder that its owner alone can write, and losing any at any time
-costs measuring again and nothing else.
-"""
+"""Choices by measurement, kept on disk: ``<cache_dir>/autotune/<key>.json``."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from pathlib import Path
 from typing import Any
 
-from inductor_gen.runtime.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
+from inductor_gen.runtime.cache import Entries
+from inductor_gen.runtime.folders import UnsafeFolder, private_folder, warn_of
 from prims.options import Options
 
 __all__ = ["Decisions"]
 
-_KEY = re.compile(r"[0-9a-z]{1,128}")
-_MAX_ENTRY = 1 << 20
-LIMIT = 20000  # files; the oldest quarter goes when there are more
+LIMIT = 20000  # files
 
 
 class Decisions:
@@ -28,10 +19,10 @@ class Decisions:
     _known: dict[str, dict[str, Any]] = {}
 
     def __init__(self, options: Options) -> None:
-        self.folder: Path | None = None
+        self.entries: Entries | None = None
         if options.cache:
             try:
-                self.folder = private_folder(options.cache_dir, "autotune")
+                self.entries = Entries(private_folder(options.cache_dir, "autotune"))
             except OSError as error:  # without a folder every process measures for itself
                 why = f"choices by measurement are not kept in it ({error})"
                 todo = "Make it anew with mode 700" if isinstance(error, UnsafeFolder) else "Give it write permission"
@@ -39,41 +30,29 @@ class Decisions:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """What was decided, None where nothing was or the file is damaged."""
-        memory = self._known.get(f"{self.folder}:{key}")
-        if memory is not None or self.folder is None or not _KEY.fullmatch(key):
+        memory = self._known.get(self._place(key))
+        if memory is not None or self.entries is None:
             return memory
-        path = self.folder / f"{key}.json"
         try:
-            entry = json.loads(read_private(path, _MAX_ENTRY))
-            decision = entry["decision"]
-            if entry["checksum"] != _checksum(key, decision):
-                raise ValueError
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            _unlink(path)
-            return None
+            decision = self.entries.find(key)
+        except ValueError:
+            return None  # it is measured again, and written anew
         return decision if _well_formed(decision) else None
 
     def keep(self, key: str, decision: dict[str, Any]) -> None:
         """Remember a decision here and, where that is possible, on disk."""
-        self._known[f"{self.folder}:{key}"] = decision
-        if self.folder is None:
+        self._known[self._place(key)] = decision
+        if self.entries is None:
             return
         try:
-            entry = {"checksum": _checksum(key, decision), "decision": decision}
-            write_private(self.folder / f"{key}.json", json.dumps(entry).encode())
-            self._evict()
+            self.entries.keep(key, decision)
+            self.entries.limit(LIMIT)
         except OSError as error:
             why = f"choices by measurement are not kept in it ({error.strerror or error})"
-            warn_of(self.folder, why, "Make room or give it write permission, or set QUINTET_CACHE_DIR.")
+            warn_of(self.entries.folder, why, "Make room or give it write permission, or set QUINTET_CACHE_DIR.")
 
-    def _evict(self) -> None:
-        assert self.folder is not None
-        files = list(self.folder.glob("*.json"))
-        if len(files) > LIMIT:
-            for path in sorted(files, key=lambda p: p.stat().st_mtime)[: LIMIT // 4]:
-                _unlink(path)
+    def _place(self, key: str) -> str:
+        return f"{self.entries and self.entries.folder}:{key}"
 
     @classmethod
     def forget(cls) -> None:
@@ -92,14 +71,3 @@ def _well_formed(decision: Any) -> bool:
         and all(isinstance(t, (int, float)) for t in times.values())
         and all(isinstance(reason, str) for reason in dropped.values())
     )
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        pass
-
-
-def _checksum(key: str, decision: Any) -> str:
-    return hashlib.sha256((key + json.dumps(decision, sort_keys=True)).encode()).hexdigest()

@@ -489,3 +489,19 @@ def test_a_forward_pass_writes_the_part_of_a_buffer(kind):
     for _ in range(2):
         compiled(torch.randn(5, 6)).sum().backward()
     assert bool(copies(compiled.report())) == (kind is NewValue), [k.ops for k in compiled.report().kernels]
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("write", [lambda t: t.mul_(2), lambda t: torch.nn.functional.silu(t, inplace=True), lambda t: t[1:].neg_()])
+def test_a_result_with_gaps_keeps_them_when_it_is_written(write, dynamic) -> None:
+    def program(x):
+        result = x.select_scatter(x.select(-1, 0) * 2, -1, -1)
+        write(result)
+        return result
+
+    compiled = compile_api.compile(program, dynamic=dynamic)
+    for rows in (2, 3):
+        x = torch.randn(rows, 2, 9)[..., 1::2]
+        ours, eager = compiled(x), program(x)
+        assert ours.stride() == eager.stride() and not eager.is_contiguous()
+        torch.testing.assert_close(ours, eager)
+    assert not compiled.report().fallbacks

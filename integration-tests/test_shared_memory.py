@@ -147,3 +147,19 @@ def test_symbolic_sizes_say_why_they_do_not_share() -> None:
         x = torch.randn(n, 7)
         torch.testing.assert_close(compiled(x), run(x))
     assert "known at run time" in str(compiled.report().memory[0].note)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_parts_of_conjugates_beside_them(dtype: torch.dtype, dynamic: bool | None) -> None:
+    def program(x):
+        y = (x * (1 + 2j)).conj()
+        return y, y.imag, y.real, y[1:].imag[..., ::2], y.conj().imag, y.conj().conj().imag
+
+    compiled = compile_api.compile(program, dynamic=dynamic)
+    for rows in (4, 3):
+        x = torch.randn(rows, 5, dtype=dtype)
+        for ours, eager in zip(compiled(x), program(x), strict=True):
+            torch.testing.assert_close(ours, eager)
+            assert (ours.is_neg(), ours.is_conj()) == (eager.is_neg(), eager.is_conj())
+    assert not compiled.report().fallbacks

@@ -77,3 +77,15 @@ def test_models_give_eagers_bits(name, dtype):
         ours = tensors(compile_api.compile(case.model, options=EXACT)(*case.args, **case.kwargs))
         theirs = tensors(eager(*case.args, **case.kwargs))
     assert other_bits(ours, theirs, 0) is None
+
+
+@pytest.mark.parametrize("extremum", [torch.max, torch.min, torch.median, torch.nanmedian])
+def test_gradients_shared_among_equals_are_products_with_a_mask(extremum):
+    """On the CPU eager fills zeros in instead: no zero is negative there, and no infinite gradient makes NaN."""
+    for weight in (1.0, -1.0, float("-inf")):
+        found = []
+        for run in (extremum, compile_api.compile(extremum)):
+            x = torch.tensor([1.0, 3.0, 3.0, -2.0, -2.0], device="cuda", requires_grad=True)
+            found += torch.autograd.grad(run(x), x, torch.tensor(weight, device="cuda"))
+        torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(*((x.signbit() & ~x.isnan()) for x in found))

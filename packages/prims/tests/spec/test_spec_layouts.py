@@ -236,3 +236,27 @@ def test_products_of_groups_that_do_not_fit():
         with AbstractMode(), pytest.raises(RuntimeError) as ours:
             torch._grouped_mm(*map(abstract, operands))
         assert str(eager.value) == str(ours.value)
+
+
+#: Operators, and what they take beside the tensor; eager makes the numbers of most tensors without dimensions.
+WITH_NUMBERS = {
+    "eq.Scalar": (2,), "add.Tensor": (2,), "mul.Tensor": (2.0,), "rsub.Scalar": (2,), "div.Tensor": (2.0,),
+    "floor_divide.default": (2,), "remainder.Scalar": (2,), "fmod.Scalar": (2,), "pow.Tensor_Scalar": (3,),
+    "clamp_min.default": (2,), "xlogy.Scalar_Other": (2.0,), "copysign.Scalar": (2.0,), "neg.default": (), "lt.Scalar": (1,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_strides_of_single_elements_beside_numbers(name):
+    """They decide whether a concatenation of such results has channels last."""
+    base, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, base), overload)
+    for shape in ((5, 1, 4, 1), (2, 3, 1, 1), (4, 1), (1,), (3, 1, 2), (1, 2, 3, 4, 1)):
+        places = list(itertools.permutations(range(len(shape))))
+        laid_out = [torch.ones([shape[d] for d in p]).permute([p.index(d) for d in range(len(p))]) for p in places]
+        for x in (*laid_out, torch.ones([2 * n for n in shape])[tuple(slice(None, None, 2) for _ in shape)]):
+            args = WITH_NUMBERS[name]
+            assert infer(func, (spec_of(x), *args), {}).strides == func(x, *args).stride(), x.stride()
+            if base == "eq":
+                where = torch.ops.aten.where.ScalarOther
+                assert infer(where, (spec_of(x > 0), spec_of(x), 0.0), {}).strides == where(x > 0, x, 0.0).stride()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -185,15 +186,34 @@ def written(x: torch.Tensor) -> None:
 
 def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:
     text = base
-    steps = list(leaf.steps)
     detached = False
-    for step in steps:
+    for step in _of_conjugates(leaf.steps):
         detached = detached or step.func is aten.detach.default
         text = _step_text(source, text, step)
     if base_needs_grad and not leaf.requires_grad and not detached:
         source.globals["detach"] = torch.Tensor.detach
         text = f"detach({text})"
     return text
+
+
+def _of_conjugates(steps: Sequence[ViewStep]) -> list[ViewStep]:
+    """Views in which a part of a conjugate is, as in eager, that part of the numbers, negated where it is imaginary:
+    there is no view of a lazy conjugate's parts."""
+    found: list[ViewStep] = []
+    conjugate: ViewStep | None = None  # of an odd number of them, the last one
+    negated = False
+    for step in steps:
+        if step.func is aten.conj_physical.default:
+            conjugate = None if conjugate is not None else step
+        elif step.func is aten.view_as_real.default and conjugate is not None:
+            found.append(conjugate)  # once more, which undoes it
+            conjugate, negated = None, True
+        found.append(step)
+        if negated and step.func is aten.select.int:
+            if step.args[1] == 1:
+                found.append(ViewStep(aten.neg.default, (), {}, step.result, step.result))
+            negated = False
+    return found
 
 
 def _step_text(source: Source, text: str, step: ViewStep) -> str:

@@ -202,8 +202,8 @@ def _new_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> torch.Tenso
     return tracer.pure(aten._efficientzerotensor.default, (list(spec.shape),), options)  # type: ignore[no-any-return]
 
 
-#: Backward nodes that share a gradient among equal elements: eager fills zeros in, where for abstract tensors PyTorch
-#: multiplies by a mask, which makes -0.0 and NaN of some.
+#: Backward nodes that share a gradient among equal elements: on the CPU eager fills zeros in, where for abstract
+#: tensors PyTorch multiplies by a mask, which makes -0.0 and NaN of some, as it does on a GPU.
 _SHARING = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
 
 
@@ -214,8 +214,8 @@ def _product(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return _new_zeros(tracer, func, args, kwargs)
     if tracer.backward and isinstance(args[0], torch.Tensor) and _state(args[0]).spec.dtype is torch.bool:
         node = torch._C._current_autograd_node()
-        if node is not None and node.name() in _SHARING:
-            spec = infer(func, args, kwargs)
+        spec = infer(func, args, kwargs)
+        if node is not None and node.name() in _SHARING and spec.device.type == "cpu":
             zeros = tracer.pure(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
             return tracer.pure(aten.masked_fill.Tensor, (zeros, args[0], args[1]), {})
     return NotImplemented

@@ -376,13 +376,13 @@ class Tracer(TorchDispatchMode):
         return item
 
     def relayout(self, node: torch.fx.Node, spec: TensorSpec, wanted: TensorSpec) -> tuple[torch.fx.Node, Any]:
-        """The same values in the strides of ``wanted``."""
+        """The same values in the strides of ``wanted``, which may have gaps: a scatter keeps them, a copy does not."""
         empty, _ = self.emit(
             aten.empty_strided.default,
             (list(wanted.shape), list(wanted.strides)),
             {"dtype": wanted.dtype, "device": wanted.device},
         )
-        return self.emit(aten.copy.default, (empty, node), {})
+        return self.emit(aten.copy.default if is_dense(wanted) else aten.slice_scatter.default, (empty, node), {})
 
     # -- views -------------------------------------------------------------------------------------------------
 

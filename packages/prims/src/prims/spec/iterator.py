@@ -70,7 +70,7 @@ def _strides(shapes: tuple[Shape, ...], strides: tuple[tuple[Size, ...], ...], s
     if all(s is shape or layout.known_same(s, shape) for s in shapes):
         if all(layout.is_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)):
             return layout.contiguous_strides(shape)
-        if len(shape) in (4, 5) and all(
+        if len(shape) == 4 and all(
             layout.is_channels_last_contiguous(s, t) for s, t in zip(shapes, strides, strict=True)
         ):
             return layout.channels_last_strides(shape)
@@ -129,12 +129,18 @@ def common_device(tensors: Sequence[TensorSpec]) -> torch.device:
     return device
 
 
-def iterate(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
-    """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped)."""
+def iterate(operands: Sequence[Any], dtype: torch.dtype, wraps: bool = False) -> TensorSpec:
+    """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped).
+
+    ``wraps``: eager makes a number a tensor without dimensions, and then has no short way to strides that are alike;
+    the long one comes to others in dimensions of one element.
+    """
     tensors = [x for x in operands if type(x) is TensorSpec]
     if not tensors:
         return TensorSpec((), dtype, _CPU, ())  # of numbers: a tensor without dimensions
     first = tensors[0]
+    if wraps and len(tensors) < len(operands) and any(type(n) is int and n == 1 for n in first.shape):
+        tensors.append(TensorSpec((), dtype, first.device, ()))
     if len(tensors) == 1:
         strides = _unary_strides(first)
         return TensorSpec(first.shape, dtype, first.device, strides)

@@ -133,7 +133,7 @@ def _binary(name: str, dtype: DtypeRule) -> None:
     @meta_rule(name)
     def rule(x: Any, y: Any, *args: Any, **kwargs: Any) -> TensorSpec:
         operands = (x, y)
-        return iterate(operands, dtype(operands))
+        return iterate(operands, dtype(operands), wraps=not name.startswith("aten.pow"))
 
 
 for _overloads, _rule, _text in BINARY:
@@ -145,7 +145,7 @@ for _overloads, _rule, _text in BINARY:
 @meta_rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None = None) -> TensorSpec:
     dtype = result_dtype((x, y))
-    return iterate((x, y), dtype if rounding_mode else to_float_dtype(dtype))
+    return iterate((x, y), dtype if rounding_mode else to_float_dtype(dtype), wraps=True)
 
 
 @meta_rule("aten.pow.Scalar")
@@ -210,7 +210,7 @@ def where(condition: TensorSpec, x: Any, y: Any) -> TensorSpec:
         dtype = tensors[0].dtype
     else:
         dtype = result_dtype((x, y))
-    return iterate((condition, *tensors), dtype)
+    return iterate((condition, x, y), dtype, wraps=True)
 
 
 @meta_rule("aten.isclose.default")

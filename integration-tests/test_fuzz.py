@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzz.driver
+import fuzz.inputs
 import fuzz.program
 import fuzz.reference
 import fuzz.tensors
@@ -469,6 +470,17 @@ def test_workers_that_cannot_start_are_no_agreement(monkeypatch: pytest.MonkeyPa
 def test_programs_depend_on_their_seed_alone() -> None:
     for generate in GENERATORS.values():
         assert generate(11) == generate(11) != generate(12)
+
+
+@pytest.mark.parametrize("device,kept", [("cpu", True), ("cuda", False)])
+def test_writes_to_shared_elements_have_an_answer_on_the_cpu_only(device: str, kept: bool) -> None:
+    generator = fuzz.tensors._Tensors(0, device)
+    for layout, line, runs in (
+        ("overlapping", "x.neg_()", kept), ("overlapping", "x[:-1] += x[1:]", kept), ("overlapping", "t0 = x + 1", True),
+        ("contiguous", "x.neg_()", True),
+    ):  # fmt: skip
+        scope = {"x": fuzz.inputs.make((3, 4), "float32", layout)}
+        assert generator._runs(line, "t0" if line.startswith("t0") else None, [scope]) == runs, line
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["ACCUMULATING", "Shadow"]
+__all__ = ["ACCUMULATING", "Shadow", "overlaps"]
 
 #: Parts of the names of operators whose result comes from many roundings inside.
 ACCUMULATING = (
@@ -333,7 +333,7 @@ class Shadow(TorchDispatchMode):
 
     def _added(self, total: torch.Tensor, parts: list[tuple[torch.Tensor, bool]]) -> None:
         (a, whole), (b, other) = parts
-        if a.shape != b.shape or not total.is_floating_point() or _overlaps(total):
+        if a.shape != b.shape or not total.is_floating_point() or overlaps(total):
             return
         self._sums[_place(total)] = (a + b, whole and other)
         if not (whole and other):
@@ -347,7 +347,7 @@ class Shadow(TorchDispatchMode):
             self.unstable = True
         for t in [*outs, *written]:
             bases = self._bases(t)
-            if not _floating(t.dtype) or _overlaps(t):
+            if not _floating(t.dtype) or overlaps(t):
                 self.unstable = True
             else:
                 for base in bases[:-1]:
@@ -356,7 +356,7 @@ class Shadow(TorchDispatchMode):
 
     def _stir(self, t: torch.Tensor) -> None:
         """Move what is written where it is, before an operator reads it."""
-        for base in self._bases(t)[2:] if not _overlaps(t) else ():
+        for base in self._bases(t)[2:] if not overlaps(t) else ():
             view = self._view(base, t)
             view.copy_(self._disturbed(view, None, _inner(t.dtype)))
 
@@ -380,14 +380,14 @@ class Shadow(TorchDispatchMode):
                 real = t.detach()
                 for base in bases:
                     self._view(base, t).copy_(real)
-            elif not moved and _floating(t.dtype) and t.numel() and not _overlaps(t):
+            elif not moved and _floating(t.dtype) and t.numel() and not overlaps(t):
                 first = self._view(bases[0], t)
                 rounded = _rounded(t.detach().to(HOME), first)
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(_fitted(self._disturbed(view, rounded | (view != first), unit(t.dtype)), t.dtype))
                 self._overflow(bases, t)
-            elif _floating(t.dtype) and t.numel() and not _overlaps(t):
+            elif _floating(t.dtype) and t.numel() and not overlaps(t):
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(_fitted(view, t.dtype))
@@ -405,7 +405,7 @@ class Shadow(TorchDispatchMode):
             same = columns and first.shape == t.shape
             disturbed = self.count > 1 and not exact and _floating(t.dtype)
             rounded = _rounded(real, first) if same and disturbed else None
-            overlaps = _overlaps(t)
+            shared = overlaps(t)
             for k in range(self.count):
                 value = _solid(columns[k][i]) if columns else first
                 if value.shape != t.shape:
@@ -418,7 +418,7 @@ class Shadow(TorchDispatchMode):
                     value = self._disturbed(value, inexact, unit(t.dtype))
                 if k > 1:
                     value = _fitted(value, t.dtype)
-                if not overlaps:
+                if not shared:
                     torch.as_strided(base, t.size(), t.stride(), t.storage_offset()).copy_(value)
                 else:
                     base = _flat(t, count).to(HOME, wide(t.dtype))
@@ -429,7 +429,7 @@ class Shadow(TorchDispatchMode):
     @staticmethod
     def _overflow(bases: list[torch.Tensor], t: torch.Tensor) -> None:
         """Numbers of exact runs beyond the largest of 32 bits are infinite."""
-        if t.dtype in (torch.bfloat16, torch.float32) and not _overlaps(t):
+        if t.dtype in (torch.bfloat16, torch.float32) and not overlaps(t):
             for base in bases[:2]:
                 view = Shadow._view(base, t)
                 view.copy_(_limited(view, t.dtype))
@@ -538,7 +538,7 @@ def _computed(func: Any, given: Any, device: torch.device) -> list[Any]:
                 moved = _moved_to(device, (args, kwargs))
                 answers.append(_moved_to(HOME, func(*moved[0], **moved[1])))
                 for twin, there in zip(_tensors((args, kwargs)), _moved_to(HOME, _tensors(moved)), strict=True):
-                    if not _overlaps(twin) and not torch.equal(twin, there):
+                    if not overlaps(twin) and not torch.equal(twin, there):
                         twin.copy_(there)
         return answers
     finally:
@@ -605,7 +605,7 @@ def _averages(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return [t for t in (named.get("running_mean"), named.get("running_var")) if isinstance(t, torch.Tensor)]
 
 
-def _overlaps(t: torch.Tensor) -> bool:
+def overlaps(t: torch.Tensor) -> bool:
     """Whether two elements share memory, by strides alone."""
     reach = 1
     for step, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):

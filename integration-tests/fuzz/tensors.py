@@ -2,7 +2,8 @@
 
 Sizes are the same in every call or change with it; a statement stays in a program when eager runs it for the sizes of
 every call. Integer divisions by zero and uninitialised memory are kept out, for they have no answer to compare; so are medians along
-an expanded dimension, for which PyTorch's CPU kernel reads other memory.
+an expanded dimension, for which PyTorch's CPU kernel reads other memory, and on a GPU writes in place to a tensor whose elements
+share memory, to which threads come in any order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from fuzz.inputs import LAYOUTS
 from fuzz.program import load, settled
+from fuzz.reference import overlaps
 from fuzz.tensor_ops import GROUPS
 
 __all__ = ["generate"]
@@ -190,12 +192,15 @@ class _Tensors:
         if line in self.asserting:
             return False
         for scope in scopes:
+            raced = [(t, t._version) for t in scope.values() if isinstance(t, torch.Tensor) and overlaps(t)]
             try:
                 exec(line, scope)
             except Exception as error:
                 settled(line, [error])
                 return False
             settled(line)
+            if self.device != "cpu" and any(t._version != version for t, version in raced):
+                return False
             if target is not None:
                 value = scope[target]
                 if not isinstance(value, torch.Tensor) or value.numel() > _LARGEST:

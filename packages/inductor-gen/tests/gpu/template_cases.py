@@ -279,8 +279,8 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     monkeypatch.setattr(
         "inductor_gen.templates.choice.shallow_tile", lambda m, n, k, dtype, device: TILE if n == 48 else None
     )
-    monkeypatch.setattr("inductor_gen.templates.choice.spared", lambda m, n, k, tile, device: 1e-6 * m * n * k)
-    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 1e-6 * 40 * 48 * 24)
+    monkeypatch.setattr("inductor_gen.templates.choice.spared", lambda m, n, k, tile, device: device.launch_cost * m * n * k)
+    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 40 * 48 * 23.5)
     inputs = [torch.randn(s).mul(0.3).bfloat16().to(DEVICE) for s in ((40, 24), (24, 48), (48, 20), (48,))]
 
     def fn(p, a, w, v, c):
@@ -294,7 +294,7 @@ def test_shallow_products_join_what_reads_them_without_a_contest(kept, monkeypat
     assert ("tl.dot(" in compiled.kernels[0].source) is not kept
     for got, want in zip(compiled(*inputs), reference(fn, inputs, False), strict=True):
         torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=0.05)
-    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 1e-6 * 40 * 48 * 25)  # a template spares too little
+    monkeypatch.setattr("inductor_gen.templates.choice.LEAST", 40 * 48 * 24.5)  # a template spares too little
     assert len(inductor_gen.compile_graph(env, options=Options(verify="off"), triton=True).externs) == 2
 
 

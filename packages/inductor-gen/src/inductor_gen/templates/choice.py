@@ -22,8 +22,8 @@ from inductor_gen.templates.tilings import find_tilings
 
 __all__ = ["choose"]
 
-#: Seconds of a call that a template of shallow products must spare to be worth its second of compilation.
-LEAST = 14e-6
+#: Launches whose time a template of shallow products must spare in a call to be worth its second of compilation.
+LEAST = 4.0
 
 
 def choose(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
@@ -62,7 +62,7 @@ def _with_sure_products(draft: Draft, steps: Sequence[Step]) -> list[Step]:
         tile = shallow_tile(m, n, k, p.node.dtype, device) if count == 1 else None  # type: ignore[arg-type]
         if tile is None:
             return (), False
-        gains[p.node] = spared(m, n, k, tile, device)
+        gains[p.node] = spared(m, n, k, tile, device) / device.launch_cost
         return (tile,), False
 
     problems = find_products(draft, steps, float32_precision(), tiles)
@@ -71,18 +71,16 @@ def _with_sure_products(draft: Draft, steps: Sequence[Step]) -> list[Step]:
 
 def _worth_compiling(steps: Sequence[Step], problems: list[Problem], gains: dict[Node, float]) -> list[Candidate]:
     """The templates, but those of shallow products only where one text serves enough of them; ``gains``: what each of
-    these spares."""
-    shallow = {id(p): gain for p in problems if (gain := gains.get(steps[p.positions[0]].node))}  # type: ignore[union-attr]
+    these spares, in launches."""
     totals: dict[str, float] = {}
+    shallow: dict[int, str] = {}
     for p in problems:
-        if id(p) in shallow:
-            totals[_text_of(p)] = totals.get(_text_of(p), 0) + shallow[id(p)]
-    few = {id(p) for p in problems if id(p) in shallow and totals[_text_of(p)] < LEAST}
+        gain = gains.get(steps[p.positions[0]].node)  # type: ignore[union-attr]
+        if gain is not None:
+            shallow[id(p)] = text = p.candidates[1].steps[-1].name
+            totals[text] = totals.get(text, 0.0) + gain
+    few = {at for at, text in shallow.items() if totals[text] < LEAST}
     return [p.candidates[0 if id(p) in few else 1] for p in problems]
-
-
-def _text_of(problem: Problem) -> str:
-    return problem.candidates[1].steps[-1].name
 
 
 def _computes_float32(draft: Draft, kernel: Kernel) -> bool:

@@ -16,7 +16,7 @@ from compile_api.module import CompiledModule, compile_module
 from compile_api.progress import watcher
 from prims.eager import leave_to_eager
 from prims.errors import UserError
-from prims.forking import COMPILING
+from prims.forking import compiling
 from prims.imports import forget_broken_imports
 from prims.options import Options
 from prims.report import Report
@@ -93,7 +93,7 @@ def _optimizer(
         return lambda fn: fn
 
     def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
-        with COMPILING:
+        with compiling():
             forget_broken_imports()
             import dynamo_capture
 

@@ -34,7 +34,7 @@ from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabl
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.eager import leave_to_eager
 from prims.errors import QuintetError, Unsupported, UserError
-from prims.forking import COMPILING
+from prims.forking import compiling
 from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
 from prims.options import Options
@@ -115,7 +115,7 @@ class Optimizer:
             self._leave(why, "frame", quiet=True)
             return _native.RUN
         before = self._looks(code)
-        with COMPILING, self.report.phase("capture"):
+        with compiling(), self.report.phase("capture"):
             if self._looks(code) != before:
                 return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
             state = self._state(code)

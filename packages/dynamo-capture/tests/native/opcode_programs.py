@@ -157,7 +157,7 @@ SPECIAL = {
     "prims.options.Options": Options,
     "prims.records.record": record,
     "prims.report.Report": Report,
-    "prims.forking.COMPILING": threading.RLock(),
+    "prims.forking.compiling": threading.RLock,
     "prims.forking.lock": threading.Lock,
     "prims.forking.why_cut_off": lambda: None,
     "prims.eager.leave_to_eager": lambda report, options, stage, reason, where, **_: report.fallback(stage, reason, where),

@@ -12,7 +12,7 @@ from aot_autograd.trace.outcome import no_autocast, remove_dead
 from prims.debug import keep
 from prims.eager import leave_to_eager
 from prims.errors import NotCompiled, Unsupported, UserError
-from prims.forking import COMPILING, why_cut_off
+from prims.forking import compiling, why_cut_off
 from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
@@ -106,7 +106,7 @@ class LazyBackward:
             return self._run_partial(inputs)
         full = self._full
         if full is None:
-            with COMPILING:
+            with compiling():
                 if self._full is None:
                     self._full = self._compile(self.env, "backward")
             full = self._full
@@ -115,7 +115,7 @@ class LazyBackward:
     def _run_partial(self, inputs: list[Any]) -> Sequence[Any]:
         absent = tuple(tangent is None for tangent in inputs[-self._tangents :])
         if absent not in self._partial:
-            with COMPILING:
+            with compiling():
                 if absent not in self._partial:
                     env, places = without_tangents(self.env, absent)
                     self._partial[absent] = (self._compile(env, "backward for some outputs"), places)

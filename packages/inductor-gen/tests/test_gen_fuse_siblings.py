@@ -255,7 +255,8 @@ def backwards(fusion: Fusion) -> None:
 
 def reduced_partly(fusion: Fusion) -> None:
     cluster = next(c for c in fusion.clusters.values() if c.inner)
-    cluster.space[fusion.variable()] = next(iter(cluster.space.values()))
+    extent = next(iter(cluster.space.values()))
+    cluster.space[fusion.variable(extent)] = extent
 
 
 @pytest.mark.parametrize(

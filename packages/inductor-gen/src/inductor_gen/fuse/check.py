@@ -53,7 +53,7 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
             continue
         used = {v for i in operand for v in i.symbols}
         _demand(outer <= used and (not used & inner or inner <= used), "FUSE-C5", node)
-        for base, index, exact in fusion.reads(node, operand, cluster.space):
+        for base, index, exact in fusion.reads(node, operand):
             if base in cluster.homes:
                 _demand(exact and index == cluster.homes[base], "FUSE-C3", node)
     for node in cluster.nodes if cluster.loops else ():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from inductor_gen.fuse.order import Move, Order
 from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
-from inductor_gen.loops.views import Index, pull
+from inductor_gen.loops.views import Branch, Index, pull
 from prims.ir import Fuel
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -44,6 +44,14 @@ class Fused(NamedTuple):
     stage: str
     nodes: tuple[int, ...]
     saved: int
+
+
+class Read(NamedTuple):
+    """A value at an index; ``exact`` is False where that depends on data, or the access stands under a condition."""
+
+    value: Node
+    at: Index
+    exact: bool
 
 
 class Cluster:
@@ -86,6 +94,7 @@ class Fusion:
         of: the cluster of each node that has one.
         inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
         random: the operators that draw random numbers, in their order.
+        extents: the number of values of every loop variable.
     """
 
     def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None) -> None:
@@ -100,9 +109,12 @@ class Fusion:
         self.of: dict[Node, Cluster] = {}
         self.inlined: set[Node] = set()
         self.random: list[Node] = []
+        self.extents: dict[Expr, Expr] = {}
         self.order = Order()
         self._count = 0
-        self._vars = 0
+        self._pulled: dict[tuple[Node, Index], list[Branch]] = {}
+        self._reads: dict[tuple[Node, Index], list[Read]] = {}
+        self._bases: dict[Node, list[Node]] = {}
 
     def may_fuse(self) -> bool:
         """May another fusion be made? Counting them down bisects a miscompilation."""
@@ -110,10 +122,11 @@ class Fusion:
 
     # ---- variables --------------------------------------------------------------------------------------
 
-    def variable(self) -> Expr:
-        """A fresh loop variable."""
-        self._vars += 1
-        return ex.symbol(f"i{self._vars}")
+    def variable(self, extent: Expr) -> Expr:
+        """A fresh loop variable of so many values, for good."""
+        v = ex.symbol(f"i{len(self.extents) + 1}")
+        self.extents[v] = extent
+        return v
 
     def fresh_index(self, cluster: Cluster, shape: Iterable[Expr]) -> Index:
         """An index of new variables, which become the cluster's."""
@@ -122,7 +135,7 @@ class Fusion:
             if extent is ONE:
                 index.append(ZERO)
             else:
-                v = self.variable()
+                v = self.variable(extent)
                 cluster.space[v] = extent
                 index.append(v)
         return tuple(index)
@@ -136,7 +149,7 @@ class Fusion:
         count = ex.floordiv(extent, inner_size) if inner_size is not ZERO else ZERO
         if inner_size is ONE or count is ONE or ex.mul(count, inner_size) is not extent or extent is ZERO:
             return False
-        outer, inner = self.variable(), self.variable()
+        outer, inner = self.variable(count), self.variable(inner_size)
         space: dict[Expr, Expr] = {}
         for v, n in cluster.space.items():
             if v is variable:
@@ -170,7 +183,7 @@ class Fusion:
         return all(
             base not in cluster.homes or (exact and index == cluster.homes[base])
             for node in cluster.nodes
-            for base, index, exact in self.reads(node, cluster.operands[node], cluster.space)
+            for base, index, exact in self.reads(node, cluster.operands[node])
         )
 
     # ---- clusters ---------------------------------------------------------------------------------------
@@ -222,10 +235,16 @@ class Fusion:
         for reader in self.order.readers(cluster.id) if cluster.nodes else ():
             self.clusters[reader].fused += [*cluster.fused, note]
         for node in cluster.nodes:
-            self.inlined.add(node)
             del self.of[node]
+        self.compute_in_place(cluster.nodes)
         del self.clusters[cluster.id]
         self.order.drop(cluster.id)
+
+    def compute_in_place(self, nodes: Iterable[Node]) -> None:
+        """Let nodes be computed wherever they are read."""
+        self.inlined.update(nodes)
+        self._reads.clear()
+        self._bases.clear()
 
     def remove(self, cluster: Cluster, node: Node) -> None:
         """Take a node out of its cluster."""
@@ -240,8 +259,11 @@ class Fusion:
 
     def bases(self, node: Node) -> list[Node]:
         """The nodes that computing ``node`` reads, through views and values computed in place."""
-        found = reached(node.ins, lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ())
-        return [x for x in found if x.kind != "item" and not self._is_through(x)]
+        bases = self._bases.get(node)
+        if bases is None:
+            on = lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ()
+            bases = self._bases[node] = [x for x in reached(node.ins, on) if x.kind != "item" and not self._is_through(x)]
+        return bases
 
     def _is_through(self, x: Node) -> bool:
         return x.kind in ("view", "create") or x in self.inlined
@@ -255,26 +277,38 @@ class Fusion:
                     found.setdefault(base, []).append(node)
         return found
 
-    def reads(self, node: Node, index: Index, space: dict[Expr, Expr]) -> list[tuple[Node, Index, bool]]:
-        """``(base, index, exact)`` of each value that ``node`` at ``index`` reads; ``exact`` is False for an access
-        whose index depends on data or that stands under a condition."""
-        found: list[tuple[Node, Index, bool]] = []
-        seen: set[tuple[int, Index]] = set()
-        todo: list[tuple[Node, Index, bool]] = list(operand_indices(node, index))
+    def reads(self, node: Node, index: Index) -> list[Read]:
+        """Each value that ``node`` at ``index`` reads."""
+        found = self._reads.get((node, index))
+        if found is None:
+            found = [read for read in self.on_the_way(node, index) if not self._is_through(read.value)]
+            self._reads[node, index] = found
+        return found
+
+    def on_the_way(self, node: Node, index: Index) -> list[Read]:
+        """What ``node`` at ``index`` reads, and the views and the values computed in place through which it does."""
+        found: list[Read] = []
+        seen: set[tuple[Node, Index]] = set()
+        todo = operand_indices(node, index)
         while todo:
-            x, at, exact = todo.pop()
-            if (x.id, at) in seen:
+            x, at, exact = read = todo.pop()
+            if (x, at) in seen:
                 continue
-            seen.add((x.id, at))
+            seen.add((x, at))
+            found.append(read)
             if x.kind == "view":
-                branches = pull(x, at, space)
-                for b in branches:
-                    if b.node is not None:
-                        todo.append((b.node, b.index, exact and len(branches) == 1))
+                branches = self.pull(x, at)
+                exact = exact and len(branches) == 1
+                todo += [Read(b.node, b.index, exact) for b in branches if b.node is not None]
             elif x in self.inlined:
-                todo.extend((n, i, exact and e) for n, i, e in operand_indices(x, at))
-            elif x.kind != "create":
-                found.append((x, at, exact))
+                todo += [Read(n, i, exact and e) for n, i, e in operand_indices(x, at)]
+        return found
+
+    def pull(self, view: Node, index: Index) -> list[Branch]:
+        """Where an element of a view comes from, at an index over loop variables."""
+        found = self._pulled.get((view, index))
+        if found is None:
+            found = self._pulled[view, index] = pull(view, index, self.extents)
         return found
 
 
@@ -304,23 +338,23 @@ def substituted(indices: dict[Node, Index], mapping: Mapping[Expr, Expr]) -> dic
     return {node: tuple(substitute(i, mapping) for i in index) for node, index in indices.items()}
 
 
-def operand_indices(node: Node, index: Index) -> list[tuple[Node, Index, bool]]:
+def operand_indices(node: Node, index: Index) -> list[Read]:
     """Where a loop node at ``index`` (for a reduction: its operand's index) reads its operands. An operand read at
     an index that depends on data has the zero index and is not exact."""
-    if node.op == "gather":
-        x, positions, _ = node.args
-        return [(positions, index, True), (x, (ZERO,) * len(x.shape), False)]
-    if node.op == "index":
-        x, indices, _ = node.args
-        rank = len(indices[0].shape)
-        return [*((i, index[:rank], True) for i in indices), (x, (ZERO,) * len(x.shape), False)]
-    if node.op == "scatter":
-        _, positions, src, _, _ = node.args
-        return [(positions, index, True), (src, index, True)]
-    if node.op == "index_put":
-        _, indices, _, values, _ = node.args
-        rank = len(indices[0].shape)
-        return [*((i, index[:rank], True) for i in indices), (values, index, True)]
-    if node.op.startswith("random_"):
-        return [(n, (ZERO,) * len(n.shape), True) for n in node.ins]
-    return [(x, index, True) for x in node.ins]
+    match node.op:
+        case "gather":
+            x, positions, _ = node.args
+            return [Read(positions, index, True), Read(x, (ZERO,) * len(x.shape), False)]
+        case "index":
+            x, indices, _ = node.args
+            rank = len(indices[0].shape)
+            return [*(Read(i, index[:rank], True) for i in indices), Read(x, (ZERO,) * len(x.shape), False)]
+        case "scatter":
+            return [Read(x, index, True) for x in node.args[1:3]]
+        case "index_put":
+            _, indices, _, values, _ = node.args
+            rank = len(indices[0].shape)
+            return [*(Read(i, index[:rank], True) for i in indices), Read(values, index, True)]
+        case "random_uniform" | "random_normal" | "random_bits":
+            return [Read(n, (ZERO,) * len(n.shape), True) for n in node.ins]
+    return [Read(x, index, True) for x in node.ins]

@@ -158,7 +158,7 @@ def _make_again(
     users = [u for u in costs.consumers[cone[0]] if fusion.of.get(u) in readers]
     for leaf in leaves:
         costs.consumers.setdefault(leaf, []).extend(u for u in users if u not in costs.consumers.get(leaf, ()))
-    fusion.inlined.update(cone)
+    fusion.compute_in_place(cone)
     for node in sorted(cone, key=lambda n: -n.id):  # what is not needed where it was made
         if not any(u is not node and node in _direct(u) for u in cluster.nodes):
             fusion.remove(cluster, node)

@@ -28,7 +28,7 @@ _SPLITS = 6
 def refine(fusion: Fusion, node: Node, cluster: Cluster) -> None:
     """Split the variables of a new cluster so that what its node reads needs no division, where sizes allow it."""
     for _ in range(_SPLITS):
-        read = fusion.reads(node, cluster.operands[node], cluster.space)
+        read = fusion.reads(node, cluster.operands[node])
         if not fusion.split_for(cluster, (i for _, i, _ in read)):
             return
 
@@ -95,7 +95,7 @@ def _fits(fusion: Fusion, node: Node, at: Index, cluster: Cluster) -> Index | st
             return None
         if node.kind == "scan" and not in_order(node, at, cluster.inner or over, cluster.space):
             return None
-    for base, index, exact in fusion.reads(node, at, cluster.space):
+    for base, index, exact in fusion.reads(node, at):
         if fusion.of.get(base) is cluster and (not exact or index != cluster.homes[base]):
             return "split" if fusion.split_for(cluster, (index,)) else None
     if over and not inner:
@@ -157,7 +157,7 @@ def _reads_at_home(
     for node in reader.nodes:
         if not any(fusion.of.get(base) is source for base in fusion.bases(node)):
             continue
-        for base, index, exact in fusion.reads(node, operands[node], cluster.space):
+        for base, index, exact in fusion.reads(node, operands[node]):
             if fusion.of.get(base) is source and (not exact or index != homes[base]):
                 return False
     return True

@@ -149,7 +149,7 @@ class Costs:
     def _facts_of(self, cluster: Cluster) -> Facts:
         reads: dict[Node, set[Index]] = {}
         for node in cluster.nodes:
-            for base, index, exact in self.fusion.reads(node, cluster.operands[node], cluster.space):
+            for base, index, exact in self.fusion.reads(node, cluster.operands[node]):
                 if base not in cluster.homes:
                     reads.setdefault(base, set()).update([index] if exact else [])
         writes = tuple(n for n in cluster.nodes if self.stored(n))

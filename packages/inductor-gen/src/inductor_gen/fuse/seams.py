@@ -7,10 +7,10 @@ parts of the same buffers. Equal nests share one function, so a densenet's many 
 
 from __future__ import annotations
 
-from inductor_gen.fuse.cluster import Cluster, Fusion, operand_indices, substituted
+from inductor_gen.fuse.cluster import Cluster, Fusion, substituted
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO
-from inductor_gen.loops.views import Index, pull
+from inductor_gen.loops.views import Index
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -21,25 +21,11 @@ MAX_PIECES = 64
 
 def _seams(fusion: Fusion, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
     """An outer variable and the ``starts`` of the parts of a concatenation along it."""
-    seen: set[tuple[int, Index]] = set()
-    todo: list[tuple[Node, Index]] = []
     for node in cluster.nodes:
-        todo += [(x, i) for x, i, exact in operand_indices(node, cluster.operands[node]) if exact]
-    while todo:
-        x, at = todo.pop()
-        if (x.id, at) in seen:
-            continue
-        seen.add((x.id, at))
-        if x in cluster.homes:
-            continue
-        if x.kind == "view":
-            if x.op == "concat":
-                found = _along(x, at, cluster)
-                if found is not None:
-                    return found
-            todo += [(b.node, b.index) for b in pull(x, at, cluster.space) if b.node is not None]
-        elif x in fusion.inlined:
-            todo += [(n, i) for n, i, exact in operand_indices(x, at) if exact]
+        for x, at, _ in fusion.on_the_way(node, cluster.operands[node]):
+            found = _along(x, at, cluster) if x.op == "concat" else None
+            if found is not None:
+                return found
     return None
 
 
@@ -77,7 +63,7 @@ def cut(fusion: Fusion, cluster: Cluster) -> list[Cluster]:
 
 def _part(fusion: Fusion, cluster: Cluster, variable: Expr, start: Expr, extent: Expr) -> Cluster:
     part = Cluster(cluster.id, cluster.loops)
-    fresh = fusion.variable()
+    fresh = fusion.variable(extent)
     where = start if extent is ONE else ex.add(start, fresh)
     part.nodes = cluster.nodes
     part.inner = cluster.inner

@@ -39,7 +39,7 @@ def _place(fusion: Fusion, costs: Costs, node: Node) -> None:
     """Find the cluster of a loop node."""
     bases = fusion.bases(node)
     if node.kind == "pointwise" and not bases and node not in fusion.kept:
-        fusion.inlined.add(node)  # made of constants and iotas: cheaper to recompute than to load
+        fusion.compute_in_place([node])  # made of constants and iotas: cheaper to recompute than to load
         return
     owners = fusion.owners(node)
     able: dict[int, list[Node]] = {}
@@ -70,7 +70,7 @@ def _spared(costs: Costs, node: Node, read: list[Node]) -> int:
 def _absorb(fusion: Fusion, costs: Costs, node: Node, cluster: Cluster) -> None:
     """Merge the clusters of the node's other operands into its own, where legal."""
     for _ in range(8):
-        for base, index, exact in fusion.reads(node, cluster.operands[node], cluster.space):
+        for base, index, exact in fusion.reads(node, cluster.operands[node]):
             other = fusion.of.get(base)
             if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
                 continue

@@ -12,7 +12,7 @@ from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
-from inductor_gen.loops.views import Index, pull
+from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -92,8 +92,7 @@ class _Tracer:
     def decided(self, w: Expr) -> bool | None:
         """Does ``w >= 0`` hold everywhere (True), nowhere (False), or is it unknown (None)?"""
         space = self.body.space
-        low = upper(ex.neg(w), space)
-        if low is not None and nonneg(ex.neg(low)):
+        if nonneg(lower(w, space)):
             return True
         high = upper(w, space)
         if high is not None and nonneg(ex.sub(ex.neg(high), ONE)):
@@ -148,7 +147,7 @@ class _Tracer:
 
     def _view(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         branches = []
-        for b in pull(node, index, self.body.space):
+        for b in self.fusion.pull(node, index):
             known = [self.decided(w) for w in b.where]
             if any(k is False for k in known):
                 continue

@@ -89,20 +89,24 @@ class Node:
 
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
-        self.ins = list(dict.fromkeys(nodes_in((self.args, self.kwargs))))
+        self.ins = list(dict.fromkeys(nodes_in(self.args)))
+        if self.kwargs:
+            self.ins = list(dict.fromkeys((*self.ins, *nodes_in(self.kwargs.values()))))
         for value in self.ins:
             value.users.append(self)
 
 
-def nodes_in(value: Any) -> list[Node]:
+def nodes_in(values: Iterable[Any]) -> list[Node]:
     """The nodes among nested arguments, with repetitions."""
-    if isinstance(value, Node):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [n for v in value for n in nodes_in(v)]
-    if isinstance(value, dict):
-        return [n for v in value.values() for n in nodes_in(v)]
-    return []
+    found: list[Node] = []
+    for value in values:
+        if isinstance(value, Node):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += nodes_in(value)
+        elif isinstance(value, dict):
+            found += nodes_in(value.values())
+    return found
 
 
 def reached(starts: Iterable[Node], on: Callable[[Node], Iterable[Node]] = operator.attrgetter("ins")) -> list[Node]:

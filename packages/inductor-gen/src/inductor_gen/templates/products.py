@@ -107,7 +107,7 @@ class _Finder:
     def _plain(self, p: Product, at: int, tiles: Sequence[Tile]) -> Problem | None:
         def render(tile: Tile) -> Steps:
             fresh = self.draft.builder.fusion.variable
-            body, place = plain_body(p, [fresh() for _ in p.node.shape])
+            body, place = plain_body(p, [fresh(n) for n in p.node.shape])
             return (self._kernel(p, body, place, tile),)
 
         made = self._candidates(tiles, render)

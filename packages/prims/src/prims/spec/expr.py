@@ -311,7 +311,13 @@ def neg(a: IntLike) -> Expr:
 
 
 def sub(a: IntLike, b: IntLike) -> Expr:
-    return add(a, neg(b))
+    a, b = to_expr(a), to_expr(b)
+    if b.kind == "const":
+        return add(a, -b.args[0])
+    terms = dict(a.terms)
+    for mono, coeff in b.terms:
+        terms[mono] = terms.get(mono, 0) - coeff
+    return from_terms(terms)
 
 
 def _mul_mono(x: Monomial, y: Monomial) -> Monomial:

@@ -105,8 +105,6 @@ def test_random_changes_keep_the_order_and_refuse_just_what_makes_a_cycle(seed: 
             order.drop(c)
             model.drop(c)
         agree(order, model)
-    live = list(model.sources)
-    assert all(order.path(a, b) == model.path(a, b) for a in live for b in live)
 
 
 def test_labels_last_when_all_go_to_one_place() -> None:
@@ -130,7 +128,6 @@ def test_a_question_costs_at_most_the_budget(monkeypatch: Any) -> None:
     assert order.together(0, 999) is None
     assert order.admit(0, [999]) is None
     assert order.steps - before <= 2 * 64
-    assert order.path(0, 999) and not order.path(999, 0)
 
 
 def blocks(count: int) -> Any:

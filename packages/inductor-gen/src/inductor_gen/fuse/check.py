@@ -66,7 +66,7 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
 def _verify_order(fusion: Fusion) -> None:
     needs = {c.id: {o.id for n in c.nodes for o in fusion.owners(n) if o is not c} for c in fusion.clusters.values()}
     done: set[int] = set()
-    for cluster in sorted(fusion.clusters.values(), key=lambda c: fusion.order.label(c.id)):
+    for cluster in fusion.in_line():
         _demand(needs[cluster.id] <= done, "FUSE-C4", cluster.nodes[0])
         done.add(cluster.id)
     places = [fusion.order.label(fusion.of[n].id) for n in fusion.random]
@@ -83,7 +83,7 @@ def text(fusion: Fusion) -> str:
     """The clusters in an order in which they can run: variables, nodes and homes, what each reads and why its nodes
     are together. Variables are numbered within a cluster, so that equal clusters read alike."""
     lines = []
-    for k, cluster in enumerate(sorted(fusion.clusters.values(), key=lambda c: fusion.order.label(c.id))):
+    for k, cluster in enumerate(fusion.in_line()):
         if not cluster.loops and not cluster.space:
             lines.append(f"operator {k}: {cluster.nodes[0]!r}")
             continue

@@ -120,6 +120,10 @@ class Fusion:
         """May another fusion be made? Counting them down bisects a miscompilation."""
         return self.fuel.spend("fusion")
 
+    def in_line(self) -> list[Cluster]:
+        """The clusters, each behind what it reads."""
+        return sorted(self.clusters.values(), key=lambda c: self.order.label(c.id))
+
     # ---- variables --------------------------------------------------------------------------------------
 
     def variable(self, extent: Expr) -> Expr:
@@ -262,7 +266,8 @@ class Fusion:
         bases = self._bases.get(node)
         if bases is None:
             on = lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ()
-            bases = self._bases[node] = [x for x in reached(node.ins, on) if x.kind != "item" and not self._is_through(x)]
+            found = reached(node.ins, on)
+            bases = self._bases[node] = [x for x in found if x.kind != "item" and not self._is_through(x)]
         return bases
 
     def _is_through(self, x: Node) -> bool:

@@ -77,7 +77,7 @@ def _with(
 
 def recompute_shared(fusion: Fusion, costs: Costs) -> None:
     """Let clusters make again what others hold of values that both can read, where that moves fewer bytes."""
-    for cluster in sorted(fusion.clusters.values(), key=lambda c: fusion.order.label(c.id)):
+    for cluster in fusion.in_line():
         if not cluster.loops or len(cluster.nodes) < 2:
             continue
         for value in costs.facts(cluster).writes:

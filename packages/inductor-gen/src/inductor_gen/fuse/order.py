@@ -188,10 +188,3 @@ class Order:
 
     def _in_line(self, a: int, b: int) -> tuple[int, int]:
         return (a, b) if self._label[a] < self._label[b] else (b, a)
-
-    def path(self, a: int, b: int) -> bool:
-        """Does a path lead from ``a`` to ``b``? Asked exactly, however long it takes."""
-        if a == b or self._label[a] > self._label[b]:
-            return False
-        found = {a: None}
-        return any(y == b for y in self._walk(found, self._after, self._label[a], self._label[b]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
-from itertools import pairwise
 
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.fuse.cluster import Cluster, Fusion
@@ -16,9 +14,8 @@ from inductor_gen.kernel.layouts import follow_layouts
 from inductor_gen.kernel.nest import arrange
 from inductor_gen.kernel.trace import trace, trace_scatter
 from inductor_gen.layout.record import Layout, Prepared, channels_last, strides_of
-from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
-from prims.errors import InternalError
 
 __all__ = ["Builder"]
 
@@ -39,7 +36,7 @@ class Builder:
         self.fusion = fusion
         self.hint = hint
         self.rounding = rounding
-        self.order = _topological(fusion)
+        self.order = fusion.in_line()
         self.stored = _stored(fusion, prepared)
         self.parts: dict[Node, list[Node]] = {}
         self.unstored: set[Node] = set()
@@ -119,38 +116,3 @@ def _stored(fusion: Fusion, prepared: Prepared) -> dict[int, set[Node]]:
                 stored[source.id].add(base)
     return stored
 
-
-def _topological(fusion: Fusion) -> list[Cluster]:
-    """Consumers soon after their producers: the ready cluster with the earliest last node first.
-
-    Raises:
-        InternalError: fusion made a cycle.
-    """
-    needs: dict[int, set[int]] = {c: set() for c in fusion.clusters}
-    for node, cluster in fusion.of.items():
-        for base in fusion.bases(node):
-            source = fusion.of.get(base)
-            if source is not None and source is not cluster:
-                needs[cluster.id].add(source.id)
-    random = [fusion.of[node] for node in fusion.graph.nodes if node.kind == "extern" and draws_random(node)]
-    for earlier, later in pairwise(random):
-        needs[later.id].add(earlier.id)
-    users: dict[int, list[int]] = {}
-    for c, sources in needs.items():
-        for s in sources:
-            users.setdefault(s, []).append(c)
-    waiting = {c: len(sources) for c, sources in needs.items()}
-    last = {c.id: max((n.id for n in c.nodes), default=0) for c in fusion.clusters.values()}
-    ready = [(last[c], c) for c, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order: list[Cluster] = []
-    while ready:
-        _, c = heapq.heappop(ready)
-        order.append(fusion.clusters[c])
-        for u in users.get(c, ()):
-            waiting[u] -= 1
-            if waiting[u] == 0:
-                heapq.heappush(ready, (last[u], u))
-    if len(order) != len(fusion.clusters):
-        raise InternalError("fusion made a cycle of kernels")
-    return order

@@ -164,7 +164,7 @@ def _make_again(
             fusion.remove(cluster, node)
     for reader in readers:
         reader.fused.append(Fused("again", tuple(sorted(n.id for n in cone)), 2 * costs.size(cone[0])))
-        fusion.order.follow(reader.id, [c.id for u in users if fusion.of[u] is reader for c in fusion.owners(u)])
+        fusion.order.link(reader.id, [c.id for u in users if fusion.of[u] is reader for c in fusion.owners(u)])
     costs.forget(cluster, *readers)
     if not cluster.nodes:
         fusion.inline(cluster, 0)

@@ -98,9 +98,10 @@ class Order:
         """A new cluster at the end of the line."""
         self._before[c], self._after[c] = {}, {}
         self._insert([c], self._previous[-1])
-        self._link(c, sources)
+        self.link(c, sources)
 
-    def _link(self, c: int, sources: Iterable[int]) -> None:
+    def link(self, c: int, sources: Iterable[int]) -> None:
+        """Let ``c`` read what stands before it."""
         for s in sources:
             if s != c:
                 self._before[c][s] = None
@@ -151,11 +152,7 @@ class Order:
         else:
             self._remove(c)
             self._insert((c, *move.moved), move.behind)
-        self._link(c, sources)
-
-    def follow(self, c: int, sources: Iterable[int]) -> None:
-        """Let ``c`` read what stands before it."""
-        self._link(c, sources)
+        self.link(c, sources)
 
     def together(self, a: int, b: int) -> Move | None:
         """How two clusters may become one; None where a third stands, or may stand, on a path between them."""
@@ -180,7 +177,7 @@ class Order:
         """Take out a cluster that its readers compute themselves: they read what it did."""
         sources, readers = self.sources(c), self.readers(c)
         for r in readers:
-            self._link(r, sources)
+            self.link(r, sources)
         for s in sources:
             self._after[s].pop(c, None)
         del self._before[c], self._after[c]

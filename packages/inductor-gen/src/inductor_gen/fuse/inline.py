@@ -88,10 +88,13 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             if found is None or not all(r.loops for r in readers):
                 continue
             nodes, leaves = found
-            # What the value is made of waits for the readers in memory: for one that can come next, or in few bytes.
+            # What the value is made of waits for the readers in memory: for one that can come next, in few bytes, or
+            # in about as many as the value itself would.
             size = costs.size(value)
             small = size >= max(LARGE, 8 * sum(map(costs.size, leaves))) and costs.operations(nodes, 1) <= MAX_AGAIN
-            if not small and (len(readers) > 1 or fusion.order.together(cluster.id, readers[0].id) is None):
+            waiting = sum(costs.size(v) for v in leaves if v not in costs.facts(readers[0]).reads)
+            soon = 8 * waiting <= 9 * size or fusion.order.together(cluster.id, readers[0].id) is not None
+            if not small and (len(readers) > 1 or not soon):
                 continue
             apart, after = _seconds(costs, cluster, readers, nodes, leaves)
             if after < apart * (1 + SLOWER * small) and fusion.may_fuse():

@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import aot_autograd
 import compile_api
+import inductor_gen
+from prims.lower import lower
+from prims.options import Options
 
 
 def check(program, *inputs, sizes=(), dynamic=None, tolerance=1e-5):
@@ -182,3 +186,13 @@ def test_a_mixture_of_experts(dynamic):
 
     report = check(program, *given(40), sizes=[given(33)] if dynamic else [], dynamic=dynamic, tolerance=2e-2)
     assert "aten._grouped_mm.default" in externs(report)
+
+
+@pytest.mark.parametrize("kernel,calls", [(3, 0), (5, 1), (15, 2)])
+def test_maxima_of_windows_that_stay_calls_on_a_gpu(kernel, calls):
+    """Of windows of many elements, and gradients where many windows cover an element: eager's kernels are as good."""
+    graph = torch.fx.symbolic_trace(lambda x: F.max_pool2d(x * 2, kernel, 1))
+    env = aot_autograd.joint_graph(graph, [torch.randn(1, 2, 30, 30, requires_grad=True)]).envelope
+    for device, expected in (("cuda", calls), ("cpu", 2)):
+        made = lower(env, claims=inductor_gen.claims(device), options=Options())
+        assert sum(str(node.target).startswith("aten.max_pool2d") for node in made.op_nodes) == expected

@@ -218,7 +218,7 @@ SMALL = dataclasses.replace(known("H200"), multiprocessors=4)
 SPLIT = {
     "sums": (lambda p, a, dims: (p.sum(a, dims), p.sum(p.mul(a, a), dims)), 2),
     "centred": (lambda p, a, dims: _centred(p, a, dims)[1:3], 3),
-    "normalised": (_normalised, 5),
+    "normalised": (_normalised, 3),
     "softmax": (_softmax, 5),
     "written before": (_written_before, 2),
 }

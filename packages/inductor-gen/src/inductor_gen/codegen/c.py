@@ -20,9 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from inductor_gen.codegen.cexpr import BAD_INDEX, Names
+from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
@@ -31,11 +30,10 @@ from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint
-from prims.ops import templates
 from prims.options import Options
 from prims.spec.expr import Expr
 
-__all__ = ["CRenderer", "acc_type", "identity"]
+__all__ = ["CRenderer"]
 
 TILE = 256
 BLOCK = 512
@@ -43,31 +41,6 @@ PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
 TOGETHER = 4  # rows that a scatter goes through at a time, to look at an index once for all of them
-
-
-def acc_type(op: str, dtype: torch.dtype) -> str:
-    """The C type that partial results are collected in over a whole reduction."""
-    if op in ("sum", "prod", "cumsum", "cumprod") and dtype.is_floating_point:
-        return "double"
-    return "int" if dtype == torch.bool else templates.c_type(dtype)
-
-
-def identity(op: str, dtype: torch.dtype) -> str:
-    """The reduction's neutral element as a C literal."""
-    if op in ("sum", "cumsum", "any"):
-        return "0"
-    if op in ("prod", "cumprod", "all"):
-        return "1"
-    if dtype.is_floating_point:
-        return "(-INFINITY)" if op == "amax" else "INFINITY"
-    if dtype == torch.bool:
-        return "0" if op == "amax" else "1"
-    info = torch.iinfo(dtype)
-    return templates.c_literal(info.min if op == "amax" else info.max, dtype)
-
-
-_COMBINE = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
-
 
 class _Writer:
     def __init__(self) -> None:
@@ -177,7 +150,7 @@ class _Kernel:
         """Is there too little outer work to share among threads, and enough inside?"""
         if not self.inner:
             return False
-        if any(v.op == "scan" or v.attr in ("argmax", "argmin") for v in self.reduces):
+        if any(v.op == "scan" or REDUCTIONS[v.attr].place for v in self.reduces):
             return False
         outer = self._extent([v for v in self.nest.outer if not (self.tiled and v is self.lane)])
         if self.tiled:

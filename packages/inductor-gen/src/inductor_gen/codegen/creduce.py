@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_gen.codegen import c
+from inductor_gen.codegen.reductions import REDUCTIONS, neutral
 from inductor_gen.kernel.body import Val
+from prims.ops import templates
 
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
 
 __all__ = ["emit_stage"]
-
-_CLAUSE = {"sum": "+", "prod": "*", "any": "|", "all": "&", "amax": "max", "amin": "min"}
-_ARGS = ("argmax", "argmin")
 
 #: Elements among which the best is found in vector lanes before its position is looked for.
 NOTED = 512
@@ -46,7 +45,7 @@ class _Stage:
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
         self.block = limit
-        self.args = [r for r in self.reduces if r.attr in _ARGS]
+        self.args = [r for r in self.reduces if REDUCTIONS[r.attr].place]
         ordered = bool(self.scans) or self.tiled or any(r.args[0].dtype == torch.bool for r in self.args)
         self.noted = bool(self.args) and not ordered and last > NOTED
         if self.noted:
@@ -54,7 +53,8 @@ class _Stage:
         self.two_level = self.blocked or len(loops) > 1
 
     def _is_sum(self, r: Val) -> bool:
-        return r.attr in ("sum", "prod") and r.dtype.is_floating_point
+        """Is it collected over short stretches first, and over these in double?"""
+        return REDUCTIONS[r.attr].stretches(r.dtype)
 
     # ---- names and types --------------------------------------------------------------------------------
 
@@ -68,13 +68,12 @@ class _Stage:
         return self.k.names.type_of(r.args[0])
 
     def total_type(self, r: Val) -> str:
-        if self._is_sum(r) and not self.two_level:
-            return self.k.names.type_of(r)
-        if r.attr in _ARGS:
-            return "int64_t"
-        if self._is_sum(r):
-            return c.acc_type(r.attr, r.dtype)
-        return self.k.names.type_of(r)
+        double = self._is_sum(r) and (self.two_level or r.op == "scan")
+        return "double" if double else self.k.names.type_of(r)
+
+    def start(self, r: Val) -> str:
+        """The literal that an accumulator begins with."""
+        return templates.c_literal(neutral(r.attr, r.args[0].dtype), r.args[0].dtype)
 
     # ---- accumulators -----------------------------------------------------------------------------------
 
@@ -95,61 +94,44 @@ class _Stage:
     def begin(self) -> None:
         for r in self.reduces:
             n = self.name(r)
-            if r.attr in _ARGS:
+            if REDUCTIONS[r.attr].place:
                 self.declare("int64_t", n + "s", "-1")
                 self.declare(self.operand_type(r), n + "b", "0")
                 continue
-            self.declare(self.total_type(r), n + "s", c.identity(r.attr, r.dtype))
+            self.declare(self.total_type(r), n + "s", self.start(r))
             if self._has_nan(r):
                 self.declare("int", n + "n", "0")
         for s in self.scans:
-            name, start = self.name(s) + "s", c.identity(s.attr, s.dtype)
+            name = self.name(s) + "s"
             if s.stage < self.stage:  # an earlier section ran it to its end
-                self.fill(name, start)
+                self.fill(name, self.start(s))
             else:
-                self.declare(c.acc_type(s.attr, s.dtype), name, start)
+                self.declare(self.total_type(s), name, self.start(s))
 
     def _has_nan(self, r: Val) -> bool:
-        return r.attr in ("amax", "amin") and r.dtype.is_floating_point
+        return REDUCTIONS[r.attr].notes_nan(r.args[0].dtype)
 
     def partial(self, r: Val) -> str:
         """The accumulator that the innermost loop updates."""
         return self.name(r) + ("c" if self._is_sum(r) and self.two_level else "s")
 
     def update(self, r: Val) -> None:
-        x = self.k.names.val(r.args[0])
-        acc = self.at(self.partial(r))
-        match r.attr:
-            case "sum":
-                self.w.line(f"{acc} += {x};")
-            case "prod":
-                self.w.line(f"{acc} *= {x};")
-            case "any":
-                self.w.line(f"{acc} |= ({x} != 0);")
-            case "all":
-                self.w.line(f"{acc} &= ({x} != 0);")
-            case "amax" | "amin":
-                sign = "<" if r.attr == "amax" else ">"
-                if self._has_nan(r):
-                    self.w.line(f"{self.at(self.name(r) + 'n')} |= ({x} != {x});")
-                self.w.line(f"{acc} = {acc} {sign} {x} ? {x} : {acc};")
-            case _ if self.noted:
-                self._note(r, x)
-            case _:
-                self._update_arg(r, x)
-
-    def _note(self, r: Val, x: str) -> None:
-        n, sign = self.name(r), "<" if r.attr == "argmax" else ">"
-        self.w.line(f"{n}x[{self.k.names.var(self.loops[-1])} - b_] = {x};")
-        self.w.line(f"{n}m = {n}m {sign} {x} ? {x} : {n}m;")
-        if r.args[0].dtype.is_floating_point:
-            self.w.line(f"{n}n |= ({x} != {x});")
+        row, x = REDUCTIONS[r.attr], self.k.names.val(r.args[0])
+        if row.place and not self.noted:
+            self._update_arg(r, x)
+            return
+        if row.place:
+            self.w.line(f"{self.name(r)}x[{self.k.names.var(self.loops[-1])} - b_] = {x};")
+        if self._has_nan(r):
+            self.w.line(f"{self.at(self.name(r) + 'n')} |= ({x} != {x});")
+        into = f"{self.name(r)}m" if row.place else self.at(self.partial(r))
+        self.w.line(row.c.format(into, x))
 
     def _begin_notes(self) -> None:
         for r in self.args if self.noted else ():
             n, ctype = self.name(r), self.operand_type(r)
             self.w.line(f"{ctype} {n}x[{NOTED}];")
-            self.w.line(f"{ctype} {n}m = {c.identity(r.attr.replace('arg', 'a'), r.args[0].dtype)};")
+            self.w.line(f"{ctype} {n}m = {self.start(r)};")
             self.w.line(f"int {n}n = 0;")
 
     def _end_notes(self) -> None:
@@ -158,7 +140,7 @@ class _Stage:
         for r in self.args if self.noted else ():
             n, position = self.name(r), r.args[1]
             rising = len(self.loops) == 1 and position.at is self.loops[-1]
-            sign = (">" if r.attr == "argmax" else "<") + ("" if rising else "=")
+            sign = REDUCTIONS[r.attr].better + ("" if rising else "=")
             better = f"{n}s < 0 || {n}m {sign} {n}b"
             if rising:
                 self.w.open(f"if (!{n}n && ({better}))")
@@ -176,9 +158,8 @@ class _Stage:
     def _update_arg(self, r: Val, x: str) -> None:
         best, at = self.at(self.name(r) + "b"), self.at(self.name(r) + "s")
         place = self.k.names.val(r.args[1])
-        sign = ">" if r.attr == "argmax" else "<"
         n = self.name(r)
-        better = f"({x} {sign} {best})"
+        better = f"({x} {REDUCTIONS[r.attr].better} {best})"
         tie = f"(({x} == {best}) & ({place} < {at}))"
         if r.args[0].dtype.is_floating_point:
             nan = f"(({x} != {x}) & (({best} == {best}) | ({place} < {at})))"
@@ -189,24 +170,20 @@ class _Stage:
 
     def open_stretch(self) -> None:
         for r in self.sums:
-            ctype = self.k.names.type_of(r)
-            self.declare(ctype, self.name(r) + "c", c.identity(r.attr, r.dtype))
+            self.declare(self.k.names.type_of(r), self.name(r) + "c", self.start(r))
 
     def close_stretch(self) -> None:
         for r in self.sums:
-            n = self.name(r)
-            sign = "+" if r.attr == "sum" else "*"
-            if self.tiled:
-                self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}s[l_] {sign}= {n}c[l_];")
-            else:
-                self.w.line(f"{n}s {sign}= {n}c;")
+            lanes = "for (int64_t l_ = 0; l_ < m_; l_++) " if self.tiled else ""
+            n, take = self.name(r), REDUCTIONS[r.attr].c
+            self.w.line(lanes + take.format(self.at(f"{n}s"), self.at(f"{n}c")))
 
     def finish(self) -> None:
         for r in self.reduces:
             n = self.name(r)
             ctype = self.k.names.type_of(r)
             value = f"({ctype}){self.at(n + 's')}"
-            if self._has_nan(r):
+            if self._has_nan(r) and not REDUCTIONS[r.attr].place:
                 value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}"
             if self.tiled:
                 self.w.line(f"{ctype} {n}a[{c.TILE}];")
@@ -220,15 +197,12 @@ class _Stage:
         """OpenMP reduction clauses for the accumulators: ``names`` is "partial" (innermost) or "total"."""
         groups: dict[str, list[str]] = {}
         for r in self.reduces:
-            base = self.partial(r) if names == "partial" else self.name(r) + "s"
+            n, place = self.name(r), REDUCTIONS[r.attr].place
             suffix = f"[:{c.TILE}]" if self.tiled else ""
-            if r.attr in _ARGS:
-                groups.setdefault("max" if r.attr == "argmax" else "min", []).append(self.name(r) + "m")
-                groups.setdefault("|", []).append(self.name(r) + "n")
-                continue
-            groups.setdefault(_CLAUSE[r.attr], []).append(base + suffix)
-            if self._has_nan(r):
-                groups.setdefault("|", []).append(self.name(r) + "n" + suffix)
+            base = n + "m" if place else self.partial(r) if names == "partial" else n + "s"
+            groups.setdefault(REDUCTIONS[r.attr].clause, []).append(base + suffix)
+            if place or self._has_nan(r):
+                groups.setdefault("|", []).append(n + "n" + suffix)
         return [f"reduction({op}:{','.join(items)})" for op, items in groups.items()]
 
     def emit(self) -> None:
@@ -306,8 +280,7 @@ class _Stage:
                 continue
             if v.op == "scan":
                 acc = self.at(self.name(v) + "s")
-                sign = "+" if v.attr == "cumsum" else "*"
-                self.w.line(f"{acc} {sign}= {self.k.names.val(v.args[0])};")
+                self.w.line(REDUCTIONS[v.attr].c.format(acc, self.k.names.val(v.args[0])))
                 ctype = self.k.names.type_of(v)
                 self.w.line(f"const {ctype} {self.name(v)} = ({ctype}){acc};")
             else:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from inductor_gen.codegen.renderer import KernelSource, describe
-from inductor_gen.codegen.tritonexpr import TritonNames, identity, multiple_of, pointer_type, store_mode
+from inductor_gen.codegen.tritonexpr import TritonNames, multiple_of, pointer_type, store_mode
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
 from inductor_gen.kernel.nest import Nest
@@ -28,14 +28,13 @@ from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides, product, upper
-from prims.dtypes import ROWS, compute_dtype
 from prims.options import Options
 from prims.records import record
 from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["POSITIONS", "Tiling", "TritonRenderer", "TritonSource"]
+__all__ = ["POSITIONS", "Block", "Tiling", "TritonRenderer", "TritonSource"]
 
 POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
 
@@ -440,17 +439,3 @@ class _Pointwise(Block):
         grid = ex.mul(grid, self.extent(around))
         self._values()
         return self.source((grid, ONE), tiling.teams(4), 1)
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that values of a dtype are reduced in: small integers and bools as int32, halves as float32."""
-    return ROWS[dtype].summed or compute_dtype(dtype)
-
-
-def masked_identity(op: str, dtype: torch.dtype) -> str:
-    """The neutral element of a reduction, for positions outside the row."""
-    counted = dtype == torch.bool and op not in ("amax", "amin", "argmax", "argmin")
-    return identity(op, torch.int32 if counted else dtype)
-
-
-__all__ += ["Block", "masked_identity", "sum_dtype"]

@@ -7,6 +7,7 @@ import math
 import torch
 
 from inductor_gen.codegen.cexpr import Names
+from inductor_gen.codegen.reductions import REDUCTIONS, helpers
 from inductor_gen.device.cuda import ATOMIC
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
@@ -14,7 +15,7 @@ from prims.dtypes import HALVES, ROWS
 from prims.ops import templates
 from prims.spec.expr import Expr
 
-__all__ = ["TritonNames", "identity", "multiple_of", "pointer_type", "prelude"]
+__all__ = ["TritonNames", "multiple_of", "pointer_type", "prelude"]
 
 _HELPERS = {
     # 1 + erf(x); erfc(a) = 2^p(a) for a >= 0, a minimax fit on [0, 5]: relative error 6e-4 at most, absolute 6.4e-7
@@ -36,9 +37,6 @@ _HELPERS = {
     "qt_sigmoid": (
         "def qt_sigmoid(x):\n    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(-1.4426950408889634 * x))"
     ),
-    "qt_max": "def qt_max(a, b):\n    return tl.maximum(a, b, tl.PropagateNan.ALL)",
-    "qt_min": "def qt_min(a, b):\n    return tl.minimum(a, b, tl.PropagateNan.ALL)",
-    "qt_mul": "def qt_mul(a, b):\n    return a * b",
     # a + b and a - b that take no product's rounding back, whoever multiplied: also a reduction, or libdevice
     **{
         f"qt_{op}{bits}": (
@@ -58,18 +56,6 @@ _HELPERS = {
         "    a, b, c, d = q_philox4(seed, counter)\n"
         "    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [counter.shape[0], 4 * counter.shape[1]])"
     ),
-    "qt_argmax": (
-        "def qt_argmax(a, i, b, j):\n"
-        "    first = (a > b) | ((a == b) & (i < j)) | ((a != a) & ((b == b) | (i < j)))\n"
-        "    first = first & ((b == b) | (a != a))\n"
-        "    return tl.where(first, a, b), tl.where(first, i, j)"
-    ),
-    "qt_argmin": (
-        "def qt_argmin(a, i, b, j):\n"
-        "    first = (a < b) | ((a == b) & (i < j)) | ((a != a) & ((b == b) | (i < j)))\n"
-        "    first = first & ((b == b) | (a != a))\n"
-        "    return tl.where(first, a, b), tl.where(first, i, j)"
-    ),
 }
 
 
@@ -83,26 +69,12 @@ def multiple_of(e: Expr, factor: int) -> bool:
     return not e.is_float and all(coeff % factor == 0 for _, coeff in e.terms)
 
 
-def identity(op: str, dtype: torch.dtype) -> str:
-    """The reduction's neutral element as a Triton literal."""
-    if op in ("sum", "cumsum", "any"):
-        return "0"
-    if op in ("prod", "cumprod", "all"):
-        return "1"
-    low = op in ("amax", "argmax")
-    if dtype.is_floating_point:
-        return "float('-inf')" if low else "float('inf')"
-    if dtype == torch.bool:
-        return "0" if low else "1"
-    info = torch.iinfo(dtype)
-    return str(info.min if low else info.max)
-
-
 def prelude(text: str) -> str:
     """Imports and helper functions that kernels' text uses."""
-    used = [body for name, body in _HELPERS.items() if f"{name}(" in text or f"{name})" in text]
-    helpers = [f"\n\n@triton.jit\n{body}\n" for body in used]
-    return templates.triton_prelude("\n".join([text, *used])) + "".join(helpers)
+    known = {**_HELPERS, **helpers()}
+    used = [body for name, body in known.items() if f"{name}(" in text or f"{name})" in text]
+    made = [f"\n\n@triton.jit\n{body}\n" for body in used]
+    return templates.triton_prelude("\n".join([text, *used])) + "".join(made)
 
 
 class TritonNames(Names):
@@ -170,6 +142,8 @@ class TritonNames(Names):
             return f"qt_one_plus_{inner.op}({self.val(inner.args[0])})"
         if v.id in self.logistic:
             return f"qt_{'sigmoid' if v.op == 'sigmoid' else 'silu'}({self.val(self.logistic[v.id])})"
+        if v.op == "mean":
+            return "({0}o + {0}k)".format(self.val(v.args[0]))
         if v.id in self.rounded:
             args = ", ".join(map(self.val, v.args))
             return f"qt_{v.op}{64 if v.dtype == torch.float64 else 32}({args})"
@@ -253,8 +227,8 @@ def _rounded(body: Body) -> set[int]:
 
 #: Operators through which a small error of an operand stays a small one (of a quotient's divisor it may not).
 _SMOOTH = frozenset(
-    "abs add const convert div erf exp index load maximum minimum mul neg reduce scan sigmoid size square sub tanh "
-    "where".split()
+    "abs add const convert div erf exp index load maximum mean minimum mul neg reduce scan sigmoid size square sub "
+    "tanh where".split()
 )
 
 
@@ -269,7 +243,7 @@ def _logistic(body: Body) -> dict[int, Val]:
         return {}
     exact: set[int] = set()
     for v in reversed(body.vals):
-        jumps = v.op not in _SMOOTH or (v.op == "reduce" and v.attr.startswith("arg"))
+        jumps = v.op not in _SMOOTH or (v.op == "reduce" and REDUCTIONS[v.attr].place)
         jumps = jumps or (v.op == "convert" and not v.dtype.is_floating_point)
         if jumps or v.id in exact:
             exact.update(a.id for a in body.inputs_of(v))

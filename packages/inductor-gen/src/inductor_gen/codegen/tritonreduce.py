@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
 
+from inductor_gen.codegen.reductions import REDUCTIONS, neutral, partial_dtype
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import (
     Block,
@@ -15,23 +16,23 @@ from inductor_gen.codegen.triton import (
     TritonSource,
     _Axis,
     _power,
-    masked_identity,
-    sum_dtype,
 )
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.kernel.moments import one_pass
 from inductor_gen.kernel.nest import Nest, arrange
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, Hint, flatten
 from prims.dtypes import HALVES, ROWS
+from prims.ops import templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
 __all__ = ["reduction_kernels"]
 
-_ARGS = ("argmax", "argmin")
 _FULL = "[XBLOCK, RBLOCK]"
+_NOWHERE = str(2**63 - 1)  # behind every place
 
 
 class Shape:
@@ -109,6 +110,8 @@ def _load(nest: Nest) -> tuple[int, int]:
     streams = {v.attr for v in body.vals if v.op == "load" and v.deps >= space}
     streams |= {s.buffer for s in body.stores if s.value.deps >= space}
     sums = sum(v.op == "reduce" for v in body.vals)
+    if any(v.attr == "deviations" for v in body.vals):  # twice as much for each element, and it computes on the way
+        return 16, 6
     if any(op_cost(v.op) >= 10 and v.deps >= space for v in body.vals):
         return 8, 6
     return (32, 4) if len(streams) + sums <= 5 else (16, 6)
@@ -117,11 +120,11 @@ def _load(nest: Nest) -> tuple[int, int]:
 class _Reduction(Block):
     def __init__(
         self, nest: Nest, renderer: TritonRenderer, shape: Shape, written: list[Node] | None = None,
-        partial: Mapping[int, list[Node]] | None = None,
+        parts: Mapping[int, list[Node]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(nest, renderer, written)
         self.shape = shape
-        self.partial = partial or {}
+        self.parts = parts or {}
         self.inner = frozenset(nest.inner)
         self.stages = self.body.passes()
         self.rows = self.extent(nest.outer)
@@ -156,104 +159,130 @@ class _Reduction(Block):
 
     # ---- reductions -------------------------------------------------------------------------------------
 
-    def operand(self, r: Val, op: str) -> str:
+    def operand(self, r: Val) -> str:
         """A reduction's operand as a whole block, neutral outside the row."""
         v = r.args[0]
         name = self.names.val(v)
-        if op in ("any", "all"):
-            name = f"({name} != 0).to(tl.int32)"
-        elif ROWS[v.dtype].summed:
-            name = f"{name}.to(tl.int32)"
+        if ROWS[v.dtype].summed:
+            name = f"{name}.to({ROWS[partial_dtype(v.dtype)].triton})"
+        return self.inside(name, self.start(r.attr, v.dtype))
+
+    def inside(self, name: str, other: str) -> str:
+        """A value as a whole block, another one outside the row."""
         block = f"tl.broadcast_to({name}, {_FULL})"
-        if not self.axes[1].masked:
-            return block
-        return f"tl.where(rm, {block}, {masked_identity(op, v.dtype)})"
+        return f"tl.where(rm, {block}, {other})" if self.axes[1].masked else block
 
-    def position(self, r: Val) -> str:
-        """An arg-reduction's positions as a whole block."""
-        block = f"tl.broadcast_to({self.names.val(r.args[1])}, {_FULL})"
-        return f"tl.where(rm, {block}, {2**63 - 1})" if self.axes[1].masked else block
+    def start(self, op: str, dtype: torch.dtype) -> str:
+        """The neutral element."""
+        return templates.triton_literal(neutral(op, dtype), partial_dtype(dtype))
 
-    def partial_dtype(self, r: Val) -> torch.dtype:
-        """The dtype of a reduction's partial results."""
-        return torch.int32 if r.attr in ("any", "all") else sum_dtype(r.args[0].dtype)
+    def partial(self, r: Val) -> list[tuple[str, torch.dtype, str]]:
+        """The names of a reduction's value and of what else it needs (for a place the element, for deviations the mean
+        and what was taken off first), with types and neutral elements."""
+        n, dtype = self.names.val(r), r.args[0].dtype
+        own = (partial_dtype(dtype), self.start(r.attr, dtype))
+        if REDUCTIONS[r.attr].place:
+            return [(n, torch.int64, _NOWHERE), (f"{n}o", *own)]
+        return [(n + more, *own) for more in (("", "o", "k") if r.attr == "deviations" else ("",))]
 
-    def collapse(self, r: Val, block: str, also: str = "") -> None:
-        """Reduce a block (and, for an arg-reduction, the positions ``also``) to the reduction's value."""
-        n = self.names.val(r)
-        op = r.attr
-        if op in _ARGS:
-            self.line(f"{n}b, {n}s = tl.reduce(({block}, {also}), 1, qt_{op})")
-            self.line(f"{n}b = {n}b[:, None]")
-            self.line(f"{n} = {n}s[:, None]")
+    def block(self, r: Val) -> list[str]:
+        """The blocks that become a reduction's value."""
+        x = self.operand(r)
+        return [self.inside(self.names.val(r.args[1]), _NOWHERE), x] if REDUCTIONS[r.attr].place else [x]
+
+    def collapse(self, r: Val, blocks: Sequence[str]) -> None:
+        """Reduce blocks, as many as there are partial results, to the reduction's value, in its own type."""
+        n, row = self.names.val(r), REDUCTIONS[r.attr]
+        if row.place:
+            self.line(f"{n}o, {n} = tl.reduce(({blocks[1]}, {blocks[0]}), 1, qt_{row.name})")
+            self.line(f"{n}o, {n} = {n}o[:, None], {n}[:, None]")
             return
-        real = r.args[0].dtype.is_floating_point
-        match op:
-            case "sum":
-                text = f"tl.sum({block}, 1)"
-            case "prod":
-                text = f"tl.reduce({block}, 1, qt_mul)"
-            case "any":
-                text = f"tl.max({block}, 1)"
-            case "all":
-                text = f"tl.min({block}, 1)"
-            case "amax":
-                text = f"tl.reduce({block}, 1, qt_max)" if real else f"tl.max({block}, 1)"
-            case _:
-                text = f"tl.reduce({block}, 1, qt_min)" if real else f"tl.min({block}, 1)"
-        self.line(f"{n} = {text}[:, None]")
+        if r.attr == "deviations":
+            self.merge(n, blocks)
+            return
+        self.line(f"{n} = {row.collapsed(blocks[0], r.args[0].dtype)}[:, None]")
 
     def settle(self, r: Val) -> None:
         """Bring a reduced value to its own type."""
         n = self.names.val(r)
         if r.dtype == torch.bool:
             self.line(f"{n} = {n} != 0")
-        elif not r.dtype.is_floating_point and r.attr not in _ARGS:
+        elif ROWS[r.dtype].summed:
             self.line(f"{n} = {n}.to({self.names.type_of(r)})")
 
     def combine(self, r: Val) -> None:
-        """Take a block into the accumulators ``vKa`` (positions: ``vKi``)."""
-        n, x = self.names.val(r), self.operand(r, r.attr)
-        real = r.args[0].dtype.is_floating_point
-        match r.attr:
-            case "sum":
-                text = f"{n}a + {x}"
-            case "prod":
-                text = f"{n}a * {x}"
-            case "any":
-                text = f"{n}a | {x}"
-            case "all":
-                text = f"{n}a & {x}"
-            case "amax" | "amin":
-                function = "maximum" if r.attr == "amax" else "minimum"
-                text = f"tl.{function}({n}a, {x}{', tl.PropagateNan.ALL' if real else ''})"
-            case _:
-                self.line(f"{n}a, {n}i = qt_{r.attr}({n}a, {n}i, {x}, {self.position(r)})")
-                return
-        self.line(f"{n}a = {text}")
+        """Take a block into the accumulators ``vKa`` (of the other value: ``vKoa``)."""
+        n, row, blocks = self.names.val(r), REDUCTIONS[r.attr], self.block(r)
+        if row.place:
+            self.line(f"{n}oa, {n}a = qt_{row.name}({n}oa, {n}a, {blocks[1]}, {blocks[0]})")
+        elif r.attr == "deviations":
+            self.deviate(n, blocks[0])
+        else:
+            self.line(f"{n}a = {row.triton.format(f'{n}a', blocks[0])}")
 
     def accumulators(self, stage: int) -> None:
         for r in self.body.reduces(stage):
-            n = self.names.val(r)
-            start = masked_identity(r.attr, r.args[0].dtype)
-            self.line(f"{n}a = tl.full({_FULL}, {start}, {ROWS[self.partial_dtype(r)].triton})")
-            if r.attr in _ARGS:
-                self.line(f"{n}i = tl.full({_FULL}, {2**63 - 1}, tl.int64)")
+            for name, dtype, start in self.partial(r)[:2]:
+                self.line(f"{name}a = tl.full({_FULL}, {start}, {ROWS[dtype].triton})")
+            if r.attr == "deviations":
+                n, kind = self.names.val(r), self.names.type_of(r)
+                self.line(f"{n}c = tl.full((), 0.0, {kind})")
+                self.line(f"{n}k = tl.zeros([XBLOCK, 1], {kind})")
         for s in self.scans(stage):
-            start = masked_identity(s.attr, s.dtype)
-            kind = ROWS[sum_dtype(s.args[0].dtype)].triton
-            self.line(f"{self.names.val(s)}c = tl.full([XBLOCK, 1], {start}, {kind})")
+            kind = ROWS[partial_dtype(s.args[0].dtype)].triton
+            self.line(f"{self.names.val(s)}c = tl.full([XBLOCK, 1], {self.start(s.attr, s.dtype)}, {kind})")
 
     def scan(self, v: Val, carried: bool) -> None:
-        n, x = self.names.val(v), self.operand(v, v.attr)
-        sign, total = ("+", "tl.sum({}, 1)") if v.attr == "cumsum" else ("*", "tl.reduce({}, 1, qt_mul)")
+        n, x, row = self.names.val(v), self.operand(v), REDUCTIONS[v.attr]
         self.line(f"{n}x = {x}")
         scan = f"tl.{v.attr}({n}x, 1)"
         if carried:
-            self.line(f"{n} = ({n}c {sign} {scan}).to({self.names.type_of(v)})")
-            self.line(f"{n}c = {n}c {sign} {total.format(f'{n}x')}[:, None]")
+            total = row.collapsed(f"{n}x", v.args[0].dtype)
+            self.line(f"{n} = ({row.triton.format(f'{n}c', scan)}).to({self.names.type_of(v)})")
+            self.line(f"{n}c = {row.triton.format(f'{n}c', total + '[:, None]')}")
         else:
             self.line(f"{n} = {scan}.to({self.names.type_of(v)})")
+
+    # ---- mean and squared deviations ----------------------------------------------------------------------
+
+    def deviate(self, n: str, x: str) -> None:
+        """Take a block into sums ``vKoa`` and squared deviations ``vKa`` of each lane, after ``vKc`` others.
+
+        The updating formula of Youngs and Cramer 1971 (as in Chan, Golub, LeVeque 1983, (1.3)), for what is left of
+        the elements when the first block's mean ``vKk`` is taken off: numbers that lie close together far from 0 keep
+        their digits, and others lose none, as any number may be taken off.
+        """
+        masked = self.axes[1].masked
+        self.line(f"{n}x = {x}")
+        self.line(f"if {n}c == 0:")
+        self.depth += 1
+        count = "tl.sum(rm.to(tl.int32))" if masked else "RBLOCK"
+        self.line(f"{n}k = (tl.sum({n}x, 1) / {count})[:, None]")
+        self.line(f"{n}k = tl.where(tl.abs({n}k) < float('inf'), {n}k, 0.0)")
+        self.depth -= 1
+        rest = f"{n}x - {n}k"
+        self.line(f"{n}x = tl.where(rm, {rest}, 0.0)" if masked else f"{n}x = {rest}")
+        self.line(f"{n}d = {n}x - {n}oa * (1.0 / tl.maximum({n}c, 1.0))")
+        square = f"{n}d * {n}d * ({n}c / ({n}c + 1.0))"
+        self.line(f"{n}a += tl.where(rm, {square}, 0.0)" if masked else f"{n}a += {square}")
+        self.line(f"{n}oa += {n}x")
+        self.line(f"{n}c += 1.0")
+
+    def merge(self, n: str, blocks: Sequence[str]) -> None:
+        """The mean ``vKo`` and squared deviations of parts of ``vKw`` elements that have theirs, as Chan et al. do."""
+        squares, means = blocks
+        self.line(f"{n}o = (tl.sum({means} * {n}w, 1) / tl.maximum(tl.sum({n}w, 1), 1.0))[:, None]")
+        self.line(f"{n}d = {means} - {n}o")
+        self.line(f"{n} = tl.sum({squares} + {n}d * {n}d * {n}w, 1)[:, None]")
+
+    def lanes(self, r: Val, start: str, stop: str) -> None:
+        """Collapse the accumulators of a loop."""
+        if r.attr == "deviations":
+            n, kind = self.names.val(r), self.names.type_of(r)
+            taken = f"({stop} - {start} - tl.arange(0, RBLOCK)[None, :] + RBLOCK - 1) // RBLOCK"
+            self.line(f"{n}w = tl.maximum({taken}, 0).to({kind})")
+            self.line(f"{n}oa = {n}oa / tl.maximum({n}w, 1.0)")
+        self.collapse(r, [f"{name}a" for name, _, _ in self.partial(r)[:2]])
 
     # ---- kernels ----------------------------------------------------------------------------------------
 
@@ -263,8 +292,7 @@ class _Reduction(Block):
         self.columns_at(None)
         for v in self.body.vals:
             if v.op == "reduce":
-                also = self.position(v) if v.attr in _ARGS else ""
-                self.collapse(v, self.operand(v, v.attr), also)
+                self.collapse(v, self.block(v))
                 self.settle(v)
             elif v.op == "scan":
                 self.scan(v, carried=False)
@@ -305,8 +333,7 @@ class _Reduction(Block):
                 self.store(s, shaped=True)
         self.depth -= 1
         for r in self.body.reduces(stage):
-            n = self.names.val(r)
-            self.collapse(r, f"{n}a", f"{n}i")
+            self.lanes(r, start, stop or self.names.size(self.columns))
 
     def looped(self) -> TritonSource:
         """One loop over the row per stage."""
@@ -344,11 +371,22 @@ class _Reduction(Block):
         """A reduced value from its parts."""
         n, count, (row, xm) = self.names.val(r), self.shape.split, self._row()
         mask = " & ".join(m for m in (xm[2:], f"(q < {count})") if m)
-        ends = (masked_identity(r.attr, r.args[0].dtype), str(2**63 - 1))
-        for node, suffix, other in zip(self.partial[r.id], "ai", ends, strict=False):
-            self.line(f"{n}{suffix} = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={other})")
-        self.collapse(r, f"{n}a", f"{n}i")
+        parts = self.partial(r)
+        for node, (name, _, start) in zip(self.parts[r.id], parts, strict=True):
+            self.line(f"{name}a = tl.load({self.names.pointer(node)} + {row} * {count} + q, {mask}, other={start})")
+        if r.attr == "deviations":
+            chunk, kind = self.names.size(self.chunk()), self.names.type_of(r)
+            rest = f"{self.names.size(self.columns)} - q * {chunk}"
+            self.line(f"{n}w = tl.where(q < {count}, tl.minimum(tl.maximum({rest}, 0), {chunk}), 0).to({kind})")
+            self.line(f"{n}k = tl.sum(tl.where(q == 0, {n}ka, 0.0), 1)[:, None]")
+            self.line(f"{n}oa += {n}ka - {n}k")
+        self.collapse(r, [f"{name}a" for name, _, _ in parts[:2]])
         self.settle(r)
+
+    def chunk(self) -> Expr:
+        """The columns of a part: whole blocks."""
+        block = ex.const(self.shape.r)
+        return ex.mul(ex.ceildiv(self.columns, ex.mul(block, ex.const(self.shape.split))), block)
 
     def part(self, stage: int, saved: Mapping[int, Node]) -> TritonSource:
         """The kernel that reduces parts of rows."""
@@ -358,15 +396,14 @@ class _Reduction(Block):
         self.known(self.around(stage), saved)
         if stage == 0:
             self.outside_stores(0, "(part == 0)")
-        chunk = ex.mul(ex.ceildiv(self.columns, ex.const(count * self.shape.r)), ex.const(self.shape.r))
-        self.line(f"begin = part{'.to(tl.int64)' if self.wide else ''} * {self.names.size(chunk)}")
-        self.line(f"end = tl.minimum(begin + {self.names.size(chunk)}, {self.names.size(self.columns)})")
+        chunk = self.names.size(self.chunk())
+        self.line(f"begin = part{'.to(tl.int64)' if self.wide else ''} * {chunk}")
+        self.line(f"end = tl.minimum(begin + {chunk}, {self.names.size(self.columns)})")
         self.loop(stage, "begin", "end")
         row, xm = self._row()
         for r in self.body.reduces(stage):
-            values = [f"{self.names.val(r)}b", self.names.val(r)] if r.attr in _ARGS else [self.names.val(r)]
-            for node, value in zip(self.partial[r.id], values, strict=True):
-                self.line(f"tl.store({self.names.pointer(node)} + {row} * {count} + part, {value}{xm})")
+            for node, (name, _, _) in zip(self.parts[r.id], self.partial(r), strict=True):
+                self.line(f"tl.store({self.names.pointer(node)} + {row} * {count} + part, {name}{xm})")
         return self.source((self._programs(), ex.const(count)), self.shape.warps, 1)
 
     def _programs(self) -> Expr:
@@ -403,21 +440,11 @@ def _points(nest: Nest, stores: list[Store], saved: Mapping[int, Node], hint: Hi
     """What is left after the last reduction: a nest of its own, which reads the rows' values from memory."""
     body = nest.body
     at = flatten(nest.outer, [body.space[v] for v in nest.outer])
-    made = Body([*nest.outer, *nest.inner], [], dict(body.space), nodes=body.nodes, parts=body.parts)
-    copies: dict[int, Val] = {}
-    roots = [v for s in stores for v in body.of_store(s)]
-    for v in _cone(body, roots, saved):
-        if v.id in saved:
-            copy = Val("load", (), saved[v.id].dtype or v.dtype, saved[v.id], at)
-        else:
-            copy = Val(v.op, tuple(copies[a.id] for a in v.args), v.dtype, v.attr, v.at)
-        copy.id, copy.node = len(made.vals), v.node
-        copies[v.id] = copy
-        made.vals.append(copy)
-    made.atoms = {e: copies[v.id] for e, v in body.atoms.items() if v.id in copies}
-    made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode) for s in stores]
-    made.refresh()
-    return arrange(made, hint)
+
+    def read(v: Val, *_: object) -> Val | None:
+        return Val("load", (), saved[v.id].dtype or v.dtype, saved[v.id], at) if v.id in saved else None
+
+    return arrange(body.rewritten(stores, read, [*nest.outer, *nest.inner], ()), hint)
 
 
 def _saved(probe: _Reduction) -> dict[int, Node]:
@@ -444,7 +471,7 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
     probe = _Reduction(nest, renderer, shape)
     saved = _saved(probe)
     size = (probe.rows, ex.const(shape.split))
-    partial: dict[int, list[Node]] = {}
+    parts: dict[int, list[Node]] = {}
     kernels: list[KernelSource] = []
     whole = shape.of_rows()
 
@@ -456,15 +483,14 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
     passes = probe.stages if probe.body.reduces(probe.stages - 1) else probe.stages - 1
     for stage in range(passes):
         for r in probe.body.reduces(stage):
-            dtypes = [probe.partial_dtype(r)] + ([torch.int64] if r.attr in _ARGS else [])
-            partial[r.id] = [probe.workspace(size, d) for d in dtypes]
-        made = [n for r in probe.body.reduces(stage) for n in partial[r.id]]
-        kernel = _Reduction(nest, renderer, shape, buffers(stage, stage > 0) + made, partial)
+            parts[r.id] = [probe.workspace(size, dtype) for _, dtype, _ in probe.partial(r)]
+        made = [n for r in probe.body.reduces(stage) for n in parts[r.id]]
+        kernel = _Reduction(nest, renderer, shape, buffers(stage, stage > 0) + made, parts)
         kernels.append(kernel.part(stage, saved))
         mine = [saved[v.id] for v in probe.body.vals if v.id in saved and v.stage == stage + 1]
         stored = [s for s in probe.body.stores if s.value.stage == stage + 1 and not probe.body.stores_inside(s)]
         written = [*dict.fromkeys(s.buffer for s in stored), *mine]
-        kernels.append(_Reduction(nest, renderer, whole, written, partial).rows_of(stage + 1, saved))
+        kernels.append(_Reduction(nest, renderer, whole, written, parts).rows_of(stage + 1, saved))
     last = [s for s in probe.body.stores if s.value.stage == passes and probe.body.stores_inside(s)]
     if last:
         kernels += renderer.render(_points(nest, last, saved, renderer.hint))
@@ -474,6 +500,10 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
 def reduction_kernels(nest: Nest, renderer: TritonRenderer) -> tuple[KernelSource, ...]:
     """The kernels of a nest with a reduction or a scan."""
     shape = Shape(nest, renderer.hint, renderer.tiling, renderer.device)
+    body = one_pass(nest.body) if renderer.contract and not shape.persistent else None
+    if body is not None:
+        nest = Nest(body, nest.outer, nest.inner, nest.lane)
+        shape = Shape(nest, renderer.hint, renderer.tiling, renderer.device)
     if shape.persistent:
         return (_Reduction(nest, renderer, shape).persistent(),)
     if shape.split > 1:

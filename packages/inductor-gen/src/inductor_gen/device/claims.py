@@ -8,7 +8,6 @@ __all__ = ["CUDNN_BACKWARD", "KERNELS", "claims"]
 
 _COMMON = """
 mm addmm bmm baddbmm convolution convolution_backward
-max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
 adaptive_max_pool2d adaptive_max_pool3d
 sort sort.stable topk kthvalue mode median median.dim nanmedian nanmedian.dim
 _fft_r2c _fft_c2r _fft_c2c

@@ -23,10 +23,15 @@ _PER_CORE, _TOGETHER = 12e9, 250e9
 _HERTZ = 2.5e9  # where the processor's name does not say
 
 
+_CLAIMED = """
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+"""
+
+
 def claims() -> list[str]:
-    """Names of the CPU's own operators that are called as they are."""
-    name = "aten._scaled_dot_product_flash_attention_for_cpu"
-    return [f"{name}.default", f"{name}_backward.default"]
+    """Names of the operators that are called as they are on the CPU alone."""
+    return [f"aten.{name}.default" for name in _CLAIMED.split()]
 
 
 def ask(device: torch.device) -> Device:

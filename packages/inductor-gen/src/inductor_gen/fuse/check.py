@@ -6,7 +6,7 @@ from collections import Counter
 
 from inductor_gen.fuse.cluster import COMPUTED, Cluster, Fusion, home_of
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import lower, substitute, upper
+from inductor_gen.loops.index import ZERO, lower, substitute, upper
 from prims.errors import VerifierError
 from prims.spec import expr as ex
 
@@ -56,7 +56,7 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
         for base, index, exact in fusion.reads(node, operand):
             if base in cluster.homes:
                 _demand(exact and index == cluster.homes[base], "FUSE-C3", node)
-    for node in cluster.nodes if cluster.loops else ():
+    for node in cluster.nodes if cluster.loops and ZERO not in cluster.space.values() else ():
         for i, extent in zip(cluster.homes[node], node.shape, strict=True):
             low, high = lower(i, cluster.space), upper(i, cluster.space)
             known = low is not None and high is not None and low.is_const and high.is_const and extent.is_const

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,9 +26,9 @@ class Val:
     ``op`` is a primitive's name, or one of: ``const`` (``attr`` the number), ``size`` (``attr`` an expression over
     sizes), ``index`` (``attr`` an index, as int64), ``test`` (``attr`` an index; is it >= 0?), ``load`` (``attr`` the
     buffer's node, ``at`` the element; a second argument is a condition without which it gives 0), ``reduce`` and
-    ``scan`` (``attr`` the primitive's name), ``bounded`` and ``nonzero`` (its argument, which the kernel reports where
-    it is no index below ``attr``, an extent, or where it is 0; a second argument says where it matters at all),
-    ``rounded`` (its argument as its 16-bit dtype holds it).
+    ``scan`` (``attr`` the primitive's name, or ``deviations``, whose ``mean`` is another value), ``bounded`` and
+    ``nonzero`` (its argument, which the kernel reports where it is no index below ``attr``, an extent, or where it is
+    0; a second argument says where it matters at all), ``rounded`` (its argument as its 16-bit dtype holds it).
     """
 
     __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
@@ -49,6 +49,7 @@ class Val:
 
 
 _Test = Callable[[Val], bool]
+Change: TypeAlias = Callable[[Val, Mapping[int, Val], Callable[[Val], None]], Val | None]
 
 
 def _always(_: Val) -> bool:
@@ -159,6 +160,40 @@ class Body:
         roots += [v for v in self.vals if v.stage == stage and (v.op == "scan" or v.id in kept)]
         roots += [v for s in self.inside(stage) for v in self.of_store(s)]
         return self.cone(roots, self.is_inner, lambda v: v.id not in kept or v.stage == stage)
+
+    def rewritten(
+        self, stores: Iterable[Store], change: Change, outer: Iterable[Expr] | None = None,
+        inner: Iterable[Expr] | None = None,
+    ) -> Body:  # fmt: skip
+        """A new body of some of the stores, over these loops, whose values are copies but where ``change`` gives one.
+
+        ``change(v, copies, add)`` is told of the copies of the values before it, by number, and may ``add`` others.
+        """
+        made = Body(
+            list(self.outer if outer is None else outer), list(self.inner if inner is None else inner),
+            dict(self.space), nodes=self.nodes, parts=self.parts,
+        )  # fmt: skip
+        copies: dict[int, Val] = {}
+
+        def add(v: Val) -> None:
+            v.id = len(made.vals)
+            made.vals.append(v)
+
+        for v in self.vals:
+            copy = change(v, copies, add)
+            if copy is None:
+                copy = Val(v.op, tuple(copies[a.id] for a in v.args), v.dtype, v.attr, v.at)
+            if copy.id < 0:
+                copy.node = v.node
+                add(copy)
+            copies[v.id] = copy
+        made.atoms = {e: copies[v.id] for e, v in self.atoms.items()}
+        made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode) for s in stores]
+        made.vals = made.cone(v for s in made.stores for v in made.of_store(s))
+        live = {v.id for v in made.vals}
+        made.atoms = {e: v for e, v in made.atoms.items() if v.id in live}
+        made.refresh()
+        return made
 
     def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
         """Substitute loop variables everywhere."""

@@ -115,34 +115,45 @@ def _lowest(dtype: torch.dtype) -> Any:
 # ---- maximum --------------------------------------------------------------------------------------------
 
 
+def _places(p: Any, w: Windows, shape: Sequence[Size], lines: Sequence[Value]) -> Value:
+    """The place in the unpadded plane, for a position along each of the last n dimensions of a shape."""
+    total: Value = None
+    for i, line in enumerate(lines):
+        wide = along(p, p.mul(line, prod(w.sizes[i + 1 :])), tuple(shape), w.lead + i)
+        total = wide if total is None else p.add(total, wide)
+    return total
+
+
+def _counted(w: Windows) -> torch.dtype:
+    """An integer type for places."""
+    plane = prod(w.sizes)
+    return torch.int32 if isinstance(plane, int) and plane < 2**31 else torch.int64
+
+
 def _max_pool(p: Any, x: Value, w: Windows) -> tuple[Value, Value]:
-    """Largest element of each window and its place in the unpadded plane."""
-    padded = w.padded(p, x, _lowest(x.dtype))
-    best: Value = None
-    place: Value = None
-    lead_shape = tuple(x.shape[: w.lead])
-    shape = (*lead_shape, *w.out)
-    base = None
-    for i, (out, s, pad) in enumerate(zip(w.out, w.stride, w.padding, strict=True)):
-        line = p.iota(out, -pad, s, torch.int64, x.device)
-        step = prod(w.sizes[i + 1 :])
-        wide = along(p, p.mul(line, step), shape, w.lead + i)
-        base = wide if base is None else p.add(base, wide)
+    """Largest element of each window and its place in the unpadded plane; of a window without one that is greater than
+    the least number, its first."""
+    padded, counted = w.padded(p, x, _lowest(x.dtype)), _counted(w)
+    shape = (*x.shape[: w.lead], *w.out)
+    steps = zip(w.out, w.padding, w.stride, w.dilation, strict=True)
+    starts, skipped = [], []
+    for out, pad, s, d in steps:
+        starts.append(p.iota(out, -pad, s, counted, x.device))
+        before = p.maximum(p.neg(starts[-1]), 0)  # elements of the padding, of which every d-th is the window's
+        skipped.append(p.mul(p.trunc_div(p.add(before, d - 1), d), d) if d > 1 else before)
+    best: Value = p.full(shape, _lowest(x.dtype), x.dtype, x.device)
+    moved = _places(p, w, shape, skipped) if any(w.padding) else p.full(shape, 0, counted, x.device)
     for offset in w.offsets():
         element = w.slice(p, padded, offset)
-        shift = sum(
+        distance = sum(
             (o * d * prod(w.sizes[i + 1 :]) for i, (o, d) in enumerate(zip(offset, w.dilation, strict=True))), 0
         )
-        at = base if isinstance(shift, int) and shift == 0 else p.add(base, shift)
-        if best is None:
-            best, place = element, at
-            continue
         # The first of equals wins; NaN wins over everything.
         better = p.gt(element, best)
         if not is_integral(x.dtype):
             better = p.logical_or(better, p.isnan(element))
-        best, place = p.where(better, element, best), p.where(better, at, place)
-    return best, place
+        best, moved = p.where(better, element, best), p.where(better, distance, moved)
+    return best, to_dtype(p, p.add(_places(p, w, shape, starts), moved), torch.int64)
 
 
 @decomposition("aten.max_pool2d_with_indices.default")
@@ -173,6 +184,10 @@ def max_pool3d_with_indices(
     return _max_pool(p, self, Windows(self, 3, kernel_size, stride, padding, dilation, ceil_mode))
 
 
+MAX_COVERING = 16
+"""Where more windows than these may cover an element, the backward pass stays a call of eager's kernel."""
+
+
 def max_pool_backward(p: Any, grad: Value, x: Value, n: int, indices: Value) -> Value:
     """Each window's gradient, added at its largest element's index in the last n dimensions."""
     lead = tuple(x.shape[: x.ndim - n])
@@ -183,6 +198,43 @@ def max_pool_backward(p: Any, grad: Value, x: Value, n: int, indices: Value) -> 
     source = reshaped(p, to_dtype(p, grad, compute), flat)
     out = p.scatter(zeros, reshaped(p, indices, flat), source, len(lead), "add")
     return to_dtype(p, reshaped(p, out, x.shape), grad.dtype)
+
+
+def _gathered_backward(p: Any, grad: Value, x: Value, w: Windows, indices: Value) -> Value:
+    """Each element looks at the few windows that cover it: those whose largest element it is give their gradient."""
+    counts = [d * (k - 1) // s + 1 for k, s, d in zip(w.kernel, w.stride, w.dilation, strict=True)]
+    if math.prod(counts) > MAX_COVERING:
+        raise whole(f"the gradient of maxima of windows of which {math.prod(counts)} cover an element")
+    compute = opmath(grad.dtype)
+    g = to_dtype(p, grad, compute)
+    counted = _counted(w)
+    own = _places(p, w, x.shape, [p.iota(size, 0, 1, counted, x.device) for size in w.sizes])
+    total: Value = None
+    for back in itertools.product(*map(range, counts)):
+        place, part = (_covering(p, v, w, back, none) for v, none in ((indices, -1), (g, 0.0)))
+        part = p.where(p.eq(to_dtype(p, place, counted), own), part, 0.0)
+        total = part if total is None else p.add(total, part)
+    return to_dtype(p, total, grad.dtype)
+
+
+def _covering(p: Any, v: Value, w: Windows, back: Sequence[int], none: Any) -> Value:
+    """For each element, a value of the last window that does not start behind it, or of that ``back`` windows before it
+    in a dimension; ``none`` where there is no such window."""
+    for i, (size, s, pad, out) in enumerate(zip(w.sizes, w.stride, w.padding, w.out, strict=True)):
+        dim, count = w.lead + i, (size + pad + s - 1) // s
+        low, high = ([0] * v.ndim for _ in range(2))
+        low[dim], high[dim] = back[i], count - back[i] - out
+        if back[i] or not (isinstance(high[dim], int) and high[dim] == 0):
+            v = p.pad(v, none, tuple(low), tuple(high))
+        if s > 1:
+            before, after = tuple(v.shape[: dim + 1]), tuple(v.shape[dim + 1 :])
+            wide = p.broadcast(v, (*before, s, *after), tuple(d for d in range(v.ndim + 1) if d != dim + 1))
+            v = p.reshape(wide, (*before[:-1], before[-1] * s, *after))
+        starts, stops = [0] * v.ndim, list(v.shape)
+        starts[dim], stops[dim] = pad, pad + size
+        if tuple(stops) != tuple(v.shape) or pad:
+            v = p.slice(v, tuple(starts), tuple(stops), (1,) * v.ndim)
+    return v
 
 
 @decomposition("aten.max_pool2d_with_indices_backward.default")
@@ -198,7 +250,8 @@ def max_pool2d_with_indices_backward(
     indices: Value,
 ) -> Value:
     """Each window's gradient, added at its largest element."""
-    return max_pool_backward(p, grad_output, self, 2, indices)
+    windows = Windows(self, 2, kernel_size, stride, padding, dilation, ceil_mode)
+    return _gathered_backward(p, grad_output, self, windows, indices)
 
 
 @decomposition("aten.max_pool3d_with_indices_backward.default")
@@ -214,7 +267,8 @@ def max_pool3d_with_indices_backward(
     indices: Value,
 ) -> Value:
     """Each window's gradient, added at its largest element."""
-    return max_pool_backward(p, grad_output, self, 3, indices)
+    windows = Windows(self, 3, kernel_size, stride, padding, dilation, ceil_mode)
+    return _gathered_backward(p, grad_output, self, windows, indices)
 
 
 # ---- average --------------------------------------------------------------------------------------------

@@ -204,10 +204,8 @@ class _Tracer:
 
     def _pointwise(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
         match node.op:
-            case "gather":
-                return self._gather(node, index, where)
-            case "index":
-                return self._index(node, index, where)
+            case "gather" | "index":
+                return self._lookup(node, index, where)
             case "convert":
                 return self._convert(self.value(node.args[0], index, where), node.args[1])
             case "bitcast":
@@ -216,15 +214,13 @@ class _Tracer:
                 return self.value(node.args[0], index, where)
             case "random_uniform" | "random_normal" | "random_bits":
                 return self._random(node, index)
-        operand = (
-            next(a.dtype for a in node.args[1 if node.op == "where" else 0 :] if isinstance(a, Node))
-            if (node.op != "where" or any(isinstance(a, Node) for a in node.args[1:]))
-            else node.dtype
-        )
+        compared = node.args[1:] if node.op == "where" else node.args
+        operand = next((a.dtype for a in compared if isinstance(a, Node)), node.dtype)
         args = tuple(self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args)
         whole = node.op in _DIVISIONS and node.dtype is not None and not node.dtype.is_floating_point
-        if whole and 0 in range(*_span(args[1], self.body.space)):
-            args = (args[0], self._checked("nonzero", args[1], None, where))
+        if whole:
+            low, high = _limits(args[1], self.body.space)
+            args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
         if node.op in _COMPARISONS and operand in HALVES and not any(a.op == "const" for a in args):
             args = tuple(a if _held(a) else self.val("rounded", (a,), operand) for a in args)
         return self.val(node.op, args, node.dtype)
@@ -257,12 +253,27 @@ class _Tracer:
         condition = self.condition(where)
         return self.val(op, (v,) if condition is None else (v, condition), v.dtype, attr)
 
-    def _gather(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
-        x, positions, dim = node.args
-        checked = self.bounded(self.value(positions, index, where), x.shape[dim], where)
-        i = self.place(checked)
-        read = self.value(x, tuple(i if d == dim else at for d, at in enumerate(index)), where)
-        return self._behind(checked, read)
+    def picked(self, node: Node, index: Index, where: tuple[Expr, ...] = ()) -> tuple[Index, list[Val]]:
+        """The element of its first operand that a gather, index, scatter or index_put at ``index`` reads or writes, and
+        the checked indices in its place."""
+        x, indices = node.args[:2]
+        if node.op in ("gather", "scatter"):
+            dim = node.args[2 if node.op == "gather" else 3]
+            given, rest = iter([(dim, self.value(indices, index, where))]), (*index[:dim], *index[dim + 1 :])
+        else:
+            shared, rest = index[: len(indices[0].shape)], index[len(indices[0].shape) :]
+            dims = zip(indices, node.args[2], strict=True)
+            given = ((d, self.wrapped(self.value(i, shared, where), x.shape[d])) for i, d in dims)
+        found = {d: self.bounded(i, x.shape[d], where) for d, i in given}
+        places, others = {d: self.place(i) for d, i in found.items()}, iter(rest)
+        return tuple(places[d] if d in places else next(others) for d in range(len(x.shape))), list(found.values())
+
+    def _lookup(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
+        at, checks = self.picked(node, index, where)
+        read = self.value(node.args[0], at, where)
+        for checked in checks:
+            read = self._behind(checked, read)
+        return read
 
     def _behind(self, checked: Val, read: Val) -> Val:
         """What is read at a checked index; the check is made also where all elements are equal, and none needs it."""
@@ -280,20 +291,15 @@ class _Tracer:
         moved = self.val("add", (i, self.val("size", (), torch.int64, extent)), torch.int64)
         return self.val("where", (negative, moved, i), torch.int64)
 
-    def _index(self, node: Node, index: Index, where: tuple[Expr, ...]) -> Val:
-        x, indices, dims = node.args
-        rank = len(indices[0].shape)
-        at: list[Expr | None] = [None] * len(x.shape)
-        checks = []
-        for source, d in zip(indices, dims, strict=True):
-            i = self.wrapped(self.value(source, index[:rank], where), x.shape[d])
-            checks.append(self.bounded(i, x.shape[d], where))
-            at[d] = self.place(checks[-1])
-        rest = iter(index[rank:])
-        read = self.value(x, tuple(next(rest) if i is None else i for i in at), where)
-        for checked in checks:
-            read = self._behind(checked, read)
-        return read
+    def finish(self, nodes: Sequence[Node]) -> Body:
+        """The body, which computes these nodes, without what no store needs."""
+        body = self.body
+        body.nodes = list(nodes)
+        body.vals = body.cone(v for s in body.stores for v in body.of_store(s))
+        live = {v.id for v in body.vals}
+        body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}
+        body.refresh()
+        return body
 
 
 def _held(v: Val) -> bool:
@@ -336,11 +342,6 @@ def _limits(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
     return (0, 255) if v.dtype == torch.uint8 else (-_ANY, _ANY)
 
 
-def _span(v: Val, space: Mapping[Expr, Expr]) -> tuple[int, int]:
-    low, high = _limits(v, space)
-    return low, high + 1
-
-
 def trace(
     fusion: Fusion, cluster: Cluster, stored: Collection[Node], layouts: Mapping[Node, Layout], storage: Storage,
     parts: Mapping[Node, Sequence[Node]], rounding: bool = False,
@@ -351,16 +352,11 @@ def trace(
     With ``rounding`` every 16-bit value is rounded where it is computed, as if each operator wrote it to memory.
     """
     tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
-    body = tracer.body
-    wanted = set(stored)
     for node in cluster.nodes:
         v = tracer.computed(node)
-        for into in (*([node] if node in wanted else []), *parts.get(node, ())):
-            body.stores.append(Store(into, layouts[into].position(cluster.homes[node]), v))
-    body.nodes = list(cluster.nodes)
-    _drop_dead(body)
-    body.refresh()
-    return body
+        for into in (*([node] if node in stored else []), *parts.get(node, ())):
+            tracer.body.stores.append(Store(into, layouts[into].position(cluster.homes[node]), v))
+    return tracer.finish(cluster.nodes)
 
 
 def trace_scatter(
@@ -368,33 +364,12 @@ def trace_scatter(
 ) -> Body:
     """The body that combines the values of a scatter or index_put into its buffer, which holds ``x`` already."""
     tracer = _Tracer(fusion, cluster, layouts, storage, rounding)
-    body = tracer.body
     node = cluster.nodes[0]
     index = cluster.operands[node]
+    at, _ = tracer.picked(node, index)
     if node.op == "scatter":
-        x, positions, src, dim, mode = node.args
-        i = tracer.place(tracer.bounded(tracer.value(positions, index), x.shape[dim]))
-        at = tuple(i if d == dim else a for d, a in enumerate(index))
-        value = tracer.value(src, index)
+        source, mode = node.args[2], node.args[4]
     else:
-        x, indices, dims, values, accumulate = node.args
-        rank = len(indices[0].shape)
-        parts: list[Expr | None] = [None] * len(x.shape)
-        for source, d in zip(indices, dims, strict=True):
-            position = tracer.wrapped(tracer.value(source, index[:rank]), x.shape[d])
-            parts[d] = tracer.place(tracer.bounded(position, x.shape[d]))
-        rest = iter(index[rank:])
-        at = tuple(next(rest) if i is None else i for i in parts)
-        value = tracer.value(values, index)
-        mode = "add" if accumulate else "set"
-    body.stores.append(Store(storage(node), layouts[node].position(at), value, mode))
-    body.nodes = [node]
-    _drop_dead(body)
-    body.refresh()
-    return body
-
-
-def _drop_dead(body: Body) -> None:
-    body.vals = body.cone(v for s in body.stores for v in body.of_store(s))
-    live = {v.id for v in body.vals}
-    body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}
+        source, mode = node.args[3], "add" if node.args[4] else "set"
+    tracer.body.stores.append(Store(storage(node), layouts[node].position(at), tracer.value(source, index), mode))
+    return tracer.finish([node])

@@ -69,7 +69,7 @@ class _Preparer:
             elif node.kind == "extern":
                 self._extern(node)
             elif node.kind == "item":
-                self._item(node)
+                self._given(node, node.args[0].spec[node.args[1]])
             elif node.kind == "scatter":
                 self._scatter(node)
             self.new_nodes.append(node)
@@ -159,9 +159,13 @@ class _Preparer:
         self.out.externs[node] = (args, kwargs)
         node.args = tuple(_bases(a) for a in args)
         node.kwargs = {k: _bases(v) for k, v in kwargs.items()}
-        node.spec = self._infer(node, args, kwargs)
-        if isinstance(node.spec, TensorSpec):
-            self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
+        self._given(node, self._infer(node, args, kwargs))
+
+    def _given(self, node: Node, spec: Any) -> None:
+        """An operator's result is laid out as the operator does it."""
+        node.spec = spec
+        if isinstance(spec, TensorSpec):
+            self.out.layouts[node] = Layout(tuple(map(size, spec.strides)))
 
     def _gradient(self, node: Node) -> ViewRef:
         """The gradient for cuDNN's attention as eager lays it out: one without rows as the attention's result."""
@@ -215,10 +219,7 @@ class _Preparer:
         if ref is not None and strides is not None:
             if _same_strides(ref.shape, ref.strides, tuple(size(s) for s in strides)):
                 return ref  # gaps and shared elements included
-        if ref is None or not _same_strides(ref.shape, ref.strides, wanted):
-            ref = self.resolve(self.copy(x, wanted))
-        assert ref is not None
-        return ref
+        return self._laid_out(x, wanted)
 
     def _wants_channels_last(self, node: Node, x: Node) -> bool:
         if len(x.shape) != 4:
@@ -239,11 +240,15 @@ class _Preparer:
         wanted = channels_last(x.shape)
         if x.kind == "pointwise" and x not in self.out.layouts:
             self.out.layouts[x] = Layout(wanted)
+        found = self.relaid[x] = self._laid_out(x, wanted)
+        return found
+
+    def _laid_out(self, x: Node, wanted: tuple[Expr, ...]) -> ViewRef:
+        """``x`` with these strides."""
         ref = self.resolve(x)
         if ref is None or not _same_strides(ref.shape, ref.strides, wanted):
             ref = self.resolve(self.copy(x, wanted))
         assert ref is not None
-        self.relaid[x] = ref
         return ref
 
     def _suits(self, node: Node, x: Node, ref: ViewRef) -> bool:
@@ -255,12 +260,6 @@ class _Preparer:
         if x is ref.base or ref.strides == contiguous_strides(ref.shape):
             return True
         return node.op in _BLAS and any(s is ONE for s in ref.strides[-2:])
-
-    def _item(self, node: Node) -> None:
-        base, index = node.args
-        node.spec = base.spec[index]
-        if isinstance(node.spec, TensorSpec):
-            self.out.layouts[node] = Layout(tuple(size(s) for s in node.spec.strides))
 
     def _scatter(self, node: Node) -> None:
         target = self.updates.get(node)

@@ -73,7 +73,6 @@ class Prepared:
     externs: dict[Node, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     outputs: list[Any] = field(default_factory=list)
     scattered: dict[Node, Node] = field(default_factory=dict)
-    specs: dict[Node, Any] = field(default_factory=dict)
     tangents: set[Node] = field(default_factory=set)
     freed: set[Node] = field(default_factory=set)
     renewed: dict[Node, Node] = field(default_factory=dict)

@@ -183,6 +183,15 @@ def test_compared_halves_are_rounded(op: str, dtype: torch.dtype) -> None:
     assert all(torch.equal(a, compare(stored, stored)) for a in got)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_negated_sum_with_a_product_has_its_zeros_sign(dtype: torch.dtype) -> None:
+    """-(0.0 + 0.0 * -1.0) and -(1.0 * 2.0 - 2.0) are -0.0, of vectors and of single numbers."""
+    a, b, c, d = (torch.full((37,), n, dtype=dtype) for n in (0.0, -1.0, 1.0, 2.0))
+    fn = lambda p, a, b, c, d: (p.neg(p.add(a, p.mul(a, b))), p.neg(p.sub(p.mul(c, d), d)))
+    for got in inductor_gen.compile_graph(build(fn, [a, b, c, d]), options=OPTIONS)(a, b, c, d):
+        assert bool((got == 0).all() and got.signbit().all())
+
+
 def test_long_sums_of_sizes_that_were_short() -> None:
     """The size of the first call says nothing about the error of the next one's sum."""
     env = build(lambda p, x: p.sum(p.exp(x), (0,)), [torch.zeros(8)], dynamic={0: (0,)})

@@ -78,6 +78,14 @@ def test_decomposition_that_declines_is_an_extern_with_its_reason():
     assert "depends on data" in report.fallbacks[0].reason
 
 
+def test_concatenations_of_very_many_pieces_are_left_whole():
+    """A code generator's time grows with the square of their number."""
+    for count in (256, 257):
+        env, report = lowered(lambda call, *parts: call(aten.cat.default, list(parts)), *[torch.randn(1)] * count)
+        assert (overloads_of(env) == ["aten.cat.default"]) == (count == 257)
+        assert report.fallbacks == []
+
+
 def test_complex_numbers_are_left_to_eager():
     x = torch.randn(3, dtype=torch.complex64)
     env, report = lowered(lambda call, x: call(aten.mul.Tensor, x, x), x)

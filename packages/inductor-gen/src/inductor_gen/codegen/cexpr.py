@@ -36,6 +36,7 @@ class Names:
     """
 
     QUOTIENT = "/"
+    NEGATED = "q_neg{bits}({x})"
     EXTREMES = {"min": "(({a}) < ({b}) ? ({a}) : ({b}))", "max": "(({a}) > ({b}) ? ({a}) : ({b}))"}
     convert = staticmethod(templates.c_convert)
     random = staticmethod(templates.c_random)
@@ -196,6 +197,8 @@ class Names:
                 return self._load(v, args)
             case "convert" | "rounded":
                 return self.convert(args[0], v.args[0].dtype if v.op == "convert" else torch.float32, v.dtype)
+            case "neg" if _may_contract(v.args[0]):
+                return self.NEGATED.format(bits=64 if v.dtype == torch.float64 else 32, x=args[0])
             case "bitcast":
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":
@@ -261,6 +264,11 @@ class Names:
         ctype = self.type_of(s.value)
         combined = templates.c_expr(TABLE[row], ["q_old", name], dtype)
         return f"{{ const {ctype} q_old = {old}; {target} = {self.stored(combined, dtype)}; }}"
+
+
+def _may_contract(v: Val) -> bool:
+    """Whether a compiler may make the value and what negates it one instruction."""
+    return v.op in ("add", "sub") and v.dtype.is_floating_point and any(a.op == "mul" for a in v.args)
 
 
 _HALF_HELPERS = """\

@@ -81,6 +81,7 @@ class TritonNames(Names):
     """Names of one Triton kernel; ``wide`` says that positions are 64-bit."""
 
     QUOTIENT = "//"
+    NEGATED = "(-{x})"
     EXTREMES = {"min": "tl.minimum({a}, {b})", "max": "tl.maximum({a}, {b})"}
     convert = staticmethod(templates.triton_convert)
     random = staticmethod(templates.triton_random)

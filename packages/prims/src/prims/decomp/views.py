@@ -23,6 +23,7 @@ from prims.decomp.common import (
     slice_dim,
     surely_same,
     to_dtype,
+    whole,
 )
 from prims.decomp.registry import decomposition
 
@@ -303,9 +304,16 @@ def unfold(p: Any, self: Value, dimension: int, size: int, step: int) -> Value:
 # ---- joining --------------------------------------------------------------------------------------------
 
 
+#: The most pieces of a concatenation that is not left to PyTorch: a kernel that finds each place's piece has as many
+#: branches, each with the conditions of those before it.
+MANY = 256
+
+
 @decomposition("aten.cat.default", "aten.concat.default", "aten.concatenate.default")
 def cat(p: Any, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Join along a dimension. Empty one-dimensional tensors are skipped, as in eager."""
+    if len(tensors) > MANY:
+        raise whole(f"a concatenation of {len(tensors)} tensors")
     dtype = result_dtype(*tensors)
     parts = [x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)]
     if not parts:

@@ -168,6 +168,14 @@ static inline float q_round_bf16(float x) {
   memcpy(&x, &bits, 4);
   return x;
 }""")
+# gcc makes -(a * b + c) one instruction, -(a * b) - c, which gives 0.0 where the sum is 0.0.
+for _bits, _ctype, _sign in ((32, "float", "0x80000000u"), (64, "double", "0x8000000000000000u")):
+    _c(f"q_neg{_bits}", f"""
+static inline {_ctype} q_neg{_bits}({_ctype} x) {{
+  union {{ {_ctype} x; uint{_bits}_t bits; }} u = {{ .x = x }};
+  u.bits ^= {_sign};
+  return u.x;
+}}""")
 _c("q_round_f16", """
 static inline float q_round_f16(float x) { return (float)(_Float16)x; }""")
 

@@ -315,14 +315,16 @@ def _one_of_a_row(p: Any, args: Args, spec: Any) -> Any:
     """The sum along a dimension of what is 0 but at one place, such as the gradient of a loss by its classes."""
     x, dims = args
     chosen = made_by(x, "where")
-    equal = chosen and made_by(p.value(chosen[0]), "eq")
-    if not equal or len(dims) != 1 or chosen[2] != 0:
+    equal = made_by(p.value(chosen[0]), "eq") if chosen is not None else None
+    if chosen is None or equal is None or len(dims) != 1 or chosen[2] != 0:
         return None
     if not all(isinstance(a, torch.fx.Node) for a in (*equal, chosen[1])):
         return None
     kept = tuple(d for d in range(x.ndim) if d != dims[0])
     given, at, line = (made_by(p.value(a), "broadcast") for a in (chosen[1], *equal))
-    if not (given and at and line) or tuple(given[2]) != kept or tuple(at[2]) != kept or tuple(line[2]) != dims:
+    if given is None or at is None or line is None:
+        return None
+    if tuple(given[2]) != kept or tuple(at[2]) != kept or tuple(line[2]) != dims:
         return None
     run = made_by(p.value(line[0]), "iota")
     if run is None or run[1] != 0 or run[2] != 1:

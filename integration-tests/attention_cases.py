@@ -104,7 +104,7 @@ MASKS: dict[str, tuple[Change, bool]] = {
     "scaled twice": (lambda x, m: 2 * (x * 0.125), True),
     "causal, triu": (lambda x, m: (x / 4).masked_fill(later(x), -math.inf), True),
     "causal, tril": (lambda x, m: torch.where(~later(x).bool(), x, lowest(x)), True),
-    "causal, tril == 0": (lambda x, m: (x / 4).masked_fill(torch.ones(1, 1, T, T, device=x.device).tril() == 0, -3e38), True),
+    "causal, tril == 0": (lambda x, m: (x / 4).masked_fill(torch.ones(1, 1, T, T, device=x.device).tril() == 0, max(-3e38, lowest(x))), True),
     "causal, added": (
         lambda x, m: x + torch.full((T, T), -math.inf, dtype=x.dtype, device=x.device).triu(1), True,
     ),

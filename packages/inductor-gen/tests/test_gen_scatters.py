@@ -14,6 +14,7 @@ from inductor_gen.device.record import known
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import lower_graph
 from inductor_gen.rewrite import scatters
+from inductor_gen.rewrite.row import Context
 from prims.dtypes import ROWS
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -55,6 +56,7 @@ def test_every_type_and_way_is_compiled(dtype, mode):
 def test_the_library_s_kernels_give_the_primitives_results(monkeypatch, mode, dtype):
     """As on a GPU, but for the device: the operand stays what it was, and the call is reported."""
     monkeypatch.setattr(Node, "on_gpu", True)
+    monkeypatch.setattr(Context, "device", lambda self, node: known("H200"))
     monkeypatch.setattr(scatters, "ATOMIC", {})
     torch.manual_seed(3)
     x, v = (torch.randint(0, 90, shape).to(dtype) for shape in ((9, 8), (40, 8)))

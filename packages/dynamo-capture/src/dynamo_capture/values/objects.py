@@ -54,8 +54,12 @@ _HEAP_TYPE = 1 << 9
 
 
 def _is_computed_by_library(found: Any, owner: type) -> bool:
-    """Whether it is a property of a class of torch's C++ (``_CudaDeviceProperties.major``), computed there."""
-    return type(found) is property and isinstance(found.fget, types.BuiltinFunctionType) and is_library_class(owner)
+    """Whether it is a property of a class of torch's C++ (``_CudaDeviceProperties.major``), computed there.
+
+    Its getter is a C function, which may be wrapped in an ``instancemethod``.
+    """
+    getter = getattr(found.fget, "__func__", found.fget) if type(found) is property else None
+    return isinstance(getter, types.BuiltinFunctionType) and is_library_class(owner)
 
 
 def is_data_descriptor(found: Any) -> bool:

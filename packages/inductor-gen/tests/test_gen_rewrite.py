@@ -110,6 +110,11 @@ def part(p: Any, x: Any, start: int, stop: int, step: int = 1) -> Any:
     return p.slice(x, (0, start), (x.shape[0], stop), (1, step))
 
 
+def full(p: Any, x: Any, n: int, value: float) -> Any:
+    """Columns of one number."""
+    return p.full((x.shape[0], n), value, x.dtype, x.device)
+
+
 def rotated(p: Any, x: Any) -> Any:
     """Halves that change places, and change back."""
     turn = lambda y: p.concat((part(p, y, 4, 8), part(p, y, 0, 4)), 1)
@@ -145,6 +150,10 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
     "concatenation of neighbours, among others": (
         lambda p, x, y: p.concat((y, part(p, x, 0, 3), part(p, x, 3, 8)), 1), [(4, 8), (4, 3)], [],
     ),
+    "concatenation of neighbours, of one number": (
+        lambda p, x: p.concat((*(full(p, x, n, -0.0) for n in (1, 2, 4)), x, full(p, x, 3, 0.0), full(p, x, 2, -0.0)), 1),
+        [(4, 8)], [],
+    ),
     "bias of a convolution": (
         lambda p, *x: convolution(p, *x, padding=1), [(2, 8, 5, 6), (4, 8, 3, 3), (4,)], ["aten.convolution.default"],
     ),
@@ -173,6 +182,14 @@ def test_parts_of_concatenations_are_parts_of_their_parts() -> None:
         assert [n.op for n in made.graph.nodes if n.kind not in ("input", "size")] == left, made
         inputs = [torch.randn(s) for s in shapes]
         torch.testing.assert_close(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs))
+
+
+def test_of_equal_neighbours_one_is_left_and_zeros_keep_their_signs() -> None:
+    program, shapes, _ = CASES["concatenation of neighbours, of one number"]
+    (whole,) = (n for n in rewritten(on_gpu(program, *shapes)).graph.nodes if n.op == "concat")
+    assert [(x.op, x.spec.shape[1], *map(str, x.args[1:2])) for x in whole.args[0] if x.op == "full"] == [
+        ("full", 7, "-0.0"), ("full", 3, "0.0"), ("full", 2, "-0.0"),
+    ]  # fmt: skip
 
 
 def test_parts_that_are_no_neighbours_stay() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from inductor_gen.fuse.cluster import Cluster, Fusion, substituted
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO
-from inductor_gen.loops.views import Index
+from inductor_gen.loops.index import ONE
+from inductor_gen.loops.views import Index, parts_of
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -30,15 +30,11 @@ def _seams(fusion: Fusion, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
 
 
 def _along(node: Node, at: Index, cluster: Cluster) -> tuple[Expr, list[Expr]] | None:
-    xs, dim = node.args
+    dim = node.args[1]
     v = at[dim]
     if v not in cluster.space or v in cluster.inner or cluster.space[v] is not node.shape[dim]:
         return None
-    starts, position = [], ZERO
-    for x in xs:
-        if x.shape[dim] is not ZERO:
-            starts.append(position)
-            position = ex.add(position, x.shape[dim])
+    starts = parts_of(node)[1]
     return (v, starts) if len(starts) > 1 else None
 
 

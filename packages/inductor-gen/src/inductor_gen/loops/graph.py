@@ -54,11 +54,12 @@ class Node:
         strides: per tensor operand the strides that it has in eager, for an operator that is given them; else None.
         unmasked: of an attention operator that goes without its mask, "free" or "causal"; else None.
         users: nodes that take this one, each once.
+        parts: of a concatenation, once asked, its operands and where each starts (:func:`loops.views.parts_of`).
     """
 
     __slots__ = (
-        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "shape", "source", "spec", "strides", "target",
-        "unmasked", "users",
+        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "parts", "shape", "source", "spec", "strides",
+        "target", "unmasked", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> None:
@@ -74,6 +75,7 @@ class Node:
         self.unmasked: str | None = None
         self.users: list[Node] = []
         self.ins: list[Node] = []
+        self.parts: tuple[list[Node], list[Expr]] | None = None
         shape = getattr(spec, "shape", None)
         self.shape: tuple[Expr, ...] = () if shape is None else tuple(size(s) for s in shape)
         self.dtype: torch.dtype | None = getattr(spec, "dtype", None)
@@ -89,6 +91,7 @@ class Node:
 
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
+        self.parts = None
         self.ins = list(dict.fromkeys(nodes_in(self.args)))
         if self.kwargs:
             self.ins = list(dict.fromkeys((*self.ins, *nodes_in(self.kwargs.values()))))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from inductor_gen.loops.graph import Node
@@ -11,7 +13,7 @@ from prims.errors import InternalError
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Branch", "pull", "push", "view_strides"]
+__all__ = ["Branch", "between", "parts_of", "pull", "push", "view_strides"]
 
 Index = tuple[Expr, ...]
 
@@ -74,21 +76,28 @@ def _pull_pad(node: Node, index: Index) -> list[Branch]:
 
 
 def _pull_concat(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
-    xs, dim = node.args
+    dim, (parts, starts) = node.args[1], parts_of(node)
+    first, last = between(starts, lower(index[dim], ranges), upper(index[dim], ranges))
     out: list[Branch] = []
-    start = ZERO
-    parts = [x for x in xs if x.shape[dim] is not ZERO] or [xs[0]]
-    low, high = lower(index[dim], ranges), upper(index[dim], ranges)
-    for k, x in enumerate(parts):
-        stop = ex.add(start, x.shape[dim])
-        if not _known_less(stop, low, or_equal=True):
-            moved = tuple(ex.sub(i, start) if d == dim else i for d, i in enumerate(index))
-            if k == len(parts) - 1 or _known_less(high, stop):
-                out.append(Branch(x, moved))
-                break
-            out.append(Branch(x, moved, (ex.sub(ex.sub(stop, ONE), index[dim]),)))
-        start = stop
-    return out or [Branch(parts[0], index)]  # all are empty: nothing is read
+    for k in range(first, last + 1):
+        where = () if k == last else (ex.sub(ex.sub(starts[k + 1], ONE), index[dim]),)
+        out.append(Branch(parts[k], tuple(ex.sub(i, starts[k]) if d == dim else i for d, i in enumerate(index)), where))
+    return out
+
+
+def parts_of(node: Node) -> tuple[list[Node], list[Expr]]:
+    """The operands of a concatenation that are not empty (one where all are), and where each starts."""
+    if node.parts is None:
+        xs, dim = node.args
+        parts = [x for x in xs if x.shape[dim] is not ZERO] or [xs[0]]
+        node.parts = parts, list(accumulate((x.shape[dim] for x in parts[:-1]), ex.add, initial=ZERO))
+    return node.parts
+
+
+def between(starts: list[Expr], low: Expr | None, high: Expr | None) -> tuple[int, int]:
+    """The first and the last part that positions from ``low`` to ``high`` may lie in: by halving, for starts ascend."""
+    first = bisect_left(starts, True, 1, key=lambda start: not _known_less(start, low, or_equal=True)) - 1
+    return first, bisect_left(starts, True, first + 1, key=lambda start: _known_less(high, start)) - 1
 
 
 def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:

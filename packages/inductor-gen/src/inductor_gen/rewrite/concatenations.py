@@ -1,7 +1,8 @@
 """Concatenations of what lies side by side already, and parts of concatenations.
 
 Programs split a tensor, treat the parts alike and join them, join what was joined, or take out again what was put in:
-``cat(x.chunk(2))`` is ``x``, and one part of ``cat((a, b))`` is ``a``. Kernels would copy part after part.
+``cat(x.chunk(2))`` is ``x``, and one part of ``cat((a, b))`` is ``a``. The gradient of one part among many is zeros,
+part after part, beside it. Kernels would copy part after part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from inductor_gen.loops.graph import Node
+from inductor_gen.loops.index import size
+from inductor_gen.loops.views import between, parts_of
 from inductor_gen.rewrite.edit import Editor
 from inductor_gen.rewrite.row import Context
 
@@ -27,7 +30,9 @@ def neighbours(node: Node, c: Context) -> list[Part] | None:
     parts: list[Part] = []
     for now in (_part(part) for x in given for part in (x.args[0] if x in inner else (x,))):
         before = parts[-1] if parts else None
-        if before is not None and before[1] and now[1] and _follows(before, now, dim):
+        if before is not None and before[1] and now[1] and _alike(before[0], now[0]):
+            parts[-1] = (now[0], (before[1][0], _longer(before[1][1], now[0].spec.shape[dim], dim)))
+        elif before is not None and before[1] and now[1] and _follows(before, now, dim):
             parts[-1] = (now[0], (before[1][0], now[1][1]))
         else:
             parts.append(now)
@@ -35,9 +40,21 @@ def neighbours(node: Node, c: Context) -> list[Part] | None:
 
 
 def _part(x: Node) -> Part:
-    """A tensor of which this is a slice without steps, else itself."""
+    """A tensor of which this is a slice without steps, else itself. One value everywhere is a slice of any size."""
+    if x.op == "full":
+        return x, ((0,) * x.spec.ndim, x.spec.shape)
     is_slice = x.op == "slice" and all(_same(step, 1) for step in x.args[3])
     return (x.args[0], x.args[1:3]) if is_slice else (x, None)
+
+
+def _alike(x: Node, y: Node) -> bool:
+    """Does one number fill both, down to the sign of zero?"""
+    a, b = (z.args[1] if z.op == "full" else None for z in (x, y))
+    return isinstance(a, (int, float, complex)) and repr(a) == repr(b)
+
+
+def _longer(shape: Sequence[Any], more: Any, dim: int) -> tuple[Any, ...]:
+    return tuple(n + more if d == dim else n for d, n in enumerate(shape))
 
 
 def _follows(before: Part, now: Part, dim: int) -> bool:
@@ -62,6 +79,8 @@ def join(p: Editor, node: Node, parts: list[Part]) -> None:
 def _sliced(p: Editor, x: Node, starts: Sequence[Any], stops: Sequence[Any], steps: Any = None) -> Node:
     steps = steps or (1,) * len(starts)
     whole = all(map(_same, (*starts, *stops, *steps), (*(0 for _ in starts), *x.spec.shape, *(1 for _ in starts))))
+    if x.op == "full" and not whole:
+        return p.full(tuple(stops), *x.args[1:])
     return x if whole else p.slice(x, tuple(starts), tuple(stops), steps)
 
 
@@ -70,16 +89,14 @@ def apart(node: Node, _: Context) -> tuple[Node, Sequence[Any], Sequence[Any]] |
     if node.op != "slice" or node.args[0].op != "concat":
         return None
     whole, starts, stops, _steps = node.args
-    at, dim = 0, whole.args[1]
-    for part in whole.args[0]:
-        size = part.spec.shape[dim]
-        if type(size) is not int or type(starts[dim]) is not int or type(stops[dim]) is not int:
-            return None
-        if at <= starts[dim] and stops[dim] <= at + size:
-            move = lambda bounds, at=at: tuple(b - at * (d == dim) for d, b in enumerate(bounds))
-            return part, move(starts), move(stops)
-        at += size
-    return None
+    dim, (parts, at) = whole.args[1], parts_of(whole)
+    if type(starts[dim]) is not int or type(stops[dim]) is not int:
+        return None
+    first, last = between(at, size(starts[dim]), size(stops[dim] - 1))
+    if first != last or not at[first].is_const:
+        return None
+    move = lambda bounds: tuple(b - at[first].value * (d == dim) for d, b in enumerate(bounds))
+    return parts[first], move(starts), move(stops)
 
 
 def take(p: Editor, node: Node, found: tuple[Node, Sequence[Any], Sequence[Any]]) -> None:

@@ -87,6 +87,8 @@ CASES = {
     "more views": lambda x, y: (x.diagonal(0, 2, 3), x.narrow(3, 1, 4), x.select(2, -1), x.movedim(1, -1)),
     "splits": lambda x, y: (x.split(2, 1), x.chunk(3, 3), x.unbind(0), x.tensor_split(3, 2)),
     "flip roll": lambda x, y: (x.flip(1), x.roll(1, 2), x.roll((1, 1), (0, 1)), torch.rot90(x, 1, (2, 3))),
+    "roll that moves nothing": lambda x, y: (x.roll(0, 1), x[:, :, :, :1].roll(1, 3), x.roll((1, 0), (0, 2))),
+    "empty": lambda x, y: (x[:, :0].roll(1, 1), x[:, :, :0].clone(), x[:0].transpose(0, 2).flip(1)),
     "tril": lambda x, y: (x.tril(), x.triu(1)),
     "repeat": lambda x, y: (x.repeat(1, 2, 1, 1), x.repeat_interleave(2, 1), x.tile(2)),
     "sdpa": lambda x, y: F.scaled_dot_product_attention(x, x, x),

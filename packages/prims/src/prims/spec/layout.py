@@ -172,8 +172,10 @@ def sort_dims(dims: Sequence[int], shape: Sequence[Size], strides: Sequence[Size
 
 def like_strides(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides of ``torch.empty_like`` with ``preserve_format``: the same if dense, else dense strides in the
-    order of the old ones (as ``infer_dense_strides`` of ATen's ``ExpandUtils``).
+    order of the old ones (as ``infer_dense_strides`` of ATen's ``ExpandUtils``). Without elements, any are.
     """
+    if any(type(n) is int and n == 0 for n in shape):
+        return strides
     if is_contiguous(shape, strides):
         return contiguous_strides(shape)
     if is_dense(shape, strides):

@@ -144,10 +144,13 @@ def flip(x: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 def roll(x: TensorSpec, shifts: Sequence[Size], dims: Sequence[int] = ()) -> TensorSpec:
     if not dims or x.device.type != "cpu":
         return TensorSpec(x.shape, x.dtype, x.device)
-    for dim in dims:
-        # On the CPU, the two parts are joined the other way round.
-        d = wrap_dim(dim, x.ndim)
-        x = cat([x], d)
+    if any(type(n) is int and n == 0 for n in x.shape):
+        return with_format(x, None, x.dtype, x.device)
+    for shift, dim in zip(shifts, dims, strict=True):
+        # On the CPU, the two parts are joined the other way round; where nothing moves, one of them is empty and has
+        # no memory format in common with the other.
+        d, plain = wrap_dim(dim, x.ndim), TensorSpec(x.shape, x.dtype, x.device)
+        x = plain if x.strides == plain.strides or shift % x.shape[d] == 0 else cat([x], d)
     return x
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import types
 import weakref
 from collections import OrderedDict
@@ -11,13 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from dynamo_capture import _native as native
-from dynamo_capture import hook
+native = sys.modules["dynamo_capture._native"]  # conftest.py has loaded it
 
-hook.init_torch()
+try:
+    import torch
+    from torch import nn
+
+    from dynamo_capture import hook
+except ImportError:  # the hook is tested without it too: then there are no modules and tensors
+    torch = nn = None  # type: ignore[assignment]
+else:
+    hook.init_torch()
+
+with_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 
 class Plain:
@@ -90,13 +98,13 @@ def grown(rng: random.Random, depth: int) -> Any:
         lambda: [grown(rng, depth - 1) for _ in range(2)],
         lambda: tuple(grown(rng, depth - 1) for _ in range(2)),
         lambda: function(rng),
-        lambda: module(rng),
         lambda: slots(rng),
         lambda: instance(rng, depth).method,
-        lambda: torch.randn(2, 3)[:, : rng.choice([2, 3])],
         lambda: types.new_class(f"Made{rng.randrange(3)}", (Plain,), {}, lambda d: d.update(label=constant(rng))),
         lambda: {1, 2, rng.randrange(4)},
     ]
+    if torch is not None:
+        some += [lambda: module(rng), lambda: torch.randn(2, 3)[:, : rng.choice([2, 3])]]
     return rng.choice(some)()
 
 
@@ -114,7 +122,7 @@ class Watch:
         rng, tree = self.rng, self.tree
         if rng.random() < 0.7:
             tree.check_type(node, type(value))
-        if isinstance(value, torch.Tensor):
+        if is_tensor(value):
             if rng.random() < 0.8:
                 tree.check_tensor(node, value)
             self.collected.append((node, lambda: None))
@@ -197,7 +205,7 @@ class Watch:
         if rng.random() < 0.4:
             self.walk_class(tree.type_of(node), type(value)) if type(value) in (Plain, Other) else None
         for name, item in list(vars(value).items()):
-            if isinstance(name, str) and rng.random() < (0.3 if isinstance(value, nn.Module) else 0.8):
+            if isinstance(name, str) and rng.random() < (0.8 if isinstance(value, Plain) else 0.3):
                 self.walk(tree.dict_attr(node, name), item, depth - 1)
 
     def judged(self) -> bool:
@@ -220,6 +228,10 @@ class Watch:
         return collected
 
 
+def is_tensor(value: Any) -> bool:
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def parts(value: Any, seen: dict[int, Any]) -> None:
     """All that can be changed in a value."""
     if id(value) in seen or isinstance(value, int | float | str | type(None)):
@@ -234,7 +246,7 @@ def parts(value: Any, seen: dict[int, Any]) -> None:
         inner = [c.cell_contents for c in value.__closure__ or ()] + [value.__defaults__, value.__kwdefaults__]
     elif isinstance(value, types.MethodType):
         inner = [value.__self__]
-    elif not isinstance(value, type | torch.Tensor | set) and hasattr(value, "__dict__"):
+    elif not isinstance(value, type | set) and not is_tensor(value) and hasattr(value, "__dict__"):
         inner = [type(value), *vars(value).values()] if isinstance(value, Plain) else list(vars(value).values())
     for item in inner:
         parts(item, seen)
@@ -255,7 +267,7 @@ def change(rng: random.Random, value: Any) -> Callable[[], None] | None:
         return lambda: target.__setitem__(slice(None), old)
     if isinstance(target, types.FunctionType):
         return change_function(rng, target, fresh)
-    if isinstance(target, torch.Tensor):
+    if is_tensor(target):
         return change_tensor(rng, target)
     if isinstance(target, type):
         if target in (Plain, Other) or target.__name__.startswith("Made"):
@@ -264,7 +276,7 @@ def change(rng: random.Random, value: Any) -> Callable[[], None] | None:
             setattr(target, name, fresh)
             return lambda: setattr(target, name, old) if had else delattr(target, name)
         return None
-    if isinstance(target, Plain | nn.Module):
+    if isinstance(target, Plain) or (torch is not None and isinstance(target, nn.Module)):
         return change_instance(rng, target, fresh)
     return None
 
@@ -321,7 +333,7 @@ def change_function(rng: random.Random, target: Any, fresh: Any) -> Callable[[],
     return undo
 
 
-def change_tensor(rng: random.Random, target: torch.Tensor) -> Callable[[], None] | None:
+def change_tensor(rng: random.Random, target: Any) -> Callable[[], None] | None:
     if not target.is_leaf:
         return None
     before, data = target.requires_grad, target.data
@@ -375,7 +387,8 @@ def change_instance(rng: random.Random, target: Any, fresh: Any) -> Callable[[],
 @pytest.mark.parametrize("seed", range(120))
 def test_changes(seed: int) -> None:
     rng = random.Random(seed)
-    value = rng.choice([lambda: instance(rng, 3), lambda: module(rng), lambda: function(rng)])()
+    roots: list[Callable[[], Any]] = [lambda: instance(rng, 3), lambda: function(rng)]
+    value = rng.choice([*roots, lambda: module(rng)] if torch is not None else roots)()
     watch = Watch(rng, value)
     assert watch.judged()
     held = 0
@@ -442,6 +455,7 @@ def test_a_root_at_the_same_address() -> None:
         del two
 
 
+@with_torch
 def test_a_trail_keeps_nothing_alive() -> None:
     model = module(random.Random(0))
     tree = native.GuardTree()
@@ -460,6 +474,7 @@ def test_a_trail_keeps_nothing_alive() -> None:
         gc.enable()
 
 
+@with_torch
 def test_structure_is_not_evaluated_anew() -> None:
     """A module's guards rest on words and tensors alone, also with an attribute that changes in each call."""
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])
@@ -482,6 +497,7 @@ def test_structure_is_not_evaluated_anew() -> None:
     assert not tree.check((model,))
 
 
+@with_torch
 def test_a_counter_that_is_read() -> None:
     """A value that is another in each call is read anew, and the rest is still not."""
     model = nn.Linear(2, 2)

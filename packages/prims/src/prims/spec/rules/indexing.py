@@ -20,19 +20,21 @@ from prims.spec.tensorspec import TensorSpec
 Size = Any  # int | Sym
 
 
-def _positions(index: TensorSpec, *types: torch.dtype) -> None:
-    """Leave it to eager to refuse indices of other types.
+def _positions(index: TensorSpec, *types: torch.dtype, empty: bool = False) -> None:
+    """Leave it to eager to refuse indices of other types; ``empty``: an operator that does not look at none.
 
     Raises:
         Unsupported: they are.
     """
+    if empty and any(isinstance(s, int) and s == 0 for s in index.shape):
+        return
     if index.dtype not in (torch.int64, *types):
         raise Unsupported(f"an index of {index.dtype}")
 
 
 @meta_rule("aten.gather.default")
 def gather(x: TensorSpec, dim: int, index: TensorSpec, *, sparse_grad: bool = False) -> TensorSpec:
-    _positions(index, torch.int32)
+    _positions(index, torch.int32, empty=True)
     wrap_dim(dim, x.ndim)
     return TensorSpec(index.shape, x.dtype, x.device)
 
@@ -61,7 +63,7 @@ def take(x: TensorSpec, index: TensorSpec) -> TensorSpec:
     "aten.index_reduce.default",
 )
 def scatter(x: TensorSpec, dim: int, index: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    _positions(index, torch.int32)
+    _positions(index, torch.int32, empty=True)
     wrap_dim(dim, x.ndim)
     source = args[0] if args else kwargs.get("src")
     if isinstance(source, TensorSpec) and source.dtype != x.dtype:

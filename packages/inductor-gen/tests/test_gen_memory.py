@@ -316,10 +316,13 @@ def test_a_large_gradient_comes_last():
 # ---- values that are nowhere in memory --------------------------------------------------------------------------
 
 
+def rounds_and_kind(rng: random.Random) -> tuple[int, str]:
+    return rng.randint(2, 5), rng.choice(["far", "mask", "both", "sum"])
+
+
 def biased(seed: int, returned: bool = False):
     """Rounds of attention written out, all with one bias, which is made of a row of numbers or two, and of positions."""
-    rng = random.Random(seed)
-    rounds, kind = rng.randint(2, 5), rng.choice(["far", "mask", "both", "sum"])
+    rounds, kind = rounds_and_kind(random.Random(seed))
 
     def fn(p, x, slopes, row):
         n = x.shape[1]
@@ -358,7 +361,9 @@ def large_values(fn, heads: int, rows: int) -> int:
 def test_what_is_made_of_little_is_made_again_by_all_who_read_it(seed):
     assert large_values(biased(seed), 16, 1024) == 1  # the scores themselves
     assert large_values(biased(seed, returned=True), 16, 1024) == 2
-    assert large_values(biased(seed), 16, 128) == 2  # small: whoever reads it spares the arithmetic
+    # A small one: who reads it spares the arithmetic, but for a single reader of a bias of few operations.
+    few = rounds_and_kind(random.Random(seed)) == (2, "far")
+    assert large_values(biased(seed), 16, 128) == (1 if few else 2)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 from torch import nn
 
 import dynamo_capture
+from dynamo_capture.frontend import optimize
+from prims.options import Options
+from prims.report import Report
 
 
 def same(a, b):
@@ -211,3 +215,16 @@ def test_extremes_keep_the_type_of_the_one_they_are(capture):
         arguments = torch.ones(n + 1), n, n / 3
         want, got = fn(*arguments)[1], c(*arguments)[1]
         assert got == want and list(map(type, got)) == list(map(type, want))
+
+
+@pytest.mark.parametrize("text", ["'%s' % ((Pair(1, 2), n),)", "str((Pair(1, n), n))", "f'{(Pair(n, n), [n], n)}'",
+                                  "'%s' % (((Pair(1, 2), n), (n,)),)", "repr((torch.Size([n, 2]), n))"])  # fmt: skip
+def test_texts_of_nested_tuples_with_sizes(text):
+    """Named tuples in them are made as they were."""
+    scope = {"Pair": collections.namedtuple("Pair", "left right"), "torch": torch}
+    exec(f"def f(x):\n    n = x.shape[0]\n    return x + 1, ({text}).partition(' at 0x')[0]", scope)
+    report = Report()
+    compiled = optimize(scope["f"], lambda gm, xs: gm.forward, options=Options(dynamic=True), report=report)
+    for n in (2, 3, 5):
+        assert compiled(torch.ones(n))[1] == scope["f"](torch.ones(n))[1]
+    assert not report.fallbacks

@@ -65,6 +65,9 @@ class TextValue(Value):
     def iterate(self, tx: Capture) -> Iterator[Value]:
         return ConstantValue(self.const()).iterate(tx)
 
+    def get_iter(self, tx: Capture) -> Value:
+        return ConstantValue(self.const()).get_iter(tx)
+
     def getitem(self, tx: Capture, key: Value) -> Value:
         return ConstantValue(self.const()).getitem(tx, key)
 
@@ -90,7 +93,9 @@ class TextValue(Value):
 
 def _plain(value: Value) -> Any:
     value = value.realize()
-    return value.cls(map(_plain, value.items)) if isinstance(value, TupleValue) else value.const()
+    if isinstance(value, TupleValue) and has_symbols(value):
+        return value.cls(map(_plain, value.items))
+    return value.const()
 
 
 def _format(value: Any, convert: Any, spec: str) -> str:

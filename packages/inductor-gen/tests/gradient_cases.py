@@ -9,7 +9,7 @@ import torch
 
 from prims import decomp
 
-__all__ = ["CASES", "scatters"]
+__all__ = ["CASES", "normalized", "scatters"]
 
 
 def _case(name: str, shape: tuple[int, ...], *args: Any, like: tuple[int, ...] | None = None) -> Any:
@@ -34,6 +34,22 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "adaptive pooling": _case("_adaptive_avg_pool2d_backward", (2, 3, 5, 7), like=(2, 3, 13, 17)),
     "windows": _case("unfold_backward", (4, 5, 3, 7), [4, 19, 3], 1, 7, 3),
 }
+
+
+def normalized(dim: int) -> Callable[..., Any]:
+    """The gradient of a matrix divided by its norms along ``dim``, of the matrix and of what comes in."""
+
+    def fn(p: Any, x: Any, g: Any) -> Any:
+        rows = lambda v: p.broadcast(v, x.shape, (1 - dim,))
+        norm = p.sqrt(p.sum(p.mul(x, x), (dim,)))
+        below = p.maximum(norm, 1e-12)
+        y = p.div(x, rows(below))
+        moved = p.sum(p.mul(p.neg(g), p.div(y, rows(below))), (dim,))
+        moved = p.where(p.ge(norm, 1e-12), moved, 0.0)
+        along = p.where(rows(p.eq(norm, 0.0)), 0.0, p.div(x, rows(norm)))
+        return p.add(p.div(g, rows(below)), p.mul(rows(moved), along))
+
+    return fn
 
 
 def scatters(compiled: Any) -> list[str]:

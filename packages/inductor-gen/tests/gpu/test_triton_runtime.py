@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 from gen_support import build
+from gradient_cases import normalized
 
 import inductor_gen
 from inductor_gen.extern import cuda
@@ -102,6 +103,18 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     for source in found:
         cubin, name, shared = compile_kernel(module, source, (9, 0))
         assert cubin[:4] == b"\x7fELF" and name == source.name and shared >= 0
+
+
+@needs_triton
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_what_norms_divide_compile(dim, tmp_path):
+    """Triton 3.6 failed on those of short rows of unknown length."""
+    for shape in [(4, 2), (2, 4), (300, 7), (20, 3000)]:
+        found = sources(normalized(dim), [torch.randn(shape)] * 2, dynamic={0: (0, 1), 1: (0, 1)})
+        module = load_module_text(module_text(found), tmp_path)
+        for source in found:
+            assert compile_kernel(module, source, (9, 0))[0][:4] == b"\x7fELF"
 
 
 def test_numbers_beside_integers_compile(tmp_path):

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from gen_support import build, reference
-from gradient_cases import CASES, inputs_of, scatters
+from gradient_cases import CASES, inputs_of, normalized, scatters
 
 import inductor_gen
 from inductor_gen.device.record import device_of, known
@@ -477,6 +477,16 @@ def test_results_beside_a_reduction_are_written_as_they_are_made():
     (kernel,) = check(fn, [torch.randn(300)], devices=lambda _: SMALL, tol=1e-5).kernels
     stored = re.findall(r"tl.store\(.*v(\d+)\)$", kernel.source, re.M)
     assert len(stored) == 3 and [*map(int, stored)] == sorted(map(int, stored))
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4), (3, 100), (300, 7), (20, 3000)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradient_of_what_norms_divide(shape, dim):
+    """In loops, of sizes that are not known: what a loop reads of a row beside what is made of it is a block."""
+    x, g = torch.randn(shape), torch.randn(shape)
+    x.select(1 - dim, 1).zero_()
+    compiled = check(normalized(dim), [x, g], devices=lambda _: SMALL, tol=1e-4, dynamic={0: (0, 1), 1: (0, 1)})
+    assert len(compiled.kernels) > 1 or "b = tl.broadcast_to(v" in compiled.kernels[0].source
 
 
 def test_integers_and_scalar_conditions_in_the_interpreter():

@@ -94,7 +94,12 @@ class TritonNames(Names):
         self.rounded = _rounded(body)
         self.narrow = all(s.value.dtype in HALVES for s in body.stores)
         self.passed = {v.id for v in self.from_one.values()} | _divisors(body, self.logistic)
+        self.blocks: set[int] = set()  # values of rows that are read as blocks, by number
         self.wide = False
+
+    def val(self, v: Val) -> str:
+        name = super().val(v)
+        return f"{name}b" if v.id in self.blocks else name
 
     def rename(self, variable: Expr, name: str) -> str:
         """Give a loop variable another name; returns the one that it had."""

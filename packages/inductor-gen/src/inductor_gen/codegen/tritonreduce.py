@@ -129,6 +129,7 @@ class _Reduction(Block):
         self.stages = self.body.passes()
         self.rows = self.extent(nest.outer)
         self.columns = self.extent(nest.inner)
+        self.spread: set[int] = set()
 
     def scans(self, stage: int) -> list[Val]:
         return [v for v in self.body.along(stage) if v.op == "scan"]
@@ -156,6 +157,29 @@ class _Reduction(Block):
         if stop is not None:
             r.masked = True
         self.bound(r, stop or (self.names.size(self.columns) if r.masked else ""))
+
+    # ---- values of rows that loops read -----------------------------------------------------------------
+
+    def spread_out(self, *stages: int) -> None:
+        """Let the values of rows be blocks, as soon as they are made, that a loop of these stages reads beside others
+        made of them. Triton 3.6 would move what they are made of before a loop to the layout that is wanted in it, and
+        take a value's own move, which is in the loop, for a part of that: it fails."""
+        for stage in stages:
+            read = {v.id: v for v in self.around(stage)}
+            for v in read.values():
+                others = self.body.cone(a for a in self.body.inputs_of(v) if not self.body.is_inner(a))
+                self.spread |= {a.id for a in others if a.id in read and (a.stage or a.deps)}  # others are scalars
+        self.spread -= self.names.passed
+
+    def emit(self, v: Val) -> None:
+        super().emit(v)
+        self.lay_out(v)
+
+    def lay_out(self, v: Val) -> None:
+        """Make a value's block, if it has one."""
+        if v.id in self.spread:
+            n = self.names.val(v)
+            self.line(f"{n}b = tl.broadcast_to({n}, {_FULL})")
 
     # ---- reductions -------------------------------------------------------------------------------------
 
@@ -209,6 +233,7 @@ class _Reduction(Block):
             self.line(f"{n} = {n} != 0")
         elif ROWS[r.dtype].summed:
             self.line(f"{n} = {n}.to({self.names.type_of(r)})")
+        self.lay_out(r)
 
     def combine(self, r: Val) -> None:
         """Take a block into the accumulators ``vKa`` (of the other value: ``vKoa``)."""
@@ -321,6 +346,7 @@ class _Reduction(Block):
         self.line(f"for r0 in range({start}, {stop or self.names.size(self.columns)}, RBLOCK):")
         self.depth += 1
         self.columns_at("r0", stop)
+        self.names.blocks = {v.id for v in self.body.vals if v.stage <= stage and v.id in self.spread}
         for v in self.body.along(stage):
             if v.op == "scan":
                 self.scan(v, carried=True)
@@ -331,6 +357,7 @@ class _Reduction(Block):
         for s in self.body.stores:
             if self.body.stores_inside(s) and s.value.stage == stage:
                 self.store(s, shaped=True)
+        self.names.blocks = set()
         self.depth -= 1
         for r in self.body.reduces(stage):
             self.lanes(r, start, stop or self.names.size(self.columns))
@@ -338,6 +365,7 @@ class _Reduction(Block):
     def looped(self) -> TritonSource:
         """One loop over the row per stage."""
         self.begin()
+        self.spread_out(*range(self.stages))
         for stage in range(self.stages + 1):
             self.outside(stage)
             self.outside_stores(stage)
@@ -358,6 +386,7 @@ class _Reduction(Block):
             if v.id in saved:
                 address = f"{self.names.pointer(saved[v.id])} + {row}"
                 self.line(f"{self.names.val(v)} = {self.names.loaded(f'tl.load({address}{xm})', v.dtype)}")
+                self.lay_out(v)
             elif v.op == "reduce":
                 self._reload(v)
             else:
@@ -393,6 +422,7 @@ class _Reduction(Block):
         count = self.shape.split
         self.begin()
         self.line("part = tl.program_id(1)")
+        self.spread_out(stage)
         self.known(self.around(stage), saved)
         if stage == 0:
             self.outside_stores(0, "(part == 0)")

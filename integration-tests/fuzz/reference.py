@@ -188,7 +188,7 @@ class Shadow(TorchDispatchMode):
     def _shuffled(self, twin: torch.Tensor, dims: Any = None) -> torch.Tensor:
         """The numbers in another order along the dimensions over which they are reduced."""
         chosen = dims if isinstance(dims, (tuple, list)) and dims else range(twin.dim())
-        for d in chosen:
+        for d in chosen if twin.dim() else ():
             twin = twin.index_select(d, self._random(torch.empty(twin.shape[d], device=HOME)).argsort())
         return twin
 

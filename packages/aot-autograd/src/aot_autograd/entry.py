@@ -186,7 +186,8 @@ def partition_joint(
 
     options = options if options is not None else Options()
     forget_running(joint.envelope.graph)
-    if options.numerics != "fast":
+    if options.numerics != "fast":  # eager's own operators, as they are
         keep_norms(joint.envelope.graph)
-    spell_out(joint.envelope.graph)
+    else:
+        spell_out(joint.envelope.graph)
     return split_joint(joint, (partition_fn or default_partition)(joint, options))

@@ -27,6 +27,8 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     checkpoints,
     frame_functions,
     function_facts,
+    imports,
+    profiled,
     stand_ins,
 )
 from dynamo_capture.values.torch_calls import ALLOWED

@@ -24,6 +24,7 @@ from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, 
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import known_ints, note_int
+from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.nodes import call_node
@@ -149,6 +150,7 @@ class GraphBuilder:
             raise GraphBreak("QB06", "detach_() of a tensor that exists outside")
         if getattr(fn, "__name__", "") in _ASSERTS_DATA:
             raise GraphBreak("QB02", f"{_name_of(fn)}, which raises by a tensor's value")
+        args, kwargs = of_data(fn, args, kwargs)
         lowered = [self.lower(arg) for arg in args]
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
@@ -289,6 +291,8 @@ class GraphBuilder:
         if kind is SymValue:
             known = self.tx.known_number(value.example)  # type: ignore[attr-defined]
             return (known, known) if known is not None else (value.node, value.example)  # type: ignore[attr-defined]
+        if kind is NumpyNumberValue:
+            return self.lower(value.number)  # type: ignore[attr-defined]
         if isinstance(value, (TupleValue, ListValue)):
             pairs = [self.lower(item) for item in value.items]
             make = list if isinstance(value, ListValue) else tuple
@@ -312,7 +316,10 @@ class GraphBuilder:
         if isinstance(constant, range):
             constant = list(constant)
         elif is_numpy_scalar(constant):
-            constant = constant.item()
+            constant = number_of(constant)
+        elif isinstance(constant, slice):
+            parts = (constant.start, constant.stop, constant.step)
+            constant = slice(*(number_of(part) if is_numpy_scalar(part) else part for part in parts))
         return constant, constant
 
     # --- finishing ----------------------------------------------------------------------------------------------

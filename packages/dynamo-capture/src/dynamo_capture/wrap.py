@@ -36,6 +36,7 @@ from dynamo_capture.values.dicts import DictValue, ProxyValue
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
+from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.torch_calls import disabled_call
@@ -332,12 +333,11 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     cls = type(obj)
     source = source or Source("constant", None, (obj,))
     if cls.__module__ == "numpy":
-        if cls.__name__ == "ufunc":
+        if cls.__name__ in ("ufunc", "_ArrayFunctionDispatcher"):
             tx.guards.is_object(source, obj)
             return BuiltinValue(obj, source)
         if is_numpy_scalar(obj):
-            tx.guards.equals(source, obj)
-            return ConstantValue(obj, source)
+            return numpy_scalar(tx, obj, source)
         raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
     if issubclass(cls, threading.local):
         raise GraphBreak("QB06", f"the attributes that {source} has in this thread")

@@ -35,7 +35,7 @@ DOCUMENTED = {
     },
     "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
     "values/builtin_functions.py": {"_vars": 1, "_super": 2},
-    "values/construct.py": {"_user_class": 1, "_default_dict": 1, "GetterValue.call": 1},
+    "values/construct.py": {"user_instance": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
         "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
         "method_of_container": 1,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
 from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.state import FrameState
-from dynamo_capture.rules import is_library_name
-from dynamo_capture.sources import Source
 from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
 from dynamo_capture.values.classes import lookup
@@ -144,19 +141,12 @@ class DataOps(FrameState):
         raise GraphBreak("QB15", "a class definition")
 
     def IMPORT_NAME(self, arg: str) -> None:
+        from dynamo_capture.values.imports import import_name
+
         fromlist, level = self.stack[-1].realize().const(), self.stack[-2].realize().const()
-        if level == 0 and arg not in sys.modules:
-            raise GraphBreak("QB15", f"import of {arg}")
-        try:
-            module = __import__(arg, self.globals, None, fromlist, level)
-        except ImportError as error:
-            raise GraphBreak("QB15", f"import of {arg}, which fails: {error}") from None
+        module = import_name(self.tx, arg, self.globals, fromlist, level)
         del self.stack[-2:]
-        for name in dict.fromkeys((arg, module.__name__)):
-            if name in sys.modules and not is_library_name(name):
-                loaded = Source("constant", None, (sys.modules,))
-                self.tx.guards.is_object(loaded.item(name), sys.modules[name])
-        self.stack.append(self.tx.from_python(module))
+        self.stack.append(module)
 
     def IMPORT_FROM(self, arg: str) -> None:
         try:

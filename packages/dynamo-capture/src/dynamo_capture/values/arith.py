@@ -60,9 +60,10 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
     """``fn(a, b)`` for a binary operator from ``operator``; ``written`` is the one that an error names."""
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, written or fn, a, b)
+    a, b = _numpy_operands(tx, fn, a, b)
+    if type(a) is ConstantValue and type(b) is ConstantValue:
+        return _fold(tx, written or fn, a, b)
     if isinstance(a, _GRAPH) or isinstance(b, _GRAPH):
-        if isinstance(a, ConstantValue) and is_numpy_scalar(a.value):
-            raise GraphBreak("QB09", "an operator of a numpy scalar on a tensor")
         if _is_number_like(a) and _is_number_like(b):
             if not _numbers_may_fail(fn, a, b):
                 return tx.graph_call(fn, [a, b], {})
@@ -72,6 +73,31 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
         return result
     name = _NAMES[fn]
     return _dunder(tx, fn, a, b, f"__{name}__", f"__r{name}__", written or fn)
+
+
+def _numpy_operands(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> tuple[Value, Value]:
+    """The operands of an operator, where one is a scalar of NumPy.
+
+    Beside a tensor it is a Python number; beside anything else it computes itself, on numbers that are known.
+    """
+    from dynamo_capture.values.numpy_scalars import NumpyNumberValue, defers_to_tensors
+
+    found = [isinstance(v, NumpyNumberValue) or (type(v) is ConstantValue and is_numpy_scalar(v.value)) for v in (a, b)]
+    if not any(found):
+        return a, b
+    if found[0] and isinstance(b, TensorValue) and (fn is operator.matmul or not defers_to_tensors(a.pytype)):
+        raise GraphBreak("QB09", "an operator of a numpy scalar on a tensor")
+    if isinstance(a, TensorValue) or isinstance(b, TensorValue):
+        return tuple(v.number if isinstance(v, NumpyNumberValue) else _python_number(v) for v in (a, b))  # type: ignore[return-value]
+    return tuple(ConstantValue(v.const()) if isinstance(v, (NumpyNumberValue, SymValue)) else v for v in (a, b))  # type: ignore[return-value]
+
+
+def _python_number(value: Value) -> Value:
+    from dynamo_capture.values.numpy_scalars import number_of
+
+    if type(value) is ConstantValue and is_numpy_scalar(value.value):
+        return ConstantValue(number_of(value.value))
+    return value
 
 
 def _fold(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
@@ -262,6 +288,7 @@ def _of_inner(inner: Any, value: Value) -> Any:
 def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     """``a += b`` and the like; gives the value that the name is bound to afterwards."""
     from dynamo_capture.values.containers import ListValue
+    from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 
     plain = _PLAIN[fn]
     if isinstance(a, TensorValue):
@@ -270,7 +297,7 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         return a.call_method(tx, "__iadd__", [b], {})
     if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
         return a.call_method(tx, "__imul__", [b], {})
-    if not isinstance(a, (ConstantValue, SymValue, ListValue)):
+    if not isinstance(a, (ConstantValue, SymValue, ListValue, NumpyNumberValue)):
         from dynamo_capture.values.classes import find
 
         name = f"__i{_NAMES[plain]}__"
@@ -283,6 +310,9 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 
 def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     """``fn(a, b)`` for a comparison from ``operator``."""
+    if type(a) is ConstantValue and type(b) is ConstantValue:
+        return _fold(tx, fn, a, b)
+    a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
     if (isinstance(a, _GRAPH) or isinstance(b, _GRAPH)) and _is_number_like(a) and _is_number_like(b):
@@ -377,7 +407,9 @@ def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
     """``fn(a)`` for ``operator.neg``, ``pos``, ``invert`` and ``abs``."""
     if isinstance(a, _GRAPH):
         return tx.graph_call(fn, [a], {})
-    if a.is_const:
+    from dynamo_capture.values.numpy_scalars import NumpyNumberValue
+
+    if a.is_const or isinstance(a, NumpyNumberValue):
         return fold(tx, fn, [a], {})
     from dynamo_capture.values.classes import find
 

@@ -6,7 +6,10 @@ import collections
 import functools
 import math
 import operator
+import os
+import posix
 import random
+import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,8 +24,8 @@ from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleVa
 from dynamo_capture.values.class_tests import is_instance, is_subclass
 from dynamo_capture.values.classes import find, lookup
 from dynamo_capture.values.compare import identical
-from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import TupleValue, is_plain_namedtuple
+from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
+from dynamo_capture.values.containers import ListValue, TupleValue, is_plain_namedtuple
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
 from dynamo_capture.values.identity import hash_of
@@ -44,9 +47,13 @@ Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 #: Builtin function -> handler(tx, args, kwargs).
 BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS}
 
+#: What pathlib asks of a path's text; later versions of Python have more of them.
+_OF_PATHS = [
+    getattr(posix, name) for name in ("_path_splitroot", "_path_splitroot_ex", "_path_normpath") if hasattr(posix, name)
+]
 _PURE = frozenset(
     (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
-     math.prod)
+     math.prod, sys.intern, *_OF_PATHS)
 )  # fmt: skip
 _PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct", "_bisect"))
 _INPUT_OUTPUT = frozenset((print, open, input, breakpoint))
@@ -88,6 +95,8 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
         return _class_function(tx, owner, fn, args, kwargs)
     if type(fn).__name__ == "ufunc" and all(arg.realize().is_const for arg in args):
         return fold(tx, fn, args, kwargs)
+    if type(fn).__name__ == "_ArrayFunctionDispatcher":
+        return _numpy_of_numbers(tx, fn, args, kwargs)
     number = "QB09" if module.partition(".")[0] in ("numpy", "scipy") else "QB03"
     if module in ("random", "_random") or isinstance(owner, random.Random):
         number = "QB16"
@@ -105,6 +114,25 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         if fn in _SYM_SAFE and is_finite(number):
             return tx.graph_call(fn, realized, kwargs)
     return fold(tx, fn, list(realized), kwargs)
+
+
+def _numpy_of_numbers(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function of NumPy on numbers, and lists and tuples of them, that gives a number."""
+    plain = [_numbers(arg) for arg in args]
+    named = {name: _numbers(value) for name, value in kwargs.items()}
+    result = tx.exact(fn, *plain, **named)
+    if not is_numpy_scalar(result) and type(result) not in (bool, int, float, complex):
+        raise GraphBreak("QB09", f"the function numpy.{fn.__name__}, which gives a {type(result).__name__}")
+    return tx.from_python(result)
+
+
+def _numbers(value: Value) -> Any:
+    value = value.realize()
+    if isinstance(value, (TupleValue, ListValue)) and value.pytype in (tuple, list, torch.Size):
+        return value.pytype(map(_numbers, value.items))
+    if type(value) is ConstantValue or isinstance(value, SymValue):
+        return value.const()
+    raise GraphBreak("QB09", f"a function of NumPy on {display(value)}")
 
 
 def is_finite(number: SymValue) -> bool:
@@ -285,6 +313,16 @@ def _repr(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     from dynamo_capture.values.texts import text_from
 
     return text_from(tx, repr, args[0].realize())
+
+
+@builtin(os.fspath)
+def _fspath(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    path = args[0].realize()
+    if isinstance(path, ObjectValue):
+        path = path.call_method(tx, "__fspath__", [], {}).realize()
+    if path.pytype not in (str, bytes):
+        raise GraphBreak("QB07", f"os.fspath() of {display(path)}")
+    return path
 
 
 @builtin(hash)

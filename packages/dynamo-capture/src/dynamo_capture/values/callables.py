@@ -310,6 +310,10 @@ class ClassValue(_FixedValue):
             return empty_instance(tx, args[0].realize().const(), args[1:])
         if name == "__init_subclass__":
             return ConstantValue(None)
+        if name == "__call__" and descriptor is type.__call__ and self.obj is not type:
+            from dynamo_capture.values.construct import user_instance
+
+            return user_instance(tx, self.obj, args, kwargs)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.describe()}")
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -23,6 +23,7 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.iterating import ITERATORS, Signature
+from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["empty_instance", "instantiate"]
+__all__ = ["empty_instance", "instantiate", "user_instance"]
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
@@ -73,18 +74,48 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
+    if cls is torch.Tensor or isinstance(cls, _LEGACY):
+        return _legacy_tensor(tx, cls, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
-    if not (type(cls) in _PLAIN_METACLASSES or _plain_metaclass_call(tx, type(cls))):
-        raise GraphBreak("QB03", f"the class {cls.__qualname__}, whose metaclass defines __call__")
-    return _user_class(tx, cls, args, kwargs)
+    if _is_numpy_scalar_class(cls):
+        return fold(tx, cls, args, kwargs)
+    if type(cls) not in _PLAIN_METACLASSES:
+        found, owner = find(tx, type(cls), "__call__")
+        if isinstance(found, types.FunctionType):
+            from dynamo_capture.values.callables import ClassValue
+
+            called = bind_attribute(tx, ClassValue(cls), type(cls), "__call__", found, owner)  # type: ignore[arg-type]
+            return called.call(tx, args, kwargs)
+    return user_instance(tx, cls, args, kwargs)
 
 
-def _plain_metaclass_call(tx: Capture, meta: type) -> bool:
-    return not isinstance(find(tx, meta, "__call__")[0], types.FunctionType)
+#: The type of ``torch.LongTensor`` and its like.
+_LEGACY: Any = type(torch.LongTensor)
 
 
-def _user_class(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _legacy_tensor(tx: Capture, cls: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch.Tensor(...)`` or ``torch.LongTensor(...)``: of sizes, or of numbers in a list or tuple."""
+    given = [arg.realize() for arg in args]
+    options: dict[str, Value] = {}
+    if cls is not torch.Tensor:
+        options = {"dtype": ConstantValue(cls.dtype), "device": ConstantValue("cuda" if cls.is_cuda else "cpu")}
+    else:
+        options = {"dtype": ConstantValue(torch.get_default_dtype())}
+    if not kwargs and all(value.pytype is int for value in given):
+        return tx.graph_call(torch.empty, [TupleValue(list(given or [ConstantValue(0)]))], options)
+    if not kwargs and len(given) == 1 and given[0].pytype is torch.Size:
+        return tx.graph_call(torch.empty, given, options)
+    if not kwargs and len(given) == 1 and given[0].pytype in (list, tuple):
+        return tx.graph_call(torch.tensor, given, options)
+    raise GraphBreak("QB17", f"making a {cls.__name__} of these arguments")
+
+
+def _is_numpy_scalar_class(cls: type) -> bool:
+    return cls.__module__ == "numpy" and any(base.__name__ == "generic" for base in cls.__mro__)
+
+
+def user_instance(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if find(tx, cls, "__del__")[1] is not None:
         # When that is, only the running program knows, and emitted code would keep a reference of its own.
         raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
@@ -224,6 +255,8 @@ def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value],
         if cls is int and value.number is not None and len(args) + len(kwargs) == 1:
             return value.number
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")
+    if isinstance(value, NumpyNumberValue):
+        value = value.number if value.number.pytype is cls else value.constant()
     if isinstance(value, SymValue) and len(args) + len(kwargs) == 1:
         if value.pytype is cls:
             return value

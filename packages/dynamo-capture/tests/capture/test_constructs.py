@@ -1,0 +1,222 @@
+"""Constructs of ordinary programs that cost no graph break: each in one graph, with eager's answers, changes included."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pathlib
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dynamo_capture
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(b, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+class Singleton(type):
+    made: dict[type, Any] = {}
+
+    def __call__(cls, *args):
+        if cls not in cls.made:
+            cls.made[cls] = super().__call__(*args)
+        return cls.made[cls]
+
+
+class Settings(metaclass=Singleton):
+    def __init__(self):
+        self.scale = 3
+
+
+class Located:
+    def __fspath__(self):
+        return "some/where"
+
+
+def imports(x):
+    import math
+    import os.path as path
+    from math import sqrt
+
+    return x * math.pi + sqrt(4.0) + len(path.join("a", "b"))
+
+
+def first_import(x):
+    import colorsys
+
+    return x + colorsys.ONE_THIRD
+
+
+def labelled(x):
+    with torch.profiler.record_function("outer"), torch.autograd.profiler.record_function("inner"):
+        return x + 1
+
+
+@torch.profiler.record_function("decorated")
+def decorated(x):
+    return x + 1
+
+
+PROGRAMS = {
+    "import": imports,
+    "first import": first_import,
+    "__import__": lambda x: x + __import__("math").pi,
+    "import_module": lambda x: x + importlib.import_module("math").pi,
+    "record_function": labelled,
+    "record_function as a decorator": decorated,
+    "metaclass call": lambda x: x * Settings().scale,
+    "paths": lambda x: x + len(os.path.join("a", "b")) + len(str(pathlib.Path("a") / "bc")) + len(os.fspath(Located())),
+    "intern": lambda x: x + len(sys.intern("abc")),
+    "LongTensor": lambda x: x + torch.LongTensor([1, 2, 3, 4]),
+    "Tensor": lambda x: x + torch.Tensor([[1.0], [2.0]]),
+    "Tensor of sizes": lambda x: torch.Tensor(2, 3).zero_() + torch.FloatTensor(torch.Size([2, 3])).fill_(1),
+    "empty Tensor": lambda x: x.sum() + torch.Tensor().numel() + torch.BoolTensor([]).numel(),
+    "NumPy scalars": lambda x: x * np.float32(2.0) + np.sqrt(2.0) * x - np.log(10.0) ** x,
+    "NumPy sizes": lambda x: x.view(np.int64(2), np.int32(2))[: np.int64(1)] // np.int64(2),
+    "NumPy functions of numbers": lambda x: x * np.prod([2, 3]) + np.mean([1.0, 2.0]) + x[: int(np.ceil(2.5))].sum(),
+    "data with NumPy scalars": lambda x: (torch.tensor(np.float64(1.5)), torch.tensor([np.int32(3), np.int32(x.dim())])),
+    "dtype of NumPy scalars": lambda x: torch.tensor([np.float64(1.5), np.int8(1)] * 2, dtype=torch.int32) + x,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_break(name):
+    fn = PROGRAMS[name]
+    x = torch.randn(4)
+    want = fn(x)
+    dynamo_capture.reset()
+    explained = dynamo_capture.explain(fn)(x)
+    assert [brk.reason for brk in explained.breaks] == []
+    assert explained.graph_count == 1
+    assert not explained.report.fallbacks
+    dynamo_capture.reset()
+    compiled = dynamo_capture.optimize(fn, lambda gm, inputs: gm.forward)
+    assert same(compiled(x), want)
+    assert same(compiled(x), want)
+
+
+def test_an_import_sees_what_takes_the_modules_place(capture, monkeypatch):
+    def region(x):
+        import quintet_changing_module as module
+
+        return x * module.factor
+
+    for name, factor in (("first", 2), ("second", 3)):
+        module = types.ModuleType(name)
+        module.factor = factor
+        monkeypatch.setitem(sys.modules, "quintet_changing_module", module)
+        compiled = compiled if factor == 3 else capture(region)  # noqa: F821
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), float(factor)))
+    monkeypatch.delitem(sys.modules, "quintet_changing_module")
+    with pytest.raises(ModuleNotFoundError):
+        compiled(torch.ones(2))
+
+
+def test_a_module_is_imported_in_its_turn(capture, monkeypatch, tmp_path):
+    """One that looks at what the program has changed before it is imported after the change."""
+    (tmp_path / "quintet_late_module.py").write_text("import os\nseen = os.environ['QUINTET_HOLDER']\n")
+    (tmp_path / "quintet_first_module.py").write_text("import torch\nmade = torch.ones(2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("QUINTET_HOLDER", "before")
+    log = []
+
+    def late(x):
+        x = x + 1
+        log.append(1)
+        import quintet_late_module
+
+        return x, quintet_late_module.seen, len(log)
+
+    def first(x):
+        import quintet_first_module
+
+        return x + quintet_first_module.made
+
+    assert same(capture(late)(torch.ones(2)), (torch.full((2,), 2.0), "before", 1))
+    compiled = capture(first)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(compiled.graphs) == 1
+    assert type(sys.modules["quintet_first_module"].made) is torch.Tensor
+
+
+def test_another_import_function(capture, monkeypatch):
+    import builtins
+
+    def region(x):
+        import math
+
+        return x * math.tau
+
+    compiled = capture(region)
+    compiled(torch.ones(1))
+    real = builtins.__import__
+    other = types.SimpleNamespace(tau=2.0)
+    monkeypatch.setattr(builtins, "__import__", lambda name, *rest: other if name == "math" else real(name, *rest))
+    assert compiled(torch.ones(1)).item() == 2.0
+
+
+def test_a_profiler_sees_labels(capture):
+    compiled = capture(labelled)
+    x = torch.ones(2)
+    compiled(x)
+    assert len(compiled.graphs) == 1
+    with torch.profiler.profile() as profile:
+        assert torch.equal(compiled(x), x + 1)
+    assert {"outer", "inner"} <= {event.key for event in profile.key_averages()}
+    compiled(x)
+
+
+def test_a_break_inside_a_label(capture):
+    def region(x):
+        with torch.profiler.record_function("label"):
+            x = x + 1
+            dynamo_capture.graph_break()
+            x = x * 2
+        return x - 1
+
+    compiled = capture(region)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert len(compiled.graphs) == 2
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.float64, np.float32, np.float16])
+def test_a_numpy_scalar_that_changes(capture, kind):
+    compiled = capture(lambda x, n: (x * n, n * x, x + n.item(), n))
+    x = torch.randn(3)
+    for value in range(2, 14):
+        n = kind(value / (1 if np.issubdtype(kind, np.integer) else 3))
+        assert same(compiled(x, n), (x * n, n * x, x + n.item(), n))
+    assert len(compiled.graphs) == 2
+
+
+def test_a_numpy_scalar_computes_as_numpy_does(capture):
+    def region(x, n):
+        return x * n, n + 1, -n, n // 2, n == 3, f"{n}", repr(n), torch.tensor([n, n]), torch.tensor(n), type(n), {n: 1}
+
+    compiled = capture(region)
+    x = torch.randn(3)
+    for n in (np.int32(3), np.int32(4), np.int32(5), np.int64(5), np.float64(2.5), np.float64(3.5), 5):
+        assert same(compiled(x, n)[:-1], region(x, n)[:-1])
+        assert compiled(x, n)[-1] == region(x, n)[-1]
+
+
+def test_a_bool_of_numpy(capture):
+    """PyTorch takes it for a bool, an int or a float, as the operator may be."""
+    for fn in (lambda x, flag: x + flag, lambda x, flag: torch.full((2,), flag), lambda x, flag: flag * x):
+        compiled = capture(fn)
+        x = torch.tensor([1, 2])
+        with contextlib.suppress(RuntimeError):
+            want = fn(x, np.bool_(True))
+            assert same(compiled(x, np.bool_(True)), want)

@@ -90,7 +90,7 @@ def aot_function(
             outcome = trace(gm, example_inputs, options)
             if outcome.differentiable:
                 _refuse_inference_tensors(example_inputs)
-            joint = finish_joint(outcome) if outcome.differentiable else None
+            joint = finish_joint(outcome) if outcome.differentiable and not outcome.leads_nowhere else None
             env = None if joint is not None else finish_inference(outcome)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
     except UserError:

@@ -94,6 +94,8 @@ class Capture:
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
+        #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).
+        self.leaves: list[tuple[Value, int, GraphBreak]] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
         #: The generators that were started.

@@ -59,6 +59,9 @@ class GraphInput:
 class GraphBuilder:
     """Builds one graph; ``ctx`` owns its size symbols."""
 
+    #: Whether it is the region's graph itself, rather than one inside it.
+    is_outermost = True
+
     def __init__(self, tx: Capture, ctx: Any) -> None:
         self.tx = tx
         self.ctx = ctx
@@ -199,7 +202,7 @@ class GraphBuilder:
 
     def _may_write(self, fn: Any, examples: list[Any]) -> bool:
         """Whether the call may have changed an argument without a trace in its version counter."""
-        if fn in _DETACHES:
+        if fn in _DETACHES or fn == "requires_grad_":
             return True
         if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
             return False

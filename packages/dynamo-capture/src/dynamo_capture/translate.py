@@ -128,6 +128,7 @@ def translate(
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 root.check_generators()
+                root.check_leaves(plan)
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:

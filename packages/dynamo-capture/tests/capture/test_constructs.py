@@ -19,7 +19,8 @@ import dynamo_capture
 
 def same(a: Any, b: Any) -> bool:
     if isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        kept = a.requires_grad == b.requires_grad and a.is_leaf == b.is_leaf and type(a) is type(b)
+        return kept and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(b, (tuple, list)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
@@ -42,6 +43,21 @@ class Settings(metaclass=Singleton):
 class Located:
     def __fspath__(self):
         return "some/where"
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def grad_by_attribute(x):
+    y = x.clone()
+    y.requires_grad = True
+    return (y * y).sum()
 
 
 def imports(x):
@@ -85,6 +101,14 @@ PROGRAMS = {
     "NumPy scalars": lambda x: x * np.float32(2.0) + np.sqrt(2.0) * x - np.log(10.0) ** x,
     "NumPy sizes": lambda x: x.view(np.int64(2), np.int32(2))[: np.int64(1)] // np.int64(2),
     "NumPy functions of numbers": lambda x: x * np.prod([2, 3]) + np.mean([1.0, 2.0]) + x[: int(np.ceil(2.5))].sum(),
+    "requires_grad_": lambda x: x.clone().requires_grad_() * 2,
+    "requires_grad_ of a detached input": lambda x: x.detach().requires_grad_() * x,
+    "requires_grad": grad_by_attribute,
+    "Parameter": lambda x: (x * torch.nn.Parameter(torch.full((4,), 2.0))).sum(),
+    "Parameter without a gradient": lambda x: x * torch.nn.Parameter(torch.full((4,), 2.0), requires_grad=False),
+    "module": lambda x: torch.nn.LayerNorm(4)(x),
+    "modules": lambda x: torch.nn.BatchNorm1d(1)(x.view(4, 1)).relu() + torch.nn.PReLU()(x),
+    "sizes of a module": lambda x: x + sum(p.numel() for p in Net().parameters()) + Net()(x).dim(),
     "data with NumPy scalars": lambda x: (torch.tensor(np.float64(1.5)), torch.tensor([np.int32(3), np.int32(x.dim())])),
     "dtype of NumPy scalars": lambda x: torch.tensor([np.float64(1.5), np.int8(1)] * 2, dtype=torch.int32) + x,
 }
@@ -220,3 +244,55 @@ def test_a_bool_of_numpy(capture):
         with contextlib.suppress(RuntimeError):
             want = fn(x, np.bool_(True))
             assert same(compiled(x, np.bool_(True)), want)
+
+
+def parameter(x):
+    scale = torch.nn.Parameter(x * 2)
+    return (x * scale).sum(), scale
+
+
+def leaf(x):
+    y = (x + 1).requires_grad_()
+    return (y * y).sum(), y
+
+
+def module(x):
+    net = torch.nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        net.weight.fill_(2.0)
+    return net(x).sum(), net.weight
+
+
+@pytest.mark.parametrize("fn", [parameter, leaf, module])
+def test_a_leaf_that_leaves_the_region_gets_its_gradient(capture, fn):
+    compiled = capture(fn)
+    for _ in range(2):
+        x = torch.randn(4)
+        found, want = compiled(x), fn(x)
+        assert same(found, want)
+        found[0].backward()
+        want[0].backward()
+        assert torch.equal(found[1].grad, want[1].grad)
+
+
+def test_a_module_is_stored(capture):
+    holder = types.SimpleNamespace()
+
+    def region(x):
+        holder.net = torch.nn.Linear(4, 4)
+        return holder.net(x + 1)
+
+    compiled = capture(region)
+    x = torch.randn(4)
+    result = compiled(x)
+    assert torch.equal(result, holder.net(x + 1))
+    result.sum().backward()
+    assert holder.net.weight.grad is not None
+
+
+def test_an_input_is_made_a_leaf(capture):
+    compiled = capture(lambda x: (x.requires_grad_() * 2).sum())
+    x = torch.ones(3)
+    compiled(x).backward()
+    assert x.requires_grad
+    assert torch.equal(x.grad, torch.full((3,), 2.0))

@@ -1,4 +1,4 @@
-"""The callable for a graph through which no gradient flows."""
+"""The callable for a graph through which no gradient flows to its inputs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,31 @@ def build_inference(
     plain = [triple for desc, triple in triples if not desc.requires_grad]
     emit_mutations(source, plain, no_grad=False)
     emit_mutations(source, tracked, no_grad=True)
+    if outcome.leads_nowhere:
+        source.globals["lead_nowhere"] = lead_nowhere
+        names = ", ".join(outputs[i] for i in outcome.differentiable)
+        source.line(f"{names}, = lead_nowhere({names})")
     source.line(f"return {emit_results(source, outcome, outputs)}")
     return source.function("run(*args)")
+
+
+class _LeadsNowhere(torch.autograd.Function):
+    """Results that need gradients, on account of leaves that only the program could see."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(result.detach() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *(None for _ in gradients)
+
+
+def lead_nowhere(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Runs in the emitted code: the results as tensors with a history, at the end of which nothing takes a gradient."""
+    with torch.enable_grad():
+        return _LeadsNowhere.apply(torch.empty(0, requires_grad=True), *results)  # type: ignore[no-any-return]
 
 
 def emit_arguments(source: Source, outcome: Outcome) -> None:

@@ -94,6 +94,13 @@ class Outcome:
         ]
 
 
+    @property
+    def leads_nowhere(self) -> bool:
+        """Whether gradients flow through results, but to leaves alone that the program itself makes."""
+        reached = any(desc.requires_grad for desc in self.program.tracer.inputs)
+        return bool(self.differentiable) and not reached and not any(through for _, _, through in self.mutations)
+
+
 @record(frozen=False)
 class Joint:
     """A joint forward and backward graph.

@@ -18,6 +18,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import NullValue, ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
+from dynamo_capture.values.leaves import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +151,7 @@ class RootFrame(Frame):
                     brk.where = tx.location()
                 if brk.leaves is not None:
                     raise SkipFrame(brk.text, where=brk.where) from None
-                before = self._start_of_call(inst.index) if inst.name == "CALL" else 0
+                before = self._start_of_call(inst.index)
                 if tx.side.epoch == epoch:
                     # Nothing has changed since the instruction began: the graph ends here as it stands.
                     self.stack, self.kw_names = stack, ()
@@ -164,9 +165,15 @@ class RootFrame(Frame):
     def _start_of_call(self, index: int) -> int:
         """How many instructions (KW_NAMES and PRECALL) before its CALL a call begins."""
         start = index
+        if self.decoded.instructions[index].name != "CALL":
+            return 0
         while start > 0 and self.decoded.instructions[start - 1].name in ("KW_NAMES", "PRECALL"):
             start -= 1
         return index - start
+
+    def call_step(self) -> int:
+        """The step at which the instruction begins that is being interpreted, where a graph may break before it."""
+        return self.step - self._start_of_call(self.ip - 1)
 
     def check_generators(self) -> None:
         """No generator that is left behind has anything to do when it is closed.
@@ -180,6 +187,16 @@ class RootFrame(Frame):
         for generator in self.tx.generators:
             if generator.may_clean_up():
                 raise SkipFrame(f"{generator.describe()} is left inside a try or with statement")
+
+    def check_leaves(self, plan: Plan) -> None:
+        """No tensor that the region has made a leaf of autograd leaves it.
+
+        Raises:
+            RestartCapture: one does.
+        """
+        found = escaped(self.tx, plan.outputs)
+        if found is not None:
+            raise RestartCapture(*found)
 
     def place(self) -> tuple[int, int]:
         """Where in the user's function the frame has come to, the same for all functions that continue it."""

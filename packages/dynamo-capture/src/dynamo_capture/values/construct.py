@@ -23,6 +23,7 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.iterating import ITERATORS, Signature
+from dynamo_capture.values.leaves import make_parameter
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.sets import SetValue, operand_of
@@ -76,6 +77,8 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return _named_tuple(tx, cls, args, kwargs)
     if cls is torch.Tensor or isinstance(cls, _LEGACY):
         return _legacy_tensor(tx, cls, args, kwargs)
+    if cls is torch.nn.Parameter:
+        return make_parameter(tx, args, kwargs)
     if issubclass(cls, torch.Tensor):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
     if _is_numpy_scalar_class(cls):

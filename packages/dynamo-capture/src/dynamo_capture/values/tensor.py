@@ -35,7 +35,7 @@ _READS_DATA = frozenset(
 _AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
 _PYTHON_STATE = frozenset(
     ("apply_", "map_", "map2_", "share_memory_", "pin_memory", "__deepcopy__", "__reduce_ex__", "__setstate__",
-     "set_", "resize_", "resize_as_", "requires_grad_", "record_stream", "to_sparse", "register_module_full",
+     "set_", "resize_", "resize_as_", "record_stream", "to_sparse", "register_module_full",
      "is_pinned", "is_shared", "_fix_weakref")
 )  # fmt: skip
 _CONST_ATTRIBUTES = frozenset(
@@ -129,6 +129,10 @@ class TensorValue(Value):
         raise GraphBreak("QB06", f"attribute {name!r} of a tensor")
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        value = value.realize()
+        if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
+            self._require_grad(tx, value.value)
+            return
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -143,8 +147,8 @@ class TensorValue(Value):
             return tensor_state(tx, self, name)
         if name in _AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
-        if name == "requires_grad_" and self.example.requires_grad is _flag(args, kwargs):
-            return self
+        if name == "requires_grad_":
+            return self._require_grad(tx, _flag(args, kwargs))
         if name in _PYTHON_STATE or name.startswith("__array"):
             raise GraphBreak("QB06", f"Tensor.{name}()")
         if name in ("size", "stride"):
@@ -165,6 +169,15 @@ class TensorValue(Value):
         if body is not None:
             return tx.from_python(body).realize().call(tx, [self, *args], kwargs)
         return tx.graph_call(name, [self, *args], kwargs, method=True)
+
+    def _require_grad(self, tx: Capture, flag: Any) -> Value:
+        from dynamo_capture.values.leaves import make_leaf
+
+        if self.example.requires_grad is flag:
+            return self
+        if flag is not True:
+            raise GraphBreak("QB06", "Tensor.requires_grad_()")
+        return make_leaf(tx, self, "Tensor.requires_grad_()")
 
     def _extents(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """``size`` or ``stride``, of one dimension or of all; PyTorch reads the arguments and raises its errors."""

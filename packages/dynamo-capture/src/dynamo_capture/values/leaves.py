@@ -1,0 +1,81 @@
+"""Tensors that the region makes and that are to have gradients: ``requires_grad_()``, ``nn.Parameter(...)``.
+
+In the graph they are leaves as in eager. What is computed of one leads to it, and nobody can tell whether its ``grad``
+is filled, unless the leaf itself leaves the region: then the region ends before it is made, and it is an input of the
+next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dynamo_capture.capture import Capture
+
+__all__ = ["escaped", "make_leaf", "make_parameter"]
+
+
+def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
+    """``tensor.requires_grad_()`` of a tensor that the region has computed.
+
+    Raises:
+        GraphBreak: it exists outside, or eager refuses.
+    """
+    example = tensor.example
+    may_require = example.is_floating_point() or example.is_complex()
+    if tensor.source is not None or not example.is_leaf or not may_require or example.is_inference():
+        raise GraphBreak("QB06", reason)
+    if not tx.graph.is_outermost:
+        raise GraphBreak("QB06", reason)
+    _note(tx, tensor, reason)
+    return tx.graph_call("requires_grad_", [tensor], {}, method=True)
+
+
+def make_parameter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``nn.Parameter(data, requires_grad)``."""
+    reason = "making a Parameter from its class"
+    given = dict(zip(("data", "requires_grad"), args, strict=False)) | kwargs
+    flag = given.get("requires_grad", ConstantValue(True)).realize()
+    data = given["data"].realize() if "data" in given else None
+    if data is None or (type(data) is ConstantValue and data.value is None):
+        data = tx.graph_call(torch.empty, [ConstantValue(0)], {})
+    if not isinstance(data, TensorValue) or data.cls not in (torch.Tensor, nn.Parameter):
+        raise GraphBreak("QB17", reason)
+    if type(flag) is not ConstantValue or type(flag.value) is not bool or not tx.graph.is_outermost:
+        raise GraphBreak("QB17", reason)
+    if data.example.is_inference() or torch.is_inference_mode_enabled():
+        raise GraphBreak("QB17", reason)
+    if flag.value and not (data.example.is_floating_point() or data.example.is_complex()):
+        raise GraphBreak("QB19", reason)
+    parameter = tx.graph_call("detach", [data], {}, method=True)
+    assert isinstance(parameter, TensorValue)
+    _note(tx, parameter, reason)
+    if flag.value:
+        tx.graph_call("requires_grad_", [parameter], {}, method=True)
+    parameter.cls = nn.Parameter
+    return parameter
+
+
+def _note(tx: Capture, tensor: TensorValue, reason: str) -> None:
+    brk = GraphBreak("QB06", f"{reason}, which is needed after the region")
+    brk.where = tx.location()
+    tx.leaves.append((tensor, tx.frames[0].call_step(), brk))  # type: ignore[attr-defined]
+
+
+def escaped(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak] | None:
+    """The step at which the region ends, and why, where a leaf that it has made leaves it."""
+    leaving = {id(value) for value in outputs}
+    for tensor, step, brk in tx.leaves:
+        if id(tensor) in leaving:
+            return step, brk
+    return None

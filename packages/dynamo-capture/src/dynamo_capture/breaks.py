@@ -60,6 +60,9 @@ REASONS = _table(
     ("QB19", "the program raises an exception here", "It is run eagerly, so that the exception is the program's own."),
     ("QB20", "graph_break() was called", "Remove the call for one graph instead of two."),
     ("QB21", "the program looks at its own frame", "Pass the values that are wanted as arguments."),
+    ("QB22", "a control-flow operator could not be captured",
+     "Its functions take and return tensors, of one structure, with the same shapes and dtypes where they are to "
+     "agree, and change nothing. PyTorch's own implementation is called instead."),
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translat
 from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     autograd_functions,
     checkpoints,
+    control_flow,
     frame_functions,
     function_facts,
     imports,

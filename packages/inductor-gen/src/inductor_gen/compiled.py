@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
+from inductor_gen.extern.control import with_bodies
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import lower_graph, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
@@ -149,6 +151,11 @@ def _compiled(
     begun = _begin(env_prim, options)
     add = begun.add if begun is not None else None
     lowered = lower_graph(env_prim, options, report, triton, add, masks, devices, in_place)
+
+    def body(env: Envelope) -> Callable[[list[Any]], list[Any]]:
+        return compile_graph(env, options=options, report=report, triton=triton, devices=devices).boxed
+
+    lowered = replace(lowered, calls=tuple(with_bodies(call, body) for call in lowered.calls))
     with nullcontext() if report is None else report.phase("inductor.compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 
 from aot_autograd.trace.attention import attention
 from aot_autograd.trace.checks import one_hot
+from aot_autograd.trace.control import call_control
 from aot_autograd.trace.tracer import Tracer
+from prims.control import ControlFlow
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
@@ -93,7 +95,7 @@ def trace_forward(
     """
     envelope: Envelope | None = gm.meta.get("envelope")
     context = envelope.symbols.context if envelope is not None else None
-    tracer = Tracer(seeded)
+    tracer = Tracer(seeded, context)
     program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
     values = [
         _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)
@@ -208,8 +210,16 @@ def _interpret(
             env[node] = fused
             continue
         for step in (node,) if attention is None else attention.nodes:
-            env[step] = _run(gm, step, map_arg(step.args, load), map_arg(step.kwargs, load) if step.kwargs else {})
+            args, kwargs = map_arg(step.args, load), map_arg(step.kwargs, load) if step.kwargs else {}
+            if isinstance(step.target, ControlFlow):
+                env[step] = call_control(tracer, step.target, args, _body)
+            else:
+                env[step] = _run(gm, step, args, kwargs)
     raise Unsupported("the graph has no output")
+
+
+def _body(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> Any:
+    return _interpret(gm, values, tracer, {})
 
 
 def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:

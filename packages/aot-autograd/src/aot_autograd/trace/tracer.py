@@ -25,7 +25,7 @@ from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, s
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.ir.nodes import call_node
-from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
+from prims.spec import AbstractTensor, SymbolContext, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
 from prims.spec.layout import may_overlap
 
 __all__ = ["Tracer", "state_of"]
@@ -60,6 +60,7 @@ class Tracer(TorchDispatchMode):
         beside_zeros: of its sums with zeros, which are copies of the other term, the nodes that made the zeros.
         factorisations: results of calls that end with error codes, by the identity of the codes.
         seeded: random operators become functions of a seed.
+        context: the owner of the sizes' symbols, None where all are static.
         draws_again: the backward pass repeats draws of the forward (of a checkpoint).
         source: the user's source location of what is being run.
     """
@@ -69,9 +70,10 @@ class Tracer(TorchDispatchMode):
         # Otherwise the base class wraps the handler so that its first call imports torch._dynamo.
         return False
 
-    def __init__(self, seeded: bool = False) -> None:
+    def __init__(self, seeded: bool = False, context: SymbolContext | None = None) -> None:
         super().__init__()
         self.seeded = seeded
+        self.context = context
         self.graph = torch.fx.Graph()
         self.inputs: list[InputDesc] = []
         self.input_tensors: list[torch.Tensor | None] = []

@@ -33,14 +33,15 @@ def custom_call(p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwa
 
 
 def opaque_call(
-    p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], changed: bool = False
-) -> Any:
+    p: GraphHandler, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], changed: bool = False,
+    target: Any = None,
+) -> Any:  # fmt: skip
     """The call of an operator as one node, which notes the strides that its operands have in eager.
 
     An operator that nobody has looked into is given them; a back end may know better what one that it claims takes.
-    ``changed``: the arguments ask for other results than the node's.
+    ``changed``: the arguments ask for other results than the node's. ``target``: an operator in the node's place.
     """
-    result = p.aten(node.target, *args, spec=None if changed else node.meta.get("spec"), **kwargs)
+    result = p.aten(target or node.target, *args, spec=None if changed else node.meta.get("spec"), **kwargs)
     made = _node_of(result)
     if made is not None:
         made.meta[STRIDES] = tuple(_strides((node.args, tuple(node.kwargs.values()))))

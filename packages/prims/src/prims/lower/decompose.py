@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 import prims
+from prims.control import Control, control_of, control_operator
 from prims.decomp.registry import Decomposition, get
 from prims.errors import LeftWhole, Unsupported, VerifierError
 from prims.handlers import GraphHandler, GraphValue
@@ -52,6 +53,14 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"))
         return opaque_call(p, node, args, kwargs)
 
+    def lowered(control: Control) -> Any:
+        from prims.lower import lower
+
+        # Whatever a body is given belongs to somebody else: it is not written.
+        claims, options, report = context.claims - {UPDATES}, context.options, context.report
+        bodies = [lower(body, claims=claims, options=options, report=report) for body in control.bodies]
+        return control_operator(control.form, bodies)
+
     regions = written_regions(env) if UPDATES in context.claims else {}
 
     def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,6 +97,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
         fn = get(target)
         if fn is None and target.namespace != "aten":
+            control = control_of(target)
+            if control is not None:
+                return opaque_call(p, node, args, kwargs, target=lowered(control))
             return custom_call(p, node, args, kwargs)
         if _is_complex(node):
             if COMPLEX in context.claims:

@@ -1,0 +1,129 @@
+"""Control flow in the aten and prim dialects: operators whose bodies are envelopes.
+
+An operator is made for each set of bodies: ``quintet::scan_5f1c...(Tensor a, Tensor b, SymInt c) -> (Tensor, Tensor)``,
+named after a digest of the bodies' texts, so that equal ones share it, in this process and in a cache on disk. To every
+stage it is one functional operator with a rule for its metadata; who looks into it asks :func:`control_of`. It runs in
+eager mode by running its bodies.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prims.control.form import Form, run
+from prims.records import record
+from prims.registry import define_operator
+from prims.spec import TensorSpec
+from prims.spec.expr import Expr, substitute, symbol, to_expr
+from prims.spec.infer import RULES, op_name
+
+if TYPE_CHECKING:
+    from prims.ir import Envelope
+
+__all__ = ["Control", "control_of", "control_operator"]
+
+
+@record(eq=False)
+class Control:
+    """What an operator of control flow does.
+
+    Attributes:
+        bodies: their inputs are those of the form, tensors and sizes, and nothing else; they write none of them.
+    """
+
+    form: Form
+    bodies: tuple[Envelope, ...]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The kinds of what the operator takes: ``"size"`` or another."""
+        first = ["input"] if self.form.kind == "cond" else []
+        return first + [desc.kind for desc in self.bodies[0].inputs]
+
+    @property
+    def step(self) -> Envelope:
+        """A body that gives the results (of a loop, one step's)."""
+        return self.bodies[1] if self.form.kind == "while_loop" else self.bodies[0]
+
+
+_CONTROLS: dict[Any, Control] = {}
+
+
+def control_of(target: Any) -> Control | None:
+    """What an operator of control flow does; None for any other target."""
+    return _CONTROLS.get(target)
+
+
+def control_operator(form: Form, bodies: Sequence[Envelope]) -> Any:
+    """The overload for a form and its bodies, made on first use. It returns a tensor, or several as a tuple."""
+    control = Control(form, tuple(bodies))
+    text = repr(form) + "".join(body.hash() for body in bodies)
+    name = f"{form.kind}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    known = getattr(getattr(torch.ops.quintet, name, None), "default", None)
+    if known in _CONTROLS:
+        return known
+    taken = ", ".join(f"{'SymInt' if kind == 'size' else 'Tensor'} a{i}" for i, kind in enumerate(control.inputs))
+    returned = ", ".join("Tensor" for _ in control.step.outputs)
+    define_operator(f"{name}({taken}) -> ({returned})", _implementation(control))
+    overload = getattr(torch.ops.quintet, name).default
+    RULES[op_name(overload)] = _rule(control)
+    _CONTROLS[overload] = control  # last: an operator that is known is whole
+    return overload
+
+
+def _implementation(control: Control) -> Callable[..., Any]:
+    @functools.cache
+    def modules() -> list[Callable[..., Any]]:
+        return [body.module().forward for body in control.bodies]
+
+    def call(*args: Any) -> Any:
+        results = []
+        taken = {id(x) for x in args}
+        for value in run(control.form, modules(), args):
+            results.append(value.clone() if id(value) in taken else value)
+            taken.add(id(value))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return call
+
+
+def _rule(control: Control) -> Callable[..., Any]:
+    form, step = control.form, control.step
+    mapped = range(form.carried, form.carried + form.mapped)
+
+    def rule(*args: Any) -> Any:
+        given = args[1:] if form.kind == "cond" else args
+        sizes: dict[Expr, Any] = {}
+        owner = None
+        for entry in step.symbols:
+            assert entry.binding is not None
+            at, dim = entry.binding
+            size = given[at] if dim is None else given[at].shape[dim + (at in mapped)]
+            sizes[symbol(entry.name)] = to_expr(getattr(size, "expr", size))
+            owner = getattr(size, "ctx", owner)
+        results = [_with_sizes(desc.spec, sizes, owner) for desc in step.outputs]
+        if form.kind == "scan":
+            length = given[form.carried].shape[0]
+            results[form.carried :] = [
+                TensorSpec((length, *s.shape), s.dtype, s.device) for s in results[form.carried :]
+            ]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return rule
+
+
+def _with_sizes(spec: Any, sizes: dict[Expr, Any], context: Any) -> TensorSpec:
+    """The spec of a body's result for a call's sizes."""
+
+    def size(value: Any) -> Any:
+        if isinstance(value, int):
+            return value
+        found = substitute(value.expr, sizes)
+        return found.value if found.is_const else context.make(found)
+
+    return TensorSpec(map(size, spec.shape), spec.dtype, spec.device, map(size, spec.strides))

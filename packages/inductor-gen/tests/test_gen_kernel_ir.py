@@ -21,7 +21,7 @@ from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
 from inductor_gen.pipeline import size_hint
 from inductor_gen.plan.launches import launches
-from inductor_gen.plan.memory import footprint
+from inductor_gen.plan.peak import footprint
 from inductor_gen.plan.order import dependencies, ordered
 from inductor_gen.plan.parts import in_parts
 from prims.errors import VerifierError

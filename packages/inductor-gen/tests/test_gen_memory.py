@@ -15,7 +15,8 @@ from inductor_gen.device.record import known
 from inductor_gen.kernel.ir import nbytes
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import lower_graph
-from inductor_gen.plan.memory import Footprint, Sharing, lightest_order, peak, plan_memory, verify
+from inductor_gen.plan.memory import Sharing, plan_memory, verify
+from inductor_gen.plan.peak import Footprint, Orders
 from prims.errors import VerifierError
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -121,7 +122,8 @@ def test_plans_hold_on_imaginary_memory_and_keep_to_the_bound(seed):
     plan = plan_memory(steps, returned, freed, hint, sharing)
     verify(plan, steps, freed, hint, sharing)
     assert replay(steps, plan, returned, freed, sharing) == plan.peak <= plan.bound
-    assert plan.bound <= peak(steps, returned, freed, hint) + sum(sharing.alignment for step in steps for _ in step.made)
+    most = Orders(dict(enumerate(steps)), {}, returned, freed, hint).peak(range(len(steps)))
+    assert plan.bound <= most + sum(sharing.alignment for step in steps for _ in step.made)
 
 
 def test_memory_is_shared_and_launches_are_joined():
@@ -262,12 +264,12 @@ def test_an_order_keeps_dependencies_and_never_costs_more(seed):
     maker = {n: k for k, step in enumerate(steps) for n in step.made}
     needs = {k: {maker[n] for n in step.read if n in maker} for k, step in enumerate(steps)}
     order = list(range(len(steps)))
-    found = lightest_order(dict(enumerate(steps)), order, needs, returned, freed, hint)
+    orders = Orders(dict(enumerate(steps)), needs, returned, freed, hint)
+    found = orders.lightest(order)
     assert sorted(found) == order
     at = {k: position for position, k in enumerate(found)}
     assert all(at[source] < at[k] for k in order for source in needs[k])
-    before = peak(steps, returned, freed, hint)
-    assert peak([steps[k] for k in found], returned, freed, hint) <= before
+    assert orders.peak(found) <= orders.peak(order)
 
 
 def test_what_is_needed_after_the_peak_is_made_after_it():
@@ -280,8 +282,8 @@ def test_what_is_needed_after_the_peak_is_made_after_it():
         3: Footprint((large,), (x, early)), 4: Footprint((small,), (large,)), 5: Footprint((out,), (small, late)),
     }  # fmt: skip
     needs = {0: (), 1: (), 2: (), 3: (0, 2), 4: (3,), 5: (1, 4)}
-    assert lightest_order(steps, list(steps), needs, [out], (), hint) == [0, 2, 3, 4, 1, 5]
-    kept = lightest_order(steps, list(steps), needs, [out], weights, hint)  # the weight would be there instead
+    assert Orders(steps, needs, [out], (), hint).lightest(list(steps)) == [0, 2, 3, 4, 1, 5]
+    kept = Orders(steps, needs, [out], weights, hint).lightest(list(steps))  # the weight would be there instead
     assert kept == list(steps)
 
 
@@ -296,8 +298,8 @@ def test_orders_are_near_the_best_of_all():
             ids for ids in itertools.permutations(range(6))
             if all(ids.index(source) < ids.index(k) for k in ids for source in needs[k])
         ]  # fmt: skip
-        found = lightest_order(dict(enumerate(steps)), list(range(6)), needs, returned, freed, hint)
-        first, ours, *others = (peak([steps[k] for k in ids], returned, freed, hint) for ids in (range(6), found, *legal))
+        orders = Orders(dict(enumerate(steps)), needs, returned, freed, hint)
+        first, ours, *others = map(orders.peak, (range(6), orders.lightest(range(6)), *legal))
         assert min(others) <= ours <= first
         before, after, best = before + first, after + ours, best + min(others)
     assert before - after >= 0.6 * (before - best) > 0
@@ -310,7 +312,7 @@ def test_a_large_gradient_comes_last():
     make = Footprint(tuple(values), ())
     steps = {0: make, **{1 + k: Footprint((results[k],), (values[k],)) for k in range(5)}}
     needs = {k: ({0} if k else set()) for k in steps}
-    assert lightest_order(steps, list(steps), needs, results, (), hint) == [0, 2, 3, 4, 5, 1]
+    assert Orders(steps, needs, results, (), hint).lightest(list(steps)) == [0, 2, 3, 4, 5, 1]
 
 
 # ---- values that are nowhere in memory --------------------------------------------------------------------------

@@ -35,11 +35,12 @@ from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, stride
 from inductor_gen.loops.graph import Node, build_graph, is_training
 from inductor_gen.loops.index import ZERO, Hint
 from inductor_gen.plan.launches import launches
-from inductor_gen.plan.memory import MemoryPlan, Sharing, footprint, plan_memory
+from inductor_gen.plan.memory import MemoryPlan, Sharing, plan_memory
 from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
 from inductor_gen.plan.parts import in_parts
+from inductor_gen.plan.peak import footprint
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.debug import keep

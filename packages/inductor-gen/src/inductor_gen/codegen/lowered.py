@@ -11,7 +11,8 @@ from inductor_gen.layout.record import Layout, Prepared, whole
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
-from inductor_gen.plan.memory import Footprint, MemoryPlan, footprint
+from inductor_gen.plan.memory import MemoryPlan
+from inductor_gen.plan.peak import Footprint, footprint
 from prims.ir import Envelope
 from prims.options import Options
 from prims.records import record

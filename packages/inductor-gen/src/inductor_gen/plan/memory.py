@@ -1,7 +1,6 @@
-"""Memory: the order of kernels that keeps the fewest bytes alive at once, and which buffers share memory.
+"""Memory: which buffers share it.
 
-Both count the bytes of every buffer from the step that makes it to the last step that reads it. The most alive at once
-(a result that lies over an operand counts once) are the lower bound of the order; the plan keeps to it.
+The most bytes alive at once are the lower bound of the order of the steps (:mod:`.peak`); the plan keeps to it.
 
 Buffers lie at offsets in pieces, which are allocated and given back as one. They are placed in the order of the steps,
 in the smallest interval that is free and large enough (best fit, neighbouring free intervals joined: Wilson,
@@ -16,23 +15,19 @@ Every function here takes time that grows with the steps and the buffers that th
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 
-from inductor_gen.kernel.ir import Call, Kernel, nbytes
+from inductor_gen.kernel.ir import nbytes
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
-from inductor_gen.plan.launches import Launch
+from inductor_gen.plan.peak import Footprint, last_reads
 from prims.errors import VerifierError
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = [
-    "Footprint", "MemoryPlan", "Piece", "Sharing", "footprint", "lightest_order", "peak", "plan_memory",
-    "postponed", "text", "verify",
-]  # fmt: skip
+__all__ = ["MemoryPlan", "Piece", "Sharing", "plan_memory", "text", "verify"]
 
 #: How many launches ahead an ended buffer's memory is kept for another one.
 AHEAD = 64
@@ -42,44 +37,6 @@ LOOK = 512
 
 #: Free intervals that are tried for a buffer, the smallest that are large enough.
 TRIES = 4
-
-#: Of the peak, what an order must be below to be taken for another one, and how often one is made of the last.
-WORTH, ROUNDS = 0.999, 8
-
-#: A result of at least this share of the peak is a large one.
-LARGE = 16
-
-
-@record
-class Footprint:
-    """The buffers of a launch or of an operator's call.
-
-    Attributes:
-        made: the buffers that begin with it.
-        read: the buffers that it needs, those that it updates included.
-        kernel: it is generated and runs on memory that it is given; an operator brings its own.
-        overwrites: ``(made, read)`` buffers that may share memory.
-        extra: bytes that it takes while it runs.
-        gives_away: memory of buffers that end here may live on elsewhere.
-        fails: it may end the call, which is then run again in another way.
-    """
-
-    made: tuple[Node, ...]
-    read: tuple[Node, ...]
-    kernel: bool = True
-    overwrites: tuple[tuple[Node, Node], ...] = ()
-    extra: int = 0
-    gives_away: bool = False
-    fails: bool = False
-
-
-def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Footprint:
-    """What a step makes and needs; ``partial``: buffers of its own between the kernels that it is rendered as."""
-    if isinstance(step, Call):
-        return Footprint(step.writes, step.reads, False, (), step.workspace, step.custom, fails=True)
-    kernels = step.kernels if isinstance(step, Launch) else (step,)
-    fails = any(k.checks and (k.device is None or k.device.type == "cpu") for k in kernels)
-    return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails)
 
 
 @record
@@ -154,165 +111,6 @@ class MemoryPlan:
     renewed: dict[Node, Node] = field(default_factory=dict)
 
 
-# ---- order ---------------------------------------------------------------------------------------------------
-
-
-def _last_reads(steps: Sequence[Footprint], returned: Collection[Node]) -> dict[Node, int]:
-    dies: dict[Node, int] = {}
-    for k, step in enumerate(steps):
-        for node in (*step.made, *step.read):
-            dies[node] = k
-    for node in returned:
-        dies[node] = len(steps)
-    return dies
-
-
-def peak(steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint) -> int:
-    """The most bytes alive at once, ``freed`` being the inputs that can be given up after their last use."""
-    return max(_profile(steps, returned, freed, hint), default=0)
-
-
-def _profile(
-    steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint
-) -> list[int]:  # fmt: skip
-    """The bytes alive during each step; a result counts once with an operand that it may lie over."""
-    dies = _last_reads(steps, returned)
-    ending: dict[int, int] = {}
-    for node, k in dies.items():
-        ending[k] = ending.get(k, 0) + _size(node, freed, hint)
-    live = sum(nbytes(node, hint) for node in freed if node in dies)
-    found = []
-    for k, step in enumerate(steps):
-        live += sum(nbytes(node, hint) for node in step.made)
-        over = {m: r for m, r in step.overwrites if dies[r] == k and nbytes(m, hint) == nbytes(r, hint)}
-        found.append(live + step.extra - sum(nbytes(read, hint) for read in set(over.values())))
-        live -= ending.get(k, 0)
-    return found
-
-
-def _size(node: Node, freed: Collection[Node], hint: Hint) -> int:
-    held = node.kind in ("input", "constant") and node not in freed
-    return 0 if held else nbytes(node, hint)
-
-
-def lightest_order(
-    steps: Mapping[int, Footprint],
-    order: Sequence[int],
-    needs: Mapping[int, Collection[int]],
-    returned: Collection[Node],
-    freed: Collection[Node],
-    hint: Hint,
-) -> list[int]:
-    """The order with the lowest peak: ``order``, or a variation of it.
-
-    A variation runs as soon as it can whatever frees as much as it takes. The second one also puts off to the end large
-    results that nothing else reads, where making them frees little: the gradient of an embedding table, say. In the
-    best of these, what is in memory at the peak without being read before it is then made after it.
-    """
-    candidates = [list(order)]
-    large = peak([steps[i] for i in order], returned, freed, hint) // LARGE
-    candidates += [_varied(steps, order, needs, returned, freed, hint, size) for size in (None, large)]
-    costs = [peak([steps[i] for i in ids], returned, freed, hint) for ids in candidates]
-    best = min(range(len(candidates)), key=costs.__getitem__)
-    # Not worth a change for a rounding error.
-    best = 0 if costs[best] > costs[0] * WORTH else best
-    return postponed(steps, candidates[best], needs, returned, freed, hint)
-
-
-def postponed(
-    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
-    returned: Collection[Node], freed: Collection[Node], hint: Hint,
-) -> list[int]:  # fmt: skip
-    """The order with what is in memory at the peak without being read before it made after it, if that lowers it."""
-    ids, cost = list(order), peak([steps[i] for i in order], returned, freed, hint)
-    for _ in range(ROUNDS):
-        later = _put_off(steps, ids, needs, returned, freed, hint)
-        lower = peak([steps[i] for i in later], returned, freed, hint)
-        if lower > cost * WORTH:
-            break
-        ids, cost = later, lower
-    return ids
-
-
-def _put_off(
-    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
-    returned: Collection[Node], freed: Collection[Node], hint: Hint,
-) -> list[int]:  # fmt: skip
-    """Steps before the peak whose results are read only after it run just before they are, where no operand waits."""
-    live = _profile([steps[i] for i in order], returned, freed, hint)
-    top = live.index(max(live)) if live else 0
-    first: dict[int, int] = {}
-    last: dict[Node, int] = {}
-    for k, i in enumerate(order):
-        for source in needs[i]:
-            first.setdefault(source, k)
-        last.update((node, k) for node in steps[i].read)
-    before: dict[int, list[int]] = {}
-    gone = set()
-    for i in order[:top]:
-        to = first.get(i, 0)
-        own = (n for n in steps[i].read if n not in returned and (n.kind not in ("input", "constant") or n in freed))
-        if to > top and all(last[node] >= to for node in own):
-            before.setdefault(order[to], []).append(i)
-            gone.add(i)
-    return [j for i in order if i not in gone for j in (*before.get(i, ()), i)]
-
-
-def _varied(
-    steps: Mapping[int, Footprint], order: Sequence[int], needs: Mapping[int, Collection[int]],
-    returned: Collection[Node], freed: Collection[Node], hint: Hint, large: int | None,
-) -> list[int]:  # fmt: skip
-    position = {i: k for k, i in enumerate(order)}
-    users: dict[int, list[int]] = {}
-    for i in order:
-        for source in needs[i]:
-            users.setdefault(source, []).append(i)
-    kept = set(returned)
-    readers: dict[Node, set[int]] = {}
-    for i in order:
-        for node in steps[i].read:
-            if node not in kept and (node.kind not in ("input", "constant") or node in freed):
-                readers.setdefault(node, set()).add(i)
-    waiting = {i: sum(source in position for source in needs[i]) for i in order}
-    result_only = {i for i in order if not users.get(i)}
-    done: set[int] = set()
-
-    def key(i: int) -> tuple[int, int, int]:
-        step = steps[i]
-        taken = sum(nbytes(n, hint) for n in step.made if n in kept or readers.get(n))
-        given = sum(nbytes(n, hint) for n in step.read if len(readers.get(n, ())) == 1)
-        if taken <= given:
-            return (0, 0, position[i])
-        late = large is not None and taken >= large and i in result_only
-        return (2, -given, position[i]) if late else (1, 0, position[i])
-
-    ready = [(key(i), i) for i in order if not waiting[i]]
-    heapq.heapify(ready)
-    out: list[int] = []
-    while ready:
-        _, i = heapq.heappop(ready)
-        if i in done:
-            continue
-        done.add(i)
-        out.append(i)
-        for node in steps[i].read:
-            left = readers.get(node)
-            if left is not None:
-                left.discard(i)
-                if len(left) == 1:
-                    (other,) = left
-                    if not waiting[other] and other not in done:
-                        heapq.heappush(ready, (key(other), other))
-        for user in users.get(i, ()):
-            waiting[user] -= 1
-            if not waiting[user]:
-                heapq.heappush(ready, (key(user), user))
-    return out
-
-
-# ---- buffers -------------------------------------------------------------------------------------------------
-
-
 def plan_memory(
     steps: Sequence[Footprint], returned: Collection[Node], freed: Collection[Node], hint: Hint, sharing: Sharing
 ) -> MemoryPlan:
@@ -326,7 +124,7 @@ def plan_memory(
         sharing: how buffers may share memory.
     """
     for last in (True, False):
-        plan = MemoryPlan(dies=_last_reads(steps, returned))
+        plan = MemoryPlan(dies=last_reads(steps, returned))
         _Planner(plan, steps, freed, hint, sharing, last).run()
         if _nothing_fails_after(plan, steps):
             break

@@ -9,7 +9,7 @@ from inductor_gen.kernel.ir import Kernel, Step
 from inductor_gen.layout.record import Prepared
 from inductor_gen.loops.graph import Node, draws_random
 from inductor_gen.loops.index import Hint
-from inductor_gen.plan.memory import footprint, lightest_order
+from inductor_gen.plan.peak import Orders, footprint
 
 __all__ = ["dependencies", "ordered"]
 
@@ -19,8 +19,8 @@ def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]
     needs = dependencies(steps, prepared.renewed)
     order = _delayed(steps, needs, prepared.tangents)
     footprints = dict(enumerate(map(footprint, steps)))
-    ids = lightest_order(footprints, order, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint)
-    return [steps[i] for i in ids]
+    orders = Orders(footprints, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint)
+    return [steps[i] for i in orders.lightest(order)]
 
 
 def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[set[int]]:

@@ -19,8 +19,8 @@ from inductor_gen.kernel.ir import Kernel, Step, nbytes
 from inductor_gen.layout.record import Layout, Prepared, part_of, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, contiguous_strides
-from inductor_gen.plan.memory import Footprint, footprint, peak, postponed
 from inductor_gen.plan.order import dependencies
+from inductor_gen.plan.peak import Footprint, Orders, footprint
 from prims.spec import expr as ex
 
 __all__ = ["in_parts"]
@@ -169,16 +169,16 @@ class _Joiner:
     ) -> list[int] | None:  # fmt: skip
         """An order of the new steps whose peak is not above that of the old ones."""
         ends = (self.builder.prepared.returned(), self.builder.prepared.freed, self.hint)
-        most = peak([before[i] for i in self.order], *ends)
-        if peak([after[i] for i in self.order], *ends) <= most:
+        most = Orders(before, {}, *ends).peak(self.order)
+        if Orders(after, {}, *ends).peak(self.order) <= most:
             return self.order
         found = dependencies([self.steps[i] for i in self.order], self.builder.prepared.renewed)
-        needs = dict(zip(self.order, found, strict=True))
-        needs = {i: {self.order[j] for j in found} for i, found in needs.items()}
+        needs = {i: {self.order[j] for j in earlier} for i, earlier in zip(self.order, found, strict=True)}
         for first, second in pairwise(makers):
             needs[second].add(first)
-        order = postponed(after, self.order, needs, *ends)
-        return order if peak([after[i] for i in order], *ends) <= most else None
+        orders = Orders(after, needs, *ends)
+        order = orders.postponed(self.order)
+        return order if orders.peak(order) <= most else None
 
     def _put(self, k: int, kernel: Kernel, parts: tuple[Node, ...]) -> None:
         """A kernel that writes parts of buffers, some of which others before it have begun."""

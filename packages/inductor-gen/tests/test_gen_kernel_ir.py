@@ -21,9 +21,9 @@ from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
 from inductor_gen.pipeline import size_hint
 from inductor_gen.plan.launches import launches
-from inductor_gen.plan.peak import footprint
 from inductor_gen.plan.order import dependencies, ordered
 from inductor_gen.plan.parts import in_parts
+from inductor_gen.plan.peak import footprint
 from prims.errors import VerifierError
 from prims.ir import save
 

@@ -139,7 +139,7 @@ def test_the_size_limit_evicts_the_oldest(tmp_path: Path) -> None:
     for k in range(4):
         built = tmp_path / "built"
         built.write_bytes(bytes([k]) * 1000)
-        places.append(cache.add(built, {f"key{k}": "f"}))
+        places.append(cache.add(built.read_bytes(), {f"key{k}": "f"}))
         os.utime(places[-1], (k, k))
     assert [p.exists() for p in places] == [False, False, True, True]
     assert cache.find("key0") is None and cache.find("key3") == (places[3], "f")

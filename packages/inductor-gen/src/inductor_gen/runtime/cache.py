@@ -133,13 +133,12 @@ class KernelCache:
         """Does the library hold what its name says? A damaged one is removed."""
         return self.contents(lib) is not None
 
-    def add(self, built: Path, symbols: dict[str, str]) -> Path:
-        """Take in a freshly built library; ``symbols`` maps kernel keys to symbol names. Returns its place.
+    def add(self, data: bytes, symbols: dict[str, str]) -> Path:
+        """Take in the bytes of a library; ``symbols`` maps kernel keys to symbol names. Returns its place.
 
         Raises:
             OSError: it cannot be written; the cause was warned of.
         """
-        data = built.read_bytes()
         lib = self.libs / f"{hashlib.sha256(data).hexdigest()}{self.suffix}"
         try:
             if not os.path.lexists(lib) or not self.verified(lib):  # one that is there may be damaged

@@ -111,33 +111,28 @@ def _end(job: subprocess.Popen[str]) -> None:
 @functools.lru_cache(maxsize=8)
 def _find(cc: str | None, path: str | None) -> Compiler | UserError:
     """The compiler, or what is wrong: that too is found out once."""
-    candidates: list[tuple[str, ...]] = []
-    install = "Install one (apt install gcc, or pip install ziglang), or name one in the CC environment variable."
     if cc and cc.strip():
+        todo = "Set CC to a C compiler, such as gcc, or unset it."
         try:
-            candidates.append(tuple(shlex.split(cc)))
+            command = tuple(shlex.split(cc))
         except ValueError as error:
-            return UserError(
-                f"the environment variable CC is {cc!r}, which is no command: {error}",
-                todo="Set CC to a C compiler, such as gcc, or unset it.",
-            )
-    else:
-        candidates += [(p,) for name in ("gcc", "clang", "cc") if (p := shutil.which(name, path=path))]
-        if importlib.util.find_spec("ziglang") is not None:
-            candidates.append((sys.executable, "-m", "ziglang", "cc"))
-    why = ""
-    for command in candidates:
+            return UserError(f"the environment variable CC is {cc!r}, which is no command: {error}", todo=todo)
         version, why = _works(command)
         if version is not None:
             return Compiler(command, version)
-    if cc and cc.strip():
         detail = f" ({why.strip().splitlines()[0][:200]})" if why.strip() else ""
         return UserError(
-            f"no C compiler found: tried {cc!r}, which the environment variable CC names{detail}",
-            todo="Set CC to a C compiler, such as gcc, or unset it.",
+            f"no C compiler found: tried {cc!r}, which the environment variable CC names{detail}", todo=todo
         )
+    candidates = [(p,) for name in ("gcc", "clang", "cc") if (p := shutil.which(name, path=path))]
+    zig = [(sys.executable, "-m", "ziglang", "cc")] if importlib.util.find_spec("ziglang") is not None else []
+    for command in (*candidates, *zig):
+        version, _ = _works(command)
+        if version is not None:
+            return Compiler(command, version)
     return UserError(
-        "no C compiler found: tried gcc, clang and cc on the PATH, and the Python package ziglang", todo=install
+        "no C compiler found: tried gcc, clang and cc on the PATH, and the Python package ziglang",
+        todo="Install one (apt install gcc, or pip install ziglang), or name one in the CC environment variable.",
     )
 
 
@@ -337,7 +332,7 @@ def _load(built: Path, symbols: dict[str, str], cache: KernelCache | None) -> ct
     """
     if cache is not None:
         try:
-            return _open(cache.add(built, symbols))
+            return _open(cache.add(built.read_bytes(), symbols))
         except OSError as error:  # add has warned
             _warn_unloadable(cache, error)
     try:

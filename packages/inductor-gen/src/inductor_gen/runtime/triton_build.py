@@ -3,6 +3,7 @@ importing Triton."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -217,7 +218,8 @@ class Build:
         cubin, symbol, shared = made
         entry = {"name": symbol, "shared": shared, "threads": 32 * self.missing[name].warps}
         if self.cache is not None:
-            _keep(self.cache, cubin, self.keys[name], entry)
+            with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to fail
+                self.cache.add(cubin, {self.keys[name]: json.dumps(entry)})
         self.found[name] = _LOADED[self._place(name)] = _load(cubin, entry, self.device)
 
 
@@ -306,16 +308,6 @@ def _load(cubin: bytes, entry: dict[str, Any], device: torch.device) -> Loaded:
     from inductor_gen.runtime.cuda import load_module
 
     return Loaded(load_module(cubin, entry["name"], entry["shared"], device), entry["threads"], entry["shared"])
-
-
-def _keep(cache: KernelCache, cubin: bytes, key: str, entry: dict[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        try:
-            cache.add(Path(file.name), {key: json.dumps(entry)})
-        except OSError:
-            pass  # a cache that cannot be written is no reason to fail
 
 
 def _from_disk(cache: KernelCache, key: str, device: torch.device) -> Loaded | None:

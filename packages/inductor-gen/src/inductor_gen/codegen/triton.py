@@ -34,7 +34,7 @@ from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["POSITIONS", "Block", "Tiling", "TritonRenderer", "TritonSource"]
+__all__ = ["POSITIONS", "Block", "Tiling", "TritonRenderer", "TritonSource", "kernel_text"]
 
 POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
 
@@ -61,6 +61,13 @@ class TritonSource(KernelSource):
     bounds: tuple[Expr, ...] = ()
     joined: tuple[TritonSource, ...] = ()
     language: str = "triton"
+
+
+def kernel_text(signature: Sequence[tuple[str, str, bool]], warps: int, lines: Iterable[str]) -> str:
+    """A kernel of these parameters and statements; its comment tells apart what is compiled differently."""
+    hints = " ".join(f"{name}:{kind}{'/16' if aligned else ''}" for name, kind, aligned in signature)
+    head = f"# {hints} warps:{warps}\n@triton.jit\ndef KERNEL({', '.join(name for name, _, _ in signature)}):\n"
+    return head + "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True, order=True)
@@ -141,7 +148,12 @@ def renderer(
 
 
 class Block:
-    """What pointwise and reduction kernels share: axes, indices, loads and stores."""
+    """What pointwise and reduction kernels share: axes, indices, loads and stores.
+
+    ``whole_tiles``: stores write along all axes, whatever the value depends on.
+    """
+
+    whole_tiles = False
 
     def __init__(self, nest: Nest, renderer: TritonRenderer, written: list[Node] | None = None) -> None:
         self.nest = nest
@@ -288,12 +300,20 @@ class Block:
         others at its place is so once for every point, whatever it depends on."""
         pointer_type(s.value.dtype)
         own = self.axes_of(self.index_deps(s.at))
-        axes = self.axes_of(self.index_deps(s.at) | set(s.value.deps)) if s.mode == "set" else self.axes
+        every = s.mode != "set" or self.whole_tiles
+        axes = self.axes if every else self.axes_of(self.index_deps(s.at) | set(s.value.deps))
         zero = self.zeros(axes) if shaped or own != axes else None
         mask = self.mask(axes, *more)
         value = self.names.stored(self.names.val(s.value), s.value.dtype)
         address = self.names.address(s.buffer, s.at, zero)
         self.line(f"{store_mode(s)}({address}, {value}{', ' + mask if mask else ''})")
+
+    def values(self) -> None:
+        """All values and stores of the body, in order."""
+        for v in self.body.vals:
+            self.emit(v)
+        for s in self.body.stores:
+            self.store(s)
 
     # ---- assembling -------------------------------------------------------------------------------------
 
@@ -309,9 +329,7 @@ class Block:
             else:
                 wide = self.wide or (e.is_const and abs(e.value) >= 2**31)
                 signature.append((f"n{k}", "i64" if wide else "i32", multiple_of(e, 16)))
-        hints = " ".join(f"{n}:{t}{'/16' if d else ''}" for n, t, d in signature)
-        head = f"# {hints} warps:{warps}\n@triton.jit\ndef KERNEL({', '.join(n for n, _, _ in signature)}):\n"
-        text = head + "\n".join(self.lines) + "\n"
+        text = kernel_text(signature, warps, self.lines)
         name, comment, ops = describe(self.nest, text)
         return TritonSource(
             name=name, text=text, comment=comment, buffers=tuple(names.buffers), outputs=names.outputs,
@@ -366,14 +384,8 @@ class _Pointwise(Block):
             return self._tiled(loops[:-1], None, lane)
         return self._flat(loops)
 
-    def _values(self) -> None:
-        for v in self.body.vals:
-            self.emit(v)
-        for s in self.body.stores:
-            self.store(s)
-
     def _scalar(self) -> TritonSource:
-        self._values()
+        self.values()
         return self.source((ONE, ONE), 1, 1)
 
     def _flat(self, loops: list[Expr]) -> TritonSource:
@@ -388,7 +400,7 @@ class _Pointwise(Block):
         self.line(f"x = {self.program()} * XBLOCK + tl.arange(0, XBLOCK)")
         self.group_start = f"{self.program()} * XBLOCK"
         self.bound(axis, self.names.size(total) if axis.masked else "")
-        self._values()
+        self.values()
         return self.source((ex.ceildiv(total, ex.const(block)), ONE), tiling.teams(4), 1)
 
     def _crossed(self, loops: list[Expr], lane: Expr) -> Expr | None:
@@ -437,5 +449,5 @@ class _Pointwise(Block):
             self.bound(axis, self.names.size(total) if axis.masked else "")
         self.decode("p", around)
         grid = ex.mul(grid, self.extent(around))
-        self._values()
+        self.values()
         return self.source((grid, ONE), tiling.teams(4), 1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inductor_gen.codegen.renderer import KernelSource
-from inductor_gen.codegen.triton import TritonSource
+from inductor_gen.codegen.triton import TritonSource, kernel_text
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO
 from prims.spec import expr as ex
@@ -111,10 +111,7 @@ def _branched(group: Sequence[TritonSource]) -> TritonSource:
         else:
             lines.append("    else:")
         lines.append(f"        {name}({arguments}, program{first})")
-    hints = " ".join(f"{n}:{t}{'/16' if d else ''}" for n, t, d in parameters.signature)
-    head = f"# {hints} warps:{group[0].warps}\n"
-    main = f"@triton.jit\ndef KERNEL({', '.join(n for n, _, _ in parameters.signature)}):\n" + "\n".join(lines) + "\n"
-    text = "\n\n".join([*functions.values(), head + main])
+    text = "\n\n".join([*functions.values(), kernel_text(parameters.signature, group[0].warps, lines)])
     ops = tuple(op for s in group for op in s.ops)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return replace(

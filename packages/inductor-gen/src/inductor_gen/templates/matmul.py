@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis
-from inductor_gen.codegen.tritonexpr import multiple_of, pointer_type
-from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.codegen.triton import POSITIONS, Block, TritonRenderer, TritonSource, _Axis
+from inductor_gen.codegen.tritonexpr import multiple_of
+from inductor_gen.kernel.body import Body, Val
 from inductor_gen.kernel.nest import Nest, collapse
 from inductor_gen.layout.record import ViewRef
 from inductor_gen.loops.index import ONE, ZERO, product
@@ -49,6 +49,8 @@ class Tile:
 
 
 class _Matmul(Block):
+    whole_tiles = True  # even where a dimension of size 1 leaves no variable for an axis
+
     def __init__(
         self, nest: Nest, renderer: TritonRenderer, p: Product, fit: Fit, tile: Tile, precision: str, rounded: bool
     ) -> None:
@@ -61,10 +63,9 @@ class _Matmul(Block):
 
     def _is_wide(self) -> bool:
         p = self.product
-        limit = 2**31 - 2**16
         sizes = [product((*p.batch, p.m, p.k)), product((*p.batch, p.k, p.n))]
         sizes += [product(ref.base.shape) for ref in (p.a, p.b)]
-        return super()._is_wide() or any(self.hint(s) >= limit for s in sizes)
+        return super()._is_wide() or any(self.hint(s) >= POSITIONS for s in sizes)
 
     # ---- the product ------------------------------------------------------------------------------------
 
@@ -89,17 +90,10 @@ class _Matmul(Block):
         self._scale()
         if self.rounded and p.node.dtype != torch.float32:
             self.line(f"acc = acc.to({ROWS[p.node.dtype].in_triton}).to(tl.float32)")
-        self._values()
+        self.values()
         self.depth = 1
         made = self.source((grid, ONE), tile.warps, 1)
         return dataclasses.replace(made, name=made.name.replace(".", "_"), stages=tile.stages)
-
-    def _values(self) -> None:
-        """What the body makes of the product."""
-        for v in self.body.vals:
-            self.emit(v)
-        for s in self.body.stores:
-            self.store(s)
 
     def _place(self) -> Expr:
         """The program's tile ``py, px`` and batch ``z``; returns the number of programs."""
@@ -228,15 +222,6 @@ class _Matmul(Block):
             self.line(f"{self.names.val(v)} = acc")
         else:
             super().emit(v)
-
-    def store(self, s: Store, *more: str, shaped: bool = False) -> None:
-        """Write a tile: whole even where a dimension of size 1 leaves no variable for an axis."""
-        pointer_type(s.value.dtype)
-        zero = None if self.axes_of(self.index_deps(s.at)) == self.axes else self.zeros(self.axes)
-        mask = self.mask(self.axes)
-        value = self.names.stored(self.names.val(s.value), s.value.dtype)
-        address = self.names.address(s.buffer, s.at, zero)
-        self.line(f"tl.store({address}, {value}{', ' + mask if mask else ''})")
 
 
 def matmul_kernel(

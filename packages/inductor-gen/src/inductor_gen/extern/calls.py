@@ -22,14 +22,13 @@ _DIRECT: dict[str, Callable[..., Any]] = {
     "aten.bmm.default": torch.bmm,
     "aten.convolution.default": torch.convolution,
     "dot": torch.matmul,
+    "aten.addmm.default": torch.addmm,
+    "aten.baddbmm.default": torch.baddbmm,
+    "aten._addmm_activation.default": torch._addmm_activation,
 }
 
-#: Arguments that are keyword-only, or merely named, in the direct function.
-_NAMED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "aten.addmm.default": (torch.addmm, ("beta", "alpha")),
-    "aten.baddbmm.default": (torch.baddbmm, ("beta", "alpha")),
-    "aten._addmm_activation.default": (torch._addmm_activation, ("beta", "alpha", "use_gelu")),
-}
+#: Those whose arguments behind so many have to be named, and are not in the overload's call.
+_NAMED = {"aten.addmm.default": 3, "aten.baddbmm.default": 3, "aten._addmm_activation.default": 3}
 
 
 #: Attention kernels and how many of their leading arguments must have a dense last dimension.
@@ -79,11 +78,8 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
         return node.op, _with_dense_rows(node.target, _ATTENTION[node.op])
     if node.op in _WITHOUT_SHARED:
         return node.op, _without_shared(node.target)
-    if node.op in _DIRECT:
-        function = _DIRECT[node.op]
-        return f"torch.{function.__name__}", function
-    if node.op in _NAMED and len(node.args) <= 3:
-        function = _NAMED[node.op][0]
+    function = _DIRECT.get(node.op)
+    if function is not None and len(node.args) <= _NAMED.get(node.op, len(node.args)):
         return f"torch.{function.__name__}", function
     return node.op, with_own_memory(node.target)
 

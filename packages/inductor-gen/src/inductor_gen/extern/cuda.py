@@ -146,16 +146,10 @@ def cudnn_attention_backward(
     )[:3]  # fmt: skip
 
 
-_ATTENTION: dict[str, tuple[str, Callable[..., Any]]] = {
-    "aten._scaled_dot_product_cudnn_attention.default": ("cudnn_attention", cudnn_attention),
-    "aten._scaled_dot_product_efficient_attention.default": ("efficient_attention", efficient_attention),
-    "aten._scaled_dot_product_efficient_attention_backward.default": (
-        "efficient_attention_backward", efficient_attention_backward,
-    ),
-    "aten._scaled_dot_product_cudnn_attention_backward.default": (
-        "cudnn_attention_backward", cudnn_attention_backward,
-    ),
-}  # fmt: skip
+_ATTENTION = {
+    f"aten._scaled_dot_product_{function.__name__}.default": (function.__name__, function)
+    for function in (cudnn_attention, cudnn_attention_backward, efficient_attention, efficient_attention_backward)
+}
 
 
 def is_half_product(node: Node) -> bool:

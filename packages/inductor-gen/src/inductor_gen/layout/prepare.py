@@ -24,6 +24,7 @@ from inductor_gen.loops.views import view_strides
 from inductor_gen.rewrite.convolutions import SPATIAL
 from prims.dtypes import HALVES
 from prims.errors import InternalError, QuintetError
+from prims.handlers.base import map_values
 from prims.ir import Envelope
 from prims.spec import TensorSpec, infer, layout
 from prims.spec.expr import Expr
@@ -150,15 +151,12 @@ class _Preparer:
                     return self._operand(node, x) if x is not node.args[0] else self._gradient(node)
                 exact = node.strides is not None or is_custom(node)
                 return self._exact(x, known) if exact else self._operand(node, x)
-            if isinstance(x, (tuple, list)):
-                return [place(v) for v in x]
             return x
 
-        args = tuple(map(place, node.args))
-        kwargs = {k: place(v) for k, v in node.kwargs.items()}
+        args, kwargs = map_values(place, node.args), map_values(place, node.kwargs)
         self.out.externs[node] = (args, kwargs)
-        node.args = tuple(_bases(a) for a in args)
-        node.kwargs = {k: _bases(v) for k, v in kwargs.items()}
+        base = lambda x: x.base if isinstance(x, ViewRef) else x
+        node.args, node.kwargs = map_values(base, args), map_values(base, kwargs)
         self._given(node, self._infer(node, args, kwargs))
 
     def _given(self, node: Node, spec: Any) -> None:
@@ -177,17 +175,16 @@ class _Preparer:
         if not isinstance(node.target, torch._ops.OpOverload):
             return node.spec
         try:
-            specs = {k: self._spec_of(v) for k, v in kwargs.items()}
-            made = infer(node.target, tuple(self._spec_of(a) for a in args), specs)
+            made = infer(node.target, map_values(self._spec_of, args), map_values(self._spec_of, kwargs))
             return made if all(r.alias_info is None for r in node.target._schema.returns) else _cloned(made)
         except QuintetError:
             return node.spec  # no rule: the aten dialect's own metadata, made from the same layouts
 
     def _spec_of(self, x: Any) -> Any:
-        if isinstance(x, ViewRef):
-            shape, strides = (tuple(self._plain(e) for e in part) for part in (x.shape, x.strides))
-            return TensorSpec(shape, x.base.dtype, x.base.device, strides)  # type: ignore[arg-type]
-        return [self._spec_of(v) for v in x] if isinstance(x, (tuple, list)) else x
+        if not isinstance(x, ViewRef):
+            return x
+        shape, strides = (tuple(self._plain(e) for e in part) for part in (x.shape, x.strides))
+        return TensorSpec(shape, x.base.dtype, x.base.device, strides)  # type: ignore[arg-type]
 
     def _plain(self, e: Expr) -> Any:
         if e.is_const:
@@ -346,12 +343,6 @@ def _has_aligned_rows(ref: ViewRef) -> bool:
     unit = max(16 // ref.base.dtype.itemsize, 1)  # type: ignore[union-attr]
     steps = [s for n, s in zip(ref.shape[:-1], ref.strides[:-1], strict=True) if n is not ONE]
     return all(s.value % unit == 0 for s in (*steps, ref.offset) if s.is_const)
-
-
-def _bases(x: Any) -> Any:
-    if isinstance(x, ViewRef):
-        return x.base
-    return tuple(_bases(v) for v in x) if isinstance(x, (tuple, list)) else x
 
 
 def _context_of(env: Envelope) -> Any:

@@ -74,16 +74,15 @@ def _absorb(fusion: Fusion, costs: Costs, node: Node, cluster: Cluster) -> None:
             other = fusion.of.get(base)
             if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
                 continue
-            home, saved = other.homes[base], _spared(costs, node, [base])
-            found = merger(fusion, other, cluster, home, index)
+            into, gone = cluster, other
+            found = merger(fusion, other, cluster, other.homes[base], index)
+            if found is None and other.inner and not cluster.inner:
+                into, gone = other, cluster
+                found = merger(fusion, cluster, other, index, other.homes[base])
             if found is not None and fusion.may_fuse():
-                fusion.merge(cluster, other, found.mapping, found.inner, found.move, "vertical", saved)
+                saved = _spared(costs, node, [base])
+                fusion.merge(into, gone, found.mapping, found.inner, found.move, "vertical", saved)
+                cluster = into
                 break
-            if other.inner and not cluster.inner:
-                found = merger(fusion, cluster, other, index, home)
-                if found is not None and fusion.may_fuse():
-                    fusion.merge(other, cluster, found.mapping, found.inner, found.move, "vertical", saved)
-                    cluster = other
-                    break
         else:
             return

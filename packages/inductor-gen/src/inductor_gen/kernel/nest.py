@@ -29,11 +29,6 @@ class Nest:
         self.lane = lane
         self.lane_is_inner = lane is not None and lane in inner
 
-    @property
-    def sequential(self) -> bool:
-        """Must the inner loops run in order (a scan, or the first of equal extremes)?"""
-        return any(v.op == "scan" for v in self.body.vals)
-
 
 def _accesses(body: Body) -> list[tuple[Expr, float]]:
     found = [(v.at, 1.0) for v in body.vals if v.op == "load" and v.at is not None]

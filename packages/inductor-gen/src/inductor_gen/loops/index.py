@@ -7,11 +7,11 @@ indices are the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prims.spec import expr as ex
-from prims.spec.expr import Expr
+from prims.spec.expr import Expr, product
 
 __all__ = [
     "Hint",
@@ -58,11 +58,6 @@ def size(value: Any) -> Expr:
     if node is not None and isinstance(getattr(node, "expr", None), Expr):
         return node.expr  # type: ignore[no-any-return]
     raise TypeError(f"not a size: {value!r} (a {type(value).__name__})")
-
-
-def product(factors: Iterable[Expr]) -> Expr:
-    """The product of sizes, 1 for none."""
-    return ex.product(factors)
 
 
 def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -94,6 +94,8 @@ class Capture:
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
+        #: Calls that are made before the graph runs.
+        self.first: list[tuple[Any, tuple[Any, ...]]] = []
         #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).
         self.leaves: list[tuple[Value, int, GraphBreak]] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.

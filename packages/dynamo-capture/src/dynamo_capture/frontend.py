@@ -31,6 +31,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     imports,
     profiled,
     stand_ins,
+    warned,
 )
 from dynamo_capture.values.torch_calls import ALLOWED
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain

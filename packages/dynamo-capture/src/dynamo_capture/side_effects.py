@@ -41,6 +41,29 @@ class SideEffects:
         #: Attributes that were deleted and set again.
         self._again: set[tuple[int, str]] = set()
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Value]] = {}
+        #: Attributes that the region has set on tensors.
+        self._of_tensors: dict[tuple[int, str], tuple[Value, str, Value]] = {}
+        #: Calls that write for somebody to read (``print``), in their order.
+        self._calls: list[tuple[Any, list[Value], dict[str, Value]]] = []
+
+    def set_on_tensor(self, tensor: Value, name: str, value: Value) -> None:
+        """``tensor.name = value``."""
+        self.epoch += 1
+        self._of_tensors[id(tensor), name] = tensor, name, value
+
+    def tensors_written(self) -> list[Value]:
+        """The tensors on which the region has set attributes."""
+        return list({id(tensor): tensor for tensor, _, _ in self._of_tensors.values()}.values())
+
+    def found_on_tensor(self, tensor: Value, name: str) -> Value | None:
+        """What the region has stored under the name."""
+        found = self._of_tensors.get((id(tensor), name))
+        return None if found is None else found[2]
+
+    def call_later(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> None:
+        """``fn(*args, **kwargs)``, of which the region sees nothing: it is called when the graph has run."""
+        self.epoch += 1
+        self._calls.append((fn, args, kwargs))
 
     def mutate(self, value: Value) -> None:
         """An existing container or cell is about to change."""
@@ -82,7 +105,7 @@ class SideEffects:
         return found[2] if found else None
 
     def __bool__(self) -> bool:
-        return bool(self._mutated or self._attributes or self._globals)
+        return bool(self._mutated or self._attributes or self._globals or self._of_tensors or self._calls)
 
     def is_mutated(self, value: Value) -> bool:
         """Whether the region changes this existing container or cell."""
@@ -100,6 +123,8 @@ class SideEffects:
             values.append(owner)
             values.append(owner.attrs[name])
         values.extend(value for _, _, value in self._globals.values())
+        values.extend(each for tensor, _, value in self._of_tensors.values() for each in (tensor, value))
+        values.extend(each for _, args, kwargs in self._calls for each in (*args, *kwargs.values()))
         return [v for v in values if v is not DELETED]
 
     def contents(self) -> list[Value]:
@@ -121,6 +146,13 @@ class SideEffects:
                 cg.call_const(dict.__delitem__, [_Raw(globals_), ConstantValue(name)])
             else:
                 cg.call_const(dict.__setitem__, [_Raw(globals_), ConstantValue(name), value])
+            cg.pop()
+        for tensor, name, value in self._of_tensors.values():
+            cg.load(value)
+            cg.load(tensor)
+            cg.store_attr(name)
+        for fn, args, kwargs in self._calls:
+            cg.call_const(fn, args, kwargs)
             cg.pop()
 
 

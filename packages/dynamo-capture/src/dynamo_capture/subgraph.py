@@ -141,6 +141,10 @@ class InnerEffects(SideEffects):
         found = super().global_value(globals_, name)
         return found if found is not None else self.outer.global_value(globals_, name)
 
+    def found_on_tensor(self, tensor: Value, name: str) -> Value | None:
+        found = super().found_on_tensor(tensor, name)
+        return found if found is not None else self.outer.found_on_tensor(tensor, name)
+
     def is_mutated(self, value: Value) -> bool:
         return super().is_mutated(value) or self.outer.is_mutated(value)
 

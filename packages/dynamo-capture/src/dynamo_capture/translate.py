@@ -29,6 +29,7 @@ from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError
+from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.whynot import Why
@@ -228,6 +229,9 @@ def _finish(
     cells = [Source("closure_cell", None, (i, name)).node(tree) for i, name in enumerate(free)]
     cell_slots = [slots.setdefault(node, len(slots)) for node in cells]
     cg = CodeGen(plan, tuple(request.args), source_slots)
+    for fn, arguments in tx.first:
+        cg.call_const(fn, [ConstantValue(argument) for argument in arguments])
+        cg.pop()
     begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
     if compiled is not None:
         if begin is not None:
@@ -329,6 +333,13 @@ def _guard_aliasing(tx: Capture) -> None:
 
 def _guard_distinct_objects(tx: Capture) -> None:
     """An object that the region changes is not one of the others of its type that the region looked at."""
+    inputs: list[Any] = [
+        inp.value for inp in tx.graph.all_inputs or tx.graph.inputs if isinstance(inp.value, TensorValue)
+    ]
+    for tensor in tx.side.tensors_written():
+        for other in inputs if tensor.source is not None else ():
+            if other is not tensor and isinstance(tensor, TensorValue):
+                tx.guards.distinct([tensor.source, other.source])  # type: ignore[list-item]
     for value in tx.side.mutated_values():
         if value.source is None:
             continue

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import types
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import dynamo_capture
+from prims.errors import CompileWarning
 
 
 def same(a: Any, b: Any) -> bool:
@@ -58,6 +60,18 @@ def grad_by_attribute(x):
     y = x.clone()
     y.requires_grad = True
     return (y * y).sum()
+
+
+def with_attributes(x):
+    y = x * 2
+    y.scale = 3.0
+    y.origin = x
+    return y * y.scale + y.origin, y, hasattr(y, "other")
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x * 2, torch.randperm(5).sum() * 0 + x
 
 
 def imports(x):
@@ -109,7 +123,12 @@ PROGRAMS = {
     "module": lambda x: torch.nn.LayerNorm(4)(x),
     "modules": lambda x: torch.nn.BatchNorm1d(1)(x.view(4, 1)).relu() + torch.nn.PReLU()(x),
     "sizes of a module": lambda x: x + sum(p.numel() for p in Net().parameters()) + Net()(x).dim(),
-    "data with NumPy scalars": lambda x: (torch.tensor(np.float64(1.5)), torch.tensor([np.int32(3), np.int32(x.dim())])),
+    "attributes of tensors": with_attributes,
+    "manual_seed": seeded,
+    "data with NumPy scalars": lambda x: (
+        torch.tensor(np.float64(1.5)),
+        torch.tensor([np.int32(3), np.int32(x.dim())]),
+    ),
     "dtype of NumPy scalars": lambda x: torch.tensor([np.float64(1.5), np.int8(1)] * 2, dtype=torch.int32) + x,
 }
 
@@ -296,3 +315,113 @@ def test_an_input_is_made_a_leaf(capture):
     compiled(x).backward()
     assert x.requires_grad
     assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_attributes_of_tensors(capture):
+    def region(x, y):
+        x.count = getattr(x, "count", 0) + 1
+        z = x + 1
+        z.label = "made"
+        return z * getattr(y, "count", 10), z
+
+    compiled = capture(region)
+    x, y = torch.ones(2), torch.ones(2)
+    other, another = torch.ones(2), torch.ones(2)
+    for arguments, eager in (((x, y), (other, another)), ((x, y), (other, another)), ((x, x), (other, other))):
+        found, want = compiled(*arguments), region(*eager)
+        assert same(found, want)
+        assert found[1].label == "made"
+        assert x.count == other.count
+        assert not hasattr(y, "count")
+    assert same(compiled(y, x), region(another, other))
+
+
+def test_a_seed_is_set_before_what_it_is_for(capture):
+    def region(x):
+        torch.manual_seed(5)
+        return torch.rand(3) + x
+
+    compiled = capture(region)
+    for _ in range(2):
+        torch.rand(7)
+        assert torch.equal(compiled(torch.ones(3)), region(torch.ones(3)))
+    state = torch.get_rng_state()
+    region(torch.ones(3))
+    assert torch.equal(state, torch.get_rng_state())
+
+    def later(x):
+        first = torch.rand(3) + x
+        torch.manual_seed(5)
+        return first, torch.rand(3)
+
+    compiled = capture(later)
+    for _ in range(2):
+        torch.manual_seed(1)
+        found = compiled(torch.ones(3))
+        torch.manual_seed(1)
+        assert same(found, later(torch.ones(3)))
+
+
+def test_what_is_warned_of(capture):
+    log = []
+
+    def region(x, n, noisy):
+        log.append(n)
+        y = x[:n] + 1
+        if noisy:
+            warnings.warn(f"n is {n}", stacklevel=1)
+            warnings.warn("again", RuntimeWarning)
+        return y
+
+    compiled = capture(region)
+    for n, noisy in ((2, False), (3, True), (4, True), (5, False)):
+        told = []
+        for fn in (compiled, region):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = fn(torch.ones(8), n, noisy)
+            given = [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
+            told.append((given, result.tolist(), list(log[-1:])))
+        assert told[0] == told[1]
+        assert len(told[0][0]) == 2 * noisy
+    assert not compiled.report.breaks
+    assert len(log) == 8
+
+
+def warn_of_caller(text):
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+
+
+def test_where_a_warning_is_given(capture):
+    def region(x):
+        warn_of_caller("old")
+        return x + 1
+
+    compiled = capture(region)
+    for action in ("default", "once", "ignore", "always", "module"):
+        told = []
+        for fn in (compiled, region):
+            globals().pop("__warningregistry__", None)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter(action)
+                for _ in range(3):
+                    fn(torch.ones(2))
+            told.append([(str(w.message), w.category, w.filename, w.lineno) for w in caught])
+        assert told[0] == told[1]
+    assert not compiled.report.breaks
+
+
+def test_a_warning_that_is_an_error(capture):
+    def region(x):
+        try:
+            warnings.warn("careful", stacklevel=1)
+        except UserWarning:
+            return x - 1
+        return x + 1
+
+    compiled = capture(region)
+    for action, want in (("ignore", 2.0), ("error", 0.0), ("ignore", 2.0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CompileWarning)
+            warnings.filterwarnings(action, message="careful")
+            assert compiled(torch.ones(1)).item() == want

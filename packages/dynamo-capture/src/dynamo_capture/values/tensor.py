@@ -43,6 +43,8 @@ _CONST_ATTRIBUTES = frozenset(
      "is_mps", "is_mkldnn", "is_meta", "is_nested", "is_xpu", "is_mtia", "is_ipu", "is_xla", "is_vulkan",
      "is_sparse_csr", "is_maia", "names", "itemsize")
 )  # fmt: skip
+#: Attributes by which ``isinstance`` tells a tensor for a Parameter or a Buffer.
+_MARKS = frozenset(("_is_param", "_is_buffer"))
 _TENSOR_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
 
@@ -112,6 +114,9 @@ class TensorValue(Value):
 
     def _other_attribute(self, tx: Capture, name: str) -> Value:
         real = self.real_tensor
+        written = tx.side.found_on_tensor(self, name)
+        if written is not None:
+            return written
         if name == "grad" and real is not None and self.source is not None:
             from dynamo_capture.sources import Source
 
@@ -132,6 +137,9 @@ class TensorValue(Value):
         value = value.realize()
         if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
             self._require_grad(tx, value.value)
+            return
+        if not hasattr(self.cls, name) and name not in _MARKS and tx.graph.is_outermost:
+            tx.side.set_on_tensor(self, name, value)
             return
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
 

@@ -261,7 +261,22 @@ def _cast(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return args[1]
 
 
-@special(torch.manual_seed, torch.random.seed, torch.random.set_rng_state)
+@special_by_name("torch.random", "manual_seed")  # which PyTorch's compiler wraps when it is imported
+def _manual_seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Before any operator, it is called before the graph runs."""
+    given = [value.realize() for value in (*args, *kwargs.values())]
+    known = len(given) == 1 and type(given[0]) is ConstantValue and type(given[0].value) is int
+    if not known or tx.graph.op_count or not tx.graph.is_outermost or kwargs.keys() - {"seed"}:
+        return _seed(tx, args, kwargs)
+    seed = given[0].const()
+    if not -(2**63) <= seed < 2**64:
+        return _seed(tx, args, kwargs)  # eager refuses it
+    tx.side.epoch += 1
+    tx.first.append((torch.random.manual_seed, (seed,)))
+    return tx.from_python(torch.default_generator)
+
+
+@special(torch.random.seed, torch.random.set_rng_state)
 def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "setting the state of torch's random number generator")
 
@@ -275,7 +290,7 @@ def _autograd(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
     raise GraphBreak("QB12", "torch.autograd")
 
 
-@special(warnings.warn, warnings.warn_explicit)
+@special(warnings.warn_explicit)
 def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB11", "warnings.warn")
 

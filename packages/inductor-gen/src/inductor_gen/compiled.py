@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
 from inductor_gen.loops.graph import build_graph
-from inductor_gen.pipeline import lower_graph, size_hint
+from inductor_gen.pipeline import lower_graph, phase, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import Unit, load_kernels
 from inductor_gen.runtime.heap import keep_heap
@@ -134,7 +133,7 @@ def _masks(env: Envelope, options: Options, report: Report | None) -> MaskPlan:
     """What the graph may count on about attention masks; nothing where every rounding is to be as in eager."""
     if options.numerics != "fast" or not has_masks(env):
         return MaskPlan()
-    with nullcontext() if report is None else report.phase("inductor.masks"):
+    with phase(report, "masks"):
         return plan_masks(build_graph(env), env, size_hint(env))
 
 
@@ -156,7 +155,7 @@ def _compiled(
         return compile_graph(env, options=options, report=report, triton=triton, devices=devices).boxed
 
     lowered = replace(lowered, calls=tuple(with_bodies(call, body) for call in lowered.calls))
-    with nullcontext() if report is None else report.phase("inductor.compile"):
+    with phase(report, "compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()
     if options.cudagraphs:

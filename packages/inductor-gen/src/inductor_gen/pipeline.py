@@ -14,8 +14,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +52,7 @@ from prims.spec import SymbolContext
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Planned", "lower_graph", "planned", "rewritten_graph", "size_hint"]
+__all__ = ["Planned", "lower_graph", "phase", "planned", "rewritten_graph", "size_hint"]
 
 SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others on a GPU
 KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a later buffer
@@ -61,23 +61,9 @@ KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a 
 _BETWEEN_GRAPHS = ("saved", "mutation")
 
 
-class _Phases:
-    """Times the steps, and keeps their texts where that is asked for."""
-
-    def __init__(self, options: Options, report: Report | None) -> None:
-        self.options = options
-        self.report = report
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        if self.report is None:
-            yield
-        else:
-            with self.report.phase(f"inductor.{name}"):
-                yield
-
-    def keep(self, name: str, text: Callable[[], str]) -> None:
-        keep(self.options, self.report, name, text)
+def phase(report: Report | None, name: str) -> AbstractContextManager[object]:
+    """Times a step."""
+    return nullcontext() if report is None else report.phase(f"inductor.{name}")
 
 
 @record
@@ -102,27 +88,26 @@ def planned(
         VerifierError: a step broke a constraint (``Options.verify="every_pass"``).
     """
     hint = size_hint(env)
-    phase = _Phases(options, report)
     fuel = Fuel(options.fuel)  # the rows' changes count first, then fusions
-    with phase("rewrite"):
+    with phase(report, "rewrite"):
         rewritten = rewritten_graph(env, options, masks or {}, devices, fuel)
-    phase.keep("rewritten", lambda: str(rewritten))
-    with phase("layout"):
+    keep(options, report, "rewritten", lambda: str(rewritten))
+    with phase(report, "layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
-    with phase("fuse"):
+    with phase(report, "fuse"):
         fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel)
-    phase.keep("fused", lambda: text(fusion))
-    with phase("kernels"):
+    keep(options, report, "fused", lambda: text(fusion))
+    with phase(report, "kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
         made = list(builder.steps())
-    with phase("order"):
+    with phase(report, "order"):
         steps = ordered(made, prepared, hint)
         if not options.max_autotune:  # where kernels are measured and compared whole
             steps = in_parts(steps, builder, hint)
     if options.verify == "every_pass":
         verify(fusion)
         _verify(steps, prepared)
-    phase.keep("kernels", lambda: ir.text(steps))
+    keep(options, report, "kernels", lambda: ir.text(steps))
     return Planned(hint, prepared, fusion, builder, steps)
 
 
@@ -156,26 +141,25 @@ def lower_graph(
         devices = (lambda _: known("H100")) if triton else device_of
     plan = planned(env, options, report, masks, devices, in_place)
     hint, prepared, builder, steps = plan.hint, plan.prepared, plan.builder, plan.steps
-    phase = _Phases(options, report)
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
     precision = None
     if _has_choices(options, steps):
         from inductor_gen.templates.choice import choose
         from inductor_gen.templates.problem import Draft
 
-        with phase("choose"):
+        with phase(report, "choose"):
             steps, precision = choose(Draft(options, hint, prepared, builder, rendering, report), steps)
-    with phase("render"):
+    with phase(report, "render"):
         together = launches(steps, rendering.starts_slowly)
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
-    with phase("memory"):
+    with phase(report, "memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
         if report is not None:
             report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
         calls = tuple(
             replace(c, sources=()) if isinstance(c, Rendered) and c.moves_nothing(memory.renewed) else c for c in calls
         )
-    phase.keep("memory", lambda: memory_text(memory))
+    keep(options, report, "memory", lambda: memory_text(memory))
     lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
     _bound(env, lowered.sources())
     return lowered

@@ -252,20 +252,14 @@ def _places(x: Node, parts: list[Any]) -> Form:
     """Sums and comparisons of places."""
     if len(parts) != 2 or any(isinstance(part, Same) and type(part.value) is not int for part in parts):
         raise Unknown
-    left, right = parts
+    left, right = parts[::-1] if x.op in ("ge", "gt") or (x.op == "add" and isinstance(parts[0], Same)) else parts
     if x.op in ("add", "sub") and isinstance(left, Along) and isinstance(right, Same):
         return Along(left.dim, left.step, left.start + (right.value if x.op == "add" else -right.value))
-    if x.op == "add" and isinstance(left, Same) and isinstance(right, Along):
-        return Along(right.dim, right.step, right.start + left.value)
     both = isinstance(left, Along) and isinstance(right, Along)
-    if not both or left.dim == right.dim or left.step != 1 or right.step != 1:
+    if not both or left.dim == right.dim or (left.step, right.step) != (1, 1) or x.op not in ("le", "lt", "ge", "gt"):
         raise Unknown
-    by = right.start - left.start  # i_left <= i_right + by
-    if x.op in ("le", "lt"):
-        return _split(left.dim, right.dim, by if x.op == "le" else by - 1, True, False)
-    if x.op in ("ge", "gt"):
-        return _split(right.dim, left.dim, -by if x.op == "ge" else -by - 1, True, False)
-    raise Unknown
+    by = right.start - left.start - (x.op in ("lt", "gt"))  # i_left <= i_right + by
+    return _split(left.dim, right.dim, by, True, False)
 
 
 _RULES: dict[str, Callable[[Node, _Forms], Form]] = {

@@ -79,6 +79,11 @@ class Body:
     nodes: list[Node] = field(default_factory=list)
     parts: int = 1
 
+    def accesses(self) -> list[tuple[Node, Expr]]:
+        """The buffers that are read and written, and where, with repetitions."""
+        loads = [(v.attr, v.at) for v in self.vals if v.op == "load" and v.at is not None]
+        return loads + [(s.buffer, s.at) for s in self.stores]
+
     def indices(self) -> list[Expr]:
         """Every index expression, with repetitions."""
         found = [v.at for v in self.vals if v.at is not None]
@@ -88,18 +93,10 @@ class Body:
         """Recompute dependences and stages after index expressions changed."""
         inner = frozenset(self.inner)
         for v in self.vals:
-            deps: set[Expr] = set()
-            stage = 0
-            inputs = list(v.args)
-            if v.at is not None:
-                for s in v.at.symbols:
-                    if s in self.space:
-                        deps.add(s)
-                    elif s in self.atoms:
-                        inputs.append(self.atoms[s])
-            for a in inputs:
-                deps |= a.deps
-                stage = max(stage, a.stage)
+            inputs = self.inputs_of(v)
+            deps = {s for s in v.at.symbols if s in self.space} if v.at is not None else set()
+            deps = deps.union(*(a.deps for a in inputs))
+            stage = max((a.stage for a in inputs), default=0)
             if v.op == "reduce":
                 deps -= inner
                 stage += 1
@@ -189,11 +186,15 @@ class Body:
             copies[v.id] = copy
         made.atoms = {e: copies[v.id] for e, v in self.atoms.items()}
         made.stores = [Store(s.buffer, s.at, copies[s.value.id], s.mode) for s in stores]
-        made.vals = made.cone(v for s in made.stores for v in made.of_store(s))
-        live = {v.id for v in made.vals}
-        made.atoms = {e: v for e, v in made.atoms.items() if v.id in live}
-        made.refresh()
+        made.prune()
         return made
+
+    def prune(self) -> None:
+        """Leave out what no store needs."""
+        self.vals = self.cone(v for s in self.stores for v in self.of_store(s))
+        live = {v.id for v in self.vals}
+        self.atoms = {e: v for e, v in self.atoms.items() if v.id in live}
+        self.refresh()
 
     def replace_index(self, mapping: Mapping[Expr, Expr]) -> None:
         """Substitute loop variables everywhere."""

@@ -156,9 +156,8 @@ def bytes_moved(bodies: Iterable[Body], hint: Hint) -> int:
     total = 0
     seen: set[tuple[Node, Expr]] = set()
     for body in bodies:
-        places = [(v.attr, v.at) for v in body.vals if v.op == "load"] + [(s.buffer, s.at) for s in body.stores]
-        for node, at in places:
-            if at is None or node.dtype is None or (node, at) in seen:
+        for node, at in body.accesses():
+            if node.dtype is None or (node, at) in seen:
                 continue
             seen.add((node, at))
             through = any(a in body.atoms for a in at.symbols)

@@ -293,13 +293,9 @@ class _Tracer:
 
     def finish(self, nodes: Sequence[Node]) -> Body:
         """The body, which computes these nodes, without what no store needs."""
-        body = self.body
-        body.nodes = list(nodes)
-        body.vals = body.cone(v for s in body.stores for v in body.of_store(s))
-        live = {v.id for v in body.vals}
-        body.atoms = {s: v for s, v in body.atoms.items() if v.id in live}
-        body.refresh()
-        return body
+        self.body.nodes = list(nodes)
+        self.body.prune()
+        return self.body
 
 
 def _held(v: Val) -> bool:

@@ -59,17 +59,9 @@ class Renderer(Protocol):
 def describe(nest: Nest, text: str) -> tuple[str, str, tuple[str, ...]]:
     """``name, comment, ops`` of a kernel whose text (with ``KERNEL`` for its name) is given."""
     ops = tuple(n.op for n in nest.body.nodes)
-    short: list[str] = []
-    for op in ops:
-        if op not in short:
-            short.append(op)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    name = "_".join(["k", *short[:6], digest])
+    name = "_".join(["k", *list(dict.fromkeys(ops))[:6], digest])
     lines = ["ops: " + " ".join(ops[:40]) + (" ..." if len(ops) > 40 else "")]
-    seen: set[str] = set()
-    for node in nest.body.nodes:
-        where = str(node.source) if node.source is not None else ""
-        if where and where not in seen and len(seen) < 12:
-            seen.add(where)
-            lines.append(f"from {where}")
+    places = dict.fromkeys(str(node.source) for node in nest.body.nodes if node.source is not None)
+    lines += [f"from {where}" for where in list(filter(None, places))[:12]]
     return name, "\n".join(lines).replace("*/", "* /"), ops

@@ -187,8 +187,7 @@ class Block:
             high = upper(at, space)
             if high is not None and self.hint(high) >= POSITIONS:
                 return True
-        buffers = [v.attr for v in self.body.vals if v.op == "load"] + [s.buffer for s in self.body.stores]
-        return any(self.hint(self._reach(b)) >= POSITIONS for b in buffers)
+        return any(self.hint(self._reach(b)) >= POSITIONS for b, _ in self.body.accesses())
 
     def _reach(self, node: Node) -> Expr:
         """An upper bound of the distance between a buffer's elements, in elements."""
@@ -224,12 +223,8 @@ class Block:
         for k, v in enumerate(variables):
             step = self.extent(variables[k + 1 :])
             text = name if step is ONE else f"{name} // {self.names.divisor(step)}"
-            if k and len(variables) > 1:
-                text = (
-                    f"({text}) % {self.names.divisor(self.body.space[v])}"
-                    if step is not ONE
-                    else (f"{text} % {self.names.divisor(self.body.space[v])}")
-                )
+            if k:
+                text = f"{text if step is ONE else f'({text})'} % {self.names.divisor(self.body.space[v])}"
             self.line(f"{self.names.var(v)} = {text}")
 
     def bound(self, axis: _Axis, total: str) -> None:
@@ -391,7 +386,7 @@ class _Pointwise(Block):
     def _flat(self, loops: list[Expr]) -> TritonSource:
         total = self.extent(loops)
         tiling = self.renderer.tiling
-        buffers = {v.attr for v in self.body.vals if v.op == "load"} | {s.buffer for s in self.body.stores}
+        buffers = {node for node, _ in self.body.accesses()}
         work, moved = sum(op_cost(v.op) for v in self.body.vals), sum(n.dtype.itemsize for n in buffers if n.dtype)
         block = flat_block(self.hint(total), self.renderer.device, work, moved, len(buffers))
         block = tiling.sized(block, 64)
@@ -407,10 +402,7 @@ class _Pointwise(Block):
         """Another variable that runs through memory in steps of one where the lane does not."""
         if self.hint(self.body.space[lane]) < 16:
             return None
-        accesses = [v.at for v in self.body.vals if v.op == "load"] + [s.at for s in self.body.stores]
-        for at in accesses:
-            if at is None:
-                continue
+        for _, at in self.body.accesses():
             step = linear(self.body, at, lane)
             if step is None or (step.is_const and step.value in (0, 1)):
                 continue

@@ -12,10 +12,11 @@ from inductor_gen.device.cuda import ATOMIC
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES, ROWS
+from prims.errors import Unsupported
 from prims.ops import templates
 from prims.spec.expr import Expr
 
-__all__ = ["TritonNames", "multiple_of", "pointer_type", "prelude"]
+__all__ = ["TritonNames", "multiple_of", "pointer_type", "prelude", "store_mode"]
 
 _HELPERS = {
     # 1 + erf(x); erfc(a) = 2^p(a) for a >= 0, a minimax fit on [0, 5]: relative error 6e-4 at most, absolute 6.4e-7
@@ -46,16 +47,16 @@ _HELPERS = {
         )
         for op in ("add", "sub") for bits, c in ((32, "f"), (64, "d"))
     },
-    "qt_words": (
-        "def qt_words(seed, counter):\n"
-        "    a, b, c, d = q_philox4(seed, counter)\n"
-        "    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [4 * counter.shape[0]])"
-    ),
-    "qt_words2": (
-        "def qt_words2(seed, counter):\n"
-        "    a, b, c, d = q_philox4(seed, counter)\n"
-        "    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [counter.shape[0], 4 * counter.shape[1]])"
-    ),
+    **{
+        name: (
+            f"def {name}(seed, counter):\n"
+            "    a, b, c, d = q_philox4(seed, counter)\n"
+            f"    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [{shape}])"
+        )
+        for name, shape in (
+            ("qt_words", "4 * counter.shape[0]"), ("qt_words2", "counter.shape[0], 4 * counter.shape[1]")
+        )
+    },
 }
 
 
@@ -259,13 +260,9 @@ def _logistic(body: Body) -> dict[int, Val]:
 
 
 def _logistic_of(v: Val) -> Val | None:
+    """x where the value is ``sigmoid(x)`` or ``x / (exp(-x) + 1)``."""
     if v.op == "sigmoid":
         return v.args[0]
-    return _silu(v)
-
-
-def _silu(v: Val) -> Val | None:
-    """x where the value is ``x / (exp(-x) + 1)``."""
     if v.op != "div" or v.args[1].op != "add":
         return None
     terms = v.args[1].args
@@ -303,14 +300,8 @@ def store_mode(s: Store) -> str:
         return "tl.store"
     dtype = s.value.dtype
     if dtype.is_floating_point and s.mode == "add" and torch.are_deterministic_algorithms_enabled():
-        from prims.errors import Unsupported
-
         raise Unsupported("deterministic algorithms are asked for; a generated kernel scatters its sums in any order")
     if dtype in ATOMIC.get(s.mode, ()):
         return f"tl.atomic_{s.mode}"
-    from prims.errors import Unsupported
-
     raise Unsupported(f"scatter with {s.mode!r} of {dtype} has no atomic operation on the GPU")
 
-
-__all__ += ["store_mode"]

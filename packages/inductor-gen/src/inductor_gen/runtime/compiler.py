@@ -27,7 +27,7 @@ from prims.forking import lock
 from prims.options import Options
 from prims.records import record
 
-__all__ = ["Compiler", "Unit", "find_compiler", "load_kernels"]
+__all__ = ["Compiler", "Unit", "find_compiler", "forget_loaded", "load_kernels"]
 
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
@@ -367,6 +367,3 @@ def forget_loaded() -> None:
     mapped, so functions in use keep working."""
     _LOADED.clear()
     _LIBRARIES.clear()
-
-
-__all__ += ["forget_loaded"]

@@ -34,8 +34,8 @@ from prims.records import record
 from prims.spec import TensorSpec
 
 __all__ = [
-    "Begun", "Build", "Loaded", "begin", "compile_kernel", "get_ready", "load_module_text", "load_triton",
-    "module_text",
+    "Begun", "Build", "Loaded", "begin", "compile_kernel", "forget_loaded", "get_ready", "load_module_text",
+    "load_triton", "module_text",
 ]  # fmt: skip
 
 
@@ -343,6 +343,3 @@ def _compile_here(
 def forget_loaded() -> None:
     """Forget the kernels loaded in this process, so that the disk is asked again (for tests)."""
     _LOADED.clear()
-
-
-__all__ += ["forget_loaded"]

@@ -103,14 +103,10 @@ def interpreted(sources: Sequence[TritonSource]) -> dict[str, Interpreted]:
         return found
 
 
-def _nearbyint(x: torch.Tensor) -> torch.Tensor:
-    return torch.round(x)
-
-
 class _Libdevice:
     """``libdevice.f(x, ...)`` on blocks of the interpreter."""
 
-    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": _nearbyint, "fast_dividef": torch.div}
+    _OTHER = {"lgamma": torch.lgamma, "pow": torch.pow, "nearbyint": torch.round, "fast_dividef": torch.div}
 
     def __getattr__(self, name: str) -> Any:
         function = self._OTHER.get(name) or getattr(torch, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -376,6 +377,4 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def float_bits(value: float) -> int:
-    import struct
-
     return int(struct.unpack("q", struct.pack("d", value))[0])

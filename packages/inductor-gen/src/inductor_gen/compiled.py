@@ -15,6 +15,7 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
+from inductor_gen.kernel.ir import Call
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import lower_graph, phase, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
@@ -154,7 +155,9 @@ def _compiled(
     def body(env: Envelope) -> Callable[[list[Any]], list[Any]]:
         return compile_graph(env, options=options, report=report, triton=triton, devices=devices).boxed
 
-    lowered = replace(lowered, calls=tuple(with_bodies(call, body) for call in lowered.calls))
+    found = {c: with_bodies(c.node, body) for c in lowered.calls if isinstance(c, Call)}
+    calls = tuple(replace(c, chosen=found[c]) if isinstance(c, Call) and found[c] else c for c in lowered.calls)
+    lowered = replace(lowered, calls=calls)
     with phase(report, "compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()

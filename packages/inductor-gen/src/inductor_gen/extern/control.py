@@ -7,12 +7,11 @@ into memory allocated once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from inductor_gen.kernel.ir import Call
+from inductor_gen.loops.graph import Node
 from prims.control import Form, control_of, run
 from prims.ir import Envelope
 
@@ -21,13 +20,10 @@ __all__ = ["with_bodies"]
 _Body = Callable[[list[Any]], list[Any]]
 
 
-def with_bodies(call: Any, compiled: Callable[[Envelope], _Body]) -> Any:
-    """A call of an operator of control flow as one of its compiled bodies; any other step as it is."""
-    control = control_of(call.node.target) if isinstance(call, Call) else None
-    if control is None:
-        return call
-    bodies = [compiled(body) for body in control.bodies]
-    return replace(call, chosen=(call.node.op, _function(control.form, bodies)))
+def with_bodies(node: Node, compiled: Callable[[Envelope], _Body]) -> tuple[str, Callable[..., Any]] | None:
+    """``(name, callable)`` of an operator of control flow, which runs its compiled bodies; None for others."""
+    control = control_of(node.target)
+    return None if control is None else (node.op, _function(control.form, [compiled(body) for body in control.bodies]))
 
 
 def _function(form: Form, bodies: list[_Body]) -> Callable[..., Any]:

@@ -194,6 +194,32 @@ def test_compile_cost_does_not_depend_on_the_steps():
     assert sources[0] == sources[1]
 
 
+def test_second_derivatives():
+    def program(ops, x):
+        return ops.scan(lambda h, v: ((n := torch.tanh(h * 0.5 + v)), n * n), torch.zeros(4), x)[1]
+
+    found = []
+    for call in (compile_api.compile(lambda x: program(Torch, x), fullgraph=True), lambda x: program(Eager, x)):
+        x = torch.linspace(-1, 1, 20).reshape(5, 4).requires_grad_()
+        (first,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        found.append((first, *torch.autograd.grad((first * first).sum(), x)))
+    torch.testing.assert_close(*found)
+
+
+def test_under_autocast():
+    compiled = compile_api.compile(lambda x, w: _recurrence(Torch, x, w), fullgraph=True)
+    given, wanted = (_inputs(5, torch.float32, 1, True) for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, expected = compiled(*given), _recurrence(Eager, *wanted)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+    found.sum().backward()
+    expected.sum().backward()
+    for a, b in zip(given, wanted, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=3e-2, rtol=3e-2)
+    _check_report(compiled.report())
+
+
 X = torch.ones(4, 3)
 NEEDS_A_GRADIENT = torch.ones((), requires_grad=True)
 BAD = {

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prims.control.form import Form, run
+from prims.errors import InternalError
 from prims.records import record
 from prims.registry import define_operator
 from prims.spec import TensorSpec
@@ -60,8 +61,20 @@ def control_of(target: Any) -> Control | None:
 
 
 def control_operator(form: Form, bodies: Sequence[Envelope]) -> Any:
-    """The overload for a form and its bodies, made on first use. It returns a tensor, or several as a tuple."""
+    """The overload for a form and its bodies, made on first use. It returns a tensor, or several as a tuple.
+
+    Raises:
+        InternalError: a body writes to an input or gives one back, takes others than the first, or returns no tensors.
+    """
     control = Control(form, tuple(bodies))
+    first = [(desc.kind, desc.spec) for desc in bodies[0].inputs]
+    for body in bodies:
+        if body.mutations or body.aliases or {kind for kind, _ in first} - {"input", "size"}:
+            raise InternalError(f"a body of {form.kind} writes or gives back what it is given, or takes more:\n{body}")
+        if [(desc.kind, desc.spec) for desc in body.inputs] != first or body.dialect != bodies[0].dialect:
+            raise InternalError(f"the bodies of {form.kind} take different inputs")
+        if not body.outputs or not all(isinstance(desc.spec, TensorSpec) for desc in body.outputs):
+            raise InternalError(f"a body of {form.kind} returns other than tensors:\n{body}")
     text = repr(form) + "".join(body.hash() for body in bodies)
     name = f"{form.kind}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     known = getattr(getattr(torch.ops.quintet, name, None), "default", None)

@@ -94,6 +94,11 @@ def storable_name(target: Any) -> str:
         StoredGraphError: the name would not lead back to the target.
     """
     name = target_name(target)
+    if name.startswith("quintet."):
+        from prims.control import control_of
+
+        if control_of(target) is not None:
+            raise StoredGraphError("FILE-C1", f"{name}, a branch or loop, stands for graphs that a file does not hold")
     try:
         same = target_of(name) == target
     except StoredGraphError:

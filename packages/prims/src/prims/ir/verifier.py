@@ -275,6 +275,12 @@ class _Verifier:
         problem = check_overload(node.target, node.args, node.kwargs)
         if problem:
             _fail(schema_label, problem, node.name)
+        if node.target.namespace == "quintet":  # type: ignore[union-attr]
+            from prims.control import control_of
+
+            control = control_of(node.target)
+            for body in () if control is None else control.bodies:
+                verify(body, "every_pass" if self.metadata else "boundaries")
 
     def getitem(self, node: torch.fx.Node) -> None:
         label = f"{self.prefix}-C7"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import os
 import pathlib
@@ -123,6 +124,7 @@ PROGRAMS = {
     "module": lambda x: torch.nn.LayerNorm(4)(x),
     "modules": lambda x: torch.nn.BatchNorm1d(1)(x.view(4, 1)).relu() + torch.nn.PReLU()(x),
     "sizes of a module": lambda x: x + sum(p.numel() for p in Net().parameters()) + Net()(x).dim(),
+    "deepcopy": lambda x: (copy.deepcopy(x).add_(1), copy.deepcopy(x * 2), x),
     "attributes of tensors": with_attributes,
     "manual_seed": seeded,
     "data with NumPy scalars": lambda x: (
@@ -425,3 +427,20 @@ def test_a_warning_that_is_an_error(capture):
             warnings.simplefilter("ignore", CompileWarning)
             warnings.filterwarnings(action, message="careful")
             assert compiled(torch.ones(1)).item() == want
+
+
+def test_deep_copies(capture):
+    compiled = capture(lambda x: copy.deepcopy(x))
+    plain = torch.randn(3)
+    attributed, graded = torch.randn(3), torch.randn(3)
+    attributed.label = [1]
+    graded.grad = torch.ones(3)
+    strided, conjugated = torch.randn(4, 3).t(), torch.randn(3, dtype=torch.complex64).conj()
+    for x in (plain, attributed, graded, strided, conjugated, torch.randn(3, requires_grad=True), torch.randn(6)[::2]):
+        found, want = compiled(x), copy.deepcopy(x)
+        assert same(found, want)
+        assert found is not x
+        assert found.data_ptr() != x.data_ptr()
+        assert (found.stride(), found.is_conj(), found.__dict__) == (want.stride(), want.is_conj(), want.__dict__)
+        assert (found.grad is None) == (want.grad is None)
+    assert compiled(attributed).label is not attributed.label

@@ -113,4 +113,30 @@ def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
     if type(original) is ConstantValue and original.pytype in copy._deepcopy_dispatch:  # type: ignore[attr-defined]
         if memo is None or memo.realize().source is None:  # one of the program's own may hold anything
             return original
+    if isinstance(original, TensorValue) and memo is None and _is_plain(tx, original):
+        return tx.graph_call("clone", [original], {}, method=True)
     return inline_call(tx, FunctionValue(cast(types.FunctionType, copy.deepcopy)), args, kwargs)
+
+
+def _is_plain(tx: Capture, tensor: TensorValue) -> bool:
+    """Whether a tensor is its memory alone, so that a clone is a deep copy of it: no gradient, no attributes."""
+    example, real = tensor.example, tensor.real_tensor
+    if tensor.cls is not torch.Tensor or example.requires_grad or example.is_inference() or not example.is_contiguous():
+        return False
+    if any(written is tensor for written in tx.side.tensors_written()):
+        return False
+    if real is None:
+        return not any(isinstance(inp.value, TensorValue) and _has_bits(inp.real) for inp in tx.graph.input_list())
+    if not _alone(real):
+        return False
+    if tensor.source is not None:
+        tx.guards.predicate(tensor.source, _alone, f"{tensor.source} has no attributes and no gradient")
+    return True
+
+
+def _has_bits(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    return not tensor.__dict__ and tensor.grad is None and not _has_bits(tensor)

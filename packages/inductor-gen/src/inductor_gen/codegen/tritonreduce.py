@@ -486,8 +486,8 @@ def _saved(probe: _Reduction) -> dict[int, Node]:
     for stage in range(probe.stages, 0, -1):
         stores = [s for s in probe.body.stores if s.value.stage == stage and not probe.body.stores_inside(s)]
         roots = [v for v in vals.values() if v.stage == stage] + [v for s in stores for v in probe.body.of_store(s)]
-        stop = {v.id: None for v in probe.body.vals if v.stage != stage}
-        vals |= {v.id: v for v in _cone(probe.body, roots, stop) if 0 < v.stage < stage}  # type: ignore[arg-type]
+        stop = {v.id for v in probe.body.vals if v.stage != stage}
+        vals |= {v.id: v for v in _cone(probe.body, roots, stop) if 0 < v.stage < stage}
     dtypes = {i: torch.float32 if v.dtype in HALVES else v.dtype for i, v in vals.items()}
     return {i: probe.workspace((probe.rows,), dtypes[i]) for i in vals}
 

@@ -60,6 +60,9 @@ def _pull_flip(node: Node, index: Index) -> Index:
     )
 
 
+_PULLED = {"broadcast": _pull_broadcast, "permute": _pull_permute, "slice": _pull_slice, "flip": _pull_flip}
+
+
 def _pull_pad(node: Node, index: Index) -> list[Branch]:
     x, value, low, high = node.args
     moved = tuple(ex.sub(i, size(lo)) for i, lo in zip(index, low, strict=True))
@@ -111,23 +114,16 @@ def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:
 
 def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
     """Where the element ``index`` of a view comes from; more than one branch for ``pad`` and ``concat``."""
-    match node.op:
-        case "broadcast":
-            return [Branch(node.args[0], _pull_broadcast(node, index))]
-        case "reshape":
-            x = node.args[0]
-            return [Branch(x, regroup(index, node.shape, x.shape, ranges))]
-        case "permute":
-            return [Branch(node.args[0], _pull_permute(node, index))]
-        case "slice":
-            return [Branch(node.args[0], _pull_slice(node, index))]
-        case "flip":
-            return [Branch(node.args[0], _pull_flip(node, index))]
-        case "pad":
-            return _pull_pad(node, index)
-        case "concat":
-            return _pull_concat(node, index, ranges)
-    raise InternalError(f"view primitive {node.op!r} has no index map")
+    if node.op == "pad":
+        return _pull_pad(node, index)
+    if node.op == "concat":
+        return _pull_concat(node, index, ranges)
+    x: Node = node.args[0]
+    if node.op == "reshape":
+        return [Branch(x, regroup(index, node.shape, x.shape, ranges))]
+    if node.op not in _PULLED:
+        raise InternalError(f"view primitive {node.op!r} has no index map")
+    return [Branch(x, _PULLED[node.op](node, index))]
 
 
 def push(node: Node, index: Index, ranges: Ranges, reduced: Sequence[Expr]) -> Index | None:

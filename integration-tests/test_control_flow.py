@@ -98,13 +98,22 @@ def _scan_of_branches(ops, x, w):
     return ops.scan(step, torch.ones_like(x[0]), x)[1]
 
 
+def _constants_in_bodies(ops, x, w):
+    def step(h, v):
+        one = torch.tensor(1.5, dtype=v.dtype)
+        return h * torch.tensor(0.5) + one, (v * one).add_(w.sum())
+
+    last, rows = ops.scan(step, torch.ones_like(x[0]), x)
+    return rows + last
+
+
 def _map(ops, x, w):
     return ops.map(lambda v, u: (v.sin() @ u + x.mean(), v.sum()), x, w)[0] + 1
 
 
 PROGRAMS = [
     _branches, _branches_of_dicts, _branches_in_branches, _operands_as_results, _recurrence, _elementwise_recurrence,
-    _scan_of_trees, _scan_of_branches, _map,
+    _scan_of_trees, _scan_of_branches, _constants_in_bodies, _map,
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.versions import CURRENT
 from prims.records import record
-from prims.spec import TensorSpec, abstract_from_spec, to_torch
+from prims.spec import SymbolContext, TensorSpec, abstract_from_spec, to_torch
 from prims.spec.expr import symbol
 
 __all__ = ["call_control"]
@@ -65,6 +65,26 @@ class _Operator:
             given[at] = given[at].contiguous()
         found = tracer.pure(self.overload, (*map(tracer.plain, given), *self.sizes), {})
         return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+class _BodyTracer(Tracer):
+    """Traces a body, in whose graph a constant of one element is made rather than taken from outside."""
+
+    def __init__(self, seeded: bool, context: SymbolContext | None) -> None:
+        super().__init__(seeded, context)
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def constant(self, real: torch.Tensor) -> torch.Tensor:
+        if real.numel() != 1 or type(real) is not torch.Tensor or real.requires_grad or real.is_complex():
+            return super().constant(real)
+        found = self._made.get(id(real))
+        if found is None:
+            with _disable_current_modes():
+                value = real.item()
+            settings = {"dtype": real.dtype, "device": real.device}
+            made = self.pure(torch.ops.aten.full.default, (list(real.shape), value), settings)
+            found = self._made[id(real)] = (made, real)
+        return found[0]
 
 
 class _Call:
@@ -144,7 +164,7 @@ class _Call:
 
     def _trace(self, body: _Run, specs: Sequence[Any], wanted: Sequence[TensorSpec | None]) -> Envelope:
         """The envelope of a body."""
-        tracer = Tracer(self.tracer.seeded, self.tracer.context)
+        tracer = _BodyTracer(self.tracer.seeded, self.tracer.context)
         tracer.source = self.tracer.source
         values: list[Any] = []
         for k, spec in enumerate(specs):

@@ -157,6 +157,15 @@ def recompile_limit(tmp_path, monkeypatch):
 
 
 @effect
+def data_dependent(tmp_path, monkeypatch):
+    def graphs(choice):
+        made = compiled(lambda x: x[x > 0] + 1, torch.ones(3), data_dependent=choice)
+        return len(made.report().breaks)
+
+    assert graphs(True) == 0 and graphs(False) == 1
+
+
+@effect
 def threads(tmp_path, monkeypatch):
     def text(count):
         made = compiled(lambda x: x.sum(1), torch.ones(4, 8192), threads=count, debug=True, cache_dir=str(tmp_path))

@@ -17,6 +17,7 @@ from prims.errors import Unsupported, UserError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+from prims.spec.unbacked import asks_data
 
 if TYPE_CHECKING:  # what graphs without gradients need not import
     from aot_autograd.partition.split import Partition
@@ -96,7 +97,7 @@ def aot_function(
     except UserError:
         raise
     except Exception as error:
-        if options.strict:
+        if options.strict or asks_data(error, gm.meta.get("envelope")):
             raise
         return _leave_to_eager(gm, error, options, report)
     if env is not None:

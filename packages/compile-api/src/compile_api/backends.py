@@ -23,6 +23,7 @@ from prims.ir.blame import blaming
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
+from prims.spec.unbacked import asks_data
 
 __all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "register_backend"]
 
@@ -110,6 +111,8 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         except NotCompiled:
             raise
         except Exception as error:
+            if asks_data(error, gm.meta.get("envelope")):
+                raise
             _fall_back(f"backend {name}", error, options, report)
             return gm.forward
         if not says_itself:
@@ -222,6 +225,8 @@ class _Generator:
                     lowered, options=self.options, report=self.report, in_place=self.in_place
                 )
         except Exception as error:
+            if asks_data(error, env):
+                raise
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
         return _Guarded(compiled, env, self.options, self.report)

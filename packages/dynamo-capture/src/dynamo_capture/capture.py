@@ -70,10 +70,12 @@ class Capture:
         request: the frame.
         tree: the native guard tree to fill.
         sizes: which dimensions and ints are dynamic.
+        unbacked: what only the data tells becomes symbols of the graph.
     """
 
-    def __init__(self, request: FrameRequest, tree: Any, sizes: DynamicSizes) -> None:
+    def __init__(self, request: FrameRequest, tree: Any, sizes: DynamicSizes, unbacked: bool = False) -> None:
         self.request = request
+        self.unbacked = unbacked
         self.frames: list[Frame] = []
         self.guards = GuardSet(tree, self.location)
         self.side = SideEffects()
@@ -117,6 +119,7 @@ class Capture:
         self.graph.release()
         self.sizes.stride_guards = []
         self.symbols.location = lambda: None  # lives on with the graph
+        self.symbols.made.clear()
         self.__dict__.clear()
 
     # --- where we are -------------------------------------------------------------------------------------------

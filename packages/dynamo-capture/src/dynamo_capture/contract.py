@@ -41,11 +41,13 @@ class Contract:
         dynamic: ``Options.dynamic`` as capture is to take it.
         symbolic_inputs: the example inputs are abstract.
         each_size: sizes that change have a graph each, for want of a declaration.
+        unbacked: what only the data tells (``.item()``, ``nonzero``) may stay in the graph, as symbols without a value.
     """
 
     dynamic: bool | None
     symbolic_inputs: bool
     each_size: bool
+    unbacked: bool = False
 
     @classmethod
     def of(cls, backend: Any, options: Options) -> Contract:
@@ -56,7 +58,7 @@ class Contract:
         """
         symbolic = getattr(backend, "symbolic_example_inputs", False) is True
         if symbolic or getattr(backend, "supports_dynamic_shapes", False) is True:
-            return cls(options.dynamic, symbolic, each_size=False)
+            return cls(options.dynamic, symbolic, each_size=False, unbacked=options.data_dependent and not symbolic)
         if options.dynamic:
             return cls(True, symbolic_inputs=True, each_size=False)
         return cls(False, symbolic_inputs=False, each_size=options.dynamic is None)

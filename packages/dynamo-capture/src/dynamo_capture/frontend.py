@@ -207,7 +207,8 @@ class Optimizer:
                 return self._left(state, Why(text, where, self._contract.about_the_limit))
         forget_broken_imports()
         try:
-            result = translate(request, self._backend, self.options, self.report, state)
+            unbacked = self._contract.unbacked
+            result = translate(request, self._backend, self.options, self.report, state, unbacked)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
         except UserError:

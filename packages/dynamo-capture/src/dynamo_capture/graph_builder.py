@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, is_namedtuple
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
-from dynamo_capture.values.int_tensors import known_ints, note_int
+from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
@@ -33,6 +34,7 @@ from prims.records import record
 from prims.spec import SymbolicCalls, abstract
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits
+from prims.spec.unbacked import making_symbols
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -167,18 +169,23 @@ class GraphBuilder:
         before = _versions(examples, kw_examples)
         try:
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
-            with SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext():
+            symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()
+            with making_symbols(self.ctx if self.tx.unbacked else None), symbolic:
                 result = _run(fn, method, examples, kw_examples)
         except DataDependentError:
-            with_ints = [args[0].realize(), *map(known_ints, args[1:])] if method else [known_ints(arg) for arg in args]
-            if any(new is not old.realize() for new, old in zip(with_ints, args, strict=True)):
-                return self.call(fn, with_ints, kwargs, method=method)
+            for read in (known_ints, partial(as_ints, self.tx))[: 1 + self.tx.unbacked]:
+                again = self._with_ints(fn, args, kwargs, method, read)
+                if again is not None:
+                    return again
             raise GraphBreak("QB02", _name_of(fn)) from None
         except (GraphBreak, ObservedError):
             raise
         except QuintetError as error:
             raise GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}") from error
         except Exception as error:
+            again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx)) if self.tx.unbacked else None
+            if again is not None:
+                return again
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
         mark_written(fn, examples, kw_examples, result)
         if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
@@ -194,6 +201,15 @@ class GraphBuilder:
         value = self.wrap_result(result, node)
         note_int(self.tx, fn, args, kwargs, value)
         return value
+
+    def _with_ints(
+        self, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool, read: Callable[[Value], Value]
+    ) -> Value | None:
+        """The call with ints in place of tensors that ``read`` finds them in; None where there are none."""
+        given = [args[0].realize(), *map(read, args[1:])] if method else [read(arg) for arg in args]
+        if all(new is old.realize() for new, old in zip(given, args, strict=True)):
+            return None
+        return self.call(fn, given, kwargs, method=method)
 
     def _constant(self, result: Any) -> Value:
         if isinstance(result, torch.Size):

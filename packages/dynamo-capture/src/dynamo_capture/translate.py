@@ -34,6 +34,7 @@ from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.whynot import Why
 from prims.debug import keep
+from prims.errors import DataDependentError, Unsupported
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.options import Options
@@ -74,6 +75,8 @@ class CodeState:
     #: Why its frames come to no compiled code, where they do not.
     why: Why | None = None
     waits: int = 0
+    #: Values that only the data tells are read between graphs, for a stage could not do with symbols for them.
+    reads_between: bool = False
 
     def answered(self, answer: Any) -> None:
         """The hook is about to be told."""
@@ -109,9 +112,10 @@ CompileGraph = Callable[[torch.fx.GraphModule, list[GraphInput]], Callable[..., 
 
 
 def translate(
-    request: FrameRequest, compile_graph: CompileGraph, options: Options, report: Report | None, state: CodeState
-) -> Translation:
-    """Capture one frame.
+    request: FrameRequest, compile_graph: CompileGraph, options: Options, report: Report | None, state: CodeState,
+    unbacked: bool = False,
+) -> Translation:  # fmt: skip
+    """Capture one frame; ``unbacked``: what only the data tells becomes symbols of the graph.
 
     Raises:
         SkipFrame: the frame is left to eager.
@@ -120,7 +124,7 @@ def translate(
     break_at: RestartCapture | None = None
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
-        tx = Capture(request, _native.GuardTree(), state.sizes)
+        tx = Capture(request, _native.GuardTree(), state.sizes, unbacked and not state.reads_between)
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False):
@@ -143,6 +147,12 @@ def translate(
             without_frames(error, tx.outer_error)
             text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
             raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
+        except DataDependentError as error:  # of a stage behind capture
+            if not tx.unbacked:
+                raise
+            without_frames(error, tx.outer_error)
+            state.reads_between = True
+            break_at = None
         except ReferenceError as gone:  # of :class:`ResumeInfo`
             raise SkipFrame(str(gone)) from None
         except GraphBreak as late:
@@ -154,8 +164,6 @@ def translate(
 
 
 def _fullgraph_error(tx: Capture, brk: GraphBreak, request: FrameRequest) -> Exception:
-    from prims.errors import Unsupported
-
     info = BreakInfo(brk.number, brk.text, brk.where)
     error = Unsupported(f"fullgraph=True, but the graph breaks in {request.code.co_qualname}: {info.describe()}")
     error.where = brk.where

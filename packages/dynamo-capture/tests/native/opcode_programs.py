@@ -114,6 +114,7 @@ def record(cls=None, **settings):
 
 class Options:
     fullgraph, strict, dynamic, recompile_limit, verify = False, True, False, 8, "off"
+    data_dependent = False
 
 
 class Report:

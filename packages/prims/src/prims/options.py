@@ -68,6 +68,8 @@ class Options:
         max_autotune: choose templates, tilings and library kernels by measurement.
         epilogue_fusion: fuse pointwise work into templates.
         cudagraphs: capture and replay CUDA graphs.
+        data_dependent: what only the data tells (``.item()``, ``nonzero``, ``x[mask]``) stays in the graph, as numbers
+            and sizes known when it runs, where the program asks nothing about them; else the graph ends there.
     """
 
     fullgraph: bool = False
@@ -90,10 +92,11 @@ class Options:
     max_autotune: bool = False
     epilogue_fusion: bool = True
     cudagraphs: bool = False
+    data_dependent: bool = False
 
     def __post_init__(self) -> None:
         switches = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune", "epilogue_fusion")
-        for name in (*switches, "cudagraphs"):
+        for name in (*switches, "cudagraphs", "data_dependent"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")
         self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))

@@ -74,7 +74,7 @@ def saved_bytes(joint: Joint, saved: list[torch.fx.Node]) -> int:
 
 def _hints(joint: Joint) -> Mapping[str, Any]:
     context = joint.envelope.symbols.context
-    return {} if context is None else context.hints()
+    return {} if context is None else context.estimates()
 
 
 def _compared(joint: Joint) -> set[torch.fx.Node]:

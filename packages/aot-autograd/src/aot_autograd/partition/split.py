@@ -16,13 +16,13 @@ import torch.fx
 import aot_autograd
 from aot_autograd.partition.norms import operands_of_norm, rebuild_norm
 from aot_autograd.trace.opinfo import draws_random, op_info
-from aot_autograd.trace.outcome import ATEN_VERSION, Joint
+from aot_autograd.trace.outcome import ATEN_VERSION, Joint, symbols_of_results
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.nodes import copy_node
-from prims.ir.symbols import expr_of, sizes_of
+from prims.ir.symbols import expr_of, made_symbols, sizes_of, symbols_of
 from prims.records import record
-from prims.spec import TensorSpec
+from prims.spec import Sym, TensorSpec
 
 __all__ = [
     "Partition",
@@ -42,7 +42,8 @@ class Partition:
     """Forward and backward graphs and what goes between them.
 
     Attributes:
-        forward: returns the joint graph's forward outputs, then the saved values that are neither inputs nor outputs.
+        forward: returns the joint graph's forward outputs, then the saved values that are neither inputs nor outputs,
+            then the unbacked symbols that somebody needs.
         backward: takes the saved values, the sizes, and the tangents; returns the gradients that exist.
         saved: where the forward's runtime finds each saved value: ``("input" | "output", index)``.
         sizes: the symbols whose values are handed over.
@@ -127,8 +128,8 @@ def split_joint(joint: Joint, saved: Sequence[torch.fx.Node]) -> Partition:
             if _rests_on(node, written):
                 clones[node] = None
         slots.append(("output", at))
-    forward = _forward(joint, placeholders[:count], forward_results, clones)
     backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:])
+    forward = _forward(joint, placeholders[:count], forward_results, clones, _told_by_data(joint, sizes))
     return Partition(forward, backward, tuple(slots), sizes, gradients)
 
 
@@ -139,11 +140,22 @@ def _rests_on(node: torch.fx.Node, written: set[torch.fx.Node]) -> bool:
     return node in written
 
 
+def _told_by_data(joint: Joint, sizes: Iterable[Any]) -> list[Sym]:
+    """The unbacked symbols that the backward pass, its tangents or the results need: the forward graph returns them."""
+    context = joint.envelope.symbols.context
+    if context is None:
+        return []
+    names = symbols_of([*sizes, *(spec.strides for spec in joint.tangent_specs)]) | symbols_of_results(joint.outcome)
+    return [context.symbol(name) for name in sorted(names) if context.is_unbacked(name)]
+
+
 def _forward(
-    joint: Joint, placeholders: list[torch.fx.Node], results: list[Any], clones: dict[torch.fx.Node, None]
-) -> Envelope:
+    joint: Joint, placeholders: list[torch.fx.Node], results: list[Any], clones: dict[torch.fx.Node, None],
+    sizes: list[Sym],
+) -> Envelope:  # fmt: skip
     env = joint.envelope
-    live = _reachable([*results, *(node for node in env.graph.nodes if not is_backward(node) and _stays(node))])
+    kept = (node for node in env.graph.nodes if not is_backward(node) and _stays(node))
+    live = _reachable([*results, *kept, *made_symbols(env.graph)])
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in env.graph.nodes:
@@ -161,15 +173,16 @@ def _forward(
             copied.meta.update(node.meta)
             node = copied
         final.append(node)
-    graph.output(tuple(final))
+    graph.output((*final, *sizes))
     outputs = list(env.outputs[:first])
     outputs += [OutputDesc("saved", node.meta["spec"]) for node in final[first:]]
+    outputs += [OutputDesc("output", size) for size in sizes]
     inputs = env.inputs[: len(placeholders)]
     return env.replace(
         graph=graph,
         inputs=inputs,
         outputs=tuple(outputs),
-        symbols=SymbolTable.from_inputs(inputs, env.symbols.context),
+        symbols=SymbolTable.from_inputs(inputs, env.symbols.context, graph),
     )
 
 
@@ -314,7 +327,9 @@ def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:
         visit(tuple(node.kwargs.values()))
     found = []
     for entry in joint.envelope.symbols:
-        if entry.name in names and entry.binding is not None:
+        if entry.name in names and entry.binding is None:
+            found.append(context.symbol(entry.name))  # type: ignore[union-attr]
+        elif entry.name in names:
             desc = joint.envelope.inputs[entry.binding.input_index]
             spec: Any = desc.spec
             found.append(spec if entry.binding.dim is None else spec.shape[entry.binding.dim])

@@ -101,32 +101,13 @@ def emit_symbols(source: Source, outcome: Outcome, names: set[str], args: str = 
         return
     from prims.ir import SymbolTable
 
-    table = SymbolTable.from_inputs(tuple(outcome.program.tracer.inputs), outcome.program.context)
+    inputs = tuple(desc for desc in outcome.program.tracer.inputs if desc.kind != "tangent")
+    table = SymbolTable.from_inputs(inputs, outcome.program.context)
     for entry in table:
         if entry.name in names and entry.binding is not None:
             at = f"{args}[{entry.binding.input_index}]"
             dim = entry.binding.dim
             source.line(f"{entry.name} = {at}" + ("" if dim is None else f".shape[{dim}]"))
-
-
-def symbols_of_results(outcome: Outcome) -> set[str]:
-    """The symbols that the results' sizes and replayed views need."""
-    names: set[str] = set()
-
-    def visit(value: Any) -> None:
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item)
-        else:
-            names.update(symbols_in(value))
-
-    for leaf in outcome.leaves:
-        if leaf.kind == "size":
-            visit(leaf.value)
-        for step in leaf.steps:
-            visit(step.args)
-            visit(tuple(step.kwargs.values()))
-    return names
 
 
 def emit_mutations(

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, symbols_of_results
-from aot_autograd.trace.outcome import Outcome
+from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols
+from aot_autograd.trace.outcome import Outcome, symbols_of_results, unbacked_of_results
 from prims.eager import leave_to_eager
 from prims.options import Options
 from prims.report import Report
@@ -37,8 +37,8 @@ def build_inference(
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
     inputs = outcome.program.tracer.inputs
     call = "compiled(*args)"
-    if outputs:
-        call = f"{', '.join(outputs)}, = {call}"
+    if targets := [*outputs, *(size.expr.symbol_name for size in unbacked_of_results(outcome))]:
+        call = f"{', '.join(targets)}, = {call}"
     if outcome.program.grad_enabled and any(desc.requires_grad for desc in inputs):
         source.globals["no_grad"] = torch.no_grad
         source.line("with no_grad():")

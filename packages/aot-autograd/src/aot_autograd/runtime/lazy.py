@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from aot_autograd.runtime.sections import Sections, makes_symbols
 from aot_autograd.trace.outcome import no_autocast, remove_dead
 from prims.debug import keep
 from prims.eager import leave_to_eager
@@ -17,6 +18,7 @@ from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
+from prims.spec.unbacked import asks_data
 
 __all__ = ["Compiler", "LazyBackward", "compile_or_run", "outside_autocast", "without_tangents"]
 
@@ -45,11 +47,13 @@ def compile_or_run(
             raise Unsupported(cut_off)
         if options.verify != "off":
             env.verify(options.verify)
+        if makes_symbols(env):
+            return Sections(env, lambda part, _: compiler(part, report))
         return compiler(env, report)
     except (UserError, NotCompiled):
         raise
     except Exception as error:
-        if options.strict:
+        if options.strict or makes_symbols(env) and asks_data(error, env):
             raise
         reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
         leave_to_eager(report, options, "aot_autograd", reason, cause=error)

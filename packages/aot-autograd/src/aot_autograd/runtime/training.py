@@ -16,15 +16,16 @@ import torch
 
 from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.runtime.again import RunAgain
-from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view, symbols_of_results
+from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
-from aot_autograd.trace.outcome import Joint
+from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
 from prims.ir.symbols import symbols_in
 from prims.options import Options
 from prims.report import Report
+from prims.spec import TensorSpec
 
 __all__ = ["build_training"]
 
@@ -59,7 +60,12 @@ def build_training(
     returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
     entering = ", ".join(f"args[{i}]" for i in _entering(joint, partition))
-    source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args)")
+    told = unbacked_of_results(outcome)
+    if told:
+        source.line("told = {}")
+    source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args{', told' if told else ''})")
+    for size in told:
+        source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
     inputs = outcome.program.tracer.inputs
     made = _emit_links(source, joint, partition, again, outputs)
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
@@ -128,7 +134,8 @@ def _make_function(
     joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain, backward: LazyBackward
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
-    forward = _forward_source(joint, partition, compiled, again).function("forward(ctx, gate, args)")
+    told = ", told" if unbacked_of_results(joint.outcome) else ""
+    forward = _forward_source(joint, partition, compiled, again).function(f"forward(ctx, gate, args{told})")
     back = _collecting_source(joint, partition, again, backward).function("backward(ctx, *tangents)")
     return type(
         "CompiledFunction",
@@ -174,8 +181,13 @@ def _forward_source(
             for stride in spec.strides:
                 names |= symbols_in(stride)
     emit_symbols(source, outcome, names)
-    outputs = [f"o{i}" for i in range(len(partition.forward.outputs))]
+    outputs = [
+        f"o{i}" if isinstance(desc.spec, TensorSpec) else desc.spec.expr.symbol_name  # type: ignore[union-attr]
+        for i, desc in enumerate(partition.forward.outputs)
+    ]
     source.line(f"{', '.join(outputs)}, = compiled(*args)")
+    for size in unbacked_of_results(outcome):
+        source.line(f"told[{size.expr.symbol_name!r}] = {size.expr.symbol_name}")
     emit_mutations(
         source,
         [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
@@ -263,7 +275,7 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
     source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
-    source.line("return gate, None")
+    source.line("return gate, None, None" if unbacked_of_results(joint.outcome) else "return gate, None")
     return source
 
 

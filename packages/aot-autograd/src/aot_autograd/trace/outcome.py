@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
@@ -24,9 +24,11 @@ from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
 from prims.errors import Unsupported
 from prims.ir import Alias, Envelope, InputDesc, Mutation, OutputDesc, SymbolTable
+from prims.ir.symbols import made_symbols, symbols_of
 from prims.options import Options
 from prims.records import record
-from prims.spec import TensorSpec, abstract_from_spec, from_torch
+from prims.spec import Sym, TensorSpec, abstract_from_spec, from_torch
+from prims.spec.unbacked import making_symbols
 
 __all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "no_autocast", "trace"]
 
@@ -353,21 +355,35 @@ def _output_descs(outcome: Outcome) -> list[OutputDesc]:
     ]
 
 
-def remove_dead(graph: torch.fx.Graph, check: Callable[[torch.fx.Node], bool] | None = None) -> list[torch.fx.Node]:
+def remove_dead(
+    graph: torch.fx.Graph, check: Callable[[torch.fx.Node], bool] | None = None, names: Iterable[str] = ()
+) -> list[torch.fx.Node]:
     """Remove nodes that nothing uses, except those with an effect and those that draw random numbers.
 
     Args:
         check: called with each that would be removed; those for which it is true stay.
+        names: unbacked symbols that are used elsewhere.
 
     Returns:
         The nodes that ``check`` has kept.
     """
     kept = []
+    makers = made_symbols(graph)
+    used = set(names)
+
+    def serves(node: torch.fx.Node) -> bool:
+        """Does something use the node's value, or a symbol that it makes?"""
+        served = bool(node.users) or any(one.name in used for one in makers.get(node, ()))
+        if makers and (served or node.op == "output"):
+            used.update(symbols_of((node.args, dict(node.kwargs), node.meta.get("spec"))))
+        return served
+
     for node in reversed(graph.nodes):
-        if node.op != "call_function" or node.users:
+        if serves(node) or node.op != "call_function":
             continue
         if isinstance(node.target, torch._ops.OpOverload):
             if op_info(node.target).effect or draws_random(node.target, node.args, node.kwargs):
+                used.update(symbols_of(node.args))
                 continue
         if check is not None and check(node):
             kept.append(node)
@@ -380,7 +396,7 @@ def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> 
     tracer = outcome.program.tracer
     graph = tracer.graph
     graph.output(tuple(results))
-    if kept := remove_dead(graph, check_unused):
+    if kept := remove_dead(graph, check_unused, symbols_of_results(outcome)):
         tie(graph, outcome.nodes, kept)
     inputs = tuple(tracer.inputs)
     return Envelope(
@@ -391,10 +407,16 @@ def _envelope(outcome: Outcome, results: list[Any], descs: list[OutputDesc]) -> 
         graph=graph,
         inputs=inputs,
         outputs=tuple(descs),
-        symbols=SymbolTable.from_inputs(inputs, outcome.program.context),
+        symbols=SymbolTable.from_inputs(inputs, outcome.program.context, graph),
         mutations=tuple(Mutation(index, output) for index, output, _ in outcome.mutations),
         aliases=tuple(_graph_aliases(outcome)),
     )
+
+
+def symbols_of_results(outcome: Outcome) -> frozenset[str]:
+    """The symbols that the results' sizes and replayed views need."""
+    sizes = [leaf.value for leaf in outcome.leaves if leaf.kind == "size"]
+    return symbols_of([*sizes, *((step.args, step.kwargs) for leaf in outcome.leaves for step in leaf.steps)])
 
 
 def _graph_aliases(outcome: Outcome) -> list[Alias]:
@@ -402,9 +424,18 @@ def _graph_aliases(outcome: Outcome) -> list[Alias]:
     return list(outcome.aliases)
 
 
+def unbacked_of_results(outcome: Outcome) -> list[Sym]:
+    """Those of them that no input tells; the graph returns their values behind its outputs."""
+    context = outcome.program.context
+    names = () if context is None else sorted(symbols_of_results(outcome))
+    return [context.symbol(name) for name in names if context.is_unbacked(name)]  # type: ignore[union-attr]
+
+
 def finish_inference(outcome: Outcome) -> Envelope:
     """Close the forward graph."""
-    return _envelope(outcome, list(outcome.nodes), _output_descs(outcome))
+    sizes = unbacked_of_results(outcome)
+    descs = [*_output_descs(outcome), *(OutputDesc("output", size) for size in sizes)]
+    return _envelope(outcome, [*outcome.nodes, *sizes], descs)
 
 
 def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
@@ -529,7 +560,10 @@ def finish_joint(outcome: Outcome) -> Joint:
     under, views = _dependences(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
-    with torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer:
+    with (
+        making_symbols(program.context), torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False),
+        no_autocast(), tracer,
+    ):  # fmt: skip
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],
             [program.leaves[i] for i in wanted],

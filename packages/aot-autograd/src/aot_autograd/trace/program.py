@@ -26,6 +26,7 @@ from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
+from prims.spec.unbacked import making_symbols
 
 if TYPE_CHECKING:
     from aot_autograd.trace.written import Written
@@ -105,7 +106,10 @@ def trace_forward(
     calls = SymbolicCalls() if context is not None and context.symbols else nullcontext()
     with _lifted_state(gm, program):
         try:
-            with torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls, plain_saving(), tracer:
+            with (
+                making_symbols(context), torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls,
+                plain_saving(), tracer,
+            ):  # fmt: skip
                 program.result = _interpret(gm, values, tracer, written)
         finally:
             torch.set_grad_enabled(grad_mode)

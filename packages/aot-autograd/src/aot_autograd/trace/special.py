@@ -16,6 +16,7 @@ from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense
 from prims.errors import DataDependentError, Unsupported
 from prims.spec import abstract_from_spec, infer, to_torch
+from prims.spec.unbacked import is_making
 
 if TYPE_CHECKING:
     from aot_autograd.trace.tracer import Tracer
@@ -77,6 +78,10 @@ def _item(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     real = state.storage.constant
     if real is not None and real.numel() == 1:
         return real.item()
+    if is_making():
+        from aot_autograd.trace.unbacked import number_of
+
+        return number_of(tracer, args[0])
     raise DataDependentError("a tensor's value is read into Python", where=tracer._current_source())
 
 

@@ -16,7 +16,7 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aot_autograd.trace import checks, seeded
+from aot_autograd.trace import checks, seeded, unbacked
 from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.overlap import refuse_overlap
@@ -31,7 +31,7 @@ from prims.spec.layout import may_overlap
 __all__ = ["Tracer", "state_of"]
 
 aten = torch.ops.aten
-_TABLES = (seeded.HANDLERS, checks.HANDLERS)
+_TABLES = (seeded.HANDLERS, checks.HANDLERS, unbacked.HANDLERS)
 
 
 def state_of(tensor: torch.Tensor) -> TensorState:
@@ -59,6 +59,7 @@ class Tracer(TorchDispatchMode):
         made_by: the autograd nodes that made the backward pass's values.
         beside_zeros: of its sums with zeros, which are copies of the other term, the nodes that made the zeros.
         factorisations: results of calls that end with error codes, by the identity of the codes.
+        made: calls that make unbacked symbols, by operator and operands.
         seeded: random operators become functions of a seed.
         context: the owner of the sizes' symbols, None where all are static.
         draws_again: the backward pass repeats draws of the forward (of a checkpoint).
@@ -89,6 +90,7 @@ class Tracer(TorchDispatchMode):
         self.draws_again = False
         self._counter: Any = 0
         self.factorisations: dict[int, Any] = {}
+        self.made: dict[Any, torch.fx.Node] = {}
         self.called_by: frozenset[int] | None = None
         self.made_by: dict[torch.fx.Node, Any] = {}
         self.beside_zeros: dict[torch.fx.Node, Any] = {}
@@ -292,6 +294,8 @@ class Tracer(TorchDispatchMode):
     def create(self, func: OpOverload, args: Any, kwargs: Any, spec: Any) -> torch.fx.Node:
         """A graph node for one functional call, with its metadata."""
         node = call_node(self.graph, func, args, kwargs)
+        if self.made:
+            unbacked.assume_sizes(spec)
         meta = node.meta
         meta["spec"] = spec
         source = self._current_source()

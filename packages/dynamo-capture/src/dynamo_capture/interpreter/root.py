@@ -19,6 +19,7 @@ from dynamo_capture.values.base import NullValue, ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
+from prims.errors import DataDependentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,8 @@ class RootFrame(Frame):
                     return LoopEnd()
             except ObservedError as error:
                 self.unwind(error, inst.index)
-            except GraphBreak as brk:
+            except (GraphBreak, DataDependentError) as stop:
+                brk = stop if isinstance(stop, GraphBreak) else GraphBreak("QB02", stop.reason)
                 if brk.where is None:
                     brk.where = tx.location()
                 if brk.leaves is not None:
@@ -156,9 +158,9 @@ class RootFrame(Frame):
                     # Nothing has changed since the instruction began: the graph ends here as it stands.
                     self.stack, self.kw_names = stack, ()
                     self.ip = inst.index - before
-                    without_frames(brk, tx.outer_error)
+                    without_frames(stop, tx.outer_error)
                     return brk
-                raise RestartCapture(self.step - before, brk) from brk
+                raise RestartCapture(self.step - before, brk) from stop
             self.step += 1
         return None
 

@@ -257,6 +257,8 @@ def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value],
     if isinstance(value, TensorValue):
         if cls is int and value.number is not None and len(args) + len(kwargs) == 1:
             return value.number
+        if tx.unbacked and cls is not complex and len(args) + len(kwargs) == 1:
+            return _number(tx, cls, [value.call_method(tx, "item", [], {})], {}, sym_fn)
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")
     if isinstance(value, NumpyNumberValue):
         value = value.number if value.number.pytype is cls else value.constant()

@@ -6,6 +6,7 @@ Where eager reads such a tensor as an index, a slice's bound or a size, capture 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["known_ints", "note_int"]
+__all__ = ["as_ints", "known_ints", "note_int"]
 
 _MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.scalar_tensor))
 _OPERATORS: dict[Any, Any] = {
@@ -29,14 +30,29 @@ _OPERATORS: dict[Any, Any] = {
 
 def known_ints(value: Value) -> Value:
     """``value`` with the ints in place of the tensors made of them; itself where there are none."""
+    return _replaced(value, lambda tensor: tensor if tensor.number is None else tensor.number)
+
+
+def as_ints(tx: Capture, value: Value) -> Value:
+    """``value`` with numbers in place of tensors without dimensions that hold an integer, read from their data."""
+
+    def read(tensor: TensorValue) -> Value:
+        kind = tensor.example.dtype
+        is_int = not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.example.ndim == 0
+        return tensor.call_method(tx, "item", [], {}) if is_int else tensor
+
+    return _replaced(value, read)
+
+
+def _replaced(value: Value, by: Callable[[TensorValue], Value]) -> Value:
     value = value.realize()
     if isinstance(value, TensorValue):
-        return value if value.number is None else value.number
+        return by(value)
     if isinstance(value, SliceValue):
-        parts = [known_ints(part) for part in value.parts]
+        parts = [_replaced(part, by) for part in value.parts]
         return SliceValue(parts) if _changed(parts, value.parts) else value
     if type(value) in (TupleValue, ListValue):
-        items = [known_ints(item) for item in value.items]  # type: ignore[attr-defined]
+        items = [_replaced(item, by) for item in value.items]  # type: ignore[attr-defined]
         if _changed(items, value.items):  # type: ignore[attr-defined]
             return TupleValue(items) if type(value) is TupleValue else ListValue(items)
     return value

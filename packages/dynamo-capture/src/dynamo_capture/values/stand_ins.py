@@ -18,7 +18,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.functions import FunctionValue
-from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import special, special_by_name
 
 if TYPE_CHECKING:
@@ -98,9 +98,33 @@ def _check(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     from dynamo_capture.interpreter.frame import inline_call
 
     condition = (args[1] if len(args) > 1 else kwargs["cond"]).realize()
+    if isinstance(condition, SymValue) and tx.symbols.is_open(condition.example.node.expr):
+        return _check_data(tx, condition, args, kwargs)
     if condition.pytype is bool and condition.truth(tx):
         return ConstantValue(None)
     return inline_call(tx, FunctionValue(torch._check_with), args, kwargs)
+
+
+def _check_data(tx: Capture, condition: SymValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A condition that only the data tells: a fact from here on, which the graph checks when it runs."""
+    kind, _, message, *_ = (*(value.realize() for value in args), *(ConstantValue(None),) * 3)
+    message = kwargs["message"].realize() if "message" in kwargs else message
+    if kind.real() is not RuntimeError:
+        raise GraphBreak("QB02", "a check of what only the data tells")
+    text: Any = _DEFAULT_MESSAGE if message.pytype is type(None) else message.call(tx, [], {}).realize().const()
+    if not isinstance(text, str):
+        raise GraphBreak("QB02", "a check whose message is no text")
+    node = tx.graph.call_node(torch.ops.aten._assert_scalar.default, [condition.node, text])
+    node.meta["spec"] = None
+    tx.symbols.assume(condition.example.node.expr)
+    return ConstantValue(None)
+
+
+#: Of ``torch._check``.
+_DEFAULT_MESSAGE = (
+    "Expected cond to be True, but got False. (Could this error message be improved? If so, please report an "
+    "enhancement request to PyTorch.)"
+)
 
 
 @special(copy.deepcopy)

@@ -32,6 +32,8 @@ _READS_DATA = frozenset(
      "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
      "is_nonzero", "equal", "allclose")
 )  # fmt: skip
+#: Those that give Python numbers.
+_NUMBERS = frozenset(("item", "tolist"))
 _AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
 _PYTHON_STATE = frozenset(
     ("apply_", "map_", "map2_", "share_memory_", "pin_memory", "__deepcopy__", "__reduce_ex__", "__setstate__",
@@ -149,6 +151,8 @@ class TensorValue(Value):
             return added.call(tx, [self, *args], kwargs)
         if name in ("item", "__int__", "__index__") and not args and not kwargs and self.number is not None:
             return self.number
+        if name in _NUMBERS and tx.unbacked and not args and not kwargs and self.example.dtype != torch.bool:
+            return tx.graph_call("tolist" if name == "tolist" else "item", [self], {}, method=True)
         if name in _READS_DATA:
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in STATE and not args and not kwargs:

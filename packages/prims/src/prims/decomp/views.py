@@ -26,6 +26,8 @@ from prims.decomp.common import (
     whole,
 )
 from prims.decomp.registry import decomposition
+from prims.spec.rules.views import is_told_by_data
+from prims.spec.rules.views import slice_bounds as positions
 
 _END = sys.maxsize
 
@@ -178,6 +180,8 @@ def select_int(p: Any, self: Value, dim: int, index: Size) -> Value:
 
 def slice_bounds(size: Size, start: Size | None, end: Size | None) -> tuple[Size, Size]:
     """Python's slice bounds, clamped to [0, size] with start <= end."""
+    if any(map(is_told_by_data, (size, start, end))):
+        return positions(size, start, end)
 
     def clamp(x: Size) -> Size:
         if isinstance(x, int) and x == 0:

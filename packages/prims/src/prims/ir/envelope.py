@@ -116,7 +116,10 @@ class SymbolBinding(NamedTuple):
 
 @record
 class SymbolEntry:
-    """A size symbol: inclusive range (None is unbounded), the first value seen, and its binding."""
+    """A size symbol: inclusive range (None is unbounded), the first value seen, and its binding.
+
+    An unbacked symbol has neither: its value is read from the result of the node that makes it.
+    """
 
     name: str
     min: int | None
@@ -149,11 +152,14 @@ class SymbolTable:
         return frozenset(entry.name for entry in self.entries)
 
     @staticmethod
-    def from_inputs(inputs: Iterable[InputDesc], context: SymbolContext | None) -> SymbolTable:
-        """The table of the symbols that the inputs bind, each at the first place where it stands alone."""
+    def from_inputs(
+        inputs: Iterable[InputDesc], context: SymbolContext | None, graph: torch.fx.Graph | None = None
+    ) -> SymbolTable:
+        """The table of the symbols that the inputs bind, each at the first place where it stands alone, and of those
+        that nodes of ``graph`` make."""
         from prims.ir.symbols import bind_symbols
 
-        return bind_symbols(tuple(inputs), context)
+        return bind_symbols(tuple(inputs), context, graph)
 
 
 @record(eq=False)

@@ -9,12 +9,13 @@ import torch
 import torch.fx
 
 from prims.ir.printable import make_printable
-from prims.ir.symbols import expr_of, symbols_in
+from prims.ir.symbols import expr_of, made_symbols, symbols_in
+from prims.spec.expr import bits_of_float
 
 if TYPE_CHECKING:
     from prims.ir.envelope import Envelope
 
-__all__ = ["evaluate_size", "make_module"]
+__all__ = ["evaluate_size", "make_module", "value_made"]
 
 
 def evaluate_size(size: Any, names: tuple[str, ...], *values: int | float) -> Any:
@@ -71,6 +72,7 @@ def make_module(env: Envelope) -> torch.fx.GraphModule:
             expression_nodes[key] = graph.call_function(_Size(value, names), args)
         return expression_nodes[key]
 
+    made = made_symbols(env.graph)
     bound = False
     for node in env.graph.nodes:
         if node.op != "placeholder" and not bound:
@@ -91,8 +93,19 @@ def make_module(env: Envelope) -> torch.fx.GraphModule:
         )
         new.meta = dict(node.meta)
         mapping[node] = new
+        for one in made.get(node, ()):
+            symbol_nodes[one.name] = graph.call_function(value_made, (new, one.element, one.dim))
     make_printable(graph)
     return torch.fx.GraphModule(root, graph)
+
+
+def value_made(result: Any, element: int | None, dim: int | None) -> int:
+    """The value of an unbacked symbol, given the result of the node that makes it (:class:`prims.ir.symbols.Made`)."""
+    if element is not None:
+        result = result[element]
+    if dim is not None:
+        return operator.getitem(result.shape, dim)
+    return bits_of_float(result) if isinstance(result, float) else result
 
 
 def _size_of(tensor: torch.Tensor, dim: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.fx
 
 from prims.ir.envelope import InputDesc, SymbolBinding, SymbolEntry, SymbolTable
+from prims.spec.unbacked import MAKERS
 
 if TYPE_CHECKING:
     from prims.spec import SymbolContext
 
-__all__ = ["bind_symbols", "expr_of", "sizes_of", "symbols_in"]
+__all__ = ["Made", "bind_symbols", "expr_of", "made_symbols", "sizes_of", "symbols_in", "symbols_made", "symbols_of"]
 
 
 def expr_of(value: Any) -> Any:
@@ -45,8 +48,66 @@ def _bare_symbol(value: Any) -> str | None:
     return expr.name if expr is not None and expr.is_symbol else None
 
 
-def bind_symbols(inputs: tuple[InputDesc, ...], context: SymbolContext | None) -> SymbolTable:
-    """The table of the symbols in the inputs' shapes, strides and sizes.
+class Made(NamedTuple):
+    """Where an unbacked symbol stands in the result of the node that makes it.
+
+    Attributes:
+        name: the symbol's.
+        element: the place of the tensor in a tuple of results, or None.
+        dim: the dimension whose size it is; None where the result is the number itself (of a float, its bits).
+    """
+
+    name: str
+    element: int | None
+    dim: int | None
+
+
+def symbols_made(node: torch.fx.Node) -> list[Made]:
+    """The symbols that a node of the aten dialect binds, unless one before it has; empty for nearly every node."""
+    if node.target not in MAKERS:
+        return []
+    spec = node.meta["spec"]
+    if not isinstance(spec, (tuple, list)):
+        return _made(spec, None)
+    found = {one.name: one for element, part in reversed(list(enumerate(spec))) for one in _made(part, element)}
+    return list(found.values())
+
+
+def _made(spec: Any, element: int | None) -> list[Made]:
+    shape = getattr(spec, "shape", None)
+    if shape is None:
+        return [Made(name, element, None) for name in symbols_in(spec) if spec.ctx.is_unbacked(name)]
+    names = [(dim, _bare_symbol(size)) for dim, size in enumerate(shape)]
+    return [Made(name, element, dim) for dim, name in names if name is not None and shape[dim].ctx.is_unbacked(name)]
+
+
+def made_symbols(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[Made]]:
+    """The nodes that bind symbols, in order, each symbol at the first node that has it."""
+    known: set[str] = set()
+    found: dict[torch.fx.Node, list[Made]] = {}
+    for node in graph.nodes:
+        new = [one for one in symbols_made(node) if one.name not in known]
+        if new:
+            found[node] = new
+            known.update(one.name for one in new)
+    return found
+
+
+def symbols_of(value: Any) -> frozenset[str]:
+    """The names of the symbols anywhere in an argument or in metadata."""
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*map(symbols_of, value))
+    if isinstance(value, dict):
+        return frozenset().union(*map(symbols_of, value.values()))
+    if getattr(value, "shape", None) is not None:
+        return frozenset().union(*map(symbols_in, sizes_of(value)))
+    return symbols_in(value)
+
+
+def bind_symbols(
+    inputs: tuple[InputDesc, ...], context: SymbolContext | None, graph: torch.fx.Graph | None = None
+) -> SymbolTable:
+    """The table of the symbols in the inputs' shapes, strides and sizes, and of those that nodes of ``graph`` bind.
 
     Each symbol is bound to the first ``size`` input or dimension that is exactly that symbol. A symbol that only
     stands inside larger expressions has no binding, which the verifier rejects.
@@ -64,6 +125,8 @@ def bind_symbols(inputs: tuple[InputDesc, ...], context: SymbolContext | None) -
         for size in sizes_of(desc.spec):
             for name in sorted(symbols_in(size)):
                 bindings.setdefault(name, None)
+    for made in made_symbols(graph).values() if graph is not None else ():
+        bindings.update((one.name, None) for one in made)
     entries = []
     for name, binding in bindings.items():
         if context is None:

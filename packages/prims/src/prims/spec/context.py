@@ -83,6 +83,8 @@ class SymbolContext:
         self.replacements: dict[Expr, Expr] = {}
         self.sums: dict[Expr, Expr] = {}  # what sums come to, without their constants, that no atom was solved for
         self.location: Callable[[], SourceLoc | None] = user_location
+        #: Unbacked symbols that calls have made, by the call and its tensors (:mod:`prims.spec.unbacked`).
+        self.made: dict[Any, Any] = {}
         self._known: dict[Expr, bool] = {}
         self._exact: dict[Expr, tuple[Expr, Expr]] = {}  # quotients without remainder: a // b to (a, b)
         self._atoms: dict[Expr, Interval] = {}  # what guards say of atoms that are not symbols
@@ -119,12 +121,28 @@ class SymbolContext:
         """The record of a symbol; KeyError for an unknown name."""
         return self.symbols[name]
 
+    def symbol(self, name: str) -> Sym:
+        """The symbol of that name as a size, though guards may have found it equal to something else."""
+        return self._sym(E.symbol(name))
+
     def __iter__(self) -> Iterator[SymbolInfo]:
         return iter(self.symbols.values())
 
     def hints(self) -> dict[str, Any]:
         """The value of each symbol in the call being compiled."""
         return {name: info.hint for name, info in self.symbols.items() if info.hint is not None}
+
+    def estimates(self, default: int = 64) -> dict[str, Any]:
+        """A likely value of each symbol, for costs: that in this call, or ``default``."""
+        return {name: default if info.hint is None else info.hint for name, info in self.symbols.items()}
+
+    def is_unbacked(self, name: str) -> bool:
+        """Whether only the data of a call tells the symbol's value."""
+        return self.symbols[name].hint is None
+
+    def is_open(self, b: Expr) -> bool:
+        """Whether only the data of a call tells if a condition holds."""
+        return self.statically_known(b) is None and any(self.is_unbacked(name) for name in b.free_symbols())
 
     def _sym(self, e: Expr) -> Sym:
         found = self._syms.get(e)
@@ -346,6 +364,16 @@ class SymbolContext:
         if b.is_const:
             return
         self.guards.append(SizeGuard(b, reason, self.location()))
+        self.assume(b)
+
+    def assume(self, b: Expr) -> None:
+        """Learn from ``b``, which the program checks itself (``torch._check``) before it relies on it."""
+        if b.kind == "and":
+            for part in b.args:
+                self.assume(part)
+            return
+        if b.is_const:
+            return
         self._learn(b)
         self._simplified.clear()
         self._decided.clear()

@@ -11,10 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
+from prims.spec import unbacked
 from prims.spec.calls import SymbolicCalls
 from prims.spec.infer import resolve, to_spec
 from prims.spec.sym import SymNode, to_torch
 from prims.spec.tensorspec import TensorSpec
+
+#: The most numbers that ``tolist`` makes symbols of: each is read by itself.
+TOLIST = 32
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
@@ -48,7 +52,10 @@ class AbstractTensor(torch.Tensor):
         return make(self.spec, self.requires_grad)
 
     def tolist(self) -> Any:
-        raise _no_data("tolist")
+        """The numbers as nested lists, where somebody makes symbols of them and they are few."""
+        if not unbacked.is_making() or not all(type(n) is int for n in self.spec.shape) or self.spec.numel() > TOLIST:
+            raise _no_data("tolist")
+        return [x.tolist() for x in self.unbind()] if self.spec.ndim else self.item()
 
     def numpy(self, *, force: bool = False) -> Any:
         raise _no_data("numpy")
@@ -135,6 +142,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     plan = _PLANS.get(func)
     if plan is None:
         plan = _PLANS[func] = _Plan(func)
+    if func in unbacked.OF_TENSORS and (made := unbacked.of_tensors(func, args, plan.rule)) is not None:
+        return wrap(made)
     if kwargs:
         out = plan.rule(*map(to_spec, args), **{k: to_spec(v) for k, v in kwargs.items()})
     else:

@@ -9,7 +9,7 @@ import torch
 
 from prims.errors import DataDependentError, Unsupported
 from prims.registry import define_operator
-from prims.spec import layout
+from prims.spec import layout, unbacked
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
 from prims.spec.promote import result_dtype
@@ -163,6 +163,7 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     """
     for i in indices:
         if i is not None and i.dtype in (torch.bool, torch.uint8):
+            # With masks it is asked about tensors, not about metadata: see ``unbacked.of_tensors``.
             raise DataDependentError("indexing with a mask gives a result whose size depends on the mask's values")
     if len(indices) > x.ndim:
         raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
@@ -236,29 +237,65 @@ def embedding_bag(
     return out, positions, counts, maxima
 
 
-@meta_rule("aten.nonzero.default", "aten.masked_select.default", "aten.repeat_interleave.Tensor")
-def data_sized(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    raise DataDependentError("the size of the result depends on the values of a tensor")
+@meta_rule("aten.nonzero.default")
+def nonzero(x: TensorSpec) -> TensorSpec:
+    return unbacked.positions(x)
 
 
-@meta_rule("aten._local_scalar_dense.default", "aten.item.default", "aten.is_nonzero.default")
+@meta_rule("aten.masked_select.default")
+def masked_select(x: TensorSpec, mask: TensorSpec) -> TensorSpec:
+    most = numel(broadcast_shapes([x.shape, mask.shape]))
+    return TensorSpec((unbacked.count(0, most, "masked_select"),), x.dtype, x.device)
+
+
+@meta_rule("aten.repeat_interleave.Tensor")
+def repeat_interleave(repeats: TensorSpec, *, output_size: Size | None = None) -> TensorSpec:
+    size = unbacked.count(0, None, "repeat_interleave") if output_size is None else output_size
+    return TensorSpec((size,), repeats.dtype, repeats.device)
+
+
+@meta_rule("aten._local_scalar_dense.default", "aten.item.default")
 def local_scalar(x: TensorSpec) -> Any:
-    raise DataDependentError("a Python number is read from a tensor of which only metadata is known here")
+    return unbacked.number(x)
 
 
-@meta_rule(
-    "aten.unique_dim.default",
-    "aten._unique2.default",
-    "aten.unique_consecutive.default",
-    "aten._unique.default",
-)
-def unique(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
+@meta_rule("aten.is_nonzero.default")
+def is_nonzero(x: TensorSpec) -> Any:
+    raise DataDependentError("a tensor's truth value is read into Python")
+
+
+@meta_rule("aten._unique2.default")
+def unique(
+    x: TensorSpec, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    size = unbacked.count(0, numel(x.shape), "unique")
+    return (
+        TensorSpec((size,), x.dtype, x.device),
+        TensorSpec(x.shape if return_inverse else (0,), torch.int64, x.device),
+        TensorSpec((size if return_counts else 0,), torch.int64, x.device),
+    )
+
+
+@meta_rule("aten.unique_consecutive.default")
+def unique_consecutive(
+    x: TensorSpec, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    if dim is not None:
+        raise DataDependentError("unique_consecutive along a dimension")
+    return unique(x, True, return_inverse, return_counts)
+
+
+@meta_rule("aten.unique_dim.default", "aten._unique.default")
+def unique_dim(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
     raise DataDependentError("the size of the result depends on the values of a tensor")
 
 
 @meta_rule("aten.bincount.default")
-def bincount(x: TensorSpec, *args: Any, **kwargs: Any) -> Any:
-    raise DataDependentError("the size of the result depends on the values of a tensor")
+def bincount(x: TensorSpec, weights: TensorSpec | None = None, minlength: Size = 0) -> TensorSpec:
+    dtype = torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return TensorSpec((unbacked.count(minlength if type(minlength) is int else 0, None, "bincount"),), dtype, x.device)
 
 
 @meta_rule("aten.searchsorted.Tensor")

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from prims.spec import expr as E
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.promote import complex_dtype, real_dtype
-from prims.spec.sym import sym_max, sym_min
+from prims.spec.sym import Sym, sym_max, sym_min
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -261,6 +262,9 @@ def slice_bounds(size: Size, start: Size | None, stop: Size | None) -> tuple[Siz
     """``start, stop`` clipped to ``[0, size]`` as Python's slices do."""
     low: Size = 0 if start is None else start
     high: Size = size if stop is None else stop
+    if any(map(is_told_by_data, (low, high, size))):
+        low = _clipped(low, size)
+        return low, size if stop is None else sym_max(_clipped(high, size), low)
     if type(low) is int:
         low = sym_max(low + size, 0) if low < 0 else low
     elif low is not size and low < 0:
@@ -276,6 +280,24 @@ def slice_bounds(size: Size, start: Size | None, stop: Size | None) -> tuple[Siz
     if high is not size and high < low:
         high = low
     return low, high
+
+
+def is_told_by_data(size: Size | None) -> bool:
+    """Does a size depend on an unbacked symbol?"""
+    return isinstance(size, Sym) and any(size.ctx.is_unbacked(name) for name in size.expr.free_symbols())
+
+
+def _clipped(bound: Size, size: Size) -> Size:
+    """A bound of a slice as a position, without a question about it."""
+    if type(bound) is int and bound == 0 or bound is size:
+        return bound
+    if type(bound) is int:
+        bound = bound if bound >= 0 else bound + size
+    elif bound.ctx.statically_known(E.ge(bound.expr, 0)) is not True:
+        ahead = bound + size
+        ahead = E.const(ahead) if type(ahead) is int else ahead.expr
+        bound = bound.ctx.make(E.ite(E.lt(bound.expr, 0), ahead, bound.expr))
+    return sym_min(sym_max(bound, 0), size)
 
 
 @meta_rule("aten.slice.Tensor")

@@ -1,0 +1,134 @@
+"""Values that only the data tells, with the option ``data_dependent``: one graph for all of them, with eager's results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import compile_api
+
+pytestmark = pytest.mark.filterwarnings("ignore::prims.errors.CompileWarning")
+
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
+ROWS = [X, -X.abs() - 1, X.abs() + 1, torch.eye(6, 4) - 0.5]
+COUNTS = [torch.tensor(n) for n in (3, 0, 1, 100, -1)]
+
+
+def checked(x, t):
+    n = t.item()
+    torch._check(n >= 2)
+    return torch.ones(n).sum() + x
+
+
+def written(x):
+    y = x.clone()
+    y[y > 0] = 0
+    return y
+
+
+PROGRAMS = {
+    "a number": (lambda x: x * x.sum().item() + 1, [(x,) for x in ROWS]),
+    "a whole number": (lambda x, t: x * t.item() + 1, [(X, t) for t in COUNTS]),
+    "int()": (lambda x, t: x * int(t), [(X, t) for t in COUNTS]),
+    "float()": (lambda x: x * float(x.max()), [(x,) for x in ROWS]),
+    "a number alone": (lambda x: x.sum().item(), [(x,) for x in ROWS]),
+    "a size": (lambda x, t: torch.zeros(t.item()) + 1, [(X, t) for t in COUNTS[:4]]),
+    "a bound": (lambda x, t: x[: t.item()].sin() + 1, [(X, t) for t in COUNTS]),
+    "a tensor as a bound": (lambda x, t: x[:t] + 1, [(X, t) for t in COUNTS]),
+    "a view of an input": (lambda x, t: x[: t.item()], [(X, t) for t in COUNTS]),
+    "masked": (lambda x: x[x > 0] * 2 + 1, [(x,) for x in ROWS]),
+    "masked and summed": (lambda x: x[x > 0].sum(), [(x,) for x in ROWS]),
+    "masked rows": (lambda x: x[x[:, 0] > 0].relu() + 1, [(x,) for x in ROWS]),
+    "masked_select": (lambda x: x.masked_select(x > 0) + 1, [(x,) for x in ROWS]),
+    "nonzero": (lambda x: torch.where(x > 0)[1] + 1, [(x,) for x in ROWS]),
+    "how many": (lambda x: (x > 0).nonzero().shape[0] * x, [(x,) for x in ROWS]),
+    "written by a mask": (written, [(x,) for x in ROWS]),
+    "tolist": (lambda x: x[0] + x[0].tolist()[1], [(x,) for x in ROWS]),
+    "unique": (lambda x: torch.unique(x.long()) + 1, [(x * 3,) for x in ROWS]),
+    "repeated": (lambda x, t: x.repeat_interleave(t, 0) + 1, [(X, torch.arange(6) % n) for n in (6, 2, 1)]),
+    "checked": (checked, [(X, t) for t in COUNTS[:3:2]]),
+}
+
+
+def outcome(function, args):
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_graph_serves_all_values(name, backend):
+    function, calls = PROGRAMS[name]
+    compiled = compile_api.compile(function, backend=backend, options={"data_dependent": True})
+    for args in calls:
+        got, wanted = outcome(compiled, args), outcome(function, args)
+        assert type(got) is type(wanted)
+        if isinstance(wanted, str):
+            assert got == wanted
+        else:
+            torch.testing.assert_close(got, wanted)
+    report = compiled.report()
+    assert not report.breaks and not report.recompiles
+    assert sum(graph.dialect == "torch" for graph in report.graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["a number", "masked", "masked rows", "a bound", "nonzero"])
+def test_generated_code_serves_what_comes_after(name):
+    function, calls = PROGRAMS[name]
+    compiled = compile_api.compile(function, options={"data_dependent": True})
+    for args in calls:
+        outcome(compiled, args)
+    assert compiled.report().kernels and not compiled.report().fallbacks
+
+
+GRADIENTS = {
+    "a number": lambda x, t: (x * x.sum().item()).sin().sum(),
+    "masked": lambda x, t: (x[x > 0] * 2).sin().sum(),
+    "masked, and the elements": lambda x, t: x[x > 0].exp(),
+    "a bound": lambda x, t: (x[: t.item()] * x[: t.item()]).cos(),
+    "how many": lambda x, t: ((x > 0).nonzero().shape[0] * x).sin().sum(),
+}
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name, backend):
+    function = GRADIENTS[name]
+    compiled = compile_api.compile(function, backend=backend, options={"data_dependent": True})
+    for rows, count in zip(ROWS, COUNTS, strict=False):
+        found = []
+        for run in (function, compiled):
+            x = rows.clone().requires_grad_()
+            result = run(x, count)
+            result.sum().backward()
+            found.append((result, x.grad))
+        torch.testing.assert_close(found[1], found[0])
+    report = compiled.report()
+    assert not report.breaks and not report.recompiles
+    assert sum(graph.dialect == "torch" for graph in report.graphs) == 1
+
+
+def test_a_decision_ends_the_graph():
+    def function(x):
+        return x + 1 if x.sum().item() > 0 else x - 1
+
+    compiled = compile_api.compile(function, options={"data_dependent": True})
+    for x in ROWS:
+        torch.testing.assert_close(compiled(x), function(x))
+    assert "QB02" in compiled.report().breaks[0].reason
+
+
+def test_a_backend_that_declares_nothing_gets_no_such_graph():
+    graphs = []
+
+    def backend(gm, example_inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    function = PROGRAMS["masked"][0]
+    compiled = compile_api.compile(function, backend=backend, options={"data_dependent": True})
+    for x in ROWS:
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled.report().breaks and len(graphs) > 1

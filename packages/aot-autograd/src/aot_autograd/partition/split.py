@@ -329,7 +329,7 @@ def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:
     for entry in joint.envelope.symbols:
         if entry.name in names and entry.binding is None:
             found.append(context.symbol(entry.name))  # type: ignore[union-attr]
-        elif entry.name in names:
+        elif entry.name in names and entry.binding is not None:
             desc = joint.envelope.inputs[entry.binding.input_index]
             spec: Any = desc.spec
             found.append(spec if entry.binding.dim is None else spec.shape[entry.binding.dim])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ class Source:
         return self.size(value)
 
 
-def emit_symbols(source: Source, outcome: Outcome, names: set[str], args: str = "args") -> None:
+def emit_symbols(source: Source, outcome: Outcome, names: Set[str], args: str = "args") -> None:
     """Local variables for the symbols in ``names``, read from the inputs."""
     if not names:
         return

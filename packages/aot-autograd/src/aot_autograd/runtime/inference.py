@@ -37,7 +37,7 @@ def build_inference(
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
     inputs = outcome.program.tracer.inputs
     call = "compiled(*args)"
-    if targets := [*outputs, *(size.expr.symbol_name for size in unbacked_of_results(outcome))]:
+    if targets := [*outputs, *(str(size.expr.symbol_name) for size in unbacked_of_results(outcome))]:
         call = f"{', '.join(targets)}, = {call}"
     if outcome.program.grad_enabled and any(desc.requires_grad for desc in inputs):
         source.globals["no_grad"] = torch.no_grad

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx import Node
 
 from aot_autograd.trace.opinfo import draws_random, op_info
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
@@ -30,7 +31,6 @@ from prims.records import record
 __all__ = ["Sections", "makes_symbols"]
 
 aten = torch.ops.aten
-Node = torch.fx.Node
 #: Compiles one graph without unbacked symbols: ``(envelope, its number)``.
 CompileOne = Callable[[Envelope, int], Callable[..., Sequence[Any]]]
 
@@ -101,7 +101,7 @@ class Sections:
                 for one in self.made.get(node, ()):
                     numbers[one.name] = number = value_made(result, one.element, one.dim)
                     low, high = self.ranges[one.name]
-                    if number < low or high is not None and number > high:
+                    if low is not None and number < low or high is not None and number > high:
                         return list(self.env.module()(*inputs))  # where an operator refuses such a size
                 del result
             for node in section.dropped:

@@ -182,7 +182,7 @@ def _forward_source(
                 names |= symbols_in(stride)
     emit_symbols(source, outcome, names)
     outputs = [
-        f"o{i}" if isinstance(desc.spec, TensorSpec) else desc.spec.expr.symbol_name  # type: ignore[union-attr]
+        f"o{i}" if isinstance(desc.spec, TensorSpec) else str(desc.spec.expr.symbol_name)  # type: ignore[union-attr]
         for i, desc in enumerate(partition.forward.outputs)
     ]
     source.line(f"{', '.join(outputs)}, = compiled(*args)")

@@ -107,8 +107,8 @@ def _check(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 def _check_data(tx: Capture, condition: SymValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A condition that only the data tells: a fact from here on, which the graph checks when it runs."""
-    kind, _, message, *_ = (*(value.realize() for value in args), *(ConstantValue(None),) * 3)
-    message = kwargs["message"].realize() if "message" in kwargs else message
+    kind = args[0].realize()
+    message = (kwargs.get("message") or (args[2] if len(args) > 2 else ConstantValue(None))).realize()
     if kind.real() is not RuntimeError:
         raise GraphBreak("QB02", "a check of what only the data tells")
     text: Any = _DEFAULT_MESSAGE if message.pytype is type(None) else message.call(tx, [], {}).realize().const()

@@ -63,6 +63,9 @@ REASONS = _table(
     ("QB22", "a control-flow operator could not be captured",
      "Its functions take and return tensors, of one structure, with the same shapes and dtypes where they are to "
      "agree, and change nothing. PyTorch's own implementation is called instead."),
+    ("QB23", "a function of flex_attention could not be captured",
+     "Let it compute a scalar tensor from its arguments and the tensors that it reads, by elementwise operations and "
+     "indexing, and change nothing else."),
 )  # fmt: skip
 
 

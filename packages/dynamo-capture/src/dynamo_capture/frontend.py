@@ -26,6 +26,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     autograd_functions,
     checkpoints,
     control_flow,
+    flex_attention,
     frame_functions,
     function_facts,
     imports,

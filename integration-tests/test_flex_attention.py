@@ -1,0 +1,200 @@
+"""``flex_attention`` compiled: one graph for its score and mask functions, eager's results, gradients of the formula."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as module
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import compile_api
+
+B, H, T, D = 2, 4, 16, 8
+
+torch.manual_seed(0)
+SLOPES = torch.randn(H)
+TABLE = torch.randn(H, T, T)
+DOCUMENTS = torch.randint(0, 3, (B, T))
+FACTOR = torch.tensor(0.3, dtype=torch.float64)
+OFFSET = torch.tensor(3)
+
+
+def relative(score, batch, head, query, key):
+    if SLOPES.numel() > 2:  # known when the graph is made
+        return score + SLOPES[head] * (query - key)
+    return score
+
+
+def written(score, batch, head, query, key):
+    score += SLOPES[head]
+    return score
+
+
+SCORES = {
+    "none": None,
+    "slopes": relative,
+    "table": lambda s, b, h, q, k: s + TABLE[h, q, k],
+    "rows of rows": lambda s, b, h, q, k: s + TABLE[h][q][k],
+    "a place that is known": lambda s, b, h, q, k: s + TABLE[h, 0, k] + TABLE[h][-1][q],
+    "a place in a tensor": lambda s, b, h, q, k: s + TABLE[h, OFFSET, k],
+    "capped": lambda s, b, h, q, k: torch.tanh(s / 5) * 5,
+    "causal": lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf")),
+    "documents": lambda s, b, h, q, k: torch.where(DOCUMENTS[b, q] == DOCUMENTS[b][k], s, -float("inf")),
+    "a factor in double precision": lambda s, b, h, q, k: s * FACTOR,
+    "in place": written,
+    "made": lambda s, b, h, q, k: s + b.new_ones(()) + torch.zeros_like(s),
+}
+MASKS = {
+    "causal": lambda b, h, q, k: q >= k,
+    "window": lambda b, h, q, k: (q - k).abs() <= 3,
+    "documents": lambda b, h, q, k: DOCUMENTS[b, q] == DOCUMENTS[b, k],
+    "rows that see nothing": lambda b, h, q, k: (q >= k) & (q > 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eager's own, of not being compiled
+        yield
+
+
+def operands(heads=H, dtype=torch.float32):
+    torch.manual_seed(1)
+    return [torch.randn(B, n, T, D).to(dtype) for n in (H, heads, heads)]
+
+
+def flat(value):
+    return [value] if isinstance(value, torch.Tensor) else [x for item in value if item is not None for x in flat(item)]
+
+
+def captured(fn, *inputs):
+    compiled = compile_api.compile(fn, fullgraph=True, options={"strict": True})
+    ours = flat(compiled(*inputs))
+    report = compiled.report()
+    assert report.kernels and not report.fallbacks and not report.breaks
+    return compiled, ours
+
+
+def check(fn, *inputs):
+    _, ours = captured(fn, *inputs)
+    theirs = flat(fn(*inputs))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=1.6e-2 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name):
+    check(lambda q, k, v: flex_attention(q * 1.5, k, v, score_mod=SCORES[name]).sin(), *operands())
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    mask = create_block_mask(MASKS[name], B, None, T, T, device="cpu", BLOCK_SIZE=8)
+    check(lambda q, k, v: flex_attention(q, k, v, score_mod=relative, block_mask=mask), *operands())
+
+
+def test_combined_masks():
+    both = module.and_masks(MASKS["causal"], module.or_masks(MASKS["window"], MASKS["documents"]))
+    mask = create_block_mask(both, B, H, T, T, device="cpu")
+    check(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), *operands())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_element_types(dtype):
+    check(lambda q, k, v: flex_attention(q, k, v, score_mod=relative, scale=0.5), *operands(dtype=dtype))
+
+
+def test_grouped_heads_and_memory_order():
+    q, k, v = operands(heads=2)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    check(lambda q, k, v: flex_attention(q, k, v, score_mod=relative, enable_gqa=True), q, k, v)
+
+
+def test_sums_beside_the_result():
+    check(lambda q, k, v: flex_attention(q, k, v, score_mod=SCORES["causal"], return_lse=True), *operands())
+    if hasattr(module, "AuxRequest"):
+        aux = module.AuxRequest(lse=True)
+        check(lambda q, k, v: flex_attention(q, k, v, return_aux=aux), *operands())
+
+
+def formula(q, k, v, slopes, table):
+    n = torch.arange(T)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D) + slopes[:, None, None] * (n[:, None] - n) + table
+    return scores.tanh().masked_fill(n[:, None] < n, -math.inf).softmax(-1) @ v
+
+
+def test_gradients():
+    """PyTorch's own has none on a CPU; the written formula has."""
+    mask = create_block_mask(MASKS["causal"], None, None, T, T, device="cpu")
+
+    def fn(q, k, v, slopes, table):
+        score = lambda s, b, h, i, j: (s + slopes[h] * (i - j) + table[h, i, j]).tanh()
+        return flex_attention(q, k, v, score_mod=score, block_mask=mask)
+
+    results = []
+    for attend, dtype in ((fn, torch.float32), (formula, torch.float64)):
+        given = [t.to(dtype).requires_grad_() for t in (*operands(), SLOPES, TABLE)]
+        out, = captured(fn, *given)[1] if attend is fn else [formula(*given)]
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), given)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_change():
+    fn = lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s - (i - j), -1e9))
+    compiled = compile_api.compile(fn, fullgraph=True, options={"strict": True})
+    for length in (16, 24, 40, 7):
+        q, k, v = (torch.randn(B, H, length, D) for _ in range(3))
+        torch.testing.assert_close(compiled(q, k, v), fn(q, k, v), rtol=1e-4, atol=1e-5)
+    assert not compiled.report().fallbacks
+    assert len(compiled.report().recompiles) <= 1
+
+
+def test_what_the_functions_read_may_change():
+    slopes, scale = torch.randn(H), [1.0]
+    fn = lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * scale[0] + slopes[h] * (i - j))
+    compiled, _ = captured(fn, *operands())
+    slopes.mul_(-1)
+    torch.testing.assert_close(compiled(*operands()), fn(*operands()), rtol=1e-4, atol=1e-5)
+    scale[0] = 3.0
+    torch.testing.assert_close(compiled(*operands()), fn(*operands()), rtol=1e-4, atol=1e-5)
+
+
+REFUSED = {
+    "a sum": lambda s, b, h, i, j: s.sum(),
+    "a softmax": lambda s, b, h, i, j: s.softmax(0),
+    "dimensions": lambda s, b, h, i, j: (s + SLOPES).sum(),
+    "a slice": lambda s, b, h, i, j: s + TABLE[h, :, j].sum(),
+    "written place": lambda s, b, h, i, j: s + i.add_(1),
+    "no tensor": lambda s, b, h, i, j: 1.0,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_means_something_else_for_all_scores_breaks(name):
+    fn = lambda q, k, v: flex_attention(q, k, v, score_mod=REFUSED[name])
+    with pytest.raises(Exception, match="QB23"):
+        compile_api.compile(fn, fullgraph=True)(*operands())
+
+
+def test_side_effects_break():
+    seen = []
+
+    def score(s, b, h, i, j):
+        seen.append(1)
+        return s
+
+    with pytest.raises(Exception, match=r"it has side effects \[QB23\]"):
+        compile_api.compile(lambda q, k, v: flex_attention(q, k, v, score_mod=score), fullgraph=True)(*operands())
+
+
+def test_bad_calls_raise_eagers_errors():
+    q, k, v = operands(heads=2)
+    compiled = compile_api.compile(lambda q, k, v: flex_attention(q, k, v))
+    with pytest.raises(ValueError, match="same number of heads"):
+        compiled(q, k, v)

@@ -28,7 +28,7 @@ from prims.ir.symbols import made_symbols, symbols_of
 from prims.options import Options
 from prims.records import record
 from prims.spec import Sym, TensorSpec, abstract_from_spec, from_torch
-from prims.spec.unbacked import making_symbols
+from prims.spec.unbacked import making_symbols, with_symbols
 
 __all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "no_autocast", "trace"]
 
@@ -561,8 +561,8 @@ def finish_joint(outcome: Outcome) -> Joint:
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with (
-        making_symbols(program.context), torch.inference_mode(False), torch.autograd.set_multithreading_enabled(False),
-        no_autocast(), tracer,
+        making_symbols(with_symbols(program.context)), torch.inference_mode(False),
+        torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer,
     ):  # fmt: skip
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],

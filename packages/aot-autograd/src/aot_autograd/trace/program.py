@@ -26,7 +26,7 @@ from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
-from prims.spec.unbacked import making_symbols
+from prims.spec.unbacked import making_symbols, with_symbols
 
 if TYPE_CHECKING:
     from aot_autograd.trace.written import Written
@@ -107,7 +107,7 @@ def trace_forward(
     with _lifted_state(gm, program):
         try:
             with (
-                making_symbols(context), torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls,
+                making_symbols(with_symbols(context)), torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls,
                 plain_saving(), tracer,
             ):  # fmt: skip
                 program.result = _interpret(gm, values, tracer, written)

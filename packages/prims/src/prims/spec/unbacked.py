@@ -26,7 +26,7 @@ from prims.spec.tensorspec import TensorSpec
 
 __all__ = [
     "MAKERS", "OF_TENSORS", "asks_data", "columns", "count", "is_making", "making_symbols", "number", "of_tensors",
-    "positions",
+    "positions", "with_symbols",
 ]  # fmt: skip
 
 aten = torch.ops.aten
@@ -65,11 +65,12 @@ def asks_data(error: Exception, env: Any) -> bool:
         env: the envelope of the graph in hand, or None.
     """
     context = None if env is None else env.symbols.context
-    return (
-        isinstance(error, DataDependentError)
-        and context is not None
-        and any(context.is_unbacked(info.name) for info in context)
-    )
+    return isinstance(error, DataDependentError) and with_symbols(context) is not None
+
+
+def with_symbols(context: SymbolContext | None) -> SymbolContext | None:
+    """The context, if the front end has made unbacked symbols of it: then a later stage may make them too."""
+    return context if context is not None and any(info.hint is None for info in context) else None
 
 
 def count(low: int, high: Any, what: str) -> Any:

@@ -107,8 +107,8 @@ def trace_forward(
     with _lifted_state(gm, program):
         try:
             with (
-                making_symbols(with_symbols(context)), torch.inference_mode(False), torch.set_grad_enabled(grad_mode), calls,
-                plain_saving(), tracer,
+                making_symbols(with_symbols(context)), torch.inference_mode(False), torch.set_grad_enabled(grad_mode),
+                calls, plain_saving(), tracer,
             ):  # fmt: skip
                 program.result = _interpret(gm, values, tracer, written)
         finally:

@@ -602,3 +602,20 @@ def test_statements_that_fail_an_assertion_are_left_out(monkeypatch: pytest.Monk
     record = examine("tensor", 805292)
     assert record["again"] == {"asserting": [line], "alone": False} and record["retire"]
     assert line not in tensors.generate(805292, "cpu", [line])
+
+
+GROWING = ["xs += xs", "s += s", "n *= n", "xs = (xs, xs)", "LOG.append((*LOG, 1))"]
+
+
+@pytest.mark.parametrize("line", [*GROWING, "n += 0", "x = x + 1"])
+def test_programs_that_grow_without_end_are_not_written(line: str) -> None:
+    text = (
+        f"LOG = []\ndef f(xs, s, n, d, x, log):\n    for i in range(60):\n        {line}\n        log = LOG\n    return x\n"
+        'def program(compile, see):\n    see.call("call", compile(f), [1], "ab", 3, {}, 1, None)\n'
+    )
+    assert (pythons._run(text, 0) is None) == (line in GROWING)
+
+
+def test_programs_that_run_on_are_not_written() -> None:
+    text = "def f(n):\n    while n:\n        n += 1\ndef program(compile, see):\n    see.call('call', compile(f), 1)\n"
+    assert pythons._run(text, 0) is None

@@ -10,9 +10,12 @@ import ast
 import itertools
 import random
 import re
+import sys
+import types
 import warnings
 from collections.abc import Callable
 
+from fuzz.observe import Observer
 from fuzz.program import Program, code_of, observe
 from fuzz.pythons_expressions import EXPRESSIONS
 from fuzz.writer import Writer
@@ -185,8 +188,9 @@ def program(compile, see):
 def generate(seed: int, device: str = "cpu") -> str:
     """The program of a seed (on the CPU: nothing in it depends on where tensors are).
 
-    Programs that eager does not even parse are written anew, and most of those whose first call raises: what comes
-    after an error is never reached.
+    Programs that eager does not even parse are written anew, most of those whose first call raises (what comes after an
+    error is never reached), and those that run long or make something large of little, as a list that is added to itself
+    in every round of a loop.
     """
     may_raise = random.Random(seed).random() < 0.15
     for attempt in itertools.count():
@@ -197,14 +201,81 @@ def generate(seed: int, device: str = "cpu") -> str:
                 code_of(text, f"<python program {seed}>")
             except SyntaxError:  # a name that is both local and nonlocal, say
                 continue
-            if may_raise or attempt > 20 or not _raises(text, seed):
+            seen = _run(text, seed)
+            if seen is not None and (may_raise or attempt > 20 or not any("error" in label for label, _ in seen.trees)):
                 return text
     raise AssertionError
 
 
-def _raises(text: str, seed: int) -> bool:
-    seen = observe(Program("python", seed, text), lambda fn, **options: fn)
-    return any("error" in label for label, _ in seen.trees)
+#: The most lines that one call of a program may run, and the most parts that a variable's value may have.
+LINES, PARTS = 3000, 10_000
+
+
+class _TooLargeError(BaseException):
+    """Raised where a program reaches a bound."""
+
+
+def _run(text: str, seed: int) -> Observer | None:
+    """What the program lets others see when it runs eagerly; None where it reaches a bound."""
+    reached: list[bool] = []
+
+    def bounded(fn: Callable[..., object], **options: object) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            lines = 0
+
+            def line(frame: types.FrameType, event: str, value: object) -> Callable[..., object]:
+                nonlocal lines
+                lines += 1
+                if lines > LINES or _parts(frame.f_locals) > PARTS:
+                    reached.append(True)
+                if reached:
+                    raise _TooLargeError
+                return line
+
+            def entered(frame: types.FrameType, event: str, value: object) -> Callable[..., object] | None:
+                return line if frame.f_code.co_filename == fn.__code__.co_filename else None
+
+            previous = sys.gettrace()
+            sys.settrace(entered)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                sys.settrace(previous)
+
+        return call
+
+    try:
+        seen = observe(Program("python", seed, text), bounded)
+    except _TooLargeError:
+        return None
+    return None if reached else seen
+
+
+def _parts(values: object) -> int:
+    """How many parts a value has, characters and a number's digits among them, at most one more than :data:`PARTS`.
+
+    A tuple counts wherever it stands, as hashing or printing one takes it up again; other containers count once.
+    """
+    count, stack, seen = 0, [values], set[int]()
+    while stack and count <= PARTS:
+        value = stack.pop()
+        count += 1
+        if isinstance(value, str | bytes):
+            count += len(value)
+        elif isinstance(value, int):
+            count += int.bit_length(value)
+        elif isinstance(value, tuple):
+            stack.extend(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, dict):
+                stack.extend(dict.keys(value))
+                stack.extend(dict.values(value))
+            elif isinstance(value, list | set | frozenset):
+                stack.extend(value)
+            elif type(value).__module__ == "fuzzed":
+                stack.append(getattr(value, "__dict__", None))
+    return count
 
 
 def _write(seed: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -20,7 +21,7 @@ from prims.lower.composites import COMPOSITES, values_alone
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
 from prims.lower.numerics import not_exact, stays_eager
-from prims.lower.pairs import joined, paired
+from prims.lower.pairs import each_part, joined, paired
 from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
 from prims.lower.rewrites import ASKED_FOR, rewrites_for
@@ -94,7 +95,11 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             if source.device == args[0].device:
                 return write_region(p, args[0], source, region)
         if name in STRIDED:
-            return STRIDED[name](p, node.args[0].meta["spec"], *args, **kwargs)
+            rule = functools.partial(STRIDED[name], p, node.args[0].meta["spec"])
+            if not _is_complex(node):
+                return rule(*args, **kwargs)
+            pair = each_part(p, rule, args, kwargs)
+            return extern(node, args, kwargs, "complex numbers") if pair is None else pair
         fn = get(target)
         if fn is None and target.namespace != "aten":
             control = control_of(target)

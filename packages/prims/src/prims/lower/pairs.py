@@ -20,7 +20,7 @@ from prims.decomp.views import stack
 from prims.handlers import GraphHandler, GraphValue
 from prims.spec import TensorSpec
 
-__all__ = ["Pair", "joined", "paired"]
+__all__ = ["Pair", "each_part", "joined", "paired"]
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
@@ -66,6 +66,17 @@ def paired(p: GraphHandler, name: str, node: torch.fx.Node, args: tuple[Any, ...
     if rule is None or not _worth_it(name, node, args):
         return None
     return rule(p, node, args, kwargs)
+
+
+def each_part(p: GraphHandler, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair | None:
+    """What ``fn`` makes of the real and of the imaginary parts; None where an operand has no parts of a known type."""
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, GraphValue)]
+    if any(x.dtype not in _REAL for x in operands):
+        return None
+    re, im = (
+        fn(*(_part(p, a, part) for a in args), **{k: _part(p, v, part) for k, v in kwargs.items()}) for part in (0, 1)
+    )
+    return Pair(p, re, im)
 
 
 def _worth_it(name: str, node: torch.fx.Node, args: tuple[Any, ...]) -> bool:

@@ -846,3 +846,12 @@ def test_embedding_bag(mode):
         found.append(torch.autograd.grad(one(weight, ids, starts).square().sum(), weight))
     torch.testing.assert_close(*found)
     assert not report.fallbacks
+
+
+def test_a_rest_keeps_the_signs_of_zeros() -> None:
+    from aot_autograd.runtime.nested import _difference
+
+    handed = torch.tensor([0.0, -0.0, 0.0, 2.0, float("inf"), 1.0])
+    rest = torch.tensor([-3.0, -0.0, 5.0, 0.0, 0.0, 4.0])
+    found = _difference(handed + rest, handed)
+    assert torch.equal(found, rest) and torch.equal(found.signbit(), rest.signbit())

@@ -101,7 +101,9 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
 
 
 def _difference(gradient: torch.Tensor, handed: torch.Tensor) -> torch.Tensor:
-    return torch.where(gradient == handed, 0, gradient - handed)
+    """What ``handed`` was added to. Where that was zero the sum is the other, its zeros' signs included."""
+    rest = torch.where(gradient == handed, 0, gradient - handed)
+    return torch.where(handed == 0, gradient, rest)
 
 
 def handed_to_inputs(call: Any) -> dict[int, torch.Tensor]:

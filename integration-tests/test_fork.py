@@ -111,3 +111,36 @@ def test_fork_while_threads_compile(program, cold, tmp_path):
         env={**os.environ, "QUINTET_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.strip().endswith("fine"), done.stdout + done.stderr
+
+
+COLLECTOR = """
+import gc, threading
+from prims.forking import compiling
+
+def elsewhere(fn):
+    thread = threading.Thread(target=fn)
+    thread.start()
+    thread.join()
+
+before = gc.get_threshold()
+with compiling():
+    with compiling():
+        assert gc.get_threshold() == (0, *before[1:])
+    assert gc.get_threshold() == (0, *before[1:]) and gc.isenabled()
+    elsewhere(gc.disable)
+assert not gc.isenabled() and gc.get_threshold() == before  # as the other thread has it
+gc.enable()
+with compiling():
+    elsewhere(lambda: gc.set_threshold(500, 7, 7))
+assert gc.get_threshold() == (500, 7, 7)
+gc.set_threshold(0)
+with compiling():
+    pass
+assert gc.get_threshold()[0] == 0
+print("done")
+"""
+
+
+def test_the_collector_is_as_the_program_set_it() -> None:
+    out = subprocess.run([sys.executable, "-c", COLLECTOR], capture_output=True, text=True, timeout=100)
+    assert out.stdout == "done\n", out.stderr

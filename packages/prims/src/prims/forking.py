@@ -24,24 +24,34 @@ _WAIT = 30.0
 _LOCKS: list[Any] = []
 _forking = threading.local()
 _cut_off: list[str] = []
-_paused: list[bool] = []  # not empty while a compilation keeps the cyclic collector waiting
+_paused: list[tuple[int, int, int]] = []  # the cyclic collector's thresholds, while a compilation keeps it waiting
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Compile, alone, and without collections of cycles meanwhile: a full one looks through all objects of the program
-    and its libraries, and takes as long as compiling a BERT (0.2 s of 0.5)."""
+    and its libraries, and takes as long as compiling a BERT (0.2 s of 0.5).
+
+    Its threshold is what keeps it waiting, so that ``gc.disable()`` of another thread holds; thresholds that another
+    thread has set meanwhile stay.
+    """
     with COMPILING:
-        if not gc.isenabled():  # a compilation within another, or the program's own wish
+        threshold = gc.get_threshold()
+        if not threshold[0]:  # a compilation within another, or the program's own wish
             yield
             return
         try:
-            _paused.append(True)
-            gc.disable()
+            _paused.append(threshold)
+            gc.set_threshold(0, *threshold[1:])
             yield
         finally:
-            gc.enable()
-            _paused.clear()
+            _resume()
+
+
+def _resume() -> None:
+    threshold = _paused.pop()
+    if gc.get_threshold() == (0, *threshold[1:]):
+        gc.set_threshold(*threshold)
 
 
 def lock() -> threading.Lock:
@@ -73,7 +83,7 @@ def _in_child() -> None:
     else:
         COMPILING._at_fork_reinit()  # type: ignore[attr-defined]
         if _paused:
-            gc.enable()
+            _resume()
         _cut_off.append(
             "this process was forked while another thread compiled, for longer than the fork waited; start processes "
             "before compiling, or by multiprocessing's spawn or forkserver"

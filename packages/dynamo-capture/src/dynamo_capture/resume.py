@@ -11,6 +11,9 @@ and the like expect to find there. So a resumed function needs no closure. Examp
 print(a); return a * x`` continued behind the call of `print` is ``def f(x, a, <result of print>): <pop it>;
 return a * x``.
 
+A generator that is suspended is rebuilt the same way: a generator function whose prologue restores the stack and
+jumps to the very `YIELD_VALUE` at which it stands, with something to yield once.
+
 Formats: CPython's `Objects/exception_handling_notes.txt`, `Objects/locations.md` (3.11; unchanged to 3.13).
 """
 
@@ -28,7 +31,10 @@ from typing import Any
 
 from dynamo_capture.codemap import CodeMap
 
-__all__ = ["ResumePoint", "cell_slots", "implicit_reads", "parameters", "resume_code", "resume_info", "super_here"]
+__all__ = [
+    "ResumePoint", "cell_slots", "generator_code", "implicit_reads", "parameters", "resume_code", "resume_info",
+    "super_here",
+]  # fmt: skip
 
 _OP = opcode.opmap
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
@@ -86,18 +92,20 @@ class ResumePoint:
 
     Args:
         index: the instruction to continue at (counted without CACHE and EXTENDED_ARG).
-        stack: for each stack value, bottom first, whether it is a real value (not the NULL of a call).
+        stack: for each stack value, bottom first: True for a real value, False for the NULL of a call, None for what
+            `PUSH_EXC_INFO` left below the first exception that is being handled. In the place of that one the resume
+            code takes the exception that is handled now; what its caller handles is found when it runs.
         locals: the live variables that have a value, cells not counted. The others are unbound.
     """
 
     index: int
-    stack: tuple[bool, ...]
+    stack: tuple[bool | None, ...]
     locals: tuple[str, ...]
 
 
 _infos: CodeMap[ResumeInfo] = CodeMap()
 #: The codes that continue a code object; they live as long as it does.
-_made: CodeMap[dict[ResumePoint, CodeType]] = CodeMap()
+_made: CodeMap[dict[ResumePoint | None, CodeType]] = CodeMap()
 
 
 def parameters(code: CodeType) -> tuple[str, ...]:
@@ -160,29 +168,91 @@ def resume_code(code: CodeType, point: ResumePoint, line: int) -> CodeType:
     return made
 
 
+def generator_code(code: CodeType, point: ResumePoint | None) -> CodeType:
+    """The code of generators that stand where one of `code` does; the same one for the same arguments.
+
+    Args:
+        code: a generator function's.
+        point: the `YIELD_VALUE` at which it is suspended, and the state there without what is yielded; None for a
+            generator that has ended.
+
+    Returns:
+        Code with the original's name and the parameters of :func:`resume_code` (none where the generator has ended),
+        whose generators yield None when they are first advanced, and are then suspended there (or end at once).
+
+    Raises:
+        ValueError: see :func:`resume_code`.
+    """
+    codes = _made.get(code)
+    if codes is None:
+        codes = _made[code] = {}
+    made = codes.get(point)
+    if made is None:
+        made = codes[point] = _ended(code) if point is None else _suspended(code, point)
+    return made
+
+
 def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise ValueError(f"{code.co_qualname} is a generator or coroutine: it cannot be resumed")
-    index, stack = point.index, point.stack
+    name = f"resume_in_{code.co_name.strip('<>')}_at_{line}"
+    body, consts, grown, growth = _body(code)
+    new, count = _continued(code, point, name, body, consts, _instruction("RESUME"), b"")
+    _infos[new] = ResumeInfo(weakref.ref(code), point.index, count, tuple(grown), growth)
+    return new
+
+
+#: How the code of a generator function begins: with the making of the generator, which is then advanced.
+_GENERATOR_BEGIN = ("RETURN_GENERATOR", "POP_TOP", "RESUME")
+
+
+def _suspended(code: CodeType, point: ResumePoint) -> CodeType:
+    body, consts, _, _ = _body(code)
+    begin = b"".join(map(_instruction, _GENERATOR_BEGIN))
+    end = _instruction("LOAD_CONST", len(consts))
+    return _continued(code, point, code.co_name, body, (*consts, None), begin, end)[0]
+
+
+def _ended(code: CodeType) -> CodeType:
+    begin = b"".join(map(_instruction, _GENERATOR_BEGIN))
+    return code.replace(
+        co_argcount=0, co_posonlyargcount=0, co_kwonlyargcount=0, co_nlocals=0, co_varnames=(), co_cellvars=(),
+        co_freevars=(), co_flags=code.co_flags & ~_DROPPED_FLAGS, co_consts=(None,), co_exceptiontable=b"",
+        co_code=begin + _instruction("LOAD_CONST") + _instruction("RETURN_VALUE"),
+        co_linetable=_no_location(len(begin) // 2 + 2), co_stacksize=2,
+    )  # fmt: skip
+
+
+def _body(code: CodeType) -> tuple[bytes, tuple[Any, ...], list[int], int]:
+    """The original's bytecode and constants, with `super()` replaced; which instructions grew, by how many."""
+    if "__class__" in code.co_freevars and "super" in code.co_names:
+        consts = (*code.co_consts, super_here)
+        body, grown, growth = _replace_super(code.co_code, code.co_names.index("super"), len(consts) - 1)
+        return body, consts, grown, growth
+    return code.co_code, code.co_consts, [], 0
+
+
+def _continued(
+    code: CodeType, point: ResumePoint, name: str, body: bytes, consts: tuple[Any, ...], begin: bytes, end: bytes
+) -> tuple[CodeType, int]:
+    """The body behind a prologue that starts with `begin`, restores the state, and jumps after `end`.
+
+    Returns:
+        The code, and the number of instructions of the prologue.
+    """
     slots = parameters(code)
     unknown = set(point.locals).difference(slots)
     if unknown:
         raise ValueError(f"{code.co_qualname} has no variables {sorted(unknown)}")
     unbound = frozenset(slots).difference(point.locals, cell_slots(code))
-    body = code.co_code
-    offset = _offset_of(body, index)
+    offset = _offset_of(code.co_code, point.index)  # which is the same in `body`
     if offset is None:
-        raise ValueError(f"{code.co_qualname} has no instruction {index}")
-    consts = code.co_consts
-    grown: list[int] = []
-    growth = 0
-    if "__class__" in code.co_freevars and "super" in code.co_names:
-        consts = (*consts, super_here)
-        body, grown, growth = _replace_super(body, code.co_names.index("super"), len(consts) - 1)
-    prologue, count = _prologue(slots, stack, unbound, offset)
+        raise ValueError(f"{code.co_qualname} has no instruction {point.index}")
+    restore = _restoring(slots, point.stack, unbound)
+    prologue = begin + restore + end + _instruction("JUMP_FORWARD", offset // 2)
+    count = sum(op != _EXTENDED_ARG for op in prologue[::2])
     shift = len(prologue)
-    values = sum(stack)
-    name = f"resume_in_{code.co_name.strip('<>')}_at_{line}"
+    values = sum(kind is not False for kind in point.stack)
     new = code.replace(
         co_name=name,
         co_qualname=code.co_qualname.removesuffix(code.co_name) + name,
@@ -194,14 +264,13 @@ def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
         co_cellvars=(),
         co_freevars=(),
         co_flags=code.co_flags & ~_DROPPED_FLAGS,
-        co_stacksize=max(code.co_stacksize, len(stack) + 1),
+        co_stacksize=max(code.co_stacksize, len(point.stack) + 2),
         co_consts=consts,
         co_code=prologue + body,
         co_exceptiontable=_shift_exceptions(code.co_exceptiontable, shift // 2),
         co_linetable=_no_location(shift // 2) + code.co_linetable,
     )
-    _infos[new] = ResumeInfo(weakref.ref(code), index, count, tuple(grown), growth)
-    return new
+    return new, count
 
 
 # ---------------------------------------------------------------------- bytecode
@@ -235,21 +304,19 @@ def _instruction(name: str, arg: int = 0) -> bytes:
     return out
 
 
-def _prologue(
-    slots: tuple[str, ...], stack: tuple[bool, ...], unbound: frozenset[str], offset: int
-) -> tuple[bytes, int]:
-    """Unbinds, fills the stack (emptying the parameters it comes from), jumps; with its instruction count."""
-    parts = [_instruction("RESUME")]
-    parts += [_instruction("DELETE_FAST", i) for i, name in enumerate(slots) if name in unbound]
+def _restoring(slots: tuple[str, ...], stack: tuple[bool | None, ...], unbound: frozenset[str]) -> bytes:
+    """Unbinds, and fills the stack (emptying the parameters it comes from)."""
+    parts = [_instruction("DELETE_FAST", i) for i, name in enumerate(slots) if name in unbound]
     parameter = len(slots)
     for value in stack:
-        if value:
-            parts += [_instruction("LOAD_FAST", parameter), _instruction("DELETE_FAST", parameter)]
-            parameter += 1
-        else:
+        if value is False:
             parts.append(_instruction("PUSH_NULL"))
-    parts.append(_instruction("JUMP_FORWARD", offset // 2))
-    return b"".join(parts), len(parts)
+            continue
+        parts += [_instruction("LOAD_FAST", parameter), _instruction("DELETE_FAST", parameter)]
+        if value is None:
+            parts += [_instruction("PUSH_EXC_INFO"), _instruction("POP_TOP")]
+        parameter += 1
+    return b"".join(parts)
 
 
 def _replace_super(body: bytes, name: int, const: int) -> tuple[bytes, list[int], int]:

@@ -20,7 +20,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import CellValue
-from dynamo_capture.values.objects import DELETED, ObjectValue, is_data_descriptor, is_slot
+from dynamo_capture.values.objects import DELETED, ExceptionValue, ObjectValue, is_data_descriptor, is_slot
 from dynamo_capture.values.sets import SetValue, settle_late_sets
 from dynamo_capture.wrappers import own_dict
 
@@ -135,6 +135,9 @@ class SideEffects:
         """Emit the replay; ``made`` are the new objects that live on, filled first."""
         for value in made:
             _fill(cg, value)
+        for value in made:
+            if isinstance(value, ExceptionValue):
+                value.emit_raised(cg)
         for value in self._mutated.values():
             _replay(cg, value)
         for key, (owner, name) in self._attributes.items():

@@ -132,7 +132,7 @@ def translate(
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
-                root.check_generators()
+                root.check_generators(plan)
                 root.check_leaves(plan)
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:

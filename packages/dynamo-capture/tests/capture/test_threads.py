@@ -101,11 +101,8 @@ def test_breaks_and_loops_at_once(capture, quick_switches):
 
 def test_a_function_that_runs_eagerly_says_so_once(capture, quick_switches):
     def fn(x):
-        try:
-            raise ValueError
-        except ValueError:
-            print(end="")
-            return x + 1
+        print(end="")
+        return x + len(locals())
 
     c = capture(fn)
     errors = at_once(16, lambda i: torch.testing.assert_close(c(torch.ones(2)), torch.full((2,), 2.0)))

@@ -7,7 +7,7 @@ from typing import Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.data_ops import boolean
 from dynamo_capture.interpreter.state import FrameState
-from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.base import PREVIOUS, ObservedError, Value, display
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.class_tests import is_instance
 from dynamo_capture.values.classes import find, full_name
@@ -91,13 +91,13 @@ class ControlOps(FrameState):
 
     def PUSH_EXC_INFO(self, arg: Any) -> None:
         error = self.stack.pop()
-        self.stack.append(self.handled or ConstantValue(None))
+        self.stack.append(PREVIOUS if self.handled is None else self.handled)
         self.stack.append(error)
         self.handled = error
 
     def POP_EXCEPT(self, arg: Any) -> None:
         previous = self.stack.pop()
-        self.handled = None if isinstance(previous, ConstantValue) else previous
+        self.handled = None if previous is PREVIOUS else previous
 
     def CHECK_EXC_MATCH(self, arg: Any) -> None:
         wanted = self.pop()
@@ -109,10 +109,7 @@ class ControlOps(FrameState):
         self.stack.append(boolean(issubclass(error.pytype, tuple(wanted_classes))))
 
     def RERAISE(self, arg: int) -> None:
-        error = self.stack.pop().realize()
-        if arg:
-            self.stack.pop()
-        raise ObservedError(error)
+        raise ObservedError(self.stack.pop().realize())  # the instruction's position, if any, stays below it
 
     def RAISE_VARARGS(self, arg: int) -> None:
         if arg == 0:

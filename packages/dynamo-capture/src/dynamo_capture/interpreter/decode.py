@@ -100,6 +100,12 @@ class DecodedCode:
         return code
 
     @property
+    def shown(self) -> CodeType:
+        """The program's code that this is or continues."""
+        info = resume_info(self.code)
+        return self.code if info is None else info.original
+
+    @property
     def asks_for_frame(self) -> bool:
         """Whether the code may read its variables by other ways than its instructions: ``locals()``, ``eval(text)``."""
         if self._asks is None:
@@ -129,8 +135,7 @@ class DecodedCode:
     def _location(self, line: int) -> SourceLoc:
         found = self._locations.get(line)
         if found is None:
-            info = resume_info(self.code)
-            code = self.code if info is None else info.original
+            code = self.shown
             found = self._locations[line] = SourceLoc(code.co_filename, line, code.co_qualname)
         return found
 
@@ -157,6 +162,11 @@ class DecodedCode:
             if entry.start <= index < entry.end:
                 return entry
         return None
+
+    def lets_pass(self, index: int) -> bool:
+        """Whether the handler there only leaves ``except`` or ``with``, and raises what came on to the caller."""
+        names = [inst.name for inst in self.instructions[index : index + 3]]
+        return names == ["COPY", "POP_EXCEPT", "RERAISE"] and self.handler_for(index + 2) is None
 
     def handlers_around(self, index: int) -> tuple[bool, tuple[int, ...]]:
         """What an exception of an instruction may meet in the function: an ``except`` clause, and ``with`` statements
@@ -187,6 +197,11 @@ class DecodedCode:
                     return True, ()
             index += 1  # what the clause itself raises goes further out
         return False, tuple(managers)
+
+    def assigned_once(self, name: str) -> bool:
+        """Whether a local variable is assigned at most once, outside of loops, and never deleted."""
+        writes = [i for i, inst in enumerate(self.instructions) if name in _effect(inst)[1] or _deletes(inst, name)]
+        return not any(_deletes(self.instructions[i], name) or self.in_loop(i) for i in writes) and len(writes) <= 1
 
     def in_loop(self, index: int) -> bool:
         """Whether a backward jump encloses the instruction."""
@@ -308,6 +323,10 @@ def _effect(inst: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if name == "STORE_FAST_LOAD_FAST":
         return ((arg[1],) if arg[0] != arg[1] else ()), (arg[0],)
     return (), ()
+
+
+def _deletes(inst: Instruction, name: str) -> bool:
+    return inst.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR") and inst.arg == name
 
 
 def _liveness(decoded: DecodedCode) -> list[frozenset[str]]:

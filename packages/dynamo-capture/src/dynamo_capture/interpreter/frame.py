@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.interpreter.decode import DecodedCode, Instruction, decode
-from dynamo_capture.resume import super_here
-from dynamo_capture.values.base import ObservedError, Value
+from dynamo_capture.resume import ResumePoint, generator_code, parameters, super_here
+from dynamo_capture.values.base import PREVIOUS, NullValue, ObservedError, Value
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
@@ -22,7 +22,7 @@ from dynamo_capture.values.sets import SetValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["Frame", "constant_value", "inline_call"]
+__all__ = ["Frame", "constant_value", "inline_call", "kinds_of"]
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
@@ -68,8 +68,8 @@ class Frame(_Ops):
     def unwind(self, error: ObservedError, index: int) -> None:
         """Continue at the handler that covers the instruction, or raise on to the caller."""
         self.kw_names = ()
-        if isinstance(error.value, ExceptionValue):
-            error.value.raised = True
+        if isinstance(error.value, ExceptionValue) and error.value.obj is None:
+            self._passes(error.value, index)
         entry = self.decoded.handler_for(index)
         if entry is None:
             try:
@@ -81,6 +81,16 @@ class Frame(_Ops):
             self.stack.append(ConstantValue(index))
         self.stack.append(error.value)
         self.ip = entry.target
+
+    def _passes(self, error: ExceptionValue, index: int) -> None:
+        """The region's exception is raised by an instruction of this frame, or comes to it from a callee."""
+        inst = self.decoded.instructions[index]
+        again = inst.name == "RERAISE" or (inst.name == "RAISE_VARARGS" and not inst.arg)
+        if not error.raised or (inst.name == "RAISE_VARARGS" and not again):
+            error.is_raised(self.tx.handled())
+        if not again:
+            place = self.decoded.location(index)
+            error.trail.append((self.decoded.shown, self.globals, place.line))
 
     # --- generators ---------------------------------------------------------------------------------------------
 
@@ -134,10 +144,50 @@ class Frame(_Ops):
             index = jump.arg
         return index if instructions[index].name == "RERAISE" else None
 
+    def suspended(self) -> tuple[types.FunctionType, list[Value]]:
+        """A function whose generators stand where this one does once they are advanced, and what to call it with.
+
+        Raises:
+            GraphBreak: it cannot be rebuilt.
+        """
+        code = self.code
+        if self.running or not self.decoded.cells <= self.cells.keys():
+            raise GraphBreak("QB10", f"the generator {code.co_name!r}, which is in the middle of something")
+        index = self.ip - 1
+        live = self.decoded.live_locals(index)
+        slots = parameters(code)
+        names = tuple(name for name in slots if name in live and name in self.locals)
+        point = ResumePoint(index, kinds_of(self.stack), names)
+        function = self._generator_function(generator_code(code, point))
+        args = [self.locals[n] if n in names else self.cells.get(n, _NONE) for n in slots]
+        return function, [*args, *self.handed_over(self.stack)]
+
+    def ended(self) -> types.FunctionType:
+        """A function whose generators end at once."""
+        return self._generator_function(generator_code(self.code, None))
+
+    def _generator_function(self, code: types.CodeType) -> types.FunctionType:
+        function = types.FunctionType(code, self.globals, self.code.co_name)
+        function.__qualname__ = self.code.co_qualname
+        return function
+
+    def handed_over(self, stack: list[Any]) -> list[Any]:
+        """What :func:`resume_code` takes for the values of a stack."""
+        values = [value for value in stack if not isinstance(value, NullValue)]
+        return [self.handled if value is PREVIOUS else value for value in values]
+
     def _run_generator(self) -> Value | None:
         if self.run() is not None:
             return None
         return self.yielded
+
+
+_NONE = ConstantValue(None)
+
+
+def kinds_of(stack: list[Any]) -> tuple[bool | None, ...]:
+    """The values of a stack, as :class:`ResumePoint` tells of them."""
+    return tuple(None if value is PREVIOUS else not isinstance(value, NullValue) for value in stack)
 
 
 def constant_value(constant: Any) -> Value:

@@ -31,6 +31,8 @@ class NativeOp:
         keeps_when_taken: a taken branch leaves its operand on the stack.
         null: where among its results the call protocol's NULL is: "below", "above", "second", or None.
         terminal: the instruction never continues.
+        peeks: how many values below those that it pops it looks at.
+        handles: its first result is the exception that is handled from then on, unless it is None.
         advances: the instruction is FOR_ITER: it leaves its operand, with the next element, or goes to the second
             target without it.
     """
@@ -45,6 +47,8 @@ class NativeOp:
     null: str | None = None
     terminal: bool = False
     advances: bool = False
+    peeks: int = 0
+    handles: bool = False
 
     def layout(self, results: list[str]) -> list[Any]:
         """The stack values that the instruction leaves, the call protocol's NULL among them."""
@@ -60,7 +64,7 @@ _PLAIN = {
     "BINARY_SUBSCR": (2, 1), "STORE_SUBSCR": (3, 0), "DELETE_SUBSCR": (2, 0), "UNARY_NEGATIVE": (1, 1),
     "UNARY_POSITIVE": (1, 1), "UNARY_INVERT": (1, 1), "UNARY_NOT": (1, 1), "TO_BOOL": (1, 1), "GET_ITER": (1, 1),
     "BEFORE_WITH": (1, 2), "LOAD_BUILD_CLASS": (0, 1), "BINARY_SLICE": (3, 1), "STORE_SLICE": (4, 0),
-    "FORMAT_SIMPLE": (1, 1), "FORMAT_WITH_SPEC": (2, 1), "LIST_TO_TUPLE": (1, 1), "GET_LEN": (1, 2),
+    "FORMAT_SIMPLE": (1, 1), "FORMAT_WITH_SPEC": (2, 1), "LIST_TO_TUPLE": (1, 1), "GET_LEN": (1, 2), "POP_TOP": (1, 0),
 }  # fmt: skip
 #: Instructions with a name: (pops, pushes).
 _NAMED = {"STORE_ATTR": (2, 0), "DELETE_ATTR": (1, 0), "IMPORT_NAME": (2, 1), "IMPORT_FROM": (1, 2)}
@@ -75,10 +79,16 @@ _COUNTED = {
     "FORMAT_VALUE": lambda n: (2 if n & 4 else 1, 1),
     "CONVERT_VALUE": lambda n: (1, 1),
     "CALL_INTRINSIC_1": lambda n: (1, 1),
+    "CALL_INTRINSIC_2": lambda n: (2, 1),
     "CONTAINS_OP": lambda n: (2, 1),
     "IS_OP": lambda n: (2, 1),
     "CALL_KW": lambda n: (n + 3, 1),
 }
+#: Instructions about exceptions: (pops, pushes, peeks).
+_CATCHING = {
+    "WITH_EXCEPT_START": (0, 1, 4), "CHECK_EXC_MATCH": (1, 1, 1), "CHECK_EG_MATCH": (2, 2, 0),
+    "PREP_RERAISE_STAR": (2, 1, 0),
+}  # fmt: skip
 _ON_TOP = ("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
 
 
@@ -119,7 +129,11 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
         return NativeOp(below + 2, below + 1, [(name, 1)], (index + 1,), line, null="second" if PY313 else None)
     if name in _ON_TOP and arg == 1:
         return NativeOp(2, 1, [(name, 1)], (index + 1,), line)
-    if name == "RAISE_VARARGS" and arg:
+    if name in _CATCHING:
+        pops, pushes, peeks = _CATCHING[name]
+        handles = name == "CHECK_EG_MATCH"
+        return NativeOp(pops, pushes, [(name,)], (index + 1,), line, peeks=peeks, handles=handles)
+    if name == "RAISE_VARARGS":
         return NativeOp(arg, 0, [(name, arg)], (), line, terminal=True)
     return None
 
@@ -128,6 +142,8 @@ def _enum_argument(name: str, arg: Any) -> Any:
     """The argument as the ``bytecode`` library wants it."""
     if name == "CALL_INTRINSIC_1":
         return bytecode.Intrinsic1Op(arg)
+    if name == "CALL_INTRINSIC_2":
+        return bytecode.Intrinsic2Op(arg)
     return arg
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +13,15 @@ from bytecode import Instr, Label, TryBegin, TryEnd
 from dynamo_capture.breaks import GraphBreak, SkipFrame, without_frames
 from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
 from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
-from dynamo_capture.interpreter.frame import Frame, prepared
+from dynamo_capture.interpreter.frame import Frame, kinds_of, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
 from dynamo_capture.resume import ResumePoint, cell_slots, parameters, resume_info
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import NullValue, ObservedError, Value
+from dynamo_capture.values.base import PREVIOUS, NullValue, ObservedError, PreviousError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
+from dynamo_capture.values.objects import ObjectValue
 from prims.errors import DataDependentError
 
 if TYPE_CHECKING:
@@ -177,17 +180,27 @@ class RootFrame(Frame):
         """The step at which the instruction begins that is being interpreted, where a graph may break before it."""
         return self.step - self._start_of_call(self.ip - 1)
 
-    def check_generators(self) -> None:
-        """No generator that is left behind has anything to do when it is closed.
+    def check_generators(self, plan: Plan) -> None:
+        """No generator is left behind that has something to do when it is closed, unless that comes as in eager.
 
-        That happens when the last reference to it goes: only the running program knows when, and emitted code would
-        keep one of its own.
+        It is closed when the last reference to it goes: only the running program knows when, and the calls of resume
+        functions keep references of their own. That of a context manager is run to its end by the ``with``; one in a
+        variable that is never assigned again dies with the function.
 
         Raises:
-            SkipFrame: one does.
+            SkipFrame: one is.
         """
-        for generator in self.tx.generators:
-            if generator.may_clean_up():
+        left = [generator for generator in self.tx.generators if generator.may_clean_up()]
+        if not left:
+            return
+        manager = contextlib._GeneratorContextManager
+        made = [value for value in plan.built if isinstance(value, ObjectValue) and issubclass(value.cls, manager)]
+        held = [value.attrs.get("gen") for value in made]
+        held += [value for name, value in self.locals.items() if self.decoded.assigned_once(name)]
+        safe = set(map(id, held))  # none is looked at: what the code needs has been planned
+        built = {id(value) for value in plan.built}
+        for generator in left:
+            if id(generator) not in safe or id(generator) not in built:
                 raise SkipFrame(f"{generator.describe()} is left inside a try or with statement")
 
     def check_leaves(self, plan: Plan) -> None:
@@ -246,11 +259,9 @@ class RootFrame(Frame):
         where = brk.where
         if op is None:
             raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
-        if self.handled is not None:
-            raise SkipFrame(f"{brk.text}; inside an exception handler", where=where)
         if self.decoded.asks_for_frame and isinstance(brk, GraphBreak):
             raise SkipFrame(f"{brk.text}; in a function that looks at its own variables by name", where=where)
-        operands = self.stack[len(self.stack) - op.pops :]
+        operands = self.stack[len(self.stack) - op.pops - op.peeks :]
         below = self.stack[: len(self.stack) - op.pops]
         handler = self.decoded.handler_for(index)
         live = self._live_after(op, handler.target if handler else None)
@@ -258,7 +269,11 @@ class RootFrame(Frame):
         cells = self.cells
         if not self.decoded.cells <= cells.keys():
             raise SkipFrame(f"{brk.text}; before a closure cell exists", where=where)
-        values = [v for v in (*below, *operands, *locals_.values(), *cells.values()) if not isinstance(v, NullValue)]
+        handled = () if self.handled is None else (self.handled,)
+        values = [
+            value for value in (*below, *operands, *locals_.values(), *cells.values(), *handled)
+            if not isinstance(value, (NullValue, PreviousError))
+        ]  # fmt: skip
         plan = Plan(values, self.tx.side)
 
         def finish(cg: CodeGen) -> None:
@@ -297,16 +312,21 @@ class _BreakTail:
         self.operands = operands
         self.locals = locals_
         self.cells = cells
+        #: The exception that is being handled, and where what the caller handles is kept meanwhile.
+        self.handled: Value | str | None = frame.handled
+        self.previous = "" if frame.handled is None else cg.new_name("previous")
 
     def emit(self, handler: Any) -> None:
         """Emit it all; ``handler`` is the exception table entry that covers the instruction."""
         cg, op = self.cg, self.op
-        begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if handler is not None else None
+        self._enter_handler()
+        caught = handler is not None or self.handled is not None
+        begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if caught else None
         if begin is not None:
             cg.instructions.append(begin)
         for value in self.operands:
-            if isinstance(value, NullValue) and op.null == "second":
-                cg.load_const(None)  # its results are stored, which a NULL cannot be
+            if value is PREVIOUS or (isinstance(value, NullValue) and op.null == "second"):
+                cg.load_const(None)  # not looked at, or its results are stored, which a NULL cannot be
             elif isinstance(value, NullValue):
                 cg.emit("PUSH_NULL")
             else:
@@ -322,16 +342,43 @@ class _BreakTail:
                 name = cg.new_name("res")
                 cg.emit("STORE_FAST", name)
                 results.append(name)
+            for _ in range(op.peeks):
+                cg.pop()
             if begin is not None:
                 cg.instructions.append(TryEnd(begin))
             if op.terminal:
                 cg.load_const(None)
                 cg.emit("RETURN_VALUE")
             else:
+                self._leave_handler(results[0] if op.handles else None)
                 stack: list[Value | str] = [*self.below, *op.layout(results[::-1])]
                 self._resume(op.targets[0], stack, self.frame.decoded.live_locals(op.targets[0]))
         if begin is not None:
             self._emit_handler(begin, handler)
+
+    def _enter_handler(self) -> None:
+        """The native instruction runs with the exception that the program handles here, which it may ask for."""
+        if isinstance(self.handled, Value):
+            self.cg.load(self.handled)
+            self.cg.emit("PUSH_EXC_INFO")
+            self.cg.pop()
+            self.cg.emit("STORE_FAST", self.previous)
+
+    def _leave_handler(self, matched: str | None = None) -> None:
+        """The caller's state again, which the resume function has to find.
+
+        Args:
+            matched: the result of ``CHECK_EG_MATCH``, which from now on is the one that is handled, unless it is None.
+        """
+        if self.handled is None:
+            return
+        if matched is not None:
+            self.handled = self.cg.new_name("handled")
+            self.cg.begin_call(sys.exception)
+            self.cg.end_call(0)
+            self.cg.emit("STORE_FAST", self.handled)
+        self.cg.emit("LOAD_FAST", self.previous)
+        self.cg.emit("POP_EXCEPT")
 
     def _emit_jump(self, begin: Any) -> None:
         """A branch on a value that only the running program knows: one resume function for each side."""
@@ -342,8 +389,10 @@ class _BreakTail:
             cg.instructions.append(TryEnd(begin))
         fall, target = op.targets
         keep_taken = [*self.below, *(self.operands if op.keeps_when_taken else ())]
+        self._leave_handler()
         self._resume(fall, list(self.below), self.frame.decoded.live_locals(fall))
         cg.instructions.append(taken)
+        self._leave_handler()
         self._resume(target, list(keep_taken), self.frame.decoded.live_locals(target))
 
     def _emit_advance(self, begin: Any) -> None:
@@ -356,6 +405,7 @@ class _BreakTail:
         item = cg.new_name("item")
         cg.emit("STORE_FAST", item)
         cg.pop()
+        self._leave_handler()
         body, after = op.targets
         self._resume(body, [*self.below, *self.operands, item], self.frame.decoded.live_locals(body))
         cg.instructions.append(done)
@@ -364,6 +414,7 @@ class _BreakTail:
             cg.emit("END_FOR")
         if PY313:
             cg.pop()
+        self._leave_handler()
         self._resume(after, list(self.below), self.frame.decoded.live_locals(after))
 
     def _emit_handler(self, begin: Any, handler: Any) -> None:
@@ -372,6 +423,12 @@ class _BreakTail:
         cg.instructions.append(begin.target)
         name = cg.new_name("exc")
         cg.emit("STORE_FAST", name)
+        self.handled = self.frame.handled
+        self._leave_handler()
+        if handler is None or self.frame.decoded.lets_pass(handler.target):
+            cg.emit("LOAD_FAST", name)
+            cg.emit("RERAISE", 0)
+            return
         stack: list[Value | str] = list(self.below[: handler.depth])
         if handler.push_lasti:
             stack.append(ConstantValue(self.frame.ip))
@@ -386,7 +443,7 @@ class _BreakTail:
         info = resume_info(code)
         slots = parameters(info.original if info is not None else code)
         names = tuple(n for n in slots if n in live and n in self.locals)
-        point = ResumePoint(index, tuple(not isinstance(v, NullValue) for v in stack), names)
+        point = ResumePoint(index, kinds_of(stack), names)
         resumed = frame.make_resume(point, frame.decoded.line(index))
         function = types.FunctionType(resumed, frame.globals, resumed.co_name)
         in_loop = frame.loop_start >= 0
@@ -405,7 +462,8 @@ class _BreakTail:
                 cg.load(self.cells[name])
             else:
                 cg.load_const(None)
-        for value in stack:
+        for given in stack:
+            value: Any = self.handled if given is PREVIOUS else given
             if isinstance(value, str):
                 cg.emit("LOAD_FAST", value)
             elif not isinstance(value, NullValue):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
     from dynamo_capture.sources import Source
 
-__all__ = ["LazyValue", "NullValue", "ObservedError", "Value", "display"]
+__all__ = ["NULL", "PREVIOUS", "LazyValue", "NullValue", "ObservedError", "PreviousError", "Value", "display"]
 
 
 class ObservedError(Exception):
@@ -185,6 +185,15 @@ class NullValue(Value):
 
 
 NULL = NullValue()
+
+
+class PreviousError(Value):
+    """What ``PUSH_EXC_INFO`` leaves on the stack where a frame handles nothing yet: its caller's error, or nothing."""
+
+    __slots__ = ()
+
+
+PREVIOUS = PreviousError()
 
 
 class LazyValue(Value):

@@ -443,16 +443,23 @@ class GeneratorValue(Value):
         return ConstantValue(None)
 
     def children(self) -> Iterator[Value]:
-        if self.frame.started:
-            raise GraphBreak("QB10", f"{self.describe()}, which has been started")
-        function, args, kwargs = self.call_of
-        return iter([function, *args, *kwargs.values()])
+        return iter(self._remade()[1])
 
     def reconstruct(self, cg: CodeGen) -> None:
+        cg.call_const(*self._remade())
+
+    def _remade(self) -> tuple[Any, list[Value]]:
+        """How to make the generator as it is now."""
+        if self.finished:
+            return _ended_generator, [ConstantValue(self.frame.ended())]
+        if self.frame.started:
+            make, state = self.frame.suspended()
+            return _suspended_generator, [ConstantValue(make), *state]
         # Not started yet: calling the function again gives the same generator.
         function, args, kwargs = self.call_of
         names = TupleValue([ConstantValue(name) for name in kwargs])
-        cg.call_const(_call_generator, [function, TupleValue(list(args)), names, TupleValue(list(kwargs.values()))])
+        values = [function, TupleValue(list(args)), names, TupleValue(list(kwargs.values()))]
+        return _call_generator, values
 
     def describe(self) -> str:
         return f"the generator {self.frame.code.co_name!r}"
@@ -466,3 +473,17 @@ def _is_none(value: Value) -> bool:
 def _call_generator(function: Any, args: Any, names: Any, values: Any) -> Any:
     """Runs in the emitted code."""
     return function(*args, **dict(zip(names, values, strict=True)))
+
+
+def _suspended_generator(function: Any, *args: Any) -> Any:
+    """Runs in the emitted code: see :func:`generator_code`."""
+    generator = function(*args)
+    generator.send(None)
+    return generator
+
+
+def _ended_generator(function: Any) -> Any:
+    """Runs in the emitted code."""
+    generator = function()
+    next(generator, None)
+    return generator

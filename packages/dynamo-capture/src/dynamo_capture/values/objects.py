@@ -30,6 +30,7 @@ from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.identity import never_changes, object_key, pin
+from dynamo_capture.values.tracebacks import Trail, as_raised
 from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
@@ -740,15 +741,31 @@ class ExceptionValue(ObjectValue):
     """An exception instance.
 
     Attributes:
-        raised: the region has raised it. Then it has a traceback and perhaps a context, which only eager's has.
+        raised: the region has raised it.
+        context: what was handled when it was raised; None for what a caller of the region handles, if anything.
+        trail: where it has been raised and passed on: (code, globals, line), innermost first.
     """
 
-    __slots__ = ("args", "raised")
+    __slots__ = ("args", "context", "raised", "trail")
 
     def __init__(self, cls: type, args: list[Value], source: Any = None, obj: Any = None) -> None:
         super().__init__(cls, obj, source)
         self.args = args
         self.raised = False
+        self.context: Value | None = None
+        self.trail: list[tuple[types.CodeType, dict[str, Any], int]] = []
+
+    def is_raised(self, handled: Value | None) -> None:
+        """The region raises it where ``handled`` is being handled."""
+        if handled is not self and self.obj is None:
+            self.raised = True
+            self.context = handled
+            seen, error = {id(self)}, handled
+            while isinstance(error, ExceptionValue) and error.context is not None and id(error) not in seen:
+                seen.add(id(error))
+                if error.context is self:
+                    error.context, error.raised = _NOTHING, True
+                error = error.context
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in self.attrs:
@@ -756,8 +773,14 @@ class ExceptionValue(ObjectValue):
         if name == "args":
             return TupleValue(list(self.args))
         if self.obj is None and name in ("__cause__", "__context__", "__traceback__", "__suppress_context__"):
-            if self.raised and name in ("__context__", "__traceback__"):
-                raise GraphBreak("QB06", f"{name} of an exception that was raised", leaves="callers")
+            if self.raised and name == "__traceback__":
+                # Libraries hand it on; the program may look at the variables of its frames.
+                leaves = None if tx.frames[-1].decoded.in_library else "callers"
+                raise GraphBreak("QB06", f"{name} of an exception that was raised", leaves=leaves)
+            if self.raised and name == "__context__":
+                if self.context is None:
+                    raise GraphBreak("QB06", "__context__ of an exception: what a caller may be handling")
+                return self.context
             return ConstantValue("__cause__" in self.attrs if name == "__suppress_context__" else None)
         if name == "with_traceback":
             from dynamo_capture.values.callables import HandlerValue
@@ -781,6 +804,7 @@ class ExceptionValue(ObjectValue):
         if self.obj is None and name == "__traceback__" and (is_none or isinstance(value, TracebackValue)):
             # Nobody can tell: it is not read here, and the exception does not live on.
             self.raised = self.raised or not is_none
+            self.trail = [] if is_none else self.trail
         elif self.obj is None and name == "__cause__" and (is_none or isinstance(value, ExceptionValue)):
             self.write(tx, name, value)
         elif self.obj is None and name == "args":
@@ -818,10 +842,17 @@ class ExceptionValue(ObjectValue):
         return super().call_c_method(tx, name, descriptor, args, kwargs)
 
     def children(self) -> Iterator[Value]:
-        if self.raised:
-            raise GraphBreak("QB10", f"a {self.cls.__name__} that was raised, with its traceback")
         yield from self.args
+        if self.context is not None:
+            yield self.context
         yield from super().children()
+
+    def emit_raised(self, cg: CodeGen) -> None:
+        """Give the rebuilt exception the traceback and context that it has in the program."""
+        if self.raised:
+            args: list[Value] = [self, ConstantValue(Trail(self.trail)), *([self.context] if self.context else ())]
+            cg.call_const(as_raised, args)
+            cg.pop()
 
     def reconstruct(self, cg: CodeGen) -> None:
         if isinstance(lookup(self.cls, "__init__")[0], types.FunctionType):
@@ -836,3 +867,6 @@ class ExceptionValue(ObjectValue):
         except (GraphBreak, ObservedError):
             shown = "..."
         return f"{self.cls.__name__}: {shown}" if shown else self.cls.__name__
+
+
+_NOTHING = ConstantValue(None)

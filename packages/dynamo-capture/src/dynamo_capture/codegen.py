@@ -51,6 +51,7 @@ class Plan:
     """
 
     def __init__(self, roots: Iterable[Value], side: SideEffects) -> None:
+        self.side = side
         self.outputs: list[TensorValue | SymValue] = []
         #: Existing objects, in the order in which they are handed over.
         self.sources: list[Source] = []
@@ -124,6 +125,8 @@ class CodeGen:
         self._counter = 0
         #: How many of the region's changes to an existing set have been made, by the set's value.
         self.replayed: dict[int, int] = {}
+        #: Existing containers and cells that hold what the region has put into them, by their values' ids.
+        self.settled: set[int] = set()
 
     # --- primitive emission -------------------------------------------------------------------------------------
 

@@ -131,6 +131,12 @@ class SideEffects:
         """What the changed containers and cells hold now."""
         return [child for value in self._mutated.values() for child in value.children()]
 
+    def replay(self, cg: CodeGen, value: Value) -> None:
+        """Give an existing container or cell what it holds now, unless that has been done or it is as it was."""
+        if id(value) in self._mutated and id(value) not in cg.settled:
+            cg.settled.add(id(value))
+            _replay(cg, value)
+
     def emit(self, cg: CodeGen, made: list[Value]) -> None:
         """Emit the replay; ``made`` are the new objects that live on, filled first."""
         for value in made:
@@ -139,7 +145,7 @@ class SideEffects:
             if isinstance(value, ExceptionValue):
                 value.emit_raised(cg)
         for value in self._mutated.values():
-            _replay(cg, value)
+            self.replay(cg, value)
         for key, (owner, name) in self._attributes.items():
             if key in self._again and owner.attrs[name] is not DELETED:
                 _store_attribute(cg, owner, name, DELETED)

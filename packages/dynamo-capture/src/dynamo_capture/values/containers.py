@@ -369,7 +369,7 @@ class DequeValue(ListValue):
     def _walk(self, begin: Any) -> Value:
         from dynamo_capture.values.iterators import NativeWalk
 
-        return NativeWalk(self.items, lambda item: item, self, begin, type(begin(collections.deque())))
+        return NativeWalk(self.items, lambda item: item, self, self, begin, type(begin(collections.deque())))
 
     def concat(self, tx: Capture, other: SequenceValue) -> Value:
         return self._like([*self.items, *other.items])

@@ -159,7 +159,7 @@ class DictValue(Value):
             key, value = entries[stand_in]
             return key if kind == "keys" else value if kind == "values" else TupleValue([key, value])
 
-        return NativeWalk(entries, item, owner, begin, type(begin(getattr(_new_entries(self.cls), kind)())))
+        return NativeWalk(entries, item, self, owner, begin, type(begin(getattr(_new_entries(self.cls), kind)())))
 
     def getitem(self, tx: Capture, key: Value) -> Value:
         found = self.find(tx, key)

@@ -248,17 +248,25 @@ class NativeWalk(IteratorValue):
     Args:
         container: the real container.
         item: what an element stands for.
-        owner: the value of the container.
-        begin: gives the program's iterator of the container.
+        walked: the value of the container.
+        owner: the value that is asked for the iterator, the container's own or a view's.
+        begin: gives the program's iterator of the owner.
     """
 
-    __slots__ = ("begin", "container", "item", "owner", "position", "start", "walk")
+    __slots__ = ("begin", "container", "item", "owner", "position", "start", "walk", "walked")
 
     def __init__(
-        self, container: Any, item: Callable[[Any], Value], owner: Value, begin: Callable[[Any], Any], kind: type
+        self,
+        container: Any,
+        item: Callable[[Any], Value],
+        walked: Value,
+        owner: Value,
+        begin: Callable[[Any], Any],
+        kind: type,
     ) -> None:
         super().__init__(iter(()), None, kind)
         self.container = container
+        self.walked = walked
         self.item = item
         self.owner = owner
         self.begin = begin
@@ -284,6 +292,10 @@ class NativeWalk(IteratorValue):
         if len(now) != len(self.start) or not all(x is y for x, y in zip(now, self.start, strict=True)):
             raise GraphBreak("QB10", f"the walk of {self.owner.describe()} that has changed")
         return iterator_at, [self.owner, ConstantValue(self.position), ConstantValue(self.begin)]
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.plan.side.replay(cg, self.walked)  # which would end the walk
+        super().reconstruct(cg)
 
     def hold(self, holder: Value, cls: type) -> None:
         self.owner = holder

@@ -11,11 +11,13 @@
  * a weak reference, and a dict whose number is the same holds the same values. A dict that has changed may give the
  * same addresses again (`still_claimed`): then each value must be the same object and not another one at its address.
  * It is (`is_firm`) where the trail keeps it, which it does with constants; where a word says that a weak reference to
- * it lives; and where it matters only by what its own words say, which is so of dicts, tensors and instances.
+ * it lives; and where it matters only by what its own words say, which is so of dicts, tensors and instances (a check
+ * of their type leaves the word that they have it).
  */
 #define Py_BUILD_CORE_MODULE 1
 #include "capture.h"
 #include <stddef.h>
+#include <structmember.h>
 #if PY_VERSION_HEX >= 0x030D0000
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* in the header itself */
@@ -382,7 +384,7 @@ is_firm(Recorder *recorder, PyObject *value)
     if (is_frozen(value)) {
         return hold(recorder, value);
     }
-    return PyDict_Check(value) || tensor_is(value)
+    return PyDict_Check(value) || Py_IS_TYPE(value, &PyDictProxy_Type) || tensor_is(value)
            || (dict_place(value) != NULL && !PyFunction_Check(value) && !PyType_Check(value)) || anchor(recorder, value);
 }
 
@@ -526,7 +528,7 @@ record_check(Recorder *recorder, int id, PyObject *value, bool sealed)
     bool dict = PyDict_Check(value);
     switch (check->kind) {
     case CHECK_TYPE:
-        if (can_change_class(value)) { /* the check keeps the class */
+        if (!is_frozen(value)) { /* the check keeps the class */
             add_pointer(recorder, &value->ob_type, check->object);
         }
         return guard_check_value(check, value) == 1;
@@ -593,6 +595,62 @@ record_part(Recorder *recorder, PyObject *const *place)
     return part;
 }
 
+/* The same of a function's part, which is None to programs where there is none. */
+static PyObject *
+record_optional(Recorder *recorder, PyObject *const *place)
+{
+    if (*place == NULL) {
+        add_pointer(recorder, place, NULL);
+        return Py_None;
+    }
+    return record_part(recorder, place);
+}
+
+/* An attribute that is an item of a module's dict: the class has none of this name, which would come first. */
+static PyObject *
+record_module_attr(Recorder *recorder, int id, PyObject *module, PyObject *name)
+{
+    PyObject *dict = PyModule_GetDict(module);
+    if (!PyModule_CheckExact(module) || !PyDict_Check(dict) || _PyType_Lookup(&PyModule_Type, name) != NULL) {
+        return NULL;
+    }
+    PyObject *value = PyDict_GetItemWithError(dict, name);
+    PyErr_Clear();
+    if (value == NULL || !seal(recorder, dict)) {
+        return NULL;
+    }
+    add_pointer(recorder, &module->ob_type, &PyModule_Type);
+    return add_claim(recorder, dict, id, -1, name, value) && seal_value(recorder, id, dict, name, value) ? value : NULL;
+}
+
+/* An attribute, where no code of the program is asked for it: an item of a module, a function's code, what is in a
+ * place that `__slots__` made (its descriptor comes before what the instance's dict has). */
+static PyObject *
+record_attr(Recorder *recorder, int id, PyObject *object, PyObject *name)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    if (PyModule_Check(object)) {
+        return record_module_attr(recorder, id, object, name);
+    }
+    if (PyFunction_Check(object)) {
+        bool code = PyUnicode_CompareWithASCIIString(name, "__code__") == 0;
+        return code ? record_part(recorder, &((PyFunctionObject *)object)->func_code) : NULL;
+    }
+    if (type->tp_getattro != PyObject_GenericGetAttr || !(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+        return NULL;
+    }
+    PyObject *descriptor = _PyType_Lookup(type, name);
+    if (descriptor == NULL || !Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
+        return NULL;
+    }
+    const PyMemberDef *member = ((PyMemberDescrObject *)descriptor)->d_member;
+    if (member->type != T_OBJECT_EX || !PyType_IsSubtype(type, PyDescr_TYPE(descriptor))) {
+        return NULL;
+    }
+    add_pointer(recorder, &object->ob_type, type);
+    return seal_class(recorder, type) ? record_part(recorder, (PyObject **)((char *)object + member->offset)) : NULL;
+}
+
 /* What an accessor gives, borrowed from `parent`, which keeps it; NULL: it is read anew each time. `sealed`: the
  * parent's own word covers what it holds, and `*below` is set to the same for the value. */
 static PyObject *
@@ -637,14 +695,16 @@ record_read(Recorder *recorder, const Node *node, int id, PyObject *parent, bool
     case NODE_FUNC_CODE:
         return PyFunction_Check(parent) ? record_part(recorder, &((PyFunctionObject *)parent)->func_code) : NULL;
     case NODE_FUNC_DEFAULTS:
-        return PyFunction_Check(parent) ? record_part(recorder, &((PyFunctionObject *)parent)->func_defaults) : NULL;
+        return PyFunction_Check(parent) ? record_optional(recorder, &((PyFunctionObject *)parent)->func_defaults) : NULL;
     case NODE_FUNC_KWDEFAULTS:
-        return PyFunction_Check(parent) ? record_part(recorder, &((PyFunctionObject *)parent)->func_kwdefaults) : NULL;
+        return PyFunction_Check(parent) ? record_optional(recorder, &((PyFunctionObject *)parent)->func_kwdefaults) : NULL;
     case NODE_FUNC_CLOSURE: {
         PyObject *cells = PyFunction_Check(parent) ? ((PyFunctionObject *)parent)->func_closure : NULL;
         bool inside = cells != NULL && node->index < PyTuple_GET_SIZE(cells);
         return inside ? record_part(recorder, &((PyCellObject *)PyTuple_GET_ITEM(cells, node->index))->ob_ref) : NULL;
     }
+    case NODE_ATTR:
+        return record_attr(recorder, id, parent, node->arg);
     case NODE_METHOD_SELF:
         return PyMethod_Check(parent) ? PyMethod_GET_SELF(parent) : NULL;
     case NODE_METHOD_FUNC:
@@ -798,8 +858,8 @@ still_claimed(GuardTree *tree, Trail *trail, int word)
         return false;
     }
     Word *changed = AT(trail->words, Word, word);
-    if ((uintptr_t)dict_number(first->dict) != changed->address) {
-        return false; /* another dict is at the address of one that is gone */
+    if (!PyDict_Check(first->dict) || (uintptr_t)dict_number(first->dict) != changed->address) {
+        return false; /* another object is at the address of one that is gone */
     }
     for (int i = low; i < trail->claims.count && AT(trail->claims, Claim, i)->word == word; i++) {
         if (!claim_holds(tree, AT(trail->claims, Claim, i))) {

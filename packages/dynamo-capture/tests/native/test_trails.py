@@ -523,3 +523,49 @@ def test_a_failing_trail_costs_few_recordings() -> None:
     for _ in range(3000):
         assert tree.check((owner,))
         owner.items = {"a": (1, [2])}
+
+
+def test_attributes_with_a_place_of_their_own_are_words() -> None:
+    """Items of modules, places of `__slots__` and a function's parts need no lookup; each change of them is seen."""
+    held = types.ModuleType("held")
+
+    def old(x: int) -> int:
+        return x
+
+    def new(x: int) -> int:
+        return -x
+
+    owner = slots(random.Random(0))
+    owner.a, owner.b, held.fn = 5, types.MappingProxyType({}), old  # type: ignore[attr-defined]
+    holder = Plain()
+    holder.owner = owner  # type: ignore[attr-defined]
+    tree = native.GuardTree()
+    a, b, module_root = tree.dict_attr(tree.local(0), "owner"), tree.local(1), tree.local(2)
+    tree.check_equals(tree.attr(a, "a"), 5)
+    tree.check_type(tree.attr(a, "b"), types.MappingProxyType)
+    tree.check_function(tree.attr(module_root, "fn"), old)
+    tree.check_id(tree.attr(b, "__code__"), old.__code__)
+    tree.check_equals(tree.func_defaults(b), None)
+    values = (holder, old, held)
+    assert tree.check(values) and tree.check(values)
+    assert [evaluated for _, _, evaluated in tree.trails()] == [0, 0, 0]
+    code, proxy = old.__code__, owner.b
+
+    def undone(do: Callable[[], None], undo: Callable[[], None]) -> None:
+        do()
+        assert not tree.check(values)
+        undo()
+        assert tree.check(values) and tree.check(values)
+
+    undone(lambda: setattr(owner, "a", 6), lambda: setattr(owner, "a", 5))
+    undone(lambda: setattr(owner, "b", {}), lambda: setattr(owner, "b", proxy))
+    undone(lambda: setattr(held, "fn", new), lambda: setattr(held, "fn", old))
+    undone(lambda: delattr(held, "fn"), lambda: setattr(held, "fn", old))
+    undone(lambda: setattr(old, "__code__", new.__code__), lambda: setattr(old, "__code__", code))
+    undone(lambda: setattr(old, "__defaults__", (1,)), lambda: setattr(old, "__defaults__", None))
+    Slots.__getattribute__ = lambda self, name: 7  # type: ignore[method-assign,assignment]
+    try:
+        assert not tree.check(values)
+    finally:
+        del Slots.__getattribute__
+    assert tree.check(values)

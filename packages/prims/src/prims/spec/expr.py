@@ -265,6 +265,13 @@ def to_expr(x: Any) -> Expr:
     raise TypeError(f"cannot make a size expression of {x!r} (a {type(x).__name__})")
 
 
+def _number(x: Any) -> Expr:
+    """The same as a number: to arithmetic True is 1."""
+    if type(x) is not Expr:
+        return const(x) if isinstance(x, int) else to_expr(x)
+    return const(int(x is TRUE)) if x is TRUE or x is FALSE else x
+
+
 def _mono_key(mono: Monomial) -> tuple[Any, ...]:
     return (-sum(p for _, p in mono), tuple((a.sort_key(), -p) for a, p in mono))
 
@@ -286,10 +293,7 @@ def from_terms(terms: Mapping[Monomial, int]) -> Expr:
 
 
 def add(a: IntLike, b: IntLike) -> Expr:
-    if type(a) is not Expr:
-        a = to_expr(a)
-    if type(b) is not Expr:
-        b = to_expr(b)
+    a, b = _number(a), _number(b)
     if a.kind == "const":
         if not a.args[0]:
             return b
@@ -304,14 +308,14 @@ def add(a: IntLike, b: IntLike) -> Expr:
 
 
 def neg(a: IntLike) -> Expr:
-    a = to_expr(a)
+    a = _number(a)
     if a.kind == "const":
         return const(-a.args[0])
     return from_terms({m: -c for m, c in a.terms})
 
 
 def sub(a: IntLike, b: IntLike) -> Expr:
-    a, b = to_expr(a), to_expr(b)
+    a, b = _number(a), _number(b)
     if b.kind == "const":
         return add(a, -b.args[0])
     terms = dict(a.terms)
@@ -332,7 +336,7 @@ def _mul_mono(x: Monomial, y: Monomial) -> Monomial:
 
 
 def mul(a: IntLike, b: IntLike) -> Expr:
-    a, b = to_expr(a), to_expr(b)
+    a, b = _number(a), _number(b)
     if a.kind == "const":
         a, b = b, a
     if b.kind == "const":
@@ -467,7 +471,7 @@ def _floordiv_const(a: Expr, k: int) -> Expr:
 
 def floordiv(a: IntLike, b: IntLike) -> Expr:
     """Python's ``a // b``. ZeroDivisionError for a constant zero divisor."""
-    a, b = to_expr(a), to_expr(b)
+    a, b = _number(a), _number(b)
     if b.kind == "const":
         k = b.args[0]
         if k == 0:
@@ -508,7 +512,7 @@ def ceildiv(a: IntLike, b: IntLike) -> Expr:
 
 def mod(a: IntLike, b: IntLike) -> Expr:
     """Python's ``a % b``. ZeroDivisionError for a constant zero divisor."""
-    a, b = to_expr(a), to_expr(b)
+    a, b = _number(a), _number(b)
     if b.kind == "const":
         k = b.args[0]
         if k == 0:
@@ -547,7 +551,7 @@ def _min_max(kind: str, items: Iterable[IntLike]) -> Expr:
     pick: Callable[[Any, Any], Any] = min if kind == "min" else max
     best: dict[Expr, int] = {}  # variable part -> constant part
     for item in items:
-        e = to_expr(item)
+        e = _number(item)
         for x in e.args if e.kind == kind else (e,):
             c = next((k for m, k in x.terms if not m), 0)
             base = sub(x, c)
@@ -568,7 +572,7 @@ def maximum(*items: IntLike) -> Expr:
 
 def ite(condition: Expr, a: IntLike, b: IntLike) -> Expr:
     """``a if condition else b`` on integers."""
-    a, b = to_expr(a), to_expr(b)
+    a, b = _number(a), _number(b)
     if condition.is_const:
         return a if condition.value else b
     return a if a is b else _intern("ite", (condition, a, b))

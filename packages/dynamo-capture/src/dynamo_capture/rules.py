@@ -34,7 +34,7 @@ _STDLIB = tuple(
 _SKIPPED_PACKAGES = (
     "numpy", "scipy", "pandas", "sympy", "networkx", "matplotlib", "PIL", "sklearn", "tqdm", "yaml", "requests",
     "rich", "bytecode", "triton", "pytest", "_pytest", "pluggy", "hypothesis", "IPython", "ipykernel", "jinja2",
-    "tokenizers", "huggingface_hub", "safetensors", "regex", "typer", "click",
+    "tokenizers", "huggingface_hub", "safetensors", "regex", "typer", "click", "typing_extensions",
     "prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api",
 )  # fmt: skip
 

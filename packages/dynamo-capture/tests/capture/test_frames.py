@@ -228,3 +228,19 @@ def test_disabled_functions_see_the_frames(capture):
         return x * 2, name()
 
     assert capture(fn)(torch.ones(2))[1] == "fn"
+
+
+def test_an_optimizers_step_leaves_no_function_to_eager():
+    """What the step itself calls, functions about types among it, looks at frames of its own."""
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x):
+        loss = layer(x).sin().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach() + 1
+
+    found = dynamo_capture.explain(step)(torch.ones(3, 2))
+    assert found.graph_count >= 2
+    assert not found.report.fallbacks

@@ -76,6 +76,8 @@ class GraphBuilder:
         self.op_count = 0
         #: Whether an operator stands where a handler of the program may catch its exception.
         self.in_try = False
+        #: Whether the graph writes into one of its inputs.
+        self.writes_inputs = False
         self._by_example: dict[int, TensorValue] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -162,6 +164,8 @@ class GraphBuilder:
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
         check_custom(fn)
         if may_be_caught(self.tx.frames):
+            if self.writes_inputs:  # where it raises, the graph must not have written: it runs again, eagerly
+                raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise after inputs were written")
             self.in_try = True
             if _is_known(fn) and is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
@@ -188,7 +192,10 @@ class GraphBuilder:
                 return again
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
         mark_written(fn, examples, kw_examples, result)
-        if not any(tensor._version != version for tensor, version in before) and not self._may_write(fn, examples):
+        written = any(tensor._version != version for tensor, version in before)
+        if written and not self.writes_inputs:
+            self._note_write(fn)
+        if not written and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
                 if known is not None:
@@ -210,6 +217,13 @@ class GraphBuilder:
         if all(new is old.realize() for new, old in zip(given, args, strict=True)):
             return None
         return self.call(fn, given, kwargs, method=method)
+
+    def _note_write(self, fn: Any) -> None:
+        """Note whether an input has been written, which a graph with an operator inside ``try`` must not do."""
+        self.writes_inputs = any(_is_written(inp) for inp in self.input_list())
+        if self.writes_inputs and self.in_try:
+            self.tx.side.epoch += 1  # the abstract input has been written already: capture starts over
+            raise GraphBreak("QB08", f"{_name_of(fn)} writes into an input when an operator inside try may raise")
 
     def _constant(self, result: Any) -> Value:
         if isinstance(result, torch.Size):
@@ -244,11 +258,7 @@ class GraphBuilder:
 
     def mutated_inputs(self) -> list[GraphInput]:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
-        return [
-            inp for inp in self.all_inputs
-            if isinstance(inp.value, TensorValue) and not inp.value.example.is_inference()
-            and inp.value.example._version
-        ]  # fmt: skip
+        return [inp for inp in self.all_inputs if _is_written(inp)]
 
     def state_call(self, fn: Callable[..., Any], args: list[Any]) -> torch.fx.Node:
         """Record a call that sets a thread-local mode (grad mode, autocast)."""
@@ -380,6 +390,11 @@ class GraphBuilder:
             if node.op == "call_function" and node.target not in _STATE_SETTERS and not self._is_pure(node):
                 return True
         return False
+
+
+def _is_written(inp: GraphInput) -> bool:
+    value = inp.value
+    return isinstance(value, TensorValue) and not value.example.is_inference() and bool(value.example._version)
 
 
 def _run(fn: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:

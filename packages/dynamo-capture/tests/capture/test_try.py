@@ -15,6 +15,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import dynamo_capture
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FORMS = {
@@ -437,3 +439,101 @@ def test_what_was_changed_before_an_operator_raises(program, dynamic, capture):
             globals()["SEEN"] = []
         assert found[0] == found[1]
     assert compiled.graphs
+
+
+# --- operators that may raise, and writes into inputs ----------------------------------------------------------------
+
+
+def write_then_read(x, at):
+    x.add_(1)
+    y = x.sin()
+    try:
+        z = y.gather(0, at) + 1
+    except RuntimeError:
+        z = y.sum()
+    return z + x.sum()
+
+
+def read_then_write(x, at):
+    y = x.sin()
+    try:
+        z = y.gather(0, at)
+        x.mul_(2)
+        z = z + 1
+    except RuntimeError:
+        z = y.sum()
+    return z + x.sum()
+
+
+def read_then_write_behind(x, at):
+    try:
+        z = x.gather(0, at)
+    except RuntimeError:
+        z = x.sum()
+    x[1:].mul_(3)
+    return z + x.sum()
+
+
+def one_statement(x, at):
+    try:
+        x.add_(x.cos().gather(0, at).sum())
+    except RuntimeError:
+        x.sub_(1)
+    return x.cos()
+
+
+def in_a_loop(x, at):
+    for _ in range(3):
+        try:
+            x.add_(x.cos().gather(0, at).sum())
+        except RuntimeError:
+            x.sub_(1)
+    return x.cos()
+
+
+def through_a_view(x, at):
+    y = x.cos()
+    part = x[:2]
+    try:
+        z = y.gather(0, at)
+        part.copy_(z[:1].expand(2))
+    except RuntimeError:
+        part += 1
+        z = y
+    return z.sum() + x * 2
+
+
+def in_a_callee(x, at):
+    def read(y):
+        try:
+            return y.gather(0, at)
+        except RuntimeError:
+            return y.sum()
+
+    x.add_(read(x.sin()).sum())
+    return read(x.sin()) + x.sum()
+
+
+WRITERS = [write_then_read, read_then_write, read_then_write_behind, one_statement, in_a_loop, through_a_view, in_a_callee]
+
+
+@pytest.mark.parametrize("fn", WRITERS)
+def test_operators_that_may_raise_and_writes_into_inputs_are_in_two_graphs(fn):
+    """What is written when an operator raises is what eager has written: no more, no less, and once."""
+    compiled = dynamo_capture.optimize(fn, lambda module, inputs: module)
+    for index in (1, 7, 2, -9, 0):
+        results = []
+        for run in (compiled, fn):
+            x = torch.arange(3.0)
+            try:
+                result = run(x, torch.tensor([index]))
+            except RuntimeError as error:
+                result = str(error)
+            results.append((x, result))
+        (ours, first), (theirs, second) = results
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(first, second, rtol=0, atol=0) if isinstance(second, torch.Tensor) else None
+        assert type(first) is type(second)
+    found = dynamo_capture.explain(fn)(torch.arange(3.0), torch.tensor([1]))
+    assert found.graph_count
+    assert not found.report.fallbacks

@@ -101,9 +101,9 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
 
 
 def _difference(gradient: torch.Tensor, handed: torch.Tensor) -> torch.Tensor:
-    """What ``handed`` was added to. Where that was zero the sum is the other, its zeros' signs included."""
+    """What ``handed`` was added to; where both are zero with the gradient's sign, which changes no derivative."""
     rest = torch.where(gradient == handed, 0, gradient - handed)
-    return torch.where(handed == 0, gradient, rest)
+    return torch.where((handed == 0) & (gradient == 0), gradient.detach(), rest)
 
 
 def handed_to_inputs(call: Any) -> dict[int, torch.Tensor]:

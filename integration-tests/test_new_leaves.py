@@ -72,3 +72,9 @@ def test_the_parameter_of_a_module_that_is_kept():
     loss, net = compiled(x)
     loss.backward()
     torch.testing.assert_close(net.weight.grad, (x + 1).sum(0, keepdim=True))
+
+
+def test_modules_are_made_in_one_graph_beside_pytorchs_compiler():
+    """It changes ``nn.Module.__init__`` for good when it first runs."""
+    torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(1, 4))
+    test_one_graph(normalised)

@@ -249,6 +249,8 @@ for _path in ("compiler.is_compiling", "compiler.is_dynamo_compiling"):
 for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "compiler.is_exporting"):
     special(_attribute(_path))(_constant(False))
 special_by_name("torch.onnx", "is_in_onnx_export")(_constant(False))  # to import it takes 20 ms
+# PyTorch's own compiler, once it has run in the process, numbers the modules that are made.
+special_by_name("torch._dynamo.mutation_guard", "tag")(_constant(None))
 
 
 def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:

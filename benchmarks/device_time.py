@@ -1,8 +1,8 @@
 """Device time, wall time and peak memory of eager, ``torch.compile`` and Quintet: ``device_time.py --out FILE``.
 
-Every cell (model x stack) is a fresh process with caches of its own. Cells build, compile and warm up beside each other
-(``--jobs``) and measure one at a time on a GPU, under a lock: first calls are therefore of a busy machine, steady figures
-are not. The largest difference of the results from eager's is kept for inference; gradients are not compared. Device
+Every cell (model x stack) is a fresh process with caches of its own. ``--jobs`` cells build, compile and warm up beside
+each other, then measure one at a time, when none of them uses the GPU any more (a lock that is shared until then): first
+calls are therefore of a busy machine, steady figures are not. The largest difference of the results from eager's is kept for inference; gradients are not compared. Device
 time is the sum of the kernels' and copies' own times per call from the profiler, whatever the host does.
 """
 
@@ -65,6 +65,15 @@ def wall_time(step: Callable[[], object], seconds: float) -> float:
 
 def measure(name: str, stack: str, mode: str | None, train: bool, seconds: float, lock: str) -> dict[str, Any]:
     """One cell, in this process."""
+    with open(lock, "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_SH)
+        return _measure_alone(name, stack, mode, train, seconds, lambda: fcntl.flock(turn, fcntl.LOCK_EX))
+
+
+def _measure_alone(
+    name: str, stack: str, mode: str | None, train: bool, seconds: float, alone: Callable[[], None]
+) -> dict[str, Any]:
+    """One cell; ``alone`` returns when no other cell uses the GPU."""
     import torch
     import zoo
     from device_models import MODELS
@@ -104,17 +113,16 @@ def measure(name: str, stack: str, mode: str | None, train: bool, seconds: float
     step = lambda: call(compiled) and None
     for _ in range(3):
         step()
-    with open(lock, "w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        kept = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated()
-        device, launches, longest = device_time(step)
-        wall = wall_time(step, seconds)
+    torch.cuda.synchronize()
+    alone()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    kept = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    device, launches, longest = device_time(step)
+    wall = wall_time(step, seconds)
     found = {"first_call_seconds": round(first, 3), "device_ms": round(device, 4), "wall_ms": round(wall, 4),
              "launches": launches, "peak_bytes": peak, "between_calls_bytes": kept,
              "reserved_bytes": torch.cuda.memory_reserved(), "longest": longest,
@@ -194,12 +202,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs * len(options.gpus)) as pool:
         # All stacks of a model on one GPU: the rest of the machine is the same for them.
         gpu_of = {key: options.gpus[i % len(options.gpus)] for i, key in enumerate(dict.fromkeys((n, t) for n, t, _ in cells))}
-        for record in pool.map(lambda cell: run_cell(cell, options, folder, gpu_of[cell[:2]]), cells):
-            records.append({**record, **known})
-            print(json.dumps({k: v for k, v in record.items() if k != "longest"}), flush=True)
-            if options.out:
-                with options.out.open("a") as file:
-                    file.write(json.dumps(records[-1]) + "\n")
+        at_once = options.jobs * len(options.gpus)
+        for begin in range(0, len(cells), at_once):  # a cell that began while others wait to be alone would hold them up
+            batch = cells[begin : begin + at_once]
+            for record in pool.map(lambda cell: run_cell(cell, options, folder, gpu_of[cell[:2]]), batch):
+                records.append({**record, **known})
+                print(json.dumps({k: v for k, v in record.items() if k != "longest"}), flush=True)
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps(records[-1]) + "\n")
     print(table(records))
 
 

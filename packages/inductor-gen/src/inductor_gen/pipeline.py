@@ -43,6 +43,7 @@ from inductor_gen.plan.parts import in_parts
 from inductor_gen.plan.peak import footprint
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
+from prims.control import control_of
 from prims.debug import keep
 from prims.ir import Envelope, Fuel
 from prims.options import Options
@@ -143,12 +144,18 @@ def lower_graph(
     hint, prepared, builder, steps = plan.hint, plan.prepared, plan.builder, plan.steps
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
     precision = None
-    if _has_choices(options, steps):
+    attends = any(isinstance(step, Call) and control_of(step.node.target) is not None for step in steps)
+    if attends or _has_choices(options, steps):
+        from inductor_gen.templates.attention import in_kernels
         from inductor_gen.templates.choice import choose
         from inductor_gen.templates.problem import Draft
 
         with phase(report, "choose"):
-            steps, precision = choose(Draft(options, hint, prepared, builder, rendering, report), steps)
+            draft = Draft(options, hint, prepared, builder, rendering, report)
+            if attends:
+                steps = in_kernels(draft, steps, lambda body: planned(body, options, devices=devices))
+            if _has_choices(options, steps):
+                steps, precision = choose(draft, steps)
     with phase(report, "render"):
         together = launches(steps, rendering.starts_slowly)
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)

@@ -26,7 +26,7 @@ from prims.records import record
 from prims.spec import SymbolContext, TensorSpec, abstract_from_spec, to_torch
 from prims.spec.expr import symbol
 
-__all__ = ["call_control"]
+__all__ = ["Interpret", "call_control", "operator_of"]
 
 #: ``interpret(graph module, values, tracer)`` runs a torch-dialect graph under a tracer.
 Interpret = Callable[[torch.fx.GraphModule, list[Any], Tracer], Any]
@@ -152,55 +152,70 @@ class _Call:
     def operator(
         self, form: Form, bodies: Sequence[_Run], specs: Sequence[Any], results: Sequence[Sequence[Any]]
     ) -> _Operator:
-        """The operator made of these bodies.
+        """As :func:`operator_of`, for this call."""
+        return operator_of(self.tracer, self.flow.name, form, bodies, specs, results)
 
-        Args:
-            specs: what they take.
-            results: for each, the metadata that its results are to have (None: their own).
-        """
-        made = [self._trace(body, specs, wanted) for body, wanted in zip(bodies, results, strict=True)]
-        sizes = tuple(desc.spec for desc in made[0].inputs[len(specs) :])
-        return _Operator(form, control_operator(form, made), sizes)
 
-    def _trace(self, body: _Run, specs: Sequence[Any], wanted: Sequence[TensorSpec | None]) -> Envelope:
-        """The envelope of a body."""
-        tracer = _BodyTracer(self.tracer.seeded, self.tracer.context)
-        tracer.source = self.tracer.source
-        values: list[Any] = []
-        for k, spec in enumerate(specs):
-            tensor = abstract_from_spec(spec) if isinstance(spec, TensorSpec) else None
-            tracer.add_input(InputDesc(f"a{k}", "size" if tensor is None else "input", spec), tensor)
-            values.append(to_torch(spec) if tensor is None else tensor)
-        enabled = torch.is_grad_enabled()
-        nodes: list[torch.fx.Node] = []
-        try:
-            with _disable_current_modes(), tracer, torch.no_grad():
-                for value, spec in zip(body(tracer, values), wanted, strict=True):
-                    nodes.append(_in_own_memory(tracer, value, spec, nodes))
-        finally:
-            torch.set_grad_enabled(enabled)
-        self._check(tracer, len(specs))
-        for name in (e.name for e in SymbolTable.from_inputs(tracer.inputs, tracer.context) if e.binding is None):
-            # A symbol that stands only inside larger expressions.
-            tracer.add_input(InputDesc(name, "size", tracer.context.make(symbol(name))), None)  # type: ignore[union-attr]
-        tracer.graph.output(tuple(nodes))
-        for node in tracer.graph.nodes:
-            node.meta.pop("backward", None)
-        tracer.made_by.clear()
-        return Envelope(
-            "aten", CURRENT["aten"], "aot_autograd", aot_autograd.__version__, tracer.graph, tuple(tracer.inputs),
-            tuple(OutputDesc("output", node.meta["spec"]) for node in nodes),
-            SymbolTable.from_inputs(tracer.inputs, tracer.context),
-        )  # fmt: skip
+def operator_of(
+    tracer: Tracer, name: str, form: Form, bodies: Sequence[_Run], specs: Sequence[Any],
+    results: Sequence[Sequence[Any]],
+) -> _Operator:  # fmt: skip
+    """The operator made of bodies.
 
-    def _check(self, tracer: Tracer, count: int) -> None:
-        where = tracer.source or self.tracer.source
-        if len(tracer.inputs) > count:
-            what = "draws random numbers" if tracer.inputs[count].kind == "rng_seed" else "makes a constant tensor"
-            raise Unsupported(f"a function given to {self.flow.name} {what}", where=where)
-        for tensor in tracer.input_tensors:
-            if tensor is not None and state_of(tensor).storage.generation:
-                raise Unsupported(f"a function given to {self.flow.name} writes to what it is given", where=where)
+    Args:
+        name: what the program called.
+        specs: what the bodies take: metadata of tensors, and sizes.
+        results: for each, the metadata that its results are to have (None: their own).
+
+    Raises:
+        Unsupported: a body writes to what it is given, draws random numbers, or makes a constant tensor.
+    """
+    made = [_trace(tracer, name, body, specs, wanted) for body, wanted in zip(bodies, results, strict=True)]
+    sizes = tuple(desc.spec for desc in made[0].inputs[len(specs) :])
+    return _Operator(form, control_operator(form, made), sizes)
+
+
+def _trace(
+    around: Tracer, name: str, body: _Run, specs: Sequence[Any], wanted: Sequence[TensorSpec | None]
+) -> Envelope:
+    """The envelope of a body that is called under a tracer."""
+    tracer = _BodyTracer(around.seeded, around.context)
+    tracer.source = around.source
+    values: list[Any] = []
+    for k, spec in enumerate(specs):
+        tensor = abstract_from_spec(spec) if isinstance(spec, TensorSpec) else None
+        tracer.add_input(InputDesc(f"a{k}", "size" if tensor is None else "input", spec), tensor)
+        values.append(to_torch(spec) if tensor is None else tensor)
+    enabled = torch.is_grad_enabled()
+    nodes: list[torch.fx.Node] = []
+    try:
+        with _disable_current_modes(), tracer, torch.no_grad():
+            for value, spec in zip(body(tracer, values), wanted, strict=True):
+                nodes.append(_in_own_memory(tracer, value, spec, nodes))
+    finally:
+        torch.set_grad_enabled(enabled)
+    _check(tracer, len(specs), name, tracer.source or around.source)
+    for free in (e.name for e in SymbolTable.from_inputs(tracer.inputs, tracer.context) if e.binding is None):
+        # A symbol that stands only inside larger expressions.
+        tracer.add_input(InputDesc(free, "size", tracer.context.make(symbol(free))), None)  # type: ignore[union-attr]
+    tracer.graph.output(tuple(nodes))
+    for node in tracer.graph.nodes:
+        node.meta.pop("backward", None)
+    tracer.made_by.clear()
+    return Envelope(
+        "aten", CURRENT["aten"], "aot_autograd", aot_autograd.__version__, tracer.graph, tuple(tracer.inputs),
+        tuple(OutputDesc("output", node.meta["spec"]) for node in nodes),
+        SymbolTable.from_inputs(tracer.inputs, tracer.context),
+    )  # fmt: skip
+
+
+def _check(tracer: Tracer, count: int, name: str, where: Any) -> None:
+    if len(tracer.inputs) > count:
+        what = "draws random numbers" if tracer.inputs[count].kind == "rng_seed" else "makes a constant tensor"
+        raise Unsupported(f"a function given to {name} {what}", where=where)
+    for tensor in tracer.input_tensors:
+        if tensor is not None and state_of(tensor).storage.generation:
+            raise Unsupported(f"a function given to {name} writes to what it is given", where=where)
 
 
 def _is_differentiable(value: torch.Tensor) -> bool:

@@ -95,7 +95,6 @@ class Outcome:
             if (tensor.requires_grad if i < self.user_outputs else i in tracked)
         ]
 
-
     @property
     def leads_nowhere(self) -> bool:
         """Whether gradients flow through results, but to leaves alone that the program itself makes."""
@@ -141,7 +140,8 @@ def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Opti
     Raises:
         Unsupported: the program cannot be traced.
     """
-    program = trace_forward(gm, example_inputs, not options.eager_random, _written(gm, options))
+    fast = options.numerics == "fast"
+    program = trace_forward(gm, example_inputs, not options.eager_random, _written(gm, options), fast)
     outcome = Outcome(program)
     tensors: list[Any] = []
     outcome.structure = flatten(program.result, tensors)

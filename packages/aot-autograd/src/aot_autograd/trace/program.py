@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from aot_autograd.trace.attention import attention
 from aot_autograd.trace.checks import one_hot
 from aot_autograd.trace.control import call_control
+from aot_autograd.trace.scored import call_attention
 from aot_autograd.trace.tracer import Tracer
-from prims.control import ControlFlow
+from prims.control import ControlFlow, ScoredAttention
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
@@ -80,7 +81,7 @@ INPUT_NODE: type = _Identity._backward_cls  # type: ignore[attr-defined]
 
 def trace_forward(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False,
-    written: Mapping[torch.fx.Node, Written] = MappingProxyType({}),
+    written: Mapping[torch.fx.Node, Written] = MappingProxyType({}), fast: bool = True,
 ) -> Program:  # fmt: skip
     """Trace ``gm`` on abstract versions of its inputs.
 
@@ -89,6 +90,7 @@ def trace_forward(
         example_inputs: tensors and numbers, one per placeholder.
         seeded: random operators become functions of a seed input.
         written: attentions that are traced as fused ones, by their last nodes.
+        fast: results may be rounded otherwise than eager's.
 
     Raises:
         Unsupported: something in the program cannot be traced.
@@ -97,6 +99,7 @@ def trace_forward(
     envelope: Envelope | None = gm.meta.get("envelope")
     context = envelope.symbols.context if envelope is not None else None
     tracer = Tracer(seeded, context)
+    tracer.fast = fast
     program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
     values = [
         _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)
@@ -217,6 +220,8 @@ def _interpret(
             args, kwargs = map_arg(step.args, load), map_arg(step.kwargs, load) if step.kwargs else {}
             if isinstance(step.target, ControlFlow):
                 env[step] = call_control(tracer, step.target, args, _body)
+            elif isinstance(step.target, ScoredAttention):
+                env[step] = call_attention(tracer, step.target, args, _body)
             else:
                 env[step] = _run(gm, step, args, kwargs)
     raise Unsupported("the graph has no output")

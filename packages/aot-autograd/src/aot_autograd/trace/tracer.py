@@ -61,6 +61,7 @@ class Tracer(TorchDispatchMode):
         factorisations: results of calls that end with error codes, by the identity of the codes.
         made: calls that make unbacked symbols, by operator and operands.
         seeded: random operators become functions of a seed.
+        fast: results may be rounded otherwise than eager's.
         context: the owner of the sizes' symbols, None where all are static.
         draws_again: the backward pass repeats draws of the forward (of a checkpoint).
         source: the user's source location of what is being run.
@@ -74,6 +75,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, seeded: bool = False, context: SymbolContext | None = None) -> None:
         super().__init__()
         self.seeded = seeded
+        self.fast = True
         self.context = context
         self.graph = torch.fx.Graph()
         self.inputs: list[InputDesc] = []

@@ -24,13 +24,12 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import special_by_name
+from prims.control import ScoredAttention
 from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.graph_builder import GraphBuilder
-
-__all__ = ["FlexAttention"]
 
 _MODULE = "torch.nn.attention.flex_attention"
 _PLACES = ("batch", "head", "query_index", "key_index")
@@ -43,87 +42,6 @@ _ELEMENTWISE = frozenset(
 )  # fmt: skip
 #: Makers of tensors that take no more than type and device of what they are asked of.
 _MAKERS = frozenset(("aten::new_ones", "aten::new_zeros", "aten::new_full", "aten::new_empty"))
-
-
-# --- in the graph -----------------------------------------------------------------------------------------------------
-
-
-class FlexAttention:
-    """Attention with captured score and mask functions. The target of a graph node.
-
-    ``attention(query, key, value, *read)`` takes ``(batch, heads, queries, width)``, ``(batch or 1, key heads, keys,
-    width)``, ``(batch or 1, key heads, keys, value width)`` and what the functions read of the program. It returns the
-    result, ``(batch, heads, queries, value width)`` in the query's memory order, the logarithms of the sums of the
-    exponentiated scores and the largest scores, both ``(batch, heads, queries)``. Products of scores are computed in
-    float32, in float64 for such queries; rows that see nothing give zeros. The formula is that of PyTorch's own
-    implementation (``torch._higher_order_ops.flex_attention.math_attention``).
-
-    Args:
-        score: from ``(score, batch, head, query_index, key_index, *read)`` to the score, all broadcast; None: as it is.
-        mask: from ``(batch, head, query_index, key_index, *read)`` to whether the query sees the key; None: always.
-        reads: how many of ``read`` belong to ``score``; the rest is the mask's.
-        scale: factor of the products.
-    """
-
-    def __init__(
-        self, score: torch.fx.GraphModule | None, mask: torch.fx.GraphModule | None, reads: int, scale: float
-    ) -> None:
-        self.__name__ = self.__qualname__ = "flex_attention"
-        self.__module__ = __name__
-        self.score = score
-        self.mask = mask
-        self.reads = reads
-        self.scale = scale
-
-    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *read: Any) -> Any:
-        device = query.device.type
-        if not torch.is_autocast_enabled(device):
-            return self._attend(query, key, value, read)
-        dtype = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):
-            return self._attend(query.to(dtype), key.to(dtype), value.to(dtype), read)
-
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, read: Any) -> Any:
-        batch, heads, queries, _ = query.shape
-        keys = key.shape[2]
-        working = torch.float64 if query.dtype == torch.float64 else torch.float32
-        key, value = (_every_head(tensor, batch, heads) for tensor in (key, value))
-        scores = (query.to(working) @ key.to(working).transpose(-2, -1)) * self.scale
-        places = [
-            torch.arange(n, device=query.device).view([-1 if i == d else 1 for i in range(4)])
-            for d, n in enumerate((batch, heads, queries, keys))
-        ]
-        seen = None if self.mask is None else self.mask(*places, *read[self.reads :])
-        if self.score is not None:
-            scores = self.score(scores, *places, *read[: self.reads])
-        if seen is not None:
-            scores = torch.where(seen, scores, -math.inf)
-        scores = scores.expand(batch, heads, queries, keys)
-        sums = scores.logsumexp(-1)
-        out = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
-        return _in_order_of(query, out), sums, scores.amax(-1)
-
-    def __repr__(self) -> str:
-        return self.__name__
-
-
-def _every_head(tensor: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
-    """Keys or values with a head for each of the query's, which take turns: ``(batch, heads, keys, width)``."""
-    given, keys, width = tensor.shape[1:]
-    if given != heads:
-        tensor = tensor.unsqueeze(2).expand(-1, given, heads // given, keys, width).flatten(1, 2)
-    return tensor.expand(batch, heads, keys, width)
-
-
-def _in_order_of(query: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out`` with its dimensions in memory in the order of the query's."""
-    strides = query.stride()
-    order = sorted(range(4), key=lambda d: (-strides[d], d))
-    inverse = [order.index(d) for d in range(4)]
-    return out.permute(order).contiguous().permute(inverse)
-
-
-# --- capture ----------------------------------------------------------------------------------------------------------
 
 
 class _Seen(TorchDispatchMode):
@@ -259,16 +177,17 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     device = query.example.device
     scores, read = _captured(tx, _present(given.get("score_mod")), True, query.example.dtype, device)
     seen, also = _captured(tx, mask, False, query.example.dtype, device)
-    target = FlexAttention(scores, seen, len(read), float(factor))
+    aux = _present(given.get("return_aux"))
+    largest = aux is not None and _flag(aux.getattr(tx, "max_scores"))
+    target = ScoredAttention(scores, seen, len(read), float(factor), largest)
     operands = [*(tx.graph.lower(v)[0] for v in (query, key, value)), *(tx.graph.lower(v)[0] for v in (*read, *also))]
     examples = [*(v.example for v in (query, key, value)), *(_example(v) for v in (*read, *also))]
     result = tx.graph.wrap_result(target(*examples), tx.graph.call_node(target, operands))
-    out, sums, largest = result.unpack(tx)
-    aux = _present(given.get("return_aux"))
+    out, sums, most = result.unpack(tx)
     if aux is None:
         return TupleValue([out, sums]) if _flag(given.get("return_lse")) else out
-    asked = [(sums, _flag(aux.getattr(tx, "lse"))), (largest, _flag(aux.getattr(tx, "max_scores")))]
-    if asked[1][1] and device.type == "cpu":
+    asked = [(sums, _flag(aux.getattr(tx, "lse"))), (most, largest)]
+    if largest and device.type == "cpu":
         raise _refused("the largest scores asked for on a CPU")
     fields = [value if wanted else ConstantValue(None) for value, wanted in asked]
     return TupleValue([out, tx.from_python(module.AuxOutput).realize().call(tx, fields, {})])
@@ -309,9 +228,7 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, grouped:
         raise _refused("these batch sizes")
 
 
-def _mask_function(
-    tx: Capture, module: Any, block_mask: Value, query: torch.Tensor, key: torch.Tensor
-) -> Value | None:
+def _mask_function(tx: Capture, module: Any, block_mask: Value, query: torch.Tensor, key: torch.Tensor) -> Value | None:
     if block_mask.pytype is not module.BlockMask:
         raise _refused(f"{display(block_mask)} as its block mask")
     sizes = [v.realize().const() for v in block_mask.getattr(tx, "BLOCK_SIZE").realize().unpack(tx)]

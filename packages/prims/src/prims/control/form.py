@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from prims.control.scored import attend, gradients
 from prims.records import record
 
 __all__ = ["Form", "run"]
@@ -25,24 +26,38 @@ __all__ = ["Form", "run"]
 
 @record
 class Form:
-    """The kind of control flow (``"cond"``, ``"while_loop"`` or ``"scan"``).
+    """The kind of control flow (``"cond"``, ``"while_loop"`` or ``"scan"``), or of attention with a function of its
+    scores (``"attention"``, ``"attention_backward"``: :mod:`prims.control.scored`).
 
     Attributes:
         carried: how many values a loop hands from one step to the next.
         mapped: how many tensors a scan takes slices of.
         reverse: whether a scan begins with the last slice (and stacks its results from the last to the first).
+        scale: factor of attention's products.
     """
 
     kind: str
     carried: int = 0
     mapped: int = 0
     reverse: bool = False
+    scale: float = 1.0
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """How many tensors the operator takes that are not its bodies', and how many these take first that it makes."""
+        return _OWN.get(self.kind, (0, 0))
+
+
+#: By kind of form, as :attr:`Form.own`.
+_OWN = {"cond": (1, 0), "attention": (3, 1), "attention_backward": (6, 2)}
 
 
 def run(form: Form, bodies: Sequence[Callable[..., Sequence[Any]]], args: Sequence[Any]) -> list[Any]:
     """The results; they may be arguments."""
     if form.kind == "cond":
         return list(bodies[not bool(args[0])](*args[1:]))
+    if form.kind in ("attention", "attention_backward"):
+        return (attend if form.kind == "attention" else gradients)(form.scale, bodies[0], args)
     if form.kind == "while_loop":
         carried, others = list(args[: form.carried]), args[form.carried :]
         going, step = bodies

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prims.control.form import Form, run
+from prims.control.scored import attention_results
 from prims.errors import InternalError
 from prims.records import record
 from prims.registry import define_operator
@@ -43,8 +44,13 @@ class Control:
     @property
     def inputs(self) -> list[str]:
         """The kinds of what the operator takes: ``"size"`` or another."""
-        first = ["input"] if self.form.kind == "cond" else []
-        return first + [desc.kind for desc in self.bodies[0].inputs]
+        taken, made = self.form.own
+        return ["input"] * taken + [desc.kind for desc in self.bodies[0].inputs[made:]]
+
+    @property
+    def results(self) -> int:
+        """How many tensors the operator returns."""
+        return {"attention": 2, "attention_backward": 3}.get(self.form.kind, len(self.step.outputs))
 
     @property
     def step(self) -> Envelope:
@@ -81,7 +87,7 @@ def control_operator(form: Form, bodies: Sequence[Envelope]) -> Any:
     if known in _CONTROLS:
         return known
     taken = ", ".join(f"{'SymInt' if kind == 'size' else 'Tensor'} a{i}" for i, kind in enumerate(control.inputs))
-    returned = ", ".join("Tensor" for _ in control.step.outputs)
+    returned = ", ".join(["Tensor"] * control.results)
     define_operator(f"{name}({taken}) -> ({returned})", _implementation(control))
     overload = getattr(torch.ops.quintet, name).default
     RULES[op_name(overload)] = _rule(control)
@@ -108,6 +114,9 @@ def _implementation(control: Control) -> Callable[..., Any]:
 def _rule(control: Control) -> Callable[..., Any]:
     form, step = control.form, control.step
     mapped = range(form.carried, form.carried + form.mapped)
+
+    if form.kind in ("attention", "attention_backward"):
+        return lambda *args: tuple(attention_results(form.kind, args))
 
     def rule(*args: Any) -> Any:
         given = args[1:] if form.kind == "cond" else args

@@ -7,6 +7,7 @@ with all scores in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,20 +70,23 @@ class _Call:
         query, key = (state_of(tracer.plain(x)).spec for x in args[:2])
         self.scores = TensorSpec((*query.shape[:3], key.shape[2]), torch.float32, query.device)
         self.read: list[Any] = []
-        for value in args[3:]:
+        for value in args[3 + attention.tables :]:
             plain = tracer.plain(value)
             self.read.append(state_of(plain).spec if isinstance(plain, torch.Tensor) else plain)
 
     def operators(self) -> tuple[Any, Any]:
         """The operator, and where a gradient may be asked for that of its derivative, else None."""
-        operator = lambda kind, body, made, given: operator_of(
-            self.tracer, "flex_attention", Form(kind, scale=self.attention.scale), [body], [*given, *self.read],
-            [[self.scores] * made],
-        )  # fmt: skip
-        forward = operator("attention", self._changed, 1, [self.scores])
+        scale, tables, block = self.attention.scale, self.attention.tables, self.attention.block
+        forward = self._operator(Form("attention", scale=scale, tables=tables // 2, block=block))
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in self.args[:3]):
             return forward, None
-        return forward, operator("attention_backward", self._derived, 2, [self.scores, self.scores])
+        return forward, self._operator(Form("attention_backward", scale=scale, tables=tables, block=block))
+
+    def _operator(self, form: Form) -> Any:
+        made = form.own[1]
+        body = self._changed if made == 1 else self._derived
+        given = [*[self.scores] * made, *self.read]
+        return operator_of(self.tracer, "flex_attention", form, [body], given, [[self.scores] * made])
 
     def _changed(self, tracer: Tracer, values: list[Any]) -> Sequence[torch.Tensor]:
         run = lambda graph, *args: self.interpret(graph, list(args), tracer)
@@ -97,13 +101,14 @@ class _Call:
         scores, tangent, *read = values
         with torch.enable_grad():
             (changed,) = self._changed(tracer, [scores.requires_grad_(), *read])
-        if not changed.requires_grad:
-            return changed, torch.zeros_like(scores)
         tracer.backward = True
         with torch.autograd.set_multithreading_enabled(False), no_autocast():
-            (found,) = torch.autograd.grad(changed, scores, tangent)
+            (found,) = torch.autograd.grad(changed, scores, tangent) if changed.requires_grad else (None,)
         tracer.backward = False
-        return changed, found
+        # What weighs nothing has no gradient, even where the function's derivative is infinite there. Besides, this
+        # makes one kernel of both results: the second depends on the first.
+        found = torch.zeros_like(scores) if found is None else found
+        return changed, torch.where(changed == -math.inf, 0.0, found)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -111,7 +116,8 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, forward: Any, backward: Any, *args: Any) -> Any:
-        out, sums = forward.call(call.tracer, args)
+        tables = call.attention.tables
+        out, sums = forward.call(call.tracer, [*args[: 3 + tables // 2], *args[3 + tables :]])
         ctx.call, ctx.operator = call, backward
         ctx.places = [at for at, x in enumerate(args) if isinstance(x, torch.Tensor)]
         ctx.given = [None if isinstance(x, torch.Tensor) else x for x in args]

@@ -179,9 +179,10 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     seen, also = _captured(tx, mask, False, query.example.dtype, device)
     aux = _present(given.get("return_aux"))
     largest = aux is not None and _flag(aux.getattr(tx, "max_scores"))
-    target = ScoredAttention(scores, seen, len(read), float(factor), largest)
-    operands = [*(tx.graph.lower(v)[0] for v in (query, key, value)), *(tx.graph.lower(v)[0] for v in (*read, *also))]
-    examples = [*(v.example for v in (query, key, value)), *(_example(v) for v in (*read, *also))]
+    tables, block = _tables(tx, block_mask)
+    target = ScoredAttention(scores, seen, len(read), float(factor), largest, len(tables), block)
+    taken = (query, key, value, *tables, *read, *also)
+    operands, examples = [tx.graph.lower(v)[0] for v in taken], [_example(v) for v in taken]
     result = tx.graph.wrap_result(target(*examples), tx.graph.call_node(target, operands))
     out, sums, most = result.unpack(tx)
     if aux is None:
@@ -191,6 +192,25 @@ def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise _refused("the largest scores asked for on a CPU")
     fields = [value if wanted else ConstantValue(None) for value, wanted in asked]
     return TupleValue([out, tx.from_python(module.AuxOutput).realize().call(tx, fields, {})])
+
+
+#: A block mask's tables: how many blocks each one sees and which, then those that it sees whole.
+_OF_QUERIES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+_OF_KEYS = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+
+
+def _tables(tx: Capture, block_mask: Value | None) -> tuple[list[TensorValue], tuple[int, int]]:
+    """The tables of a block mask that has them for queries and keys alike, and the sizes of its blocks."""
+    if block_mask is None:
+        return [], (0, 0)
+    found: list[list[TensorValue]] = []
+    for names in (_OF_QUERIES, _OF_KEYS):
+        values = [block_mask.getattr(tx, name).realize() for name in names]
+        found.append([v for v in values if isinstance(v, TensorValue)])
+    queries, keys = (v.realize().const() for v in block_mask.getattr(tx, "BLOCK_SIZE").realize().unpack(tx))
+    if len(found[0]) != len(found[1]) or len(found[0]) % 2:
+        return [], (0, 0)
+    return [*found[0], *found[1]], (queries, keys)
 
 
 def _example(value: Value) -> Any:

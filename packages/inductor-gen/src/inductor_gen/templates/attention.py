@@ -72,6 +72,7 @@ class _Problem:
         results: its results' buffers by their positions; those that nobody reads are absent.
         widths: of keys and of values.
         group: heads of queries to a head of keys.
+        tables: what says which blocks of scores are needed: for each block of queries, then of keys.
     """
 
     node: Node
@@ -80,6 +81,7 @@ class _Problem:
     results: Mapping[int, Node]
     widths: tuple[int, int]
     group: int
+    tables: tuple[tuple[ViewRef, ...], tuple[ViewRef, ...]] = ((), ())
 
     @property
     def is_backward(self) -> bool:
@@ -130,7 +132,7 @@ class _Attention(Block):
 
     def _reaches(self) -> list[Expr]:
         loads = [v.attr for v in self.body.vals if v.op == "load" and v.attr not in self.given]
-        bases = [ref.base for ref in self.problem.operands]
+        bases = [ref.base for ref in (*self.problem.operands, *self.problem.tables[0], *self.problem.tables[1])]
         return [self._reach(node) for node in dict.fromkeys((*bases, *self.problem.results.values(), *loads))]
 
     def _is_wide(self) -> bool:
@@ -153,7 +155,7 @@ class _Attention(Block):
             self.line(f"{name.upper()}BLOCK: tl.constexpr = {_power(width)}")
             self.line(f"{name} = tl.arange(0, {name.upper()}BLOCK)")
         self.line(f"p = {self.program()}")
-        blocks = ex.ceildiv(across, ex.const(block))
+        self.blocks = blocks = ex.ceildiv(across, ex.const(block))
         self.line(f"z = p // {self.names.divisor(blocks)}")
         self.line(
             f"{axis}0 = p % {self.names.divisor(blocks)} * {axis.upper()}BLOCK + tl.arange(0, {axis.upper()}BLOCK)"
@@ -165,6 +167,33 @@ class _Attention(Block):
         self.line(f"zb = z // {self.names.divisor(self.problem.sizes[1])}")
         self.line(f"zh = z % {self.names.divisor(self.problem.sizes[1])}")
         self.decode("z", self.place.batch)
+
+    def span(self, axis: str, end: Expr) -> str:
+        """The range of starts of blocks to walk for what a program holds along ``axis``: from the first that its block
+        mask has to the last, all where there is none."""
+        at = "yx".index(axis)
+        tables, sizes = self.problem.tables[at], self.problem.control.form.block
+        step = "XBLOCK" if axis == "y" else "YBLOCK"
+        if not tables or sizes[at] % (self.tile.m, self.tile.n)[at]:
+            return f"range(0, {self.names.size(end)}, {step})"
+        bounds: list[str] = []
+        for k, (count, which) in enumerate(zip(tables[::2], tables[1::2], strict=True)):
+            width = int(which.shape[3].value)
+            row = f"(p % {self.names.divisor(self.blocks)} * {axis.upper()}BLOCK // {sizes[at]})"
+            self.line(f"c{k} = tl.arange(0, {_power(width)})")
+            self.line(f"n{axis}{k} = tl.load({self.pointer(count, 'zb', 'zh', row)})")
+            here = f"c{k} < n{axis}{k}"
+            self.line(f"b{k} = tl.load({self.pointer(which, 'zb', 'zh', row, f'c{k}')}, {here}, other=0)")
+            self.line(f"low{k} = tl.min(tl.where({here}, b{k}, {1 << 20}), 0)")
+            self.line(f"high{k} = tl.max(tl.where({here}, b{k} + 1, 0), 0)")
+            bounds.append(str(k))
+        low, high = "low0", "high0"
+        if len(bounds) > 1:
+            low, high = "tl.minimum(low0, low1)", "tl.maximum(high0, high1)"
+        self.line(f"high = {high}")
+        self.line(f"low = tl.minimum({low}, high)")
+        other = sizes[1 - at]
+        return f"range(low * {other}, tl.minimum(high * {other}, {self.names.size(end)}), {step})"
 
     def positions(self, axis: str) -> None:
         """Positions along an axis, whether they exist, and the loop variables that they stand for."""
@@ -287,7 +316,7 @@ class _Attention(Block):
         self.line('top = tl.full([YBLOCK], -float("inf"), tl.float32)')
         self.line("total = tl.zeros([YBLOCK], tl.float32)")
         self.line("acc = tl.zeros([YBLOCK, EBLOCK], tl.float32)")
-        self.line(f"for start in range(0, {self.names.size(keys)}, XBLOCK):")
+        self.line(f"for start in {self.span('y', keys)}:")
         self.depth = 2
         self.line("x0 = start + tl.arange(0, XBLOCK)")
         self.positions("x")
@@ -318,7 +347,7 @@ class _Attention(Block):
         self.positions("y")
         self._queries()
         self.line("acc = tl.zeros([YBLOCK, DBLOCK], tl.float32)")
-        self.line(f"for start in range(0, {self.names.size(keys)}, XBLOCK):")
+        self.line(f"for start in {self.span('y', keys)}:")
         self.depth = 2
         self.line("x0 = start + tl.arange(0, XBLOCK)")
         self.positions("x")
@@ -350,7 +379,7 @@ class _Attention(Block):
         self.line(f"zh = kh * {problem.group} + turn % {problem.group}")
         self.line(f"z = zb * {self.names.size(heads)} + zh")
         self.decode("z", self.place.batch)
-        self.line(f"for start in range(0, {self.names.size(queries)}, YBLOCK):")
+        self.line(f"for start in {self.span('x', queries)}:")
         self.depth = 3
         self.line("y0 = start + tl.arange(0, YBLOCK)")
         self.positions("y")
@@ -444,11 +473,13 @@ def _problem_of(draft: Draft, node: Node) -> tuple[_Problem, list[Any]] | None:
     if control is None or control.form.kind not in ("attention", "attention_backward"):
         return None
     args = list(draft.prepared.externs[node][0])
-    taken = control.form.own[0]
-    operands, read = args[:taken], args[taken:]
+    taken, count = control.form.own[0], control.form.tables
+    operands, tables, read = args[: taken - count], args[taken - count : taken], args[taken:]
+    if not all(isinstance(x, ViewRef) and (len(x.shape) == 3 or x.shape[-1].is_const) for x in tables):
+        tables = []
     if not all(isinstance(x, ViewRef) for x in operands) or operands[0].base.dtype not in HALVES:
         return None
-    if any(x.base.dtype != operands[0].base.dtype for x in operands[:4][: taken if taken < 6 else 4]):
+    if any(x.base.dtype != operands[0].base.dtype for x in operands[:4]):
         return None
     heads, given, *widths = operands[0].shape[1], operands[1].shape[1], operands[0].shape[3], operands[2].shape[3]
     if not all(n.is_const and 0 < n.value <= max(_FORWARD) for n in widths):
@@ -457,7 +488,11 @@ def _problem_of(draft: Draft, node: Node) -> tuple[_Problem, list[Any]] | None:
         return None
     group = 1 if heads is given else int(heads.value) // int(given.value)
     results = {item.args[1]: item for item in node.users if item.kind == "item"}
-    return _Problem(node, control, tuple(operands), results, tuple(int(n.value) for n in widths), group), read
+    half = len(tables) // 2 if control.form.kind == "attention_backward" else len(tables)
+    of = (tuple(tables[:half]), tuple(tables[half:]))
+    return _Problem(
+        node, control, tuple(operands), results, (int(widths[0].value), int(widths[1].value)), group, of
+    ), read
 
 
 def in_kernels(draft: Draft, steps: Sequence[Step], plan: Callable[[Envelope], Any]) -> list[Step]:

@@ -34,6 +34,8 @@ class Form:
         mapped: how many tensors a scan takes slices of.
         reverse: whether a scan begins with the last slice (and stacks its results from the last to the first).
         scale: factor of attention's products.
+        tables: how many tensors of attention's say which blocks of its scores may differ from minus infinity.
+        block: queries and keys of such a block.
     """
 
     kind: str
@@ -41,11 +43,14 @@ class Form:
     mapped: int = 0
     reverse: bool = False
     scale: float = 1.0
+    tables: int = 0
+    block: tuple[int, int] = (0, 0)
 
     @property
     def own(self) -> tuple[int, int]:
         """How many tensors the operator takes that are not its bodies', and how many these take first that it makes."""
-        return _OWN.get(self.kind, (0, 0))
+        taken, made = _OWN.get(self.kind, (0, 0))
+        return taken + self.tables, made
 
 
 #: By kind of form, as :attr:`Form.own`.
@@ -57,7 +62,9 @@ def run(form: Form, bodies: Sequence[Callable[..., Sequence[Any]]], args: Sequen
     if form.kind == "cond":
         return list(bodies[not bool(args[0])](*args[1:]))
     if form.kind in ("attention", "attention_backward"):
-        return (attend if form.kind == "attention" else gradients)(form.scale, bodies[0], args)
+        taken = form.own[0]
+        operands = [*args[: taken - form.tables], *args[taken:]]
+        return (attend if form.kind == "attention" else gradients)(form.scale, bodies[0], operands)
     if form.kind == "while_loop":
         carried, others = list(args[: form.carried]), args[form.carried :]
         going, step = bodies

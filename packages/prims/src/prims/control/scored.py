@@ -4,15 +4,17 @@ In the torch dialect a node's target is a :class:`ScoredAttention`. In the aten 
 operators (:func:`prims.control.control_operator`) whose body is that function, so that a kernel can apply it to a block
 of scores that never lie in memory::
 
-    attention           (query, key, value, *read)                         -> result, sums
-    attention_backward  (query, key, value, gradient, sums, rest, *read)   -> their three gradients
+    attention           (query, key, value, *tables, *read)                         -> result, sums
+    attention_backward  (query, key, value, gradient, sums, rest, *tables, *read)   -> their three gradients
 
 ``query`` is ``(batch, heads, queries, width)``, ``key`` ``(batch or 1, key heads, keys, width)``, ``value`` ``(batch or
 1, key heads, keys, value width)``; heads of keys serve equally many heads of queries each, in turn. ``sums`` are the
 logarithms of the sums of the exponentiated scores, ``(batch, heads, queries)`` in float32; ``rest`` is what a score's
 gradient is less than its weight's, for each query: the sum of ``result * gradient`` less the gradient of ``sums``. The
 forward body takes ``(scores, *read)`` and gives the scores; the backward one takes ``(scores, gradients, *read)``
-and gives what the forward one does and the gradients of what it is given. The formula of the gradients is
+and gives what the forward one does and the gradients of what it is given. ``tables`` are those of a ``BlockMask``: how
+many blocks of keys each block of queries may see, and which; once more for blocks that it sees whole; and in the
+gradient's the same for the queries that see each block of keys. The formula ignores them. That of the gradients is
 FlashAttention's (Dao and others, 2022), which needs no weight in memory.
 """
 
@@ -46,11 +48,13 @@ class ScoredAttention:
         reads: how many of ``read`` belong to ``score``; the rest is the mask's.
         scale: factor of the products.
         largest: whether the largest scores are asked for.
+        tables: how many tables of blocks come before ``read``, of which half are the queries' of each block of keys.
+        block: queries and keys of such a block.
     """
 
     def __init__(
         self, score: torch.fx.GraphModule | None, mask: torch.fx.GraphModule | None, reads: int, scale: float,
-        largest: bool = True,
+        largest: bool = True, tables: int = 0, block: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
         self.__name__ = self.__qualname__ = "flex_attention"
         self.__module__ = __name__
@@ -59,6 +63,8 @@ class ScoredAttention:
         self.reads = reads
         self.scale = scale
         self.largest = largest
+        self.tables = tables
+        self.block = block
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *read: Any) -> Any:
         device = query.device.type
@@ -78,7 +84,7 @@ class ScoredAttention:
     def formula(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *read: Any) -> Any:
         """What it computes, with every score in memory."""
         key, value = (_every_head(tensor, query) for tensor in (key, value))
-        scores = self.changed(self._scores, scores_of(query, key, self.scale), *read)
+        scores = self.changed(self._scores, scores_of(query, key, self.scale), *read[self.tables :])
         sums = scores.logsumexp(-1)
         out = torch._safe_softmax(scores, -1).to(query.dtype) @ value.to(query.dtype)
         return _in_order_of(query, out), sums, scores.amax(-1)

@@ -7,6 +7,9 @@ import warnings
 
 import pytest
 import torch
+from scored_attention import MASKS as MASK_PROGRAMS
+from scored_attention import SCORES as SCORE_PROGRAMS
+from scored_attention import judge, masked, scored
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -139,7 +142,7 @@ def test_gradients():
     results = []
     for attend, dtype in ((fn, torch.float32), (formula, torch.float64)):
         given = [t.to(dtype).requires_grad_() for t in (*operands(), SLOPES, TABLE)]
-        out, = captured(fn, *given)[1] if attend is fn else [formula(*given)]
+        (out,) = captured(fn, *given)[1] if attend is fn else [formula(*given)]
         results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), given)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
@@ -198,3 +201,62 @@ def test_bad_calls_raise_eagers_errors():
     compiled = compile_api.compile(lambda q, k, v: flex_attention(q, k, v))
     with pytest.raises(ValueError, match="same number of heads"):
         compiled(q, k, v)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Traced as where there are kernels for it: here the operators' formulas run."""
+    monkeypatch.setattr("aot_autograd.trace.scored.DEVICES", ("cpu",))
+
+
+@pytest.mark.parametrize("name", SCORE_PROGRAMS)
+def test_operators(name, as_on_a_gpu):
+    function = scored(name, 4, 20, 33, "cpu")
+    compiled = compile_api.compile(function, fullgraph=True, options={"strict": True})
+    judge(function, compiled, (4, 2), (20, 33), (8, 16), torch.bfloat16, "cpu")
+    assert [e.name.split("_")[0] for e in compiled.report().externs] == ["quintet.attention"] * 2
+
+
+@pytest.mark.parametrize("name", MASK_PROGRAMS)
+def test_operators_with_block_masks(name, as_on_a_gpu):
+    function = masked(name, 2, 70, "cpu", 32)
+    compiled = compile_api.compile(function, fullgraph=True, options={"strict": True}, dynamic=False)
+    judge(function, compiled, (2, 1), (70, 70), (8, 8), torch.float16, "cpu")
+
+
+def operators_in(function, *args, **options):
+    compiled = compile_api.compile(function, fullgraph=True, options={"strict": True, **options})
+    compiled(*args)
+    return sum("quintet.attention" in e.name for e in compiled.report().externs)
+
+
+def test_what_the_operators_cannot_do_stays_the_formula(as_on_a_gpu):
+    halves = [torch.randn(1, 2, 5, 8, dtype=torch.float16) for _ in range(3)]
+    plain = lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 2)
+    learnt = torch.ones(2, requires_grad=True)
+    double = torch.tensor(2.0, dtype=torch.float64)
+    assert operators_in(plain, *halves) == 1
+    assert operators_in(plain, *[x.float() for x in halves]) == 0
+    assert operators_in(plain, *halves, numerics="eager_close") == 0
+    assert (
+        operators_in(lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * learnt[h]), *halves)
+        == 0
+    )
+    assert (
+        operators_in(lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * double), *halves) == 0
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert operators_in(plain, *[x.float() for x in halves]) == 1
+
+
+def test_second_derivatives_of_the_operators(as_on_a_gpu):
+    function = lambda q, k, v: flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.tanh(s))
+    compiled = compile_api.compile(function, fullgraph=True)
+    exact = compile_api.compile(function, fullgraph=True, backend="eager")
+    start = [torch.randn(1, 2, 12, 8).half() for _ in range(3)]
+    found = []
+    for run, kind in ((compiled, torch.float16), (exact, torch.float64)):
+        leaves = [x.to(kind, copy=True).requires_grad_() for x in start]
+        (first,) = torch.autograd.grad(run(*leaves).double().square().sum(), leaves[0], create_graph=True)
+        found.append(torch.autograd.grad(first.double().square().sum(), leaves)[1].double())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-2 * found[1].abs().max().item())

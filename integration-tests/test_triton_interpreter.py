@@ -1,6 +1,6 @@
 """Whole programs, forward and backward, with every kernel generated for the GPU and run in Triton's interpreter.
 
-A process of its own runs ``triton_programs.py``: the interpreter is chosen when Triton is imported.
+A process of its own runs each script: the interpreter is chosen when Triton is imported.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 
 import pytest
 
-PROGRAMS = pathlib.Path(__file__).with_name("triton_programs.py")
+HERE = pathlib.Path(__file__).parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_programs():
+@pytest.mark.parametrize("script", ["triton_programs.py", "triton_attention.py"])
+def test_programs(script):
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS)], capture_output=True, text=True, timeout=900, check=False,
+        [sys.executable, str(HERE / script)], capture_output=True, text=True, timeout=900, check=False,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

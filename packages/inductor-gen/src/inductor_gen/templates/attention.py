@@ -54,7 +54,7 @@ _FORWARD = {
 }
 _BACKWARD = {
     64: (_Tile(64, 64, 4, 2), _Tile(32, 32, 4, 1)),
-    128: (_Tile(64, 64, 8, 2), _Tile(32, 64, 4, 1), _Tile(32, 32, 4, 1)),
+    128: (_Tile(64, 64, 4, 2), _Tile(32, 64, 4, 1), _Tile(32, 32, 4, 1)),
     256: (_Tile(32, 32, 4, 1), _Tile(16, 16, 4, 1)),
 }
 
@@ -417,32 +417,43 @@ class _Functions:
 
     def body(self) -> tuple[Body, Fit] | None:
         """A fresh body that lies over the scores, None where there is none."""
-        if len(self.planned.steps) != 1 or not isinstance(self.planned.steps[0], Kernel):
-            return None
-        kernel = self.planned.steps[0]
+        found: tuple[Body, Fit] | None = None
+        for step in self.planned.steps:
+            piece = self._piece(step) if isinstance(step, Kernel) else None
+            if piece is not None and found is not None:
+                piece = _together(found, piece)
+            if piece is None:
+                return None
+            found = piece
+        return found if found is not None and self._placed(found[0]) else None
+
+    def _piece(self, kernel: Kernel) -> tuple[Body, Fit] | None:
+        """The body of one of the function's kernels."""
         if len(kernel.nests) != 1 or kernel.updates or kernel.parts or kernel.origin.inner:
             return None
         cluster, builder = kernel.origin.copy(), self.planned.builder
         for _ in range(6):
             body, cluster = builder.traced(cluster)
             place = self._fit(body)
-            if not isinstance(place, Split):
-                return None if place is None or not self._placed(body) else (body, place)
-            if not builder.fusion.split(cluster, place.variable, place.inner):
+            if isinstance(place, Fit):
+                return body, Fit(*(collapse(body, list(g)) for g in (place.batch, place.rows, place.columns)))
+            if place is None or not builder.fusion.split(cluster, place.variable, place.inner):
                 break
         return None
 
     def _fit(self, body: Body) -> Fit | Split | None:
-        """How it lies over the blocks: it must read the scores (and their gradients), each once."""
+        """How it lies over the blocks: of the scores and their gradients it must read each once."""
         found: Fit | Split | None = None
         batch, heads, queries, keys = self.problem.sizes
+        read = {v.attr for v in body.vals if v.op == "load"}
         for node in self.scores:
             if node.shape != self.problem.sizes:
                 return None
-            anything = ViewRef(node, (), (), ZERO)
-            found = fit(body, Product(node, (batch, heads), queries, keys, ONE, anything, anything, None, 1.0, 1.0))
-            if not isinstance(found, Fit):
-                return found
+            if node in read:
+                anything = ViewRef(node, (), (), ZERO)
+                found = fit(body, Product(node, (batch, heads), queries, keys, ONE, anything, anything, None, 1.0, 1.0))
+                if not isinstance(found, Fit):
+                    return found
         return found
 
     def _placed(self, body: Body) -> bool:
@@ -465,6 +476,28 @@ class _Functions:
             stores += mine
         body.stores = stores
         return True
+
+
+def _together(first: tuple[Body, Fit], second: tuple[Body, Fit]) -> tuple[Body, Fit] | None:
+    """Two bodies over the same blocks as one."""
+    (body, place), (other, elsewhere) = first, second
+    mapping: dict[Expr, Expr] = {}
+    for ours, theirs in zip(
+        (place.batch, place.rows, place.columns), (elsewhere.batch, elsewhere.rows, elsewhere.columns), strict=True
+    ):
+        if [body.space[v] for v in ours] != [other.space[v] for v in theirs]:
+            return None
+        mapping.update(zip(theirs, ours, strict=True))
+    other.replace_index(mapping)
+    last = max((v.id for v in body.vals), default=-1)
+    for v in other.vals:
+        v.id += last + 1
+    body.vals += other.vals
+    body.stores += other.stores
+    body.atoms |= other.atoms
+    body.nodes += other.nodes
+    body.refresh()
+    return body, place
 
 
 def _problem_of(draft: Draft, node: Node) -> tuple[_Problem, list[Any]] | None:
@@ -541,7 +574,6 @@ def _source(
     written: dict[Node, str], body: Body, place: Fit,
 ) -> TritonSource:  # fmt: skip
     given = dict(zip(functions.scores, ("s", "g"), strict=False))
-    place = Fit(*(collapse(body, list(group)) for group in (place.batch, place.rows, place.columns)))
     body.refresh()
     body.nodes = [problem.node, *body.nodes]
     nest = Nest(body, [*place.batch, *place.rows, *place.columns], [], None)

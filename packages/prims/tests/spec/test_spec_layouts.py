@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from prims.spec import AbstractMode, AbstractTensor, abstract, infer, spec_of
+from prims.spec.rules.elementwise import BINARY
 
 SHAPE = (2, 4, 6, 8)
 LAYOUTS = {
@@ -132,6 +133,75 @@ def test_forward(case, layout):
     want = CASES[case](x, y)
     with AbstractMode():
         difference(CASES[case](abstract(x), abstract(y)), want)
+
+
+def _of_layout(kind: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A tensor of small positive numbers, of shape (4, 3, 2) or one that is broadcast to it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*sizes: int) -> torch.Tensor:
+        return (torch.randint(0, 5, sizes, generator=generator) + 1).to(dtype)
+
+    if kind == "contiguous":
+        return numbers(4, 3, 2)
+    if kind == "reversed":
+        return numbers(2, 3, 4).permute(2, 1, 0)
+    if kind == "reversed, with gaps":
+        return numbers(2, 3, 9).permute(2, 1, 0)[1::2]
+    if kind == "expanded":
+        return numbers(1, 2, 3).transpose(1, 2).expand(4, 3, 2)
+    if kind == "overlapping":
+        return numbers(8).as_strided((4, 3, 2), (1, 1, 1))
+    return numbers(1, 2).expand(3, 2)
+
+
+TWO_TYPES = [
+    (torch.float32, torch.float32), (torch.int32, torch.float32), (torch.float32, torch.float64),
+    (torch.bool, torch.float32), (torch.int32, torch.int64), (torch.bfloat16, torch.float32),
+]  # fmt: skip
+THREE_OPERANDS = ["where.self", "addcmul.default", "addcdiv.default", "clamp.Tensor", "lerp.Tensor"]
+TWO_OPERANDS = (
+    [
+        f"{name}.{overload}"
+        for overloads, _, names in BINARY
+        for name in names.split()
+        for overload in overloads
+        if overload in ("Tensor", "default", "Tensor_Tensor")
+    ]
+    + """rsub.Tensor logaddexp.default clamp_min.Tensor clamp_max.Tensor ldexp.Tensor float_power.Tensor_Tensor isclose.default
+    tanh_backward.default threshold_backward.default leaky_relu_backward.default gelu_backward.default _prelu_kernel.default
+    mse_loss.default huber_loss.default soft_margin_loss.default binary_cross_entropy_with_logits.default""".split()
+)
+MORE = {
+    "threshold_backward.default": (0.5,), "leaky_relu_backward.default": (0.1, False), "mse_loss.default": (0,),
+    "huber_loss.default": (0,), "soft_margin_loss.default": (0,),
+    "binary_cross_entropy_with_logits.default": (None, None, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TWO_OPERANDS, *THREE_OPERANDS])
+def test_operands_of_two_types_and_layouts(name: str) -> None:
+    """Eager converts on a CPU before it looks at strides, and an expanded or overlapping operand's copy is dense."""
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    kinds = ("contiguous", "reversed", "reversed, with gaps", "expanded", "overlapping", "smaller")
+    count = 3 if name in THREE_OPERANDS else 2
+    compared = 0
+    for types in TWO_TYPES:
+        for layouts in itertools.product(kinds if count == 2 else kinds[1:5], repeat=count):
+            operands = [_of_layout(kind, types[i % 2], i) for i, kind in enumerate(layouts)]
+            if packet == "where":
+                operands[0] = _of_layout(layouts[0], torch.bool, 0)
+            if packet in ("_prelu_kernel", "ldexp") and layouts[0] == "smaller":
+                continue
+            try:
+                want = op(*operands, *MORE.get(name, ()))
+            except (RuntimeError, NotImplementedError):
+                continue  # not of these types
+            got = infer(op, (*(spec_of(x) for x in operands), *MORE.get(name, ())), {})
+            compared += 1
+            assert (got.shape, got.dtype, got.strides) == (want.shape, want.dtype, want.stride()), (types, layouts)
+    assert compared >= 20
 
 
 def gradient(f, x, y):
@@ -262,3 +332,21 @@ def test_strides_of_single_elements_beside_numbers(name):
             if base == "eq":
                 where = torch.ops.aten.where.ScalarOther
                 assert infer(where, (spec_of(x > 0), spec_of(x), 0.0), {}).strides == where(x > 0, x, 0.0).stride()
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("name", ["huber_loss", "soft_margin_loss", "mse_loss", "smooth_l1_loss"])
+def test_losses_of_two_types(name: str, reduction: int) -> None:
+    """Some are of their input's type and raise where that does not hold the numbers, others of the common type."""
+    op = getattr(torch.ops.aten, name).default
+    types = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+    for first, second in itertools.product(types, types):
+        x, y = torch.ones(3, 2).to(first), torch.ones(3, 2).to(second)
+        try:
+            want = op(x, y, reduction)
+        except (RuntimeError, NotImplementedError):
+            if name == "huber_loss" and first is torch.int64 and second is not first:
+                with pytest.raises(RuntimeError, match="can't be cast"):
+                    infer(op, (spec_of(x), spec_of(y), reduction), {})
+            continue
+        assert infer(op, (spec_of(x), spec_of(y), reduction), {}) == spec_of(want)

@@ -33,10 +33,12 @@ def reduce_loss(p: Any, loss: Value, reduction: int) -> Value:
     return total if reduction == SUM else p.div(total, number(numel(loss), loss.dtype))
 
 
-def _elementwise_loss(p: Any, self: Value, target: Value, reduction: int, formula: Callable[..., Value]) -> Value:
-    dtype = result_dtype(self, target)
-    x, y = operands(p, self, target, dtype=opmath(dtype))
-    return to_dtype(p, reduce_loss(p, formula(x, y), reduction), dtype)
+def _elementwise_loss(
+    p: Any, self: Value, target: Value, reduction: int, formula: Callable[..., Value], dtype: torch.dtype | None = None
+) -> Value:
+    common = result_dtype(self, target)
+    x, y = operands(p, self, target, dtype=opmath(common))
+    return to_dtype(p, reduce_loss(p, formula(x, y), reduction), dtype or common)
 
 
 def _loss_gradient(
@@ -112,7 +114,7 @@ def huber_loss(p: Any, self: Value, target: Value, reduction: int = MEAN, delta:
         near = p.mul(p.mul(gap, gap), 0.5)
         return p.where(p.le(gap, float(delta)), near, p.mul(p.sub(gap, 0.5 * delta), float(delta)))
 
-    return _elementwise_loss(p, self, target, reduction, formula)
+    return _elementwise_loss(p, self, target, reduction, formula, self.dtype)
 
 
 @decomposition("aten.huber_loss_backward.default")
@@ -127,7 +129,7 @@ def huber_loss_backward(p: Any, grad_output: Value, self: Value, target: Value, 
 @decomposition("aten.soft_margin_loss.default")
 def soft_margin_loss(p: Any, self: Value, target: Value, reduction: int = MEAN) -> Value:
     """log(1 + exp(-x y))"""
-    return _elementwise_loss(p, self, target, reduction, lambda x, y: p.log1p(p.exp(p.neg(p.mul(x, y)))))
+    return _elementwise_loss(p, self, target, reduction, lambda x, y: p.log1p(p.exp(p.neg(p.mul(x, y)))), self.dtype)
 
 
 @decomposition("aten.soft_margin_loss_backward.default")

@@ -129,11 +129,22 @@ def common_device(tensors: Sequence[TensorSpec]) -> torch.device:
     return device
 
 
-def iterate(operands: Sequence[Any], dtype: torch.dtype, wraps: bool = False) -> TensorSpec:
+def converted(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    """What ``to(dtype)`` makes of a tensor: itself, or a copy, which is dense (an expanded dimension has elements)."""
+    if spec.dtype is dtype:
+        return spec
+    return TensorSpec(spec.shape, dtype, spec.device, layout.like_strides(spec.shape, spec.strides))
+
+
+def iterate(
+    operands: Sequence[Any], dtype: torch.dtype, wraps: bool = False, common: torch.dtype | None = None
+) -> TensorSpec:
     """The fresh result of an elementwise operation on ``operands`` (numbers and None are skipped).
 
     ``wraps``: eager makes a number a tensor without dimensions, and then has no short way to strides that are alike;
     the long one comes to others in dimensions of one element.
+    ``common``: the type in which the operation computes, if it is not the result's. On a CPU eager converts operands of
+    other types before it looks at strides, those of the copies.
     """
     tensors = [x for x in operands if type(x) is TensorSpec]
     if not tensors:
@@ -145,6 +156,8 @@ def iterate(operands: Sequence[Any], dtype: torch.dtype, wraps: bool = False) ->
         strides = _unary_strides(first)
         return TensorSpec(first.shape, dtype, first.device, strides)
     device = first.device if all(t.device is first.device for t in tensors) else common_device(tensors)
+    if device.type == "cpu":
+        tensors = [converted(t, common or dtype) for t in tensors]
     shapes, strides = tuple(t.shape for t in tensors), tuple(t.strides for t in tensors)
     ctx = next((c for t in tensors if (c := _context(t)) is not None), None)
     if ctx is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from prims.spec.infer import meta_rule
-from prims.spec.iterator import broadcast_shapes, iterate
+from prims.spec.iterator import broadcast_shapes, converted, iterate
 from prims.spec.promote import real_dtype, result_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.tensorspec import TensorSpec
@@ -99,7 +99,7 @@ BINARY: tuple[tuple[tuple[str, ...], DtypeRule, str], ...] = (
     (
         ("Tensor", "Scalar"),
         _same,
-        "add sub mul rsub fmod bitwise_and bitwise_or bitwise_xor __lshift__ __rshift__",
+        "add sub mul fmod bitwise_and bitwise_or bitwise_xor __lshift__ __rshift__",
     ),
     (("Tensor", "Scalar"), _same, "__and__ __or__ __xor__"),
     (("Tensor", "Tensor_Scalar", "Scalar_Tensor"), _same, "bitwise_left_shift bitwise_right_shift"),
@@ -125,7 +125,6 @@ BINARY: tuple[tuple[tuple[str, ...], DtypeRule, str], ...] = (
     ),
     (("default",), _float, "special_gammainc special_gammaincc igamma igammac"),
     (("Tensor", "Scalar"), _float, "copysign"),
-    (("default",), _same, "_prelu_kernel"),
 )
 
 
@@ -133,13 +132,25 @@ def _binary(name: str, dtype: DtypeRule) -> None:
     @meta_rule(name)
     def rule(x: Any, y: Any, *args: Any, **kwargs: Any) -> TensorSpec:
         operands = (x, y)
-        return iterate(operands, dtype(operands), wraps=not name.startswith("aten.pow"))
+        common = result_dtype(operands) if dtype is _bool else None
+        return iterate(operands, dtype(operands), wraps=not name.startswith("aten.pow"), common=common)
 
 
 for _overloads, _rule, _text in BINARY:
     for _name in _text.split():
         for _overload in _overloads:
             _binary(f"aten.{_name}.{_overload}", _rule)
+
+
+@meta_rule("aten.rsub.Tensor", "aten.rsub.Scalar")
+def rsub(x: TensorSpec, y: Any, alpha: Any = 1) -> TensorSpec:
+    """``y - x``, which is the order in which their strides count."""
+    return iterate((y, x), result_dtype((y, x)), wraps=True)
+
+
+@meta_rule("aten._prelu_kernel.default")
+def prelu(x: TensorSpec, weight: TensorSpec) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
 
 
 @meta_rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
@@ -171,8 +182,10 @@ def ldexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
     if _LDEXP_OF_INTEGERS and x.dtype.is_floating_point and not (y.dtype.is_floating_point or y.dtype.is_complex):
         if y.dtype == torch.bool:
             raise NotImplementedError("ldexp of a power that is a bool")
+        if broadcast_shapes((x.shape, y.shape)) == x.shape:
+            return with_format(x, None, x.dtype, x.device)
         return iterate((x, y), x.dtype)
-    power = iterate((y,), to_float_dtype(result_dtype((2.0, y))))
+    power = pow_of_a_number(2.0, y)
     return iterate((x, power), result_dtype((x, power)))
 
 
@@ -204,18 +217,19 @@ def clamp_one(x: TensorSpec, bound: Any) -> TensorSpec:
 
 @meta_rule("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
 def where(condition: TensorSpec, x: Any, y: Any) -> TensorSpec:
-    # The numbers become 0-d tensors, and the iterator sees all three in this order.
+    # The numbers become 0-d tensors, and the iterator sees all three in this order; the condition keeps its type.
     tensors = [v for v in (x, y) if type(v) is TensorSpec]
     if len(tensors) == 2 and tensors[0].dtype is tensors[1].dtype:
         dtype = tensors[0].dtype
     else:
         dtype = result_dtype((x, y))
-    return iterate((condition, x, y), dtype, wraps=True)
+    x, y = (converted(v, dtype) if type(v) is TensorSpec else v for v in (x, y))
+    return iterate((condition.replace(dtype=dtype), x, y), dtype, wraps=True)
 
 
 @meta_rule("aten.isclose.default")
 def isclose(x: TensorSpec, y: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
-    return iterate((x, y), torch.bool)
+    return iterate((x, y), torch.bool, common=result_dtype((x, y)))
 
 
 def _complex_of(x: TensorSpec, y: TensorSpec) -> TensorSpec:
@@ -231,34 +245,33 @@ def frexp(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     return iterate((x,), x.dtype), iterate((x,), torch.int32)
 
 
-# Backwards that are elementwise over their tensor arguments: op and how many leading operands are tensors.
+# Backwards that are elementwise: op, and the positions of the gradient and the input (or result) in the order in which
+# their strides count.
 BACKWARD = {
-    "tanh_backward.default": 2,
-    "sigmoid_backward.default": 2,
-    "threshold_backward.default": 2,
-    "gelu_backward.default": 2,
-    "silu_backward.default": 2,
-    "mish_backward.default": 2,
-    "hardswish_backward.default": 2,
-    "hardsigmoid_backward.default": 2,
-    "hardtanh_backward.default": 2,
-    "leaky_relu_backward.default": 2,
-    "softplus_backward.default": 2,
-    "hardshrink_backward.default": 2,
-    "softshrink_backward.default": 2,
-    "logit_backward.default": 2,
-    "log_sigmoid_backward.default": 2,
+    **dict.fromkeys(
+        """tanh_backward sigmoid_backward gelu_backward silu_backward mish_backward hardswish_backward
+        hardsigmoid_backward hardtanh_backward softplus_backward hardshrink_backward softshrink_backward
+        logit_backward""".split(),
+        (0, 1),
+    ),
+    **dict.fromkeys("threshold_backward leaky_relu_backward".split(), (1, 0)),
 }
 
 
-def _backward(name: str, count: int) -> None:
-    @meta_rule(f"aten.{name}")
+def _backward(name: str, order: tuple[int, int]) -> None:
+    @meta_rule(f"aten.{name}.default")
     def rule(*args: Any, **kwargs: Any) -> TensorSpec:
-        return iterate(args[:count], result_dtype(args[:count]))
+        operands = [args[i] for i in order]
+        return iterate(operands, result_dtype(operands))
 
 
-for _name, _count in BACKWARD.items():
-    _backward(_name, _count)
+for _name, _order in BACKWARD.items():
+    _backward(_name, _order)
+
+
+@meta_rule("aten.log_sigmoid_backward.default")
+def log_sigmoid_backward(grad: TensorSpec, *args: Any) -> TensorSpec:
+    return with_format(grad, None, grad.dtype, grad.device)
 
 
 @meta_rule("aten._prelu_kernel_backward.default")
@@ -273,8 +286,11 @@ def elu_backward(grad: TensorSpec, *args: Any) -> TensorSpec:
 
 
 @meta_rule("aten.rrelu_with_noise_backward.default")
-def rrelu_backward(grad: TensorSpec, x: TensorSpec, noise: TensorSpec, *args: Any) -> TensorSpec:
-    return iterate((grad, noise), result_dtype((grad, noise)))
+def rrelu_backward(
+    grad: TensorSpec, x: TensorSpec, noise: TensorSpec, lower: Any, upper: Any, training: bool, *args: Any
+) -> TensorSpec:
+    first = noise if training and upper - lower > 1e-6 else x  # else it is leaky_relu's
+    return iterate((first, grad), result_dtype((first, grad)))
 
 
 @meta_rule("aten.mvlgamma.default")

@@ -71,7 +71,7 @@ def mse_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpe
 def huber_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
     if isinstance(delta, (int, float)) and not delta > 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
-    return smooth_l1_loss(x, target, reduction)
+    return soft_margin_loss(x, target, reduction)
 
 
 @meta_rule("aten.smooth_l1_loss.default")
@@ -81,18 +81,31 @@ def smooth_l1_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta:
 
 @meta_rule("aten.soft_margin_loss.default")
 def soft_margin_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1) -> TensorSpec:
-    return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
+    """Of the input's type, and laid out as it: eager computes into an ``empty_like`` of it."""
+    if not torch.can_cast(result_dtype((x, target)), x.dtype):
+        raise RuntimeError(
+            f"result type {result_dtype((x, target))} can't be cast to the desired output type {x.dtype}"
+        )
+    if broadcast_shapes((x.shape, target.shape)) == x.shape:
+        return _reduced(with_format(x, None, x.dtype, x.device), reduction)
+    return _reduced(iterate((x, target), x.dtype, common=result_dtype((x, target))), reduction)
 
 
 @meta_rule(
     "aten.mse_loss_backward.default",
     "aten.smooth_l1_loss_backward.default",
-    "aten.huber_loss_backward.default",
     "aten.soft_margin_loss_backward.default",
 )
 def mse_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
     dtype = result_dtype((x, target))
     return TensorSpec(broadcast_shapes((x.shape, target.shape)), dtype, x.device)
+
+
+@meta_rule("aten.huber_loss_backward.default")
+def huber_loss_backward(grad: TensorSpec, x: TensorSpec, target: TensorSpec, *args: Any) -> TensorSpec:
+    if x.dtype != target.dtype:
+        raise RuntimeError(f"Found dtype {target.dtype} but expected {x.dtype}")
+    return mse_loss_backward(grad, x, target)
 
 
 @meta_rule("aten.binary_cross_entropy.default")
@@ -111,8 +124,8 @@ def binary_cross_entropy_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -
 def bce_with_logits(
     x: TensorSpec, target: TensorSpec, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> TensorSpec:
-    operands = (x, target, weight)
-    return _reduced(iterate(operands, result_dtype(operands)), reduction)
+    """Laid out as the target: it is computed as ``(1 - target).mul_(x)``..."""
+    return _reduced(iterate((target,), result_dtype((x, target, weight))), reduction)
 
 
 @meta_rule("aten.multi_margin_loss.default")

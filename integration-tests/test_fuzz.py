@@ -24,7 +24,7 @@ from fuzz.driver import Settings, describe, run
 from fuzz.inputs import make
 from fuzz.judge import SAMPLES, judge
 from fuzz.observe import Observer
-from fuzz.program import AssertedError, Program, check
+from fuzz.program import AssertedError, Program, check, observe
 from fuzz.reference import Shadow
 from fuzz.shrink import shrink
 from fuzz.worker import examine
@@ -256,6 +256,84 @@ def test_zeros_of_several_terms_have_either_sign() -> None:
         assert bool(judge(found, found + 1e-30, shadow.twins(found))[0].all())
 
 
+@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_the_zero_of_a_softmaxs_gradient_depends_on_the_kernel(name: str, columns: int) -> None:
+    """Of nothing but negative zeros a row's sum is -0.0, a column's 0.0; of positive ones each kernel's is 0.0."""
+    x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for zeros, either in ((torch.full((3, columns), -0.0), True), (torch.zeros(3, columns), False)):
+        with Shadow(SAMPLES) as shadow:
+            (found,) = torch.autograd.grad(getattr(x, name)(1), x, zeros)
+        assert bool((judge(found, -found, shadow.twins(found))[0] != either).all())
+        assert bool(judge(found, found + 1e-30, shadow.twins(found))[0].all())
+
+
+def test_a_vector_product_of_a_vector_and_itself_may_be_zero() -> None:
+    """With a fused multiplication and addition it is what rounding one product has left, and has a sign."""
+    x = torch.linspace(0.1, 0.9, 30, dtype=torch.float64).reshape(10, 3)
+    result, shadow = decided(lambda x: torch.linalg.cross(x, x).sign().abs(), x)
+    if bool(result.any()):
+        assert not judge(result, torch.zeros_like(result), shadow.twins(result))[0].any()
+    other = x.cos()
+    result, shadow = decided(lambda x: torch.linalg.cross(x, other), x)
+    assert bool(judge(result, result * 1.0001 + 1e-12, shadow.twins(result))[0].all())
+    assert bool(judge(result, torch.linalg.cross(other, x), shadow.twins(result))[0].all())
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
+def test_the_noise_of_a_normalisations_gradient_is_small(name: str) -> None:
+    """Kernels that want their operands without gaps are not asked for another way: what they would compute is no noise."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(3, 4, 5, generator=generator).requires_grad_(), torch.randn(4, generator=generator)
+    compute = {
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x.transpose(1, 2), (4,), w),
+        "group_norm": lambda x: torch.nn.functional.group_norm(x, 2, w),
+        "batch_norm": lambda x: torch.nn.functional.batch_norm(x, None, None, w, training=True),
+    }[name]
+    with Shadow(SAMPLES) as shadow:
+        out = compute(x)
+        (found,) = torch.autograd.grad(out, x, torch.randn(out.shape, generator=generator))
+    assert bool(judge(found, found + 0.02 * found.abs().mean(), shadow.twins(found))[0].all())
+
+
+STEPS_OF_NOISE = """
+import torch
+
+def f(w, x):
+    return torch.nn.functional.group_norm(x * w, 1).sum()
+
+def program(compile, see):
+    net = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.uniform_(net.weight, 1, 2)
+    opt = torch.optim.Adam(net.parameters(), 0.5)
+    g = compile(f)
+    for _ in range(3):
+        x = torch.linspace(-1, 1, 4).reshape(1, 4)
+        opt.zero_grad()
+        g(net.weight, x).backward()
+        see("gradients", net.weight.grad)
+        see.step(net, opt)
+        see("later", (net.weight * x).detach())
+"""
+
+
+def test_a_step_that_rounding_decides_is_eagers() -> None:
+    """An adaptive optimiser makes whole steps of gradients that are nothing but rounding; each run goes on from the same."""
+    steps = Program("training", 0, STEPS_OF_NOISE)
+
+    def other(amount: float) -> Any:
+        return lambda f: lambda w, x: f(w, x) + (w * x).sum() * amount
+
+    for amount, right in ((1e-9, True), (1e-3, False)):
+        assert (check(steps, instead=other(amount)).difference is None) is right
+    eager = observe(steps, lambda f: f)
+    ours = observe(steps, other(1e-3), eager)
+    alone = observe(steps, other(1e-3))
+    leaves = [[tree.data for label, tree in see.trees if label == "later"] for see in (eager, ours, alone)]
+    assert all(map(torch.equal, leaves[0], leaves[1]))
+    assert float((leaves[0][0] - leaves[2][0]).abs().max()) > 0.1
+
+
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twins on another device than the program's tensors, as far as the reference can tell."""
@@ -348,6 +426,15 @@ def test_operators_that_round_inside_have_noise(compute: Any, operand: torch.Ten
     assert bool((spread > torch.finfo(operand.dtype).eps * runs[0].abs() * 1.01).any())
     scale = 30 if compute.__code__.co_names[0] == "torch" and "_euclidean_dist" in compute.__code__.co_names else 1
     assert bool(judge(result, result * (1 + 0.001 * scale) + 1e-6, shadow.twins(result))[0].any())
+
+
+def test_the_logarithm_of_a_sum_that_is_one_may_be_zero() -> None:
+    """1 + log2(1 + 1) for -1: the logarithm's rounding is all that is left, or nothing is."""
+    x = torch.full((2,), -1.0, dtype=torch.float64)
+    result, shadow = decided(lambda x: torch.logaddexp2(x, x), x)
+    for other, right in ((0.0, True), (2e-16, True), (1e-14, False)):
+        wrong, _ = judge(result, torch.full_like(x, other), shadow.twins(result))
+        assert bool((wrong != right).all())
 
 
 def test_the_zero_of_an_extremum_depends_on_the_order() -> None:

@@ -35,10 +35,15 @@ class Leaf:
 
 
 class Observer:
-    """Collects what is seen, in order: ``trees`` of ``(label, tree)``."""
+    """Collects what is seen, in order: ``trees`` of ``(label, tree)``.
 
-    def __init__(self) -> None:
+    ``first``: the observer of eager's run, whose steps this run shares (:meth:`step`).
+    """
+
+    def __init__(self, first: Observer | None = None) -> None:
         self.trees: list[tuple[str, Any]] = []
+        self._first = first
+        self._steps: list[list[torch.Tensor]] = []
         self._kept: list[Any] = []
         self._places: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -62,6 +67,23 @@ class Observer:
         if backward and result is not None:
             self.gradients(label, result, [a for a in args if isinstance(a, torch.Tensor)])
         return result
+
+    def step(self, net: torch.nn.Module, opt: torch.optim.Optimizer) -> None:
+        """Take an optimiser's step, and go on from the numbers to which eager's run came.
+
+        Where rounding decides a gradient, it decides the direction of an adaptive optimiser's whole step, and of what
+        comes after nothing could be told. The gradients that led to the step have been seen.
+        """
+        opt.step()
+        state = [value for kept in opt.state.values() for value in kept.values()]
+        tensors = [t for t in (*net.parameters(), *state) if isinstance(t, torch.Tensor)]
+        with torch.no_grad():
+            self._steps.append([t.detach().clone() for t in tensors])
+            number = len(self._steps) - 1
+            theirs = (self._first or self)._steps
+            for t, kept in zip(tensors, theirs[number] if number < len(theirs) else (), strict=False):
+                if t.shape == kept.shape and t.dtype == kept.dtype:
+                    t.copy_(kept)
 
     def gradients(self, label: str, result: Any, leaves: list[torch.Tensor]) -> None:
         """Run a backward pass in which every element of the result counts with another weight, and see the gradients."""

@@ -117,9 +117,9 @@ def load(source: str, name: str) -> dict[str, Any]:
     return scope
 
 
-def observe(program: Program, transform: Callable[..., Any]) -> Observer:
-    """One run; an error that leaves the program is the last thing seen."""
-    see = Observer()
+def observe(program: Program, transform: Callable[..., Any], first: Observer | None = None) -> Observer:
+    """One run, after eager's ``first``; an error that leaves the program is the last thing seen."""
+    see = Observer(first)
     scope = load(program.source, f"<{program.kind} program {program.seed}>")
     torch.manual_seed(5)
     try:
@@ -162,7 +162,7 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
         warnings.simplefilter("ignore")
         eager = Observer() if alone else observe(program, _eagerly)
         settled("eager", _errors(eager))
-        ours = observe(program, compiled)
+        ours = observe(program, compiled, eager)
         try:
             settled("ours", _errors(ours))
         except AssertedError:
@@ -223,7 +223,7 @@ def _settle(
     for samples in (0, 3, SAMPLES):
         shadow = Shadow(samples, seed=program.seed)
         with shadow:
-            again = observe(program, _eagerly)
+            again = observe(program, _eagerly, eager)
         if [label for label, _ in again.trees] != [label for label, _ in eager.trees]:
             raise AssertionError(f"the reference's run differs from eager's: {str(again.trees[-1])[:1000]}")
         twins: list[Leaf] = []

@@ -51,7 +51,7 @@ RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
 #: wider type to compute it in there is none.
 ANY_ORDER = frozenset(f"aten::{name}" for name in ("var", "std", "var_mean", "std_mean"))
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
-INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample")
+INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp")
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
 #: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
 ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
@@ -59,6 +59,8 @@ ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
 TERMS = frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
 ))  # fmt: skip
+#: Gradients of a softmax, in which a row's kernel adds without a zero to begin with and a column's with one.
+SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
 PARTIAL = ("index", "scatter", "put", "fill")
 #: Operators whose way rounds more than their operands' last places can tell: |x|^2 + |y|^2 - 2xy for the distance of x and y.
@@ -264,7 +266,7 @@ class Shadow(TorchDispatchMode):
                     self._with_own_kernels(func, answers, given, original)
                 if torch.Tag.pointwise in func.tags and not written and self.count > 1:
                     answers[0] = _zeros_by_vectors(func, answers[0], given[0])
-                self._with_inner_sums(func._schema.name, answers, given, original)
+                self._with_inner_sums(func, answers, given, original)
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
                 moved = False
@@ -299,7 +301,7 @@ class Shadow(TorchDispatchMode):
             if moved:
                 return torch.empty_like(value).copy_(twin)
             own = twin.to(value.device, value.dtype).contiguous()
-            return torch.stack([own, own], -1)[..., 0] if k % 4 == 3 else own
+            return _apart(own) if k % 4 == 3 and torch.Tag.pointwise in func.tags else own
 
         args, kwargs = _mapped(narrow, original, tuple(given))
         return _moved_to(HOME, func(*args, **kwargs))
@@ -311,8 +313,9 @@ class Shadow(TorchDispatchMode):
             for k in range(3, self.count, 2):
                 answers[k] = self._narrow(func, given[k], original, k, moved=False)
 
-    def _with_inner_sums(self, name: str, answers: list[Any], given: Any, original: Any) -> None:
-        """Have the rounding of a sum with 1 count, and a zero's sign of sums of several terms be either."""
+    def _with_inner_sums(self, func: Any, answers: list[Any], given: Any, original: Any) -> None:
+        """Have the rounding of an operator's inner terms count, and a zero's sign of sums of several terms be either."""
+        name = func._schema.name
         if name in ADDING_ONE:
             step = _inner(original[0][0].dtype)
             for k in range(2, self.count):
@@ -324,6 +327,12 @@ class Shadow(TorchDispatchMode):
             dims = given[1][0][1] if len(given[1][0]) > 1 and isinstance(given[1][0][1], (list, tuple)) else None
             whole = given[1][0][0].mean(dims, keepdim=True).reshape(mean.shape)
             answers[1] = (variance, mean.where(mean.isfinite(), whole))
+        if name == "aten::linalg_cross" and self.count > 1:
+            answers[1] = _rounded_products(*given[1][0], **given[1][1])
+        if name in SOFTMAX_GRADIENTS and self.count > 1:
+            grad, result, dim, *dtype = given[1][0]
+            column = func(grad.unsqueeze(-1), result.unsqueeze(-1), dim % max(grad.dim(), 1), *dtype)
+            answers[1] = column.squeeze(-1)
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
 
@@ -484,6 +493,12 @@ def _zeros_by_vectors(func: Any, answer: Any, given: Any) -> Any:
     )
     many = func(*args, **kwargs)[..., 0]
     return answer.where((answer != 0) | (many != 0), many) if many.shape == answer.shape else answer
+
+
+def _rounded_products(x: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """A vector product both of whose products are rounded: of a vector and itself it is zero, as the exact one is."""
+    x, y = torch.broadcast_tensors(x, y)
+    return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -278,6 +278,6 @@ def _step(pick: random.Random, step: int, batch: int, grad: bool, hooked: bool) 
         f"see('gradients {step}', [x.grad, *[p.grad for p in net.parameters()]])",
     ]
     if pick.random() < 0.7:
-        lines += ["opt.step()", "opt.zero_grad()"]
+        lines += ["see.step(net, opt)", "opt.zero_grad()"]
     lines += [pick.choice(AFTER.strip().splitlines()), f"see('buffers {step}', [*net.buffers()])"]
     return lines

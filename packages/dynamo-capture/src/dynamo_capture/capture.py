@@ -102,6 +102,10 @@ class Capture:
         self.leaves: list[tuple[Value, int, GraphBreak]] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
+        #: Where the program's optimizers (``torch.optim.Optimizer``) come from.
+        self.optimizers: set[Source] = set()
+        #: Floats that tensors hold, which are inputs: their source -> (the number, the source of its bits).
+        self.numbers: dict[str, tuple[Value, Source]] = {}
         #: The generators that were started.
         self.generators: list[GeneratorValue] = []
 
@@ -396,7 +400,9 @@ class Capture:
         return self.sizes.int_is_dynamic(str(source), value)
 
     def float_is_dynamic(self, source: Source, value: float) -> bool:
-        """Whether a float of the frame becomes a symbolic input."""
+        """Whether a float of the frame becomes a symbolic input: once it has changed, an optimizer's at once."""
+        if value == value and self.optimizers and source.stands_in("param_groups", self.optimizers):
+            return True
         return self.sizes.float_is_dynamic(str(source), value)
 
     def dynamic_dims(self, source: Source, tensor: torch.Tensor) -> Any:

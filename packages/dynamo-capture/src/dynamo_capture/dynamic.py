@@ -59,6 +59,7 @@ class DynamicSizes:
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
         self.stride_guards: list[tuple[Source, Any]] = []
+        self.equal_numbers: list[tuple[Source, Source]] = []
         self.generalised = 0
         self._symbolic = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -70,19 +71,26 @@ class DynamicSizes:
         self._now_shapes: dict[str, tuple[int, ...]] = {}
         self._now_ints: dict[str, int] = {}
         self._now_floats: dict[str, int] = {}
+        self._sharing: dict[str, str] = {}
+        self._now_sharing: dict[str, str] = {}
+        self._now_first: dict[tuple[str, str | None, int], str] = {}
 
     def start(self) -> None:
         """A capture (or its restart) begins."""
         self.stride_guards = []
+        self.equal_numbers = []
         self._now_shapes = {}
         self._now_ints = {}
         self._now_floats = {}
+        self._now_sharing = {}
+        self._now_first = {}
 
     def commit(self) -> None:
         """The capture is done: what it saw is what the next one compares with."""
         self._shapes.update(self._now_shapes)
         self._ints.update(self._now_ints)
         self._floats.update(self._now_floats)
+        self._sharing.update(self._now_sharing)
         symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints) + len(self._changed_floats)
         if symbolic > self._symbolic:
             self._symbolic = symbolic
@@ -122,6 +130,13 @@ class DynamicSizes:
         if before is not None and before != bits:
             self._changed_floats.add(source)
         return source in self._changed_floats
+
+    def shared_number(self, source: str, value: float, kind: str) -> str | None:
+        """The first source of the kind that has held the same float in every capture; None where it is this one."""
+        before = self._sharing.get(source)
+        first = self._now_first.setdefault((kind, before, bits_of_float(value)), source)
+        self._now_sharing[source] = first
+        return None if first == source else first
 
     def int_is_dynamic(self, source: str, value: int) -> bool:
         """Whether an int input is symbolic: once it has changed. 0 and negative ints are always specialised."""

@@ -30,6 +30,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     frame_functions,
     function_facts,
     imports,
+    optimizers,
     profiled,
     stand_ins,
     warned,

@@ -26,6 +26,7 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
+from dynamo_capture.values.scalar_tensors import note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.nodes import call_node
@@ -33,7 +34,7 @@ from prims.ir.printable import printable_call
 from prims.records import record
 from prims.spec import SymbolicCalls, abstract
 from prims.spec.expr import bits_of_float
-from prims.spec.sym import float_from_bits
+from prims.spec.sym import float_from_bits, float_to_single
 from prims.spec.unbacked import making_symbols
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ __all__ = ["GraphBuilder", "GraphInput"]
 
 _SYM_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PURE_TARGETS = frozenset(
-    (operator.getitem, getattr, float_from_bits, torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int,
-     torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default)
+    (operator.getitem, getattr, float_from_bits, float_to_single, torch.ops.aten.sym_size.int,
+     torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default, torch.ops.aten.sym_storage_offset.default)
 )  # fmt: skip
 
 
@@ -171,6 +172,7 @@ class GraphBuilder:
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
         before = _versions(examples, kw_examples)
+        numbers = numbers_after(self.tx, fn, args, kwargs)
         try:
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
             symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()
@@ -207,6 +209,8 @@ class GraphBuilder:
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
         value = self.wrap_result(result, node)
         note_int(self.tx, fn, args, kwargs, value)
+        for tensor, number in numbers:
+            note_number(value if tensor is None else tensor, number)
         return value
 
     def _with_ints(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dynamo_capture.float_guards import guard_floats
 from dynamo_capture.guards import Guard
 from dynamo_capture.values.tensor import TensorValue
-from prims.spec.expr import Expr, bits_of_float, float_of_bits
+from prims.spec.expr import Expr, bits_of_float
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
-    from dynamo_capture.graph_builder import GraphInput
 
 __all__ = ["add_size_guards", "program"]
 
@@ -33,20 +33,24 @@ def add_size_guards(tx: Capture) -> None:
         for inp in tx.graph.all_inputs
         if inp.source.kind == "call" and inp.source.key is bits_of_float
     }
+    conditions = []
     for guard in tx.symbols.guards:
         names = guard.expr.free_symbols()
         if names and names <= floats.keys():
-            _guard_floats(tx, guard.expr, [floats[name] for name in sorted(names)])
+            conditions.append(guard.expr)
             continue
         try:
             programs.append(program(guard.expr, operands))
         except NotAnInteger:
             programs.extend(_specialised(tx, guard.expr, operands))
+    guard_floats(tx, conditions, floats)
     for source, spec in tx.sizes.stride_guards:
         node = source.node(tree)
         for dim, stride in enumerate(spec.strides):
             if not isinstance(stride, int):
                 programs.append([("stride", node, dim), *program(stride.expr, operands), "=="])
+    for first, second in tx.sizes.equal_numbers:
+        programs.append([("int", first.node(tree)), ("int", second.node(tree)), "=="])
     for info in tx.symbols:
         if info.name in operands and operands[info.name][0] == "int" and info.min > -(2**63):
             programs.append([operands[info.name], info.min, ">="])
@@ -72,23 +76,6 @@ def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
         else:
             found.setdefault(inp.node.meta["spec"].expr.symbol_name, ("int", node))
     return found
-
-
-def _guard_floats(tx: Capture, expr: Expr, inputs: list[GraphInput]) -> None:
-    """A condition on floats of the program: on one alone it is checked as it stands, several are specialised."""
-    if expr.kind == "eq" or len(inputs) > 1:
-        for inp in inputs:
-            tx.guards.equals(inp.source.base, float_of_bits(inp.real))  # type: ignore[arg-type]
-        return
-    name = inputs[0].node.meta["spec"].expr.symbol_name
-
-    def holds(number: float) -> bool:
-        try:
-            return bool(expr.evaluate({name: bits_of_float(number)}))
-        except (ArithmeticError, ValueError):
-            return False
-
-    tx.guards.predicate(inputs[0].source.base, holds, str(expr))  # type: ignore[arg-type]
 
 
 def _specialised(tx: Capture, expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:

@@ -98,6 +98,17 @@ class Source:
             return str(self.key)
         return _FORMATS[self.kind].format(self.base, self.key)
 
+    def stands_in(self, name: str, owners: set[Source]) -> bool:
+        """Whether the path leads through the attribute ``name`` of one of ``owners``."""
+        step: Source | None = self
+        while step is not None:
+            if step.key == name and step.base is not None:
+                owner = step.base.base if step.base.kind == "instance_dict" else step.base
+                if owner in owners:
+                    return True
+            step = step.base
+        return False
+
     @property
     def is_fixed(self) -> bool:
         """Whether it is an object that the code itself fixes, the same in every call."""

@@ -342,6 +342,8 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     if issubclass(cls, threading.local):
         raise GraphBreak("QB06", f"the attributes that {source} has in this thread")
     tx.guards.type_is(source, cls)
+    if issubclass(cls, torch.optim.Optimizer):
+        tx.optimizers.add(source)
     payload: Value | None = None
     if issubclass(cls, dict):
         payload = _inner_dict(tx, obj, _container(cls), source)

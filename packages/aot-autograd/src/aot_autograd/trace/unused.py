@@ -20,7 +20,8 @@ import torch.fx
 from aot_autograd.trace.opinfo import draws_random, op_info
 from prims.errors import Unsupported
 from prims.registry import define_operator
-from prims.spec import Sym, TensorSpec, meta_rule
+from prims.spec import TensorSpec, meta_rule
+from prims.spec.sym import SymNode
 
 __all__ = ["check_unused", "computed_after", "tie"]
 
@@ -91,8 +92,8 @@ def _check_sizes(node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
 
 
 def _number(value: Any) -> Any:
-    """A symbolic size's value in this call."""
-    return value.ctx.hint(value.expr) if isinstance(value, Sym) else value
+    """A symbolic number's value in this call."""
+    return value.ctx.hint(value.expr) if isinstance(value, SymNode) else value
 
 
 def _filled(value: Any, fill: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["body_of", "corrcoef", "cov", "index_fill"]
+__all__ = ["TENSOR_MAKERS", "body_of", "corrcoef", "cov", "index_fill", "of_float"]
 
 
 def cov(input: Any, *, correction: int = 1) -> Any:
@@ -45,6 +45,16 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
     chosen = torch.zeros(shape, dtype=torch.bool, device=input.device).index_fill(dim, index, True)
     return torch.where(chosen, value.to(input.dtype), input)
 
+
+def of_float(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """A tensor of a symbolic float, of which ``torch.tensor`` would take the value that it has in this call."""
+    if dtype is not None and not dtype.is_floating_point:
+        return torch.full((), data, device=device).to(dtype)
+    return torch.full((), data, dtype=torch.get_default_dtype() if dtype is None else dtype, device=device)
+
+
+#: What makes a tensor of a Python number.
+TENSOR_MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.scalar_tensor))
 
 _BODIES = {
     getattr(owner, body.__name__): body for owner in (torch, torch.Tensor) for body in (cov, corrcoef, index_fill)

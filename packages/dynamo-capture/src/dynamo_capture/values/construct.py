@@ -26,6 +26,7 @@ from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.leaves import make_parameter
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.scalar_tensors import known_number
 from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.texts import text_from
@@ -257,6 +258,8 @@ def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value],
     if isinstance(value, TensorValue):
         if cls is int and value.number is not None and len(args) + len(kwargs) == 1:
             return value.number
+        if cls is float and len(args) + len(kwargs) == 1 and (number := known_number(tx, value)) is not None:
+            return number
         if tx.unbacked and cls is not complex and len(args) + len(kwargs) == 1:
             return _number(tx, cls, [value.call_method(tx, "item", [], {})], {}, sym_fn)
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")

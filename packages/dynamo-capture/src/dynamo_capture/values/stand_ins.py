@@ -38,7 +38,8 @@ def group_tensors(
             groups[key] = ([[] for _ in tensorlistlist], [])
         lists, indices = groups[key]
         for group, tensors in zip(lists, tensorlistlist):
-            group.append(tensors[index])
+            if tensors:  # a list may be empty, as the maxima of an Adam without amsgrad
+                group.append(tensors[index])
         if with_indices:
             indices.append(index)
     return groups

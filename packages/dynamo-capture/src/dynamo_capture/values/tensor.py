@@ -59,7 +59,7 @@ def _flag(args: list[Value], kwargs: dict[str, Value]) -> Any:
 class TensorValue(Value):
     """A tensor: a node of the graph and an abstract example with its metadata."""
 
-    __slots__ = ("_number", "cls", "example", "node", "real_tensor")
+    __slots__ = ("_number", "cls", "example", "node", "real_tensor", "scalar")
 
     mutable = True
 
@@ -70,6 +70,8 @@ class TensorValue(Value):
         self.real_tensor = real
         self.cls: type = torch.Tensor if real is None else type(real)
         self._number: tuple[Value, int] | None = None
+        #: The float that it holds, as long as it has this version: see :mod:`dynamo_capture.values.scalar_tensors`.
+        self.scalar: tuple[Callable[[], Value | None], int] | None = None
 
     @property
     def number(self) -> Value | None:
@@ -151,6 +153,12 @@ class TensorValue(Value):
             return added.call(tx, [self, *args], kwargs)
         if name in ("item", "__int__", "__index__") and not args and not kwargs and self.number is not None:
             return self.number
+        if name in ("item", "__float__") and not args and not kwargs:
+            from dynamo_capture.values.scalar_tensors import known_number
+
+            number = known_number(tx, self)
+            if number is not None:
+                return number
         if name in _NUMBERS and tx.unbacked and not args and not kwargs and self.example.dtype != torch.bool:
             return tx.graph_call("tolist" if name == "tolist" else "item", [self], {}, method=True)
         if name in _READS_DATA:

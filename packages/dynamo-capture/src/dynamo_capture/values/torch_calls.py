@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.composites import body_of
+from dynamo_capture.values.composites import TENSOR_MAKERS, body_of, of_float
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
-from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.fused_steps import FUSED_STEPS
+from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.wrappers import is_disabled
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "set_mode", "special",
-    "special_by_name", "special_function",
+    "special_by_code", "special_by_name", "special_function",
 ]  # fmt: skip
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
@@ -127,6 +128,10 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
     body = body_of(fn, kwargs) or visible_body(fn)
+    if fn in FUSED_STEPS and tx.optimizers:
+        body = FUSED_STEPS[fn]
+    if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
+        body = of_float if number.pytype is float and not kwargs.keys() - {"dtype", "device"} else body
     if body is not None:
         return tx.from_python(body).realize().call(tx, args, kwargs)
     if _reads_a_setting(fn) and all(a.realize().is_const for a in (*args, *kwargs.values())):
@@ -193,6 +198,8 @@ def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
 
 _SPECIAL: dict[Any, Handler] = {}
 _SPECIAL_BY_NAME: dict[tuple[str, str], Handler] = {}
+#: By the code that closures share: the handler takes the closure first.
+_SPECIAL_BY_CODE: dict[types.CodeType, Callable[..., Value]] = {}
 
 
 def special_function(fn: Any) -> Handler | None:
@@ -205,9 +212,8 @@ def special_function(fn: Any) -> Handler | None:
     module = fn.__module__
     if (module, fn.__name__) in _SPECIAL_BY_NAME:
         return _SPECIAL_BY_NAME[module, fn.__name__]
-    if module is not None and module.startswith("torch.optim"):
-        return _optimizer
-    return None
+    of_code = _SPECIAL_BY_CODE.get(fn.__code__)
+    return None if of_code is None else functools.partial(of_code, fn)
 
 
 def special(*fns: Any) -> Callable[[Handler], Handler]:
@@ -232,6 +238,17 @@ def special_by_name(module: str, name: str) -> Callable[[Handler], Handler]:
     return register
 
 
+def special_by_code(fn: Any) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
+    """Register a handler for all closures of one function's code, such as what a decorator makes."""
+
+    def register(handler: Callable[..., Value]) -> Callable[..., Value]:
+        if isinstance(fn, types.FunctionType):
+            _SPECIAL_BY_CODE[fn.__code__] = handler
+        return handler
+
+    return register
+
+
 def _attribute(path: str) -> Any:
     """A function by dotted path below torch, or None in versions that lack it."""
     found: Any = torch
@@ -244,8 +261,13 @@ def _constant(value: Any) -> Handler:
     return lambda tx, args, kwargs: ConstantValue(value)
 
 
+def _is_compiling(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """True, but not for optimizers: what they do for PyTorch's compiler is less exact, and skips eager's checks."""
+    return ConstantValue(not str(tx.frames[-1].globals.get("__name__")).startswith("torch.optim."))
+
+
 for _path in ("compiler.is_compiling", "compiler.is_dynamo_compiling"):
-    special(_attribute(_path))(_constant(True))
+    special(_attribute(_path))(_is_compiling)
 for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "compiler.is_exporting"):
     special(_attribute(_path))(_constant(False))
 special_by_name("torch.onnx", "is_in_onnx_export")(_constant(False))  # to import it takes 20 ms
@@ -281,10 +303,6 @@ def _manual_seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Va
 @special(torch.random.seed, torch.random.set_rng_state)
 def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "setting the state of torch's random number generator")
-
-
-def _optimizer(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB12", "an optimizer")
 
 
 @special(torch.autograd.grad, torch.autograd.backward)

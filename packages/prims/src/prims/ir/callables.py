@@ -181,10 +181,10 @@ def _of_wrapped(module: Any, c_module: Any) -> Callable[[str], Any]:
 
 
 def _of_sizes(name: str) -> Any:
-    """The function by which a captured graph takes a float of the program."""
-    from prims.spec.sym import float_from_bits
+    """The functions by which a captured graph takes a float of the program, or what a tensor of float32 holds of it."""
+    from prims.spec.sym import float_from_bits, float_to_single
 
-    return float_from_bits if name == float_from_bits.__name__ else None
+    return {fn.__name__: fn for fn in (float_from_bits, float_to_single)}.get(name)
 
 
 def _of_type(owner: type) -> Callable[[str], Any]:

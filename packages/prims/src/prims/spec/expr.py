@@ -15,6 +15,7 @@ All functions here know nothing of the ranges of symbols; simplifications that n
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 import struct
@@ -50,6 +51,11 @@ def float_of_bits(bits: int) -> float:
     return float(struct.unpack("d", struct.pack("q", bits))[0])
 
 
+def round_to_single(x: float) -> float:
+    """The float rounded to 32 bits (IEEE 754 binary32), beyond their range infinite."""
+    return ctypes.c_float(x).value
+
+
 FLOAT_UNARY: dict[str, Callable[[Any], Any]] = {
     "tofloat": float,
     "fbits": float_of_bits,
@@ -66,6 +72,7 @@ FLOAT_UNARY: dict[str, Callable[[Any], Any]] = {
     "facos": math.acos,
     "fatan": math.atan,
     "flog2": math.log2,
+    "fsingle": round_to_single,
     "fround": lambda x: float(round(x)),
 }
 FLOAT_KINDS = frozenset(FLOAT_BINARY) | frozenset(FLOAT_UNARY) | {"fconst"}

@@ -168,6 +168,8 @@ def to_c(e: Expr) -> str:
         return f"((union {{ long i; double f; }}){{ .i = {to_c(args[0])} }}.f)"
     if kind in ("trunc", "ffloor", "fceil"):
         return f"((long){kind.lstrip('f') if kind != 'trunc' else kind}({to_c(args[0])}))"
+    if kind == "fsingle":
+        return f"((double)(float){to_c(args[0])})"
     if kind == "fneg":
         return f"(-{to_c(args[0])})"
     return f"{_C_FUNCTIONS.get(kind, kind[1:])}({', '.join(map(to_c, args))})"

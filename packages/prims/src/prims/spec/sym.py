@@ -25,6 +25,7 @@ __all__ = [
     "SymbolInfo",
     "SizeGuard",
     "float_from_bits",
+    "float_to_single",
     "from_torch",
     "parse_expr",
     "sym_max",
@@ -742,3 +743,10 @@ def float_from_bits(bits: Any) -> Any:
         return E.float_of_bits(bits)
     node = bits.node
     return torch.SymFloat(SymFloat(E.from_bits(node.expr), node.ctx))
+
+
+def float_to_single(x: Any) -> Any:
+    """A float, symbolic or not, rounded to 32 bits: what a tensor of float32 holds of it."""
+    if not isinstance(x, torch.SymFloat):
+        return E.round_to_single(x)
+    return torch.SymFloat(SymFloat(E.float_op("fsingle", x.node.expr), x.node.ctx))

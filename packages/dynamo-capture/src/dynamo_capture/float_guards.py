@@ -1,0 +1,109 @@
+"""Conditions on floats of the program, as guards.
+
+The native evaluator knows integers. All conditions that a region has met (an optimizer's ``weight_decay != 0``, RAdam's
+``rho_t > 5``) are one Python function of the object from which every path to such a float begins.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr, float_of_bits
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+    from dynamo_capture.graph_builder import GraphInput
+    from dynamo_capture.sources import Source
+
+__all__ = ["guard_floats"]
+
+_FUNCTIONS = {**FLOAT_UNARY, **FLOAT_BINARY, "float": float, "trunc": math.trunc, "floor": math.floor,
+              "ceil": math.ceil, "min": min, "max": max}  # fmt: skip
+_BITS = re.compile(r"\bfbits\((\w+)\)")
+
+
+def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, GraphInput]) -> None:
+    """Guard that conditions hold, whose symbols are the bits of floats; ``inputs`` are by symbol.
+
+    A condition on the bits themselves fixes its floats, and so does one that is no Python function of one object.
+    """
+    compared, groups = [], []
+    for expr in conditions:
+        names = sorted(expr.free_symbols())
+        text = _BITS.sub(r"\1", str(expr))
+        if expr.kind == "eq" or len(_BITS.findall(str(expr))) < len(re.findall(rf"\b(?:{'|'.join(names)})\b", text)):
+            groups.append(names)
+        else:
+            compared.append((text, names))
+    used = sorted({name for _, names in compared for name in names})
+    root, readers = _readers(tx, [inputs[name].source.base for name in used])  # type: ignore[misc]
+    if root is None:
+        groups += [names for _, names in compared]
+    elif used:
+        text = " and ".join(f"({text})" for text, _ in compared)
+        tx.guards.predicate(root, _condition(text, used, readers), text)
+    for name in dict.fromkeys(name for names in groups for name in names):
+        tx.guards.equals(inputs[name].source.base, float_of_bits(inputs[name].real))  # type: ignore[arg-type]
+
+
+def _condition(text: str, names: list[str], readers: list[Callable[[Any], Any]]) -> Callable[[Any], bool]:
+    compute = eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {}, **_FUNCTIONS})
+
+    def holds(root: Any) -> bool:
+        try:
+            return bool(compute(*[read(root) for read in readers]))
+        except (ArithmeticError, ValueError, LookupError, AttributeError, TypeError):
+            return False
+
+    return holds
+
+
+def _readers(tx: Capture, sources: list[Source]) -> tuple[Source | None, list[Callable[[Any], Any]]]:
+    """The deepest object that leads to all sources, and how each is reached from it; None where there is none."""
+    paths = [_path(source) for source in sources]
+    if not paths:
+        return None, []
+    tree = tx.guards.tree
+    nodes = [[step.node(tree) for step in path] for path in paths]
+    depth = 0
+    while all(len(path) > depth for path in nodes) and len({path[depth] for path in nodes}) == 1:
+        depth += 1
+    if not depth or any(step.kind not in _STEPS for path in paths for step in path[depth:]):
+        return None, []
+    return paths[0][depth - 1], [_reader(path[depth:]) for path in paths]
+
+
+def _path(source: Source) -> list[Source]:
+    steps = [source]
+    while steps[-1].base is not None:
+        steps.append(steps[-1].base)
+    return steps[::-1]
+
+
+def _reader(steps: list[Source]) -> Callable[[Any], Any]:
+    found = [(_STEPS[step.kind], step.key) for step in steps]
+
+    def read(obj: Any) -> Any:
+        for step, key in found:
+            obj = step(obj, key)
+        return obj
+
+    return read
+
+
+def _item(obj: Any, key: Any) -> Any:
+    kind = next((base for base in (dict, list, tuple) if isinstance(obj, base)), None)
+    return obj[key] if kind is None else kind.__getitem__(obj, key)
+
+
+_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": getattr,
+    "instance_dict": lambda obj, key: obj.__dict__,
+    "dict_attr": lambda obj, key: obj.__dict__[key],
+    "item": _item,
+    "call": lambda obj, key: key(obj),
+    "method_self": lambda obj, key: obj.__self__,
+}

@@ -1,0 +1,130 @@
+"""The fused optimizer steps (``torch._fused_adamw_`` and its like) as operators on lists of tensors.
+
+The operators take their hyperparameters as numbers fixed in the graph, and have kernels that no other work can join.
+Here the numbers of a step may change, and its rows are fused like any others. As in the fused kernels, sums are in
+float32 for 16-bit tensors, and where ``found_inf`` is 1 nothing changes.
+
+Sources: Kingma and Ba (2015) for Adam; Loshchilov and Hutter (2019) for decoupled decay; Reddi et al. (2018) for the
+maxima; Duchi et al. (2011) for Adagrad; Sutskever et al. (2013) for momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["FUSED_STEPS"]
+
+Tensors = Sequence[torch.Tensor]
+Number = Any  # a float, or a tensor without dimensions
+
+
+def fused_adam(
+    self: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, max_exp_avg_sqs: Tensors,
+    state_steps: Tensors, *, lr: Number, beta1: Number, beta2: Number, weight_decay: float, eps: float, amsgrad: bool,
+    maximize: bool, grad_scale: Number = None, found_inf: Number = None, decoupled: bool = False,
+) -> None:  # fmt: skip
+    """``torch._fused_adam_``; one row of each list is one parameter."""
+    x = _wide(self)
+    g, unscaled = _gradients(grads, grad_scale, maximize)
+    if weight_decay != 0 and decoupled:
+        x = torch._foreach_mul(x, 1 - lr * weight_decay)
+    elif weight_decay != 0:
+        g = torch._foreach_add(g, x, alpha=weight_decay)
+    m = torch._foreach_lerp(_wide(exp_avgs), g, 1 - beta1)
+    v = torch._foreach_addcmul(torch._foreach_mul(_wide(exp_avg_sqs), beta2), g, g, 1 - beta2)
+    largest = torch._foreach_maximum(_wide(max_exp_avg_sqs), v) if amsgrad else v
+    counts = [_count(step) for step in state_steps]
+    roots = [(1 - beta2**count) ** 0.5 for count in counts]
+    denominators = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(largest), roots), eps)
+    x = _move(x, torch._foreach_div(m, denominators), [lr / (1 - beta1**count) for count in counts])
+    maxima = [(max_exp_avg_sqs, largest)] if amsgrad else []
+    _write([(self, x), (exp_avgs, m), (exp_avg_sqs, v), *maxima, *unscaled], found_inf)
+
+
+def fused_adamw(
+    self: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, max_exp_avg_sqs: Tensors,
+    state_steps: Tensors, **options: Any,
+) -> None:  # fmt: skip
+    """``torch._fused_adamw_``: decay of the parameters themselves."""
+    fused_adam(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, decoupled=True, **options)
+
+
+def fused_adagrad(
+    self: Tensors, grads: Tensors, state_sums: Tensors, state_steps: Tensors, *, lr: Number, lr_decay: float,
+    weight_decay: float, eps: float, maximize: bool, grad_scale: Number = None, found_inf: Number = None,
+) -> None:  # fmt: skip
+    """``torch._fused_adagrad_``."""
+    x = _wide(self)
+    g, unscaled = _gradients(grads, grad_scale, maximize)
+    if weight_decay != 0:
+        g = torch._foreach_add(g, x, alpha=weight_decay)
+    sums = torch._foreach_addcmul(_wide(state_sums), g, g)
+    rates = [lr / (1 + (_count(step) - 1) * lr_decay) for step in state_steps]
+    quotients = torch._foreach_div(g, torch._foreach_add(torch._foreach_sqrt(sums), eps))
+    _write([(self, _move(x, quotients, rates)), (state_sums, sums), *unscaled], found_inf)
+
+
+def fused_sgd(
+    self: Tensors, grads: Tensors, momentum_buffer_list: Tensors, *, weight_decay: float, momentum: float, lr: Number,
+    dampening: float, nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Number = None,
+    found_inf: Number = None,
+) -> None:  # fmt: skip
+    """``torch._fused_sgd_``; without momentum the buffers are no list of tensors."""
+    x = _wide(self)
+    g, written = _gradients(grads, grad_scale, maximize)
+    if weight_decay != 0:
+        g = torch._foreach_add(g, x, alpha=weight_decay)
+    if momentum != 0:
+        if is_first_step:
+            buffers: Any = g
+        else:
+            kept = torch._foreach_mul(_wide(momentum_buffer_list), momentum)
+            buffers = torch._foreach_add(kept, g, alpha=1 - dampening)
+        written.append((momentum_buffer_list, buffers))
+        g = torch._foreach_add(g, buffers, alpha=momentum) if nesterov else buffers
+    _write([(self, _move(x, g, [lr] * len(x))), *written], found_inf)
+
+
+def _wide(tensors: Tensors) -> list[torch.Tensor]:
+    return [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in tensors]
+
+
+def _gradients(grads: Tensors, scale: Number, maximize: bool) -> tuple[Any, list[Any]]:
+    """What is descended along, and the unscaled gradients that take the place of scaled ones."""
+    g: Any = _wide(grads)
+    unscaled: list[Any] = []
+    if scale is not None:
+        g = torch._foreach_div(g, scale)
+        unscaled = [(grads, g)]
+    return (torch._foreach_neg(g) if maximize else g), unscaled
+
+
+def _count(step: torch.Tensor) -> Number:
+    """A step count to compute with in float64: in float32, 1 - 0.999 ** t would lose most of its digits."""
+    return step.item() if step.device.type == "cpu" else step.double()
+
+
+def _move(x: Any, directions: Any, rates: list[Number]) -> Any:
+    if isinstance(rates[0], torch.Tensor):
+        return torch._foreach_sub(x, torch._foreach_mul(directions, [rate.to(d.dtype) for rate, d in zip(rates, x)]))
+    return torch._foreach_sub(x, torch._foreach_mul(directions, rates))
+
+
+def _write(pairs: list[Any], found_inf: Number) -> None:
+    for targets, values in pairs:
+        if found_inf is not None:
+            skipped = found_inf.reshape(()) == 1
+            values = [torch.where(skipped, target.to(value.dtype), value) for target, value in zip(targets, values)]
+        torch._foreach_copy_(targets, values)
+
+
+#: Operator -> what is captured in its place.
+FUSED_STEPS = {
+    getattr(torch, name): step
+    for name, step in (("_fused_adam_", fused_adam), ("_fused_adamw_", fused_adamw), ("_fused_sgd_", fused_sgd),
+                       ("_fused_adagrad_", fused_adagrad))
+    if hasattr(torch, name)
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""Optimizers of ``torch.optim``: their steps are captured as the Python that they are.
+
+What they ask PyTorch's compiler for is left out: the decorator of every ``step`` imports it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import optimizer
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.torch_calls import special, special_by_code
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["step_with_grad"]
+
+
+def step_with_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``step(self, ...)`` with gradients where the optimizer is differentiable, as its decorator runs it."""
+    before = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(self.defaults["differentiable"])
+        return step(self, *args, **kwargs)
+    finally:
+        torch.set_grad_enabled(before)
+
+
+def _check_graph_capture(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Eager refuses, or warns of, a step that a CUDA graph does or does not record."""
+    recording = torch.cuda.is_current_stream_capturing
+    if torch.cuda.is_available():
+        tx.guards.state(recording, False, "a CUDA graph records")
+        if recording():
+            raise GraphBreak("QB03", "an optimizer's step that a CUDA graph records")
+    return ConstantValue(None)
+
+
+for _name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+    special(getattr(optimizer.Optimizer, _name, None))(_check_graph_capture)
+
+
+@special_by_code(optimizer._use_grad_for_differentiable(step_with_grad))
+def _use_grad(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    step = tx.from_python(fn.__closure__[fn.__code__.co_freevars.index("func")].cell_contents)
+    return tx.from_python(step_with_grad).realize().call(tx, [step, *args], kwargs)

@@ -1,0 +1,224 @@
+"""Floats that tensors without dimensions hold: the step counts and products that optimizers keep on the CPU.
+
+Eager reads them (``step.item()``) to compute with Python floats, and decides by them. They are inputs of the region, on
+the CPU and of one element, so that reading them before the graph costs what eager's reading does: such a number is a
+float input like any other, and what the region does to the tensor is done to the number too, with the rounding of the
+tensor's dtype. Numbers that are equal at capture and were so in every capture before are one input, by a guard.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dynamo_capture.sources import Source
+from dynamo_capture.values.base import Value
+from dynamo_capture.values.composites import TENSOR_MAKERS
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
+from prims.spec.expr import bits_of_float, round_to_single
+from prims.spec.sym import float_to_single
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["known_number", "note_number", "numbers_after"]
+
+Number = Callable[[], "Value | None"]
+
+_FILLED = {torch.zeros: 0.0, torch.ones: 1.0}
+_IN_PLACE = {
+    operator.iadd: operator.add, "add_": operator.add, "__iadd__": operator.add,
+    operator.imul: operator.mul, "mul_": operator.mul, "__imul__": operator.mul,
+}  # fmt: skip
+_IN_PLACE_LISTS = {torch._foreach_add_: operator.add, torch._foreach_mul_: operator.mul}
+_COPIES = frozenset(("clone", "detach"))
+_KINDS = (torch.float32, torch.float64)
+
+
+def number_of(tensor: torch.Tensor) -> float:
+    """The number that a tensor holds (a step of a guard's path)."""
+    return tensor.item()  # type: ignore[return-value]
+
+
+def known_number(tx: Capture, tensor: TensorValue) -> Value | None:
+    """The float that a tensor holds here, or None where only its data tells."""
+    example = tensor.example
+    if not _may_hold(example):
+        return None
+    if tensor.scalar is not None:
+        number, version = tensor.scalar
+        return number() if version == example._version else None
+    if example._version or not _is_of_optimizer(tx, tensor):
+        return None
+    tensor.scalar = _once(partial(_input, tx, tensor)), 0
+    return tensor.scalar[0]()
+
+
+def _may_hold(example: torch.Tensor) -> bool:
+    is_scalar = example.ndim == 0 and example.device.type == "cpu" and example.dtype in _KINDS
+    return is_scalar and not example.is_inference() and not example.requires_grad
+
+
+def _is_of_optimizer(tx: Capture, tensor: TensorValue) -> bool:
+    """Whether a tensor is of an optimizer's state, which is read in every step; by others a program may decide anew."""
+    known = tensor.source is not None and tensor.real_tensor is not None
+    return known and tensor.source.stands_in("state", tx.optimizers)  # type: ignore[union-attr]
+
+
+def _input(tx: Capture, tensor: TensorValue) -> Value | None:
+    source: Any = tensor.source
+    with _disable_current_modes():
+        number = number_of(tensor.real())
+    if number != number:
+        return None
+    held = Source("call", source, number_of)
+    first = tx.sizes.shared_number(str(held), number, str(source.key))
+    if first is not None and first in tx.numbers:
+        value, other = tx.numbers[first]
+        tx.sizes.equal_numbers.append((Source("call", held, bits_of_float), other))
+        return value
+    value = tx.graph.float_input(held, number)
+    tx.numbers[str(held)] = value, Source("call", held, bits_of_float)
+    return value
+
+
+def note_number(tensor: Value, number: Number) -> None:
+    """The tensor, as the region has just made or written it, holds this float."""
+    if isinstance(tensor, TensorValue) and _may_hold(tensor.example):
+        tensor.scalar = number, tensor.example._version
+
+
+def numbers_after(
+    tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
+) -> list[tuple[TensorValue | None, Number]]:
+    """The floats that tensors will hold after a call: of arguments that it writes, or (None) of its result."""
+    if not args or fn.__hash__ is None:
+        return []
+    if fn in TENSOR_MAKERS:
+        return _made(tx, args[0].realize(), kwargs)
+    if fn in _FILLED:
+        is_scalar = _items(args[0].realize()) == [] and len(args) == 1
+        return [(None, lambda: ConstantValue(_FILLED[fn]))] if is_scalar and "out" not in kwargs else []
+    if fn is torch.full:
+        return _made(tx, args[1].realize(), kwargs) if len(args) == 2 and _items(args[0].realize()) == [] else []
+    if fn in _COPIES and isinstance(args[0].realize(), TensorValue) and not kwargs:
+        return _one(tx, None, args[0].realize(), lambda number: number)
+    return _written(tx, fn, args, kwargs)
+
+
+def _made(tx: Capture, given: Value, kwargs: dict[str, Value]) -> list[tuple[TensorValue | None, Number]]:
+    if not isinstance(given, (ConstantValue, SymValue)) or given.pytype is not float:
+        return []
+    dtype = kwargs["dtype"].realize().const() if "dtype" in kwargs else None
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    return [(None, lambda: _rounded(tx, given, kind))]
+
+
+def _written(
+    tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
+) -> list[tuple[TensorValue | None, Number]]:
+    op, many = _IN_PLACE.get(fn), _IN_PLACE_LISTS.get(fn)
+    targets = [args[0]] if op or fn == "copy_" else None
+    if many or fn is torch._foreach_copy_:
+        targets = _items(args[0].realize())
+    if targets is None or len(args) != 2 or not _is_unscaled(kwargs):
+        return []
+    others = _items(args[1].realize()) if many or fn is torch._foreach_copy_ else None
+    if others is None:
+        others = [args[1]] * len(targets)
+    found: list[tuple[TensorValue | None, Number]] = []
+    for target, other in zip(targets, others, strict=False):
+        tensor, operand = target.realize(), other.realize()
+        if isinstance(tensor, TensorValue) and _may_hold(tensor.example):
+            found += _after(tx, tensor, op or many, operand)
+    return found
+
+
+def _after(tx: Capture, tensor: TensorValue, op: Any, operand: Value) -> list[tuple[TensorValue | None, Number]]:
+    kind = tensor.example.dtype
+    other = _operand(tx, operand)
+    if other is None:
+        return []
+    if op is None:
+        return [(tensor, lambda: _rounded(tx, other(), kind))]
+    return _one(tx, tensor, tensor, lambda number: _computed(tx, op, number, other(), kind))
+
+
+def _one(
+    tx: Capture, target: TensorValue | None, tensor: Value, change: Callable[[Value], Value | None]
+) -> list[tuple[TensorValue | None, Number]]:
+    """``change`` of the number that a tensor holds now; asked only when somebody reads it."""
+    if not isinstance(tensor, TensorValue) or not _may_hold(tensor.example):
+        return []
+    held, version = tensor.scalar, tensor.example._version
+    if held is None:
+        if version or not _is_of_optimizer(tx, tensor):
+            return []
+        before: Number = _once(partial(_input, tx, tensor))
+    elif held[1] == version:
+        before = held[0]
+    else:
+        return []
+
+    def after() -> Value | None:
+        number = before()
+        return None if number is None else change(number)
+
+    return [(target, _once(after))]
+
+
+def _once(number: Number) -> Number:
+    known: list[Value | None] = []
+
+    def ask() -> Value | None:
+        if not known:
+            known.append(number())
+        return known[0]
+
+    return ask
+
+
+def _operand(tx: Capture, value: Value) -> Number | None:
+    if isinstance(value, TensorValue):
+        found = _one(tx, None, value, lambda number: number)
+        return found[0][1] if found else None
+    if isinstance(value, (ConstantValue, SymValue)) and value.pytype in (int, float):
+        return lambda: value
+    return None
+
+
+def _computed(tx: Capture, op: Any, number: Value, other: Value | None, kind: torch.dtype) -> Value | None:
+    """``op`` in the tensor's dtype, which rounds a Python number before it computes."""
+    from dynamo_capture.values.arith import binary
+
+    rounded = _rounded(tx, other, kind)
+    return None if rounded is None else _rounded(tx, binary(tx, op, number, rounded).realize(), kind)
+
+
+def _rounded(tx: Capture, number: Value | None, kind: torch.dtype) -> Value | None:
+    if number is None or kind not in _KINDS:
+        return None
+    if isinstance(number, ConstantValue):
+        value = float(number.value)
+        return ConstantValue(round_to_single(value) if kind == torch.float32 else value)
+    if number.pytype is not float:
+        number = tx.graph_call(torch.sym_float, [number], {}).realize()
+    return tx.graph_call(float_to_single, [number], {}).realize() if kind == torch.float32 else number
+
+
+def _items(value: Value) -> list[Value] | None:
+    return list(value.items) if isinstance(value, (TupleValue, ListValue)) else None
+
+
+def _is_unscaled(kwargs: dict[str, Value]) -> bool:
+    if kwargs.keys() - {"alpha"}:
+        return False
+    alpha = kwargs["alpha"].realize() if kwargs else ConstantValue(1)
+    return alpha.is_const and bool(alpha.const() == 1)

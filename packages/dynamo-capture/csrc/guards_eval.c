@@ -1,6 +1,8 @@
 /* Evaluation of guard trees. */
 #include "capture.h"
 
+#include <stdlib.h>
+
 /* ------------------------------------------------------------------ constants */
 
 static bool
@@ -405,24 +407,57 @@ all_distinct(const GuardTree *tree, const Check *check, PyObject **slots)
     return distinct;
 }
 
+typedef struct {
+    int64_t begin, end;
+    bool written;
+} Extent;
+
+static int
+by_begin(const void *a, const void *b)
+{
+    int64_t x = ((const Extent *)a)->begin, y = ((const Extent *)b)->begin;
+    return (x > y) - (x < y);
+}
+
+/* Whether an extent that is written overlaps another one; sorts them. */
+static bool
+written_overlap(Extent *extents, Py_ssize_t n)
+{
+    int64_t end = INT64_MIN, written_end = INT64_MIN; /* of all so far, and of the written ones */
+    qsort(extents, n, sizeof(Extent), by_begin);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const Extent *e = &extents[i];
+        if (e->begin < (e->written ? end : written_end)) {
+            return true;
+        }
+        end = e->end > end ? e->end : end;
+        written_end = e->written && e->end > written_end ? e->end : written_end;
+    }
+    return false;
+}
+
 /* No tensor of the first `leading` nodes reaches memory that another of the nodes reaches. */
 static int
 no_overlap(const GuardTree *tree, const Check *check, PyObject **slots)
 {
-    int64_t small[64];
-    int64_t *extents = check->number <= 32 ? small : PyMem_Malloc(2 * check->number * sizeof(int64_t));
-    int holds = extents != NULL;
+    Extent small[64];
+    Extent *extents = check->number <= 64 ? small : PyMem_Malloc(check->number * sizeof(Extent));
+    if (extents == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Py_ssize_t n = 0;
+    int holds = 1;
     for (Py_ssize_t i = 0; holds == 1 && i < check->number; i++) {
-        PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
-        if (tensor_extent(value, &extents[2 * i], &extents[2 * i + 1]) < 0) {
+        Extent e = {0, 0, i < check->leading};
+        if (tensor_extent(slots[tree->nodes[check->nodes[i]].slot], &e.begin, &e.end) < 0) {
             holds = -1;
+        } else if (e.begin < e.end) {
+            extents[n++] = e;
         }
     }
-    for (Py_ssize_t i = 0; i < check->leading && holds == 1; i++) {
-        for (Py_ssize_t j = i + 1; j < check->number && holds == 1; j++) {
-            bool empty = extents[2 * i] == extents[2 * i + 1] || extents[2 * j] == extents[2 * j + 1];
-            holds = empty || extents[2 * i + 1] <= extents[2 * j] || extents[2 * j + 1] <= extents[2 * i];
-        }
+    if (holds == 1) {
+        holds = !written_overlap(extents, n);
     }
     if (extents != small) {
         PyMem_Free(extents);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import types
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -331,23 +332,22 @@ def _guard_aliasing(tx: Capture) -> None:
     tensors = [inp for inp in tx.graph.all_inputs if isinstance(inp.value, TensorValue)]
     if not mutated or len(tensors) < 2:
         return
-    pointers = [inp.real.untyped_storage().data_ptr() for inp in tensors]
+    pointers = Counter(inp.real.untyped_storage().data_ptr() for inp in tensors)
     for inp in mutated:
         pointer = inp.real.untyped_storage().data_ptr()
-        if pointer and pointers.count(pointer) > 1:
+        if pointer and pointers[pointer] > 1:
             raise SkipFrame(f"{inp.source} is written into and shares memory with another input")
     tx.guards.no_overlap([inp.source for inp in mutated], [inp.source for inp in tensors])
 
 
 def _guard_distinct_objects(tx: Capture) -> None:
     """An object that the region changes is not one of the others of its type that the region looked at."""
-    inputs: list[Any] = [
-        inp.value for inp in tx.graph.all_inputs or tx.graph.inputs if isinstance(inp.value, TensorValue)
-    ]
-    for tensor in tx.side.tensors_written():
-        for other in inputs if tensor.source is not None else ():
-            if other is not tensor and isinstance(tensor, TensorValue):
-                tx.guards.distinct([tensor.source, other.source])  # type: ignore[list-item]
+    written = [tensor for tensor in tx.side.tensors_written() if tensor.source is not None]
+    if written:  # of any two different inputs, here and later, as pairs would take the square of their number
+        inputs = [inp.value for inp in tx.graph.all_inputs or tx.graph.inputs]
+        tensors = {id(v): v.source for v in (*written, *inputs) if isinstance(v, TensorValue)}
+        if len(tensors) > 1:
+            tx.guards.distinct(list(tensors.values()))  # type: ignore[arg-type]
     for value in tx.side.mutated_values():
         if value.source is None:
             continue

@@ -31,6 +31,20 @@ def step_with_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         torch.set_grad_enabled(before)
 
 
+@special_by_code(torch._disable_dynamo(step_with_grad))
+def _kept_from_compiler(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A function that its decorator keeps from PyTorch's compiler: an optimizer's (``zero_grad``) is captured."""
+    from dynamo_capture.interpreter.frame import inline_call
+
+    if not fn.__module__.startswith("torch.optim."):
+        return inline_call(tx, tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
+    return tx.from_python(_of_closure(fn, "fn")).realize().call(tx, args, kwargs)
+
+
+def _of_closure(fn: Any, name: str) -> Any:
+    return fn.__closure__[fn.__code__.co_freevars.index(name)].cell_contents
+
+
 def _check_graph_capture(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Eager refuses, or warns of, a step that a CUDA graph does or does not record."""
     recording = torch.cuda.is_current_stream_capturing
@@ -47,5 +61,5 @@ for _name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_he
 
 @special_by_code(optimizer._use_grad_for_differentiable(step_with_grad))
 def _use_grad(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    step = tx.from_python(fn.__closure__[fn.__code__.co_freevars.index("func")].cell_contents)
+    step = tx.from_python(_of_closure(fn, "func"))
     return tx.from_python(step_with_grad).realize().call(tx, [step, *args], kwargs)

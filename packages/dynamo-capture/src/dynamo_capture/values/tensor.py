@@ -142,10 +142,23 @@ class TensorValue(Value):
         if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
             self._require_grad(tx, value.value)
             return
+        if name == "grad" and self._takes_gradient(tx, value):
+            tx.side.set_on_tensor(self, name, value)
+            return
         if not hasattr(self.cls, name) and name not in _MARKS and tx.graph.is_outermost:
             tx.side.set_on_tensor(self, name, value)
             return
         raise GraphBreak("QB06", f"setting attribute {name!r} of a tensor")
+
+    def _takes_gradient(self, tx: Capture, value: Value) -> bool:
+        """Whether ``.grad`` of a tensor that exists outside can be set after the graph: to None, or to what fits."""
+        if self.real_tensor is None or self.source is None or not tx.graph.is_outermost:
+            return False
+        if isinstance(value, TensorValue):
+            mine, other = self.example, value.example
+            same = (mine.dtype, mine.device, mine.shape) == (other.dtype, other.device, other.shape)
+            return same and value is not self and not other.requires_grad and value.cls is torch.Tensor
+        return type(value) is ConstantValue and value.value is None
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         added = _added_method(tx, name)

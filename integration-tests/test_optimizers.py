@@ -115,3 +115,239 @@ def test_step_is_eager_s(name, options):
     assert report.verdict == "compiled", str(report)
     assert report.kernels and not report.breaks and not report.fallbacks
     assert len(report.recompiles) < CAPTURES.get(name, 2), str(report)
+
+
+# ---- what changes between steps --------------------------------------------------------------------------------------
+
+
+def pair_of(make, **options):
+    """Two optimizers of equal parameters, and the compiled step of the first."""
+    optimizers = [make(parameters(), **options) for _ in range(2)]
+    return optimizers, compile_api.compile(optimizers[0].step)
+
+
+def learned(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def assert_equal_steps(optimizers, compiled, step, without=()):
+    """One step of each on the same gradients."""
+    for optimizer in optimizers:
+        give_gradients(learned(optimizer), step)
+        for k in without:
+            learned(optimizer)[k].grad = None
+    compiled()
+    optimizers[1].step()
+    for p, q in zip(*map(learned, optimizers)):
+        torch.testing.assert_close(p, q)
+    ours, theirs = (optimizer.state_dict() for optimizer in optimizers)
+    torch.testing.assert_close(ours["state"], theirs["state"])
+    assert ours["param_groups"] == theirs["param_groups"]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_schedule_of_many_steps_takes_two_captures(foreach):
+    (ours, theirs), compiled = pair_of(torch.optim.AdamW, lr=1e-2, foreach=foreach)
+    schedules = []
+    for optimizer in (ours, theirs):
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=20)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=80)
+        schedules.append(torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[20]))
+    for n in range(100):
+        assert_equal_steps((ours, theirs), compiled, n)
+        for optimizer, schedule in zip((ours, theirs), schedules):
+            schedule.step()
+            optimizer.param_groups[0]["betas"] = (0.9 - n / 1000, 0.99 - n / 10000)
+            optimizer.param_groups[0]["weight_decay"] = 0.01 + n / 1000
+    assert len(compiled.report().recompiles) == 1, str(compiled.report())
+
+
+def test_parameters_without_gradients_and_new_groups():
+    optimizers, compiled = pair_of(torch.optim.Adam, lr=1e-2)
+    for n, without in enumerate([(), (), (1,), (1, 2), ()]):
+        assert_equal_steps(optimizers, compiled, n, without)
+    for optimizer in optimizers:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 0.5})
+    for n in range(3):
+        assert_equal_steps(optimizers, compiled, 10 + n)
+    for optimizer in optimizers:
+        optimizer.load_state_dict(optimizer.state_dict())
+    for n in range(3):
+        assert_equal_steps(optimizers, compiled, 20 + n)
+    assert compiled.report().verdict == "compiled", str(compiled.report())
+
+
+def test_step_counts_that_part_ways():
+    """Counts that are equal are one input; a parameter that misses steps gets its own."""
+    optimizers, compiled = pair_of(torch.optim.NAdam, lr=1e-2)
+    for n in range(12):
+        assert_equal_steps(optimizers, compiled, n, [3] if n in (2, 5) else [])
+    assert len(compiled.report().recompiles) <= 4, str(compiled.report())
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_16_bit_parameters(options):
+    results = []
+    for compiled in (True, False):
+        params = parameters(torch.bfloat16)
+        optimizer = torch.optim.AdamW(params, lr=1e-2, **options)
+        step = compile_api.compile(optimizer.step) if compiled else optimizer.step
+        run(params, optimizer, step, 5)
+        results.append(params)
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=1e-3)
+
+
+class Sign(torch.optim.Optimizer):
+    """A program's own: momentum's signs, with an int and a tensor as counts."""
+
+    def __init__(self, params, lr=0.1, beta=0.9):
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state |= {"momentum": torch.zeros_like(p), "calls": 0, "step": torch.tensor(0.0)}
+                state["calls"] += 1
+                state["step"] += 1
+                state["momentum"].mul_(group["beta"]).add_(p.grad, alpha=1 - group["beta"])
+                rate = group["lr"] / (1 + 0.1 * state["calls"]) / state["step"].item() ** 0.5
+                p.add_(state["momentum"].sign(), alpha=-rate)
+
+
+def test_an_optimizer_of_the_program():
+    optimizers, compiled = pair_of(Sign)
+    for n in range(8):
+        assert_equal_steps(optimizers, compiled, n)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] *= 0.9
+    report = compiled.report()
+    assert report.verdict == "compiled" and report.kernels and len(report.recompiles) == 1, str(report)
+
+
+def test_hooks_of_a_step_run_once_each():
+    optimizers, compiled = pair_of(torch.optim.SGD, lr=0.1)
+    calls = []
+    for k, optimizer in enumerate(optimizers):
+        optimizer.register_step_pre_hook(lambda *_, k=k: calls.append(("before", k)))
+        optimizer.register_step_post_hook(lambda *_, k=k: calls.append(("after", k)))
+    for n in range(3):
+        assert_equal_steps(optimizers, compiled, n)
+    assert calls == [("before", 0), ("after", 0), ("before", 1), ("after", 1)] * 3
+
+
+# ---- what eager refuses ----------------------------------------------------------------------------------------------
+
+
+def sparse_step(wrap):
+    table = nn.Embedding(10, 4, sparse=True)
+    table(torch.tensor([1, 2])).sum().backward()
+    wrap(torch.optim.Adam(table.parameters()).step)()
+
+
+def capturable_step(wrap):
+    params = parameters()
+    give_gradients(params, 0)
+    wrap(torch.optim.Adam(params, capturable=True).step)()
+
+
+def foreign_state(wrap):
+    params = parameters()
+    give_gradients(params, 0)
+    optimizer = torch.optim.AdamW(params)
+    optimizer.state[params[0]]["momentum_buffer"] = torch.zeros_like(params[0])
+    wrap(optimizer.step)()
+
+
+@pytest.mark.parametrize("program", [sparse_step, capturable_step, foreign_state])
+def test_what_eager_refuses(program):
+    errors = []
+    for wrap in (compile_api.compile, lambda step: step):
+        with pytest.raises(Exception) as caught:
+            program(wrap)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_sparse_gradients_run_eagerly_with_the_reason():
+    tables = [nn.Embedding(10, 4, sparse=True) for _ in range(2)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    optimizers = [torch.optim.SparseAdam(table.parameters(), lr=0.1) for table in tables]
+    compiled = compile_api.compile(optimizers[0].step)
+    for table, step in zip(tables, (compiled, optimizers[1].step)):
+        table(torch.tensor([1, 2])).sum().backward()
+        step()
+    assert torch.equal(tables[0].weight, tables[1].weight)
+    assert "sparse" in compiled.report().verdict
+
+
+# ---- in a training function ------------------------------------------------------------------------------------------
+
+
+def plain_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def clipped_by_norm(model, optimizer, x, y):
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), norm
+
+
+def clipped_by_value(model, optimizer, x, y):
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    return loss.detach()
+
+
+def with_a_closure(model, optimizer, x, y):
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).detach()
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("program", [plain_step, clipped_by_norm, clipped_by_value, with_a_closure])
+def test_training_function(program, options):
+    models, optimizers = [], []
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
+        optimizers.append(torch.optim.AdamW(models[-1].parameters(), lr=1e-2, **options))
+    compiled = compile_api.compile(program)
+    for n in range(6):
+        torch.manual_seed(n)
+        x, y = torch.randn(5, 8), torch.randn(5, 4)
+        results = [f(m, o, x, y) for f, m, o in zip((compiled, program), models, optimizers)]
+        torch.testing.assert_close(*results)
+        for p, q in zip(*(model.parameters() for model in models)):
+            torch.testing.assert_close(p, q)
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] *= 0.9
+    report = compiled.report()
+    assert {b.reason.partition(":")[2] for b in report.breaks} <= {" Tensor.backward() [QB12]"}, str(report)
+    updates = [k for k in report.kernels if "sqrt" in k.ops]
+    assert updates or program is with_a_closure, str(report)
+    assert len(report.recompiles) <= 2, str(report)

@@ -1,6 +1,44 @@
 /* Guards as text: node paths, checks, failures. */
 #include "capture.h"
 
+/* Whether repr(value) runs no code of the program's. */
+static bool
+shows_itself(PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (PyType_Check(value)) {
+        return type == &PyType_Type;
+    }
+    if (PyFunction_Check(value) || PyModule_CheckExact(value)) {
+        return true;
+    }
+    if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
+        bool plain = depth < 3;
+        for (Py_ssize_t i = 0; plain && i < PySequence_Fast_GET_SIZE(value); i++) {
+            plain = shows_itself(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+        }
+        return plain;
+    }
+    if (PyDict_CheckExact(value)) {
+        PyObject *key, *item;
+        Py_ssize_t position = 0;
+        bool plain = depth < 3;
+        while (plain && PyDict_Next(value, &position, &key, &item)) {
+            plain = shows_itself(key, depth + 1) && shows_itself(item, depth + 1);
+        }
+        return plain;
+    }
+    /* A C type whose instances refer to no others. */
+    return !(type->tp_flags & (Py_TPFLAGS_HEAPTYPE | Py_TPFLAGS_HAVE_GC));
+}
+
+/* A key of a dict: a tensor's own text would be its numbers. */
+static PyObject *
+key_text(PyObject *key)
+{
+    return shows_itself(key, 0) ? PyObject_Repr(key) : PyUnicode_FromFormat("<%s>", Py_TYPE(key)->tp_name);
+}
+
 static PyObject *
 root_path(const Node *node)
 {
@@ -37,7 +75,7 @@ guard_path(GuardTree *tree, int id)
     if (node->parent <= 0) {
         return root_path(node);
     }
-    PyObject *parent = guard_path(tree, node->parent), *path = NULL;
+    PyObject *parent = guard_path(tree, node->parent), *path = NULL, *key;
     if (parent == NULL) {
         return NULL;
     }
@@ -49,7 +87,9 @@ guard_path(GuardTree *tree, int id)
         path = PyUnicode_FromFormat("%U.__dict__", parent);
         break;
     case NODE_ITEM:
-        path = PyUnicode_FromFormat("%U[%R]", parent, node->arg);
+        key = key_text(node->arg);
+        path = key != NULL ? PyUnicode_FromFormat("%U[%U]", parent, key) : NULL;
+        Py_XDECREF(key);
         break;
     case NODE_DICT_KEY:
         path = PyUnicode_FromFormat("list(%U)[%zd]", parent, node->index);
@@ -259,7 +299,9 @@ guard_check_text(GuardTree *tree, int id)
         text = PyUnicode_FromFormat("tuple(%U) == %R", path, check->object);
         break;
     case CHECK_CONTAINS:
-        text = PyUnicode_FromFormat("%R %s %U", check->object, check->number ? "in" : "not in", path);
+        inner = key_text(check->object);
+        text = inner != NULL ? PyUnicode_FromFormat("%U %s %U", inner, check->number ? "in" : "not in", path) : NULL;
+        Py_XDECREF(inner);
         break;
     case CHECK_NO_INSTANCE_ATTR:
         text = PyUnicode_FromFormat("%R not in %U.__dict__", check->object, path);
@@ -289,37 +331,6 @@ guard_check_text(GuardTree *tree, int id)
     }
     Py_DECREF(path);
     return text;
-}
-
-/* Whether repr(value) runs no code of the program's. */
-static bool
-shows_itself(PyObject *value, int depth)
-{
-    PyTypeObject *type = Py_TYPE(value);
-    if (PyType_Check(value)) {
-        return type == &PyType_Type;
-    }
-    if (PyFunction_Check(value) || PyModule_CheckExact(value)) {
-        return true;
-    }
-    if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
-        bool plain = depth < 3;
-        for (Py_ssize_t i = 0; plain && i < PySequence_Fast_GET_SIZE(value); i++) {
-            plain = shows_itself(PySequence_Fast_GET_ITEM(value, i), depth + 1);
-        }
-        return plain;
-    }
-    if (PyDict_CheckExact(value)) {
-        PyObject *key, *item;
-        Py_ssize_t position = 0;
-        bool plain = depth < 3;
-        while (plain && PyDict_Next(value, &position, &key, &item)) {
-            plain = shows_itself(key, depth + 1) && shows_itself(item, depth + 1);
-        }
-        return plain;
-    }
-    /* A C type whose instances refer to no others. */
-    return !(type->tp_flags & (Py_TPFLAGS_HEAPTYPE | Py_TPFLAGS_HAVE_GC));
 }
 
 static PyObject *

@@ -396,12 +396,14 @@ class Capture:
         return expr.value if expr.is_const else None
 
     def int_is_dynamic(self, source: Source, value: int) -> bool:
-        """Whether an int of the frame becomes a symbolic input."""
+        """Whether an int of the frame becomes a symbolic input: once it has changed, an optimizer's count at once."""
+        if value >= 1 and self.optimizers and source.stands_in("state", self.optimizers):
+            return True
         return self.sizes.int_is_dynamic(str(source), value)
 
     def float_is_dynamic(self, source: Source, value: float) -> bool:
         """Whether a float of the frame becomes a symbolic input: once it has changed, an optimizer's at once."""
-        if value == value and self.optimizers and source.stands_in("param_groups", self.optimizers):
+        if value == value and any(source.stands_in(name, self.optimizers) for name in ("param_groups", "state")):
             return True
         return self.sizes.float_is_dynamic(str(source), value)
 

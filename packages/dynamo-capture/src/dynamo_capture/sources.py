@@ -7,8 +7,12 @@ guard tree the first time a guard, a graph input or an output needs it; a value 
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["Source", "identifier"]
 
@@ -96,11 +100,11 @@ class Source:
             return f"{self.key.__name__}({self.base})"
         if self.kind == "item" and self.base.kind == "constant":
             return str(self.key)
-        return _FORMATS[self.kind].format(self.base, self.key)
+        return _FORMATS[self.kind].format(self.base, _name_of_tensor(self.key) or self.key)
 
     def stands_in(self, name: str, owners: set[Source]) -> bool:
         """Whether the path leads through the attribute ``name`` of one of ``owners``."""
-        step: Source | None = self
+        step: Source | None = self if owners else None
         while step is not None:
             if step.key == name and step.base is not None:
                 owner = step.base.base if step.base.kind == "instance_dict" else step.base
@@ -133,8 +137,32 @@ class Source:
             return prefix + identifier(str(self)) + "_"
         if self.kind == "module_item":
             return f"{self.base.graph_name().rstrip('_')}{self.key[0]}_{identifier(self.key[1])}"
-        key = self.key.__name__ if self.kind == "call" else str(self.key)
+        key = self.key.__name__ if self.kind == "call" else str(_name_of_tensor(self.key) or self.key)
         return f"{self.base.graph_name().rstrip('_')}_{identifier(key)}"
+
+
+class _TensorName(str):
+    """How a tensor that is a key is called: its own text would be its numbers, others in every call."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+_NAMES = WeakIdKeyDictionary()
+
+
+def _name_of_tensor(key: Any) -> _TensorName | None:
+    """A name of this tensor alone, the same as long as it lives; None for another key."""
+    if not isinstance(key, torch.Tensor):
+        return None
+    if key not in _NAMES:
+        _NAMES[key] = next(_NUMBERS)
+    return _TensorName(f"{type(key).__name__} {_NAMES[key]}")
+
+
+_NUMBERS = itertools.count()
 
 
 def identifier(text: str) -> str:

@@ -66,6 +66,9 @@ REASONS = _table(
     ("QB23", "a function of flex_attention could not be captured",
      "Let it compute a scalar tensor from its arguments and the tensors that it reads, by elementwise operations and "
      "indexing, and change nothing else."),
+    ("QB24", "a function given to vmap could not be captured",
+     "Let it take and return tensors, and neither write to tensors from outside nor keep its own for later. PyTorch's "
+     "own implementation is called instead."),
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from prims.spec import SymbolContext
 if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
     from dynamo_capture.interpreter.frame import Frame
+    from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import GeneratorValue
 
 __all__ = ["Capture", "FrameRequest"]
@@ -100,6 +101,16 @@ class Capture:
         self.first: list[tuple[Any, tuple[Any, ...]]] = []
         #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).
         self.leaves: list[tuple[Value, int, GraphBreak]] = []
+        #: The derivatives being taken, outermost first.
+        self.levels: list[Level] = []
+        #: By the identity of a tensor that gradients are taken to, the derivative that it was made for.
+        self.level_of: dict[int, Level] = {}
+        #: The bodies of vmapped functions: (graph, the root frame's step, the break there).
+        self.bodies: list[tuple[torch.fx.Graph, int, GraphBreak]] = []
+        #: The results of vmapped functions that have a batch as their first dimension, by their identity.
+        self.batched: dict[int, Value] = {}
+        #: Whether a backward pass in the region has freed what it needed.
+        self.frees = False
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
         #: Where the program's optimizers (``torch.optim.Optimizer``) come from.

@@ -26,6 +26,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     autograd_functions,
     checkpoints,
     control_flow,
+    derivatives,
     flex_attention,
     frame_functions,
     function_facts,
@@ -33,6 +34,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     optimizers,
     profiled,
     stand_ins,
+    vmapped,
     warned,
 )
 from dynamo_capture.values.torch_calls import ALLOWED

@@ -36,6 +36,7 @@ from prims.spec import SymbolicCalls, abstract
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits, float_to_single
 from prims.spec.unbacked import making_symbols
+from prims.transforms import require_gradient
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -197,6 +198,8 @@ class GraphBuilder:
         written = any(tensor._version != version for tensor, version in before)
         if written and not self.writes_inputs:
             self._note_write(fn)
+        if written and self.tx.levels:
+            self._check_level(fn, [tensor for tensor, version in before if tensor._version != version])
         if not written and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
@@ -229,6 +232,15 @@ class GraphBuilder:
             self.tx.side.epoch += 1  # the abstract input has been written already: capture starts over
             raise GraphBreak("QB08", f"{_name_of(fn)} writes into an input when an operator inside try may raise")
 
+    def _check_level(self, fn: Any, written: list[torch.Tensor]) -> None:
+        """A function that a derivative is taken of writes to no tensor from outside, which eager refuses."""
+        level = self.tx.levels[-1]
+        for tensor in written:
+            value = self._by_example.get(id(tensor._base)) or self._by_example.get(id(tensor))
+            if value is None or not level.has_made(value, self.graph):
+                self.tx.side.epoch += 1
+                raise GraphBreak("QB12", f"{_name_of(fn)} in a derivative writes to a tensor from outside of it")
+
     def _constant(self, result: Any) -> Value:
         if isinstance(result, torch.Size):
             return TupleValue([ConstantValue(s) for s in result], torch.Size)
@@ -236,7 +248,7 @@ class GraphBuilder:
 
     def _may_write(self, fn: Any, examples: list[Any]) -> bool:
         """Whether the call may have changed an argument without a trace in its version counter."""
-        if fn in _DETACHES or fn == "requires_grad_":
+        if fn in _DETACHES or fn in ("requires_grad_", require_gradient):
             return True
         if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
             return False
@@ -318,6 +330,8 @@ class GraphBuilder:
         value = value.realize()
         kind = type(value)
         if kind is TensorValue:
+            if value.node.graph is not self.graph:  # type: ignore[attr-defined]
+                raise GraphBreak("QB24", "a tensor of the function is used outside of it")
             return value.node, value.example  # type: ignore[attr-defined]
         if kind is ConstantValue:
             return self._lower_constant(value.value)  # type: ignore[attr-defined]

@@ -29,6 +29,7 @@ from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.resume import resume_code
 from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.sources import Source
+from dynamo_capture.spent import let_go_of_spent
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import ExceptionValue
@@ -203,6 +204,7 @@ def _finish(
     for (setter, *leading), (at_entry, now) in tx.modes.items():
         if at_entry != now:
             builder.state_call(setter, [*leading, at_entry])
+    plan.spent = let_go_of_spent(tx, plan.outputs) if tx.frees else frozenset()
     builder.finish(plan.outputs)
     name = request.code.co_qualname.replace(".<locals>", "")
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"

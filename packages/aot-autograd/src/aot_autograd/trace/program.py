@@ -28,6 +28,7 @@ from prims.ir import Envelope, InputDesc
 from prims.records import record
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
 from prims.spec.unbacked import making_symbols, with_symbols
+from prims.transforms import Vmap
 
 if TYPE_CHECKING:
     from aot_autograd.trace.written import Written
@@ -222,6 +223,8 @@ def _interpret(
                 env[step] = call_control(tracer, step.target, args, _body)
             elif isinstance(step.target, ScoredAttention):
                 env[step] = call_attention(tracer, step.target, args, _body)
+            elif isinstance(step.target, Vmap):
+                env[step] = _batch(step.target, args, tracer)
             else:
                 env[step] = _run(gm, step, args, kwargs)
     raise Unsupported("the graph has no output")
@@ -229,6 +232,10 @@ def _interpret(
 
 def _body(gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer) -> Any:
     return _interpret(gm, values, tracer, {})
+
+
+def _batch(target: Vmap, args: Sequence[Any], tracer: Tracer) -> Any:
+    return target.run(lambda *values: _body(target.graph, list(values), tracer), args[0], args[1:])
 
 
 def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:

@@ -54,6 +54,13 @@ def _alias(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return tracer.view_step(args[0], ViewStep(func, (), {}, spec, spec))
 
 
+@handles("_to_copy.default")
+def _to_copy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    if isinstance(args[0], torch.Tensor):
+        return NotImplemented
+    return tracer.pure(aten.full.default, ([], args[0]), kwargs)  # batching rules make tensors of Python's numbers
+
+
 @handles("lift_fresh.default")
 def _lift_fresh(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]

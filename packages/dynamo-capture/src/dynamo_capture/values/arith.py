@@ -182,7 +182,7 @@ def _is_count(value: Value) -> bool:
 def _is_type(value: Value) -> bool:
     """Whether a value is a class, a union of classes and the like, or None, of which unions are made."""
     return value.pytype is type(None) or isinstance(value.pytype, type) and (
-        issubclass(value.pytype, type) or value.pytype.__module__ in ("types", "typing")
+        issubclass(value.pytype, type) or value.pytype.__module__ in ("types", "typing", "collections.abc")
     )
 
 

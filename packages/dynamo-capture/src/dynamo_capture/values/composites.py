@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-__all__ = ["TENSOR_MAKERS", "body_of", "corrcoef", "cov", "index_fill", "of_float"]
+__all__ = [
+    "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "body_of", "corrcoef", "cov", "cross_entropy", "index_fill",
+    "nll_loss", "of_float",
+]  # fmt: skip
 
 
 def cov(input: Any, *, correction: int = 1) -> Any:
@@ -55,6 +59,38 @@ def of_float(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
 
 #: What makes a tensor of a Python number.
 TENSOR_MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.scalar_tensor))
+
+
+def nll_loss(input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean") -> Any:
+    """``F.nll_loss``, of ``input`` (classes,), (rows, classes) or (rows, classes, ...)."""
+    dim = 0 if input.ndim == 1 else 1
+    counts = target != ignore_index
+    chosen = torch.where(counts, target, 0)
+    losses = -input.gather(dim, chosen.unsqueeze(dim)).squeeze(dim)
+    weights = counts.to(input.dtype)
+    if weight is not None:
+        weights = weights * weight.gather(0, chosen.reshape(-1)).reshape(chosen.shape)
+    losses = torch.where(counts, losses * weights, 0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
+
+
+def cross_entropy(
+    input: Any, target: Any, weight: Any = None, *, ignore_index: int = -100, reduction: str = "mean"
+) -> Any:
+    """``F.cross_entropy`` with classes as its target."""
+    return nll_loss(
+        F.log_softmax(input, 0 if input.ndim == 1 else 1),
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+    )
+
+
+#: What is captured in a vmapped function: PyTorch has no batching rules for these.
+BODIES_OF_EXAMPLES = {F.nll_loss: nll_loss, F.cross_entropy: cross_entropy}
 
 _BODIES = {
     getattr(owner, body.__name__): body for owner in (torch, torch.Tensor) for body in (cov, corrcoef, index_fill)

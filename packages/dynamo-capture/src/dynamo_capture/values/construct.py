@@ -76,6 +76,8 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)
+    if cls.__module__ == "torch.return_types" and len(args) == 1 and not kwargs:
+        return TupleValue(list(args[0].realize().unpack(tx)), cls)
     if cls is torch.Tensor or isinstance(cls, _LEGACY):
         return _legacy_tensor(tx, cls, args, kwargs)
     if cls is torch.nn.Parameter:

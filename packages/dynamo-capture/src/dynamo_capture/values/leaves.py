@@ -73,8 +73,13 @@ def _note(tx: Capture, tensor: TensorValue, reason: str) -> None:
 
 
 def escaped(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak] | None:
-    """The step at which the region ends, and why, where a leaf that it has made leaves it."""
+    """The step at which the region ends, and why, where a leaf that it has made leaves it, or an example of a batch."""
+    outputs = list(outputs)
     leaving = {id(value) for value in outputs}
+    graphs = {value.node.graph for value in outputs if isinstance(value, TensorValue)}
+    for graph, step, brk in tx.bodies:
+        if graph in graphs:
+            return step, brk
     for tensor, step, brk in tx.leaves:
         if id(tensor) in leaving:
             return step, brk

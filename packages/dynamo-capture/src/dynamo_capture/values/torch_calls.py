@@ -21,6 +21,7 @@ from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.wrappers import is_disabled
+from prims.transforms import TRANSFORMS
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -39,7 +40,7 @@ _OPERATOR_MODULES = frozenset(("torch.nn.functional", "torch.functional", "torch
 _OPERATORS_ELSEWHERE = frozenset(
     (torch.sym_float, torch.sym_int, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.is_tensor,
      torch.is_storage, torch._sym_sqrt)
-)  # fmt: skip
+) | TRANSFORMS  # fmt: skip
 #: Operators in Python that are inlined where sizes are symbolic: what they call must be seen one by one, as some
 #: torch versions define it in terms of plain sizes (:mod:`prims.spec.calls`).
 INLINED_WITH_SYMBOLS = frozenset((F.multi_head_attention_forward,))
@@ -187,6 +188,8 @@ def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
     before = reader(*args[:leading])
     first = tx.modes.get(key, (before, before))[0]
     value = args[leading]
+    if setter is torch._C._set_grad_enabled and not value and any(level.duals is not None for level in tx.levels):
+        raise GraphBreak("QB12", "gradients are switched off in a forward derivative, which goes on all the same")
     if before != value:
         tx.graph.state_call(setter, args)
     setter(*args)
@@ -305,7 +308,7 @@ def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "setting the state of torch's random number generator")
 
 
-@special(torch.autograd.grad, torch.autograd.backward)
+@special(torch.autograd.backward)
 def _autograd(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB12", "torch.autograd")
 

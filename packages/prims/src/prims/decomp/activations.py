@@ -13,6 +13,7 @@ from prims.decomp.common import (
     Value,
     expand,
     full_like,
+    in_one_shape,
     in_opmath,
     norm_dim,
     number,
@@ -47,6 +48,7 @@ def threshold(p: Any, self: Value, threshold: Any, value: Any) -> Value:
 
 
 @decomposition("aten.threshold_backward.default")
+@in_one_shape
 def threshold_backward(p: Any, grad_output: Value, self: Value, threshold: Any) -> Value:
     """grad where x > threshold, else 0 (NaN keeps the gradient)."""
     grad, x = operands(p, grad_output, self)
@@ -69,6 +71,7 @@ def gelu(p: Any, self: Value, *, approximate: str = "none") -> Value:
 
 
 @decomposition("aten.gelu_backward.default")
+@in_one_shape
 @in_opmath
 def gelu_backward(p: Any, grad_output: Value, self: Value, *, approximate: str = "none") -> Value:
     """grad times the derivative of gelu."""
@@ -92,6 +95,7 @@ def silu(p: Any, self: Value) -> Value:
 
 
 @decomposition("aten.silu_backward.default")
+@in_one_shape
 @in_opmath
 def silu_backward(p: Any, grad_output: Value, self: Value) -> Value:
     """grad * s * (1 + x * (1 - s)), s = sigmoid(x)"""
@@ -100,6 +104,7 @@ def silu_backward(p: Any, grad_output: Value, self: Value) -> Value:
 
 
 @decomposition("aten.sigmoid_backward.default")
+@in_one_shape
 @in_opmath
 def sigmoid_backward(p: Any, grad_output: Value, output: Value) -> Value:
     """grad * (1 - y) * y"""
@@ -107,6 +112,7 @@ def sigmoid_backward(p: Any, grad_output: Value, output: Value) -> Value:
 
 
 @decomposition("aten.tanh_backward.default")
+@in_one_shape
 @in_opmath
 def tanh_backward(p: Any, grad_output: Value, output: Value) -> Value:
     """grad * (1 - y * y)"""
@@ -120,6 +126,7 @@ def hardtanh(p: Any, self: Value, min_val: Any = -1, max_val: Any = 1) -> Value:
 
 
 @decomposition("aten.hardtanh_backward.default")
+@in_one_shape
 def hardtanh_backward(p: Any, grad_output: Value, self: Value, min_val: Any, max_val: Any) -> Value:
     """grad strictly inside the bounds, else 0."""
     outside = p.logical_or(p.le(self, number(min_val, self.dtype)), p.ge(self, number(max_val, self.dtype)))
@@ -134,6 +141,7 @@ def hardsigmoid(p: Any, self: Value) -> Value:
 
 
 @decomposition("aten.hardsigmoid_backward.default")
+@in_one_shape
 @in_opmath
 def hardsigmoid_backward(p: Any, grad_output: Value, self: Value) -> Value:
     """grad / 6 inside (-3, 3), else 0; with the 1 / 6 of 32 bits that eager's kernels have for every type."""
@@ -149,6 +157,7 @@ def hardswish(p: Any, self: Value) -> Value:
 
 
 @decomposition("aten.hardswish_backward.default")
+@in_one_shape
 @in_opmath
 def hardswish_backward(p: Any, grad_output: Value, self: Value) -> Value:
     """0 below -3, grad above 3, grad * (x / 3 + 1/2) between."""
@@ -165,6 +174,7 @@ def leaky_relu(p: Any, self: Value, negative_slope: Any = 0.01) -> Value:
 
 
 @decomposition("aten.leaky_relu_backward.default")
+@in_one_shape
 @in_opmath
 def leaky_relu_backward(p: Any, grad_output: Value, self: Value, negative_slope: Any, self_is_result: bool) -> Value:
     """grad where x > 0, else slope * grad."""
@@ -180,6 +190,7 @@ def elu(p: Any, self: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 
 
 
 @decomposition("aten.elu_backward.default")
+@in_one_shape
 @in_opmath
 def elu_backward(
     p: Any, grad_output: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, self_or_result: Value
@@ -211,6 +222,7 @@ def mish(p: Any, self: Value) -> Value:
 
 
 @decomposition("aten.mish_backward.default")
+@in_one_shape
 @in_opmath
 def mish_backward(p: Any, grad_output: Value, self: Value) -> Value:
     """grad * (t + x * s * (1 - t * t)), s = sigmoid(x), t = tanh(softplus(x))"""
@@ -229,6 +241,7 @@ def softplus(p: Any, self: Value, beta: Any = 1, threshold: Any = 20) -> Value:
 
 
 @decomposition("aten.softplus_backward.default")
+@in_one_shape
 @in_opmath
 def softplus_backward(p: Any, grad_output: Value, self: Value, beta: Any, threshold: Any) -> Value:
     """grad * sigmoid(beta * x), grad itself where beta * x > threshold."""
@@ -265,6 +278,7 @@ def log_sigmoid_backward(p: Any, grad_output: Value, self: Value, buffer: Value)
     return _log_sigmoid_backward(p, grad_output, self)
 
 
+@in_one_shape
 @in_opmath
 def _log_sigmoid_backward(p: Any, grad_output: Value, self: Value) -> Value:
     z = p.exp(p.neg(p.abs(self)))
@@ -283,6 +297,7 @@ def hardshrink(p: Any, self: Value, lambd: Any = 0.5) -> Value:
 
 
 @decomposition("aten.hardshrink_backward.default")
+@in_one_shape
 def hardshrink_backward(p: Any, grad_out: Value, self: Value, lambd: Any) -> Value:
     """0 inside [-lambd, lambd], grad outside."""
     inside = p.logical_and(p.ge(self, -float(lambd)), p.le(self, float(lambd)))
@@ -364,6 +379,7 @@ def logit(p: Any, self: Value, eps: float | None = None) -> Value:
 
 
 @decomposition("aten.logit_backward.default")
+@in_one_shape
 @in_opmath
 def logit_backward(p: Any, grad_output: Value, self: Value, eps: float | None = None) -> Value:
     """grad / (x * (1 - x)) inside the clamp, 0 outside (NaN outside [0, 1] when there is no clamp)."""

@@ -11,6 +11,7 @@ from prims.decomp.common import (
     Size,
     Value,
     along,
+    in_one_shape,
     iota_along,
     norm_dim,
     number,
@@ -96,6 +97,7 @@ def unfold_backward(p: Any, grad_in: Value, input_sizes: Sequence[Size], dim: in
 
 
 @decomposition("aten.native_dropout_backward.default")
+@in_one_shape
 def native_dropout_backward(p: Any, grad_output: Value, mask: Value, scale: float) -> Value:
     """grad * mask * scale"""
     dtype = grad_output.dtype

@@ -324,6 +324,20 @@ def _tensors(args: Sequence[Any]) -> list[Value]:
     return [x for x in args if is_value(x)]
 
 
+def in_one_shape(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Broadcast the tensor operands of an elementwise decomposition, as eager's kernels do.
+
+    Autograd gives operands of one shape; batching rules leave it to the kernel.
+    """
+
+    @functools.wraps(fn)
+    def wrapper(p: Any, *args: Any, **kwargs: Any) -> Any:
+        shape = broadcast_shapes(*(a.shape for a in args if is_value(a)))
+        return fn(p, *[expand(p, a, shape) if is_value(a) else a for a in args], **kwargs)
+
+    return wrapper
+
+
 def in_opmath(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Run an elementwise formula as eager's kernels do: reduced-precision inputs are widened to float32
     once, and the results rounded once. Integer inputs are promoted to the default float dtype.

@@ -131,6 +131,8 @@ class _Plan:
 
 
 _PLANS: dict[OpOverload, _Plan] = {}
+_TO_COPY = torch.ops.aten._to_copy.default
+_FULL = torch.ops.aten.full.default
 
 
 def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,6 +141,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     Results are fresh AbstractTensors, except that in-place and ``out=`` results are the arguments themselves;
     results that are views share their base's storage object.
     """
+    if func is _TO_COPY and isinstance(args[0], (int, float, complex)):
+        func, args = _FULL, ([], args[0])  # batching rules make tensors of Python's numbers
     plan = _PLANS.get(func)
     if plan is None:
         plan = _PLANS[func] = _Plan(func)
@@ -291,6 +295,10 @@ class _History(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return gradient
+
+
+#: The class of autograd node before which nothing is known: that of an abstract tensor that is no leaf.
+HISTORY_NODE: type = _History._backward_cls  # type: ignore[attr-defined]
 
 
 def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), source: str = "") -> AbstractTensor:

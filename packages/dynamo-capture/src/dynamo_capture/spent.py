@@ -1,0 +1,82 @@
+"""Results of a region whose backward pass has been run in it.
+
+In eager they need a gradient, and raise when one is asked for. The graph gives them without a history, so that it saves
+nothing for a backward pass that never comes; the emitted code attaches one that raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.values.tensor import TensorValue
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["autograd_nodes", "let_go_of_spent", "spent"]
+
+
+def autograd_nodes(roots: Iterable[torch.Tensor]) -> set[Any]:
+    """The autograd nodes behind tensors."""
+    stack = [tensor.grad_fn for tensor in roots]
+    found: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack.extend(next_node for next_node, _ in node.next_functions)
+    return found
+
+
+def _is_spent(node: Any) -> bool:
+    """Whether a backward pass through an autograd node has freed what it needs."""
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
+
+
+def let_go_of_spent(tx: Capture, outputs: Iterable[Any]) -> frozenset[int]:
+    """Cut results whose backward pass cannot be run again off from their history; their identities."""
+    found = [
+        value for value in outputs
+        if isinstance(value, TensorValue) and value.example.requires_grad
+        and any(map(_is_spent, autograd_nodes([value.example])))
+    ]  # fmt: skip
+    for value in found:
+        node = tx.graph.graph.call_method("detach", (value.node,))
+        node.meta |= {"spec": value.node.meta["spec"], "source": value.node.meta.get("source")}
+        value.node = node
+    return frozenset(map(id, found))
+
+
+_SPENT = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+class _Spent(torch.autograd.Function):
+    """Runs in the emitted code: a tensor whose backward pass has been run."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError(_SPENT)
+
+
+def spent(tensor: torch.Tensor) -> torch.Tensor:
+    """Runs in the emitted code: a result that needs a gradient, as in eager, and raises when one is asked for."""
+    with torch.enable_grad():
+        return _Spent.apply(torch.empty(0, requires_grad=True), tensor)  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ import torch
 
 from dynamo_capture import rules
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.default_device import DefaultDevices
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
 from dynamo_capture.side_effects import SideEffects
@@ -45,7 +46,7 @@ _MAX_INSTRUCTIONS = 4_000_000
 class FrameRequest:
     """A frame to translate, as the hook hands it over."""
 
-    __slots__ = ("args", "builtins", "closure", "code", "func", "globals")
+    __slots__ = ("args", "builtins", "closure", "code", "devices", "func", "globals")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class FrameRequest:
         globals_: dict[str, Any],
         builtins: dict[str, Any],
         closure: tuple[Any, ...],
+        devices: tuple[torch.device, ...] = (),
     ) -> None:
         self.code = code
         self.func = func
@@ -62,6 +64,8 @@ class FrameRequest:
         self.globals = globals_
         self.builtins = builtins
         self.closure = closure
+        #: The default devices, the innermost last.
+        self.devices = devices
 
 
 class Capture:
@@ -97,6 +101,7 @@ class Capture:
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
+        self.devices = DefaultDevices(request.devices)
         #: Calls that are made before the graph runs.
         self.first: list[tuple[Any, tuple[Any, ...]]] = []
         #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).

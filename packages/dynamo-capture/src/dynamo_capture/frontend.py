@@ -18,6 +18,7 @@ from dynamo_capture.breaks import BreakInfo, SkipFrame
 from dynamo_capture.capture import FrameRequest
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
+from dynamo_capture.default_device import entered_devices, without_function_modes
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.rules import runs_without_hook, skip_reason
@@ -123,7 +124,8 @@ class Optimizer:
             self._leave(why, "frame", quiet=True)
             return _native.RUN
         before = self._looks(code)
-        with compiling(), self.report.phase("capture"):
+        devices = entered_devices() or ()
+        with without_function_modes(), compiling(), self.report.phase("capture"):
             if self._looks(code) != before:
                 return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
             state = self._state(code)
@@ -132,7 +134,7 @@ class Optimizer:
             if state.wait_for(entries):
                 return _native.TRACE
             try:
-                answer = self._translate(FrameRequest(code, func, args, globals_, builtins, closure), entries)
+                answer = self._translate(FrameRequest(code, func, args, globals_, builtins, closure, devices), entries)
             except Unsupported as error:
                 self._calls.refused = True
                 self.report.status("frame", "refused", error.reason, error.where or place_of(code))

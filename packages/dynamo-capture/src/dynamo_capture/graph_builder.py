@@ -194,6 +194,10 @@ class GraphBuilder:
             if again is not None:
                 return again
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
+        if type(result) is torch.Tensor:
+            if result.layout is not torch.strided or result.is_nested:
+                raise GraphBreak("QB17", _name_of(fn))
+            result = abstract(result)  # on the meta device PyTorch makes torch.tensor's without an operator
         mark_written(fn, examples, kw_examples, result)
         written = any(tensor._version != version for tensor, version in before)
         if written and not self.writes_inputs:

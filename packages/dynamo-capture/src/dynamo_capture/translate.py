@@ -21,6 +21,7 @@ from dynamo_capture import __version__, _native
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
 from dynamo_capture.capture import Capture, FrameRequest
 from dynamo_capture.codegen import CodeGen
+from dynamo_capture.default_device import entered_devices, run_without_devices
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.guards import Guard
@@ -285,7 +286,9 @@ def _in_full(captured: CapturedGraph) -> str:
 
 
 def _restoring(compiled: Callable[..., Any], tx: Capture) -> Callable[..., Any]:
-    """A compiled graph which leaves the thread's modes as they were (guarded) when it raises between two settings."""
+    """A compiled graph that runs without default devices; when it raises, the thread's modes are as they were."""
+    if tx.devices.at_entry:
+        compiled = run_without_devices(compiled)
     settings = [(setter, (*leading, at_entry)) for (setter, *leading), (at_entry, _) in tx.modes.items()]
     if not settings:
         return compiled
@@ -308,7 +311,10 @@ def _stack_size(cg: CodeGen) -> int:
 
 def _final_guards(tx: Capture) -> None:
     tx.guards.finish()
-    tx.guards.global_state()
+    with tx.devices.as_at_entry():
+        tx.guards.global_state()
+    if tx.devices.at_entry:  # that there are none is part of the global state
+        tx.guards.state(entered_devices, tx.devices.at_entry, "the default devices")
     # A graph would drop the tangents of dual numbers.
     tx.guards.equals(Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level"), -1)
     add_size_guards(tx)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from dynamo_capture.default_device import entered_devices
 from dynamo_capture.rules import GENERATOR_FLAGS, skip_reason
 from dynamo_capture.wrappers import is_disabled
 from prims.forking import why_cut_off
@@ -44,8 +45,8 @@ def why_not_now() -> str | None:
     cut_off = why_cut_off()
     if cut_off is not None:
         return cut_off
-    if torch.overrides._get_current_function_mode() is not None:
-        return "called under a torch-function mode (torch.device as a context, for example), which sees eager's calls"
+    if entered_devices() is None:
+        return "called under a torch-function mode (other than a default device), which sees eager's calls"
     if torch._C._len_torch_dispatch_stack() > 0:
         return "called under a dispatch mode, which sees eager's operators"
     if torch._C._functorch.peek_interpreter_stack() is not None:

@@ -130,7 +130,7 @@ def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
 
 
 def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
-    if type(obj) not in _TENSOR_TYPES:
+    if type(obj) not in _TENSOR_TYPES or obj.is_nested:
         raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
     source = source or Source("constant", None, (obj,))
     dynamic = tx.dynamic_dims(source, obj)

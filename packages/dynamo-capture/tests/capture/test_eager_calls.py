@@ -12,6 +12,7 @@ import warnings
 
 import pytest
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 import dynamo_capture
 from dynamo_capture import disable, optimize
@@ -82,7 +83,7 @@ def under_trace(call, x):
 
 
 def under_mode(call, x):
-    with torch.device("cpu"):
+    with BaseTorchFunctionMode():
         return call(x)
 
 

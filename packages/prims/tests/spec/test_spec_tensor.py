@@ -320,3 +320,22 @@ def test_symbolic_calls_keep_sizes_symbolic():
         "(s1, 4, s2)",
     ]
     assert not ctx.guards
+
+
+@pytest.mark.parametrize("arguments", [(5,), (5, False), (5, True, 4.0)])
+def test_kaiser_window(arguments):
+    with AbstractMode():
+        window = torch.kaiser_window(*arguments, dtype=torch.float64)
+    assert isinstance(window, AbstractTensor)
+    assert window.spec == TensorSpec((5,), torch.float64, torch.device("cpu"))
+
+
+def test_operators_know_no_default_device():
+    torch.set_default_device("meta")
+    try:
+        with AbstractMode():
+            assert torch.ops.aten.ones.default([2]).device == torch.device("cpu")
+            assert torch.ones(2).device == torch.device("meta")
+        assert torch.ops.aten.ones.default([2]).device == torch.device("cpu")
+    finally:
+        torch.set_default_device(None)

@@ -12,6 +12,7 @@ from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame, without_frames
 from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
+from dynamo_capture.default_device import change_devices
 from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
 from dynamo_capture.interpreter.frame import Frame, kinds_of, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
@@ -238,6 +239,10 @@ class RootFrame(Frame):
                 setter, *leading = key
                 cg.call_const(setter, [ConstantValue(x) for x in (*leading, now)])
                 cg.pop()
+        changed = self.tx.devices.changes()
+        if changed is not None:
+            cg.call_const(change_devices, [ConstantValue(part) for part in changed])
+            cg.pop()
         if self.tx.nesting:
             cg.call_const(nest_autocast, [ConstantValue(self.tx.nesting)])
             cg.pop()

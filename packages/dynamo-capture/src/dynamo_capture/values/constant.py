@@ -73,6 +73,12 @@ class ConstantValue(Value):
         value = self.value
         if name == "__iter__" and not args and not kwargs and isinstance(value, (range, str, bytes)):
             return self.get_iter(tx)
+        if type(value) is torch.device and name == "__enter__" and not args:
+            tx.devices.enter(tx, value)
+            return self
+        if type(value) is torch.device and name == "__exit__":
+            tx.devices.leave(tx)
+            return ConstantValue(None)
         return fold(tx, tx.exact(getattr, value, name), args, kwargs)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:

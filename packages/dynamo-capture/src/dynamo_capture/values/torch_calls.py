@@ -66,6 +66,9 @@ _NESTING = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
 _OVERRIDE_QUESTIONS = frozenset(
     (torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
 )
+_MODE_QUESTIONS = frozenset(
+    (torch._C._is_torch_function_mode_enabled, torch._C._len_torch_function_stack, torch._C._get_function_stack_at)
+)
 #: Readers of what the guard of the global state checks, or of what never changes.
 _GUARDED_OR_FIXED = frozenset(
     ("is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled",
@@ -118,7 +121,10 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         tx.side.epoch += 1
         return ConstantValue(max(tx.nesting, 0))
     if fn in _OVERRIDE_QUESTIONS:
-        return ConstantValue(False)  # no mode is active while frames are captured, and subclasses break the graph
+        return ConstantValue(bool(tx.devices.now))  # the only modes while frames are captured; subclasses break
+    if fn in _MODE_QUESTIONS and tx.devices.now:
+        raise GraphBreak("QB03", f"torch._C.{fn.__name__} under a default device")
+    kwargs = tx.devices.named(fn, kwargs)
     if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)
     if isinstance(fn, types.BuiltinFunctionType):
@@ -281,6 +287,38 @@ special_by_name("torch._dynamo.mutation_guard", "tag")(_constant(None))
 def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A function that the user keeps out of graphs."""
     raise GraphBreak("QB04")
+
+
+@special(torch.overrides.handle_torch_function)
+def _override(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) < 2 or not tx.devices.now:
+        raise GraphBreak("QB03", "handle_torch_function")
+    return tx.devices.overridden(tx, args[0], args[2:], kwargs)
+
+
+@special(torch.get_default_device)
+def _default_device(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not tx.devices.now:
+        tx.guards.state(_fallback_device, None, "the device that torch.set_default_device set, without its mode")
+        if _fallback_device() is not None:
+            raise GraphBreak("QB03", "torch.get_default_device")
+        return ConstantValue(torch.device("cpu"))
+    device = tx.devices.now[-1]
+    if device.index is not None:
+        return ConstantValue(device)
+
+    def current() -> torch.device:
+        return torch.empty(0, device=device).device
+
+    tx.guards.state(current, current(), f"the current {device.type} device")
+    return ConstantValue(current())
+
+
+def _fallback_device() -> Any:
+    """What ``torch.get_default_device`` goes by where no mode is on."""
+    if torch._C._len_torch_function_stack():
+        return None
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
 
 
 @special(typing.cast)

@@ -19,7 +19,8 @@ Size = Any  # int | Sym
 
 
 def _device(device: Any) -> torch.device:
-    return as_device(torch.get_default_device() if device is None else device)
+    # Operators know the device of the default tensor type alone: torch.set_default_device is about torch's functions.
+    return as_device(torch._C._get_default_device() if device is None else device)
 
 
 def fresh(shape: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
@@ -51,6 +52,21 @@ def filled(
     generator: Any = None,
 ) -> TensorSpec:
     return fresh(size, dtype, device, memory_format)
+
+
+@meta_rule("aten.kaiser_window.default", "aten.kaiser_window.periodic", "aten.kaiser_window.beta")
+def kaiser_window(
+    window_length: Size,
+    periodic: bool = True,
+    beta: float = 12.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorSpec:
+    """Its kernel writes into the memory of a tensor that it makes, which an abstract one does not have."""
+    return fresh((window_length,), dtype, device)
 
 
 @meta_rule("aten.full.default")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import compile_api
+import dynamo_capture
 from compile_api.modes import make_options
 from inductor_gen.runtime import compiler
 from prims.errors import CompileWarning, Unsupported, UserError
@@ -35,7 +36,7 @@ def compiled(fn, *args, **options):
 
 def breaks(x):
     y = x * 2
-    print(end="")
+    dynamo_capture.graph_break()
     return y + 1
 
 

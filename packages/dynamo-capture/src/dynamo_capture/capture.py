@@ -21,6 +21,7 @@ from dynamo_capture.values.callables import BuiltinValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
+from dynamo_capture.values.inference import InferenceRegion
 from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
 from dynamo_capture.wrap import wrap
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dynamo_capture.interpreter.frame import Frame
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import GeneratorValue
+    from dynamo_capture.values.written import WrittenLater
 
 __all__ = ["Capture", "FrameRequest"]
 
@@ -102,6 +104,7 @@ class Capture:
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
         self.devices = DefaultDevices(request.devices)
+        self.inference = InferenceRegion()
         #: Calls that are made before the graph runs.
         self.first: list[tuple[Any, tuple[Any, ...]]] = []
         #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).
@@ -116,6 +119,8 @@ class Capture:
         self.batched: dict[int, Value] = {}
         #: Whether a backward pass in the region has freed what it needed.
         self.frees = False
+        #: What is written when the graph has run, for which the region may have to end earlier.
+        self.written: list[WrittenLater] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
         #: Where the program's optimizers (``torch.optim.Optimizer``) come from.

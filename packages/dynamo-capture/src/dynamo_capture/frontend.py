@@ -32,11 +32,13 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     frame_functions,
     function_facts,
     imports,
+    inference,
     optimizers,
     profiled,
     stand_ins,
     vmapped,
     warned,
+    written,
 )
 from dynamo_capture.values.torch_calls import ALLOWED
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain

@@ -174,6 +174,8 @@ class GraphBuilder:
         self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
         before = _versions(examples, kw_examples)
         numbers = numbers_after(self.tx, fn, args, kwargs)
+        if before:
+            self.tx.inference.check_operator(self.tx)
         try:
             # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
             symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()
@@ -262,6 +264,7 @@ class GraphBuilder:
         return name not in _MAY_RETURN_ARGUMENT
 
     def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
+        self.tx.inference.check_operator(self.tx)
         node = call_node(self.graph, *printable_call(fn, tuple(args), kwargs), method=method)
         node.meta["source"] = self.tx.location()
         self.op_count += 1

@@ -35,6 +35,7 @@ from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.written import too_early
 from dynamo_capture.whynot import Why
 from prims.debug import keep
 from prims.errors import DataDependentError, Unsupported
@@ -130,13 +131,16 @@ def translate(
         tx = Capture(request, _native.GuardTree(), state.sizes, unbacked and not state.reads_between)
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
-            with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False):
+            with _isolated_modes(), tx.inference, plain_saving(), AbstractMode(symbolic_calls=False):
                 brk = root.interpret()
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 root.check_generators(plan)
                 root.check_leaves(plan)
+                tx.inference.check_left(plan)
+                if (written := too_early(tx)) is not None:
+                    raise RestartCapture(written.step, written.brk)
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
@@ -223,7 +227,8 @@ def _finish(
         if report is not None:
             ops = [str(getattr(n.target, "__name__", n.target)) for n in gm.graph.nodes if n.op.startswith("call")]
             report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where)
-        compiled = compile_graph(gm, builder.inputs)
+        with tx.inference.around():
+            compiled = compile_graph(gm, builder.inputs)
         if not callable(compiled):
             from prims.errors import UserError
 
@@ -248,7 +253,7 @@ def _finish(
     if compiled is not None:
         if begin is not None:
             cg.instructions.append(begin)
-        cg.begin_call(_native.activate(_restoring(compiled, tx), None))
+        cg.begin_call(_native.activate(tx.inference.running(_restoring(compiled, tx)), None))
         for slot in input_slots:
             cg.emit("LOAD_FAST", cg.parameter_name(slot))
         cg.end_call(len(inputs))

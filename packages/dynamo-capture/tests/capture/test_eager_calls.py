@@ -15,7 +15,7 @@ import torch
 from torch.overrides import BaseTorchFunctionMode
 
 import dynamo_capture
-from dynamo_capture import disable, optimize
+from dynamo_capture import disable, graph_break, optimize
 from prims.errors import CompileWarning, NotCompiled, Unsupported
 from prims.options import Options
 from prims.report import Report
@@ -71,7 +71,7 @@ def disabled(x):
 
 def broken_at_once(x):
     try:
-        print(end="")
+        graph_break()
     except ValueError:
         pass
     return x
@@ -100,7 +100,7 @@ CASES = {
     "vmap": (plain, lambda call, x: torch.func.vmap(call)(x), "torch.func"),
     "raises in capture only": (only_eagerly, call_it, "RuntimeError: not here, while it is captured and not else"),
     "disabled": (disabled, call_it, "disable()"),
-    "a break and no graph": (broken_at_once, call_it, "print"),
+    "a break and no graph": (broken_at_once, call_it, "graph_break"),
     "no Python code": (torch.sin, call_it, "no Python code"),
 }
 
@@ -162,12 +162,12 @@ def test_compiled_and_partly():
 
         def two(x):
             y = x * 2
-            print(end="")
+            graph_break()
             return y + 1
 
         call, report = compiled(two)
         call(torch.ones(3))
-    assert report.verdict.startswith("partly: a graph break: input or output") and "in test_" in report.verdict
+    assert report.verdict.startswith("partly: a graph break: graph_break() was called") and "in test_" in report.verdict
     call, report = compiled(plain)
     call(torch.ones(3))
     with pytest.warns(CompileWarning, match="settrace"):
@@ -330,7 +330,7 @@ def test_marked_or_traced_after_it_was_compiled():
 def test_one_break_site_is_listed_once():
     def inner(x):
         y = x.sin()
-        print(end="")
+        graph_break()
         return y + 1
 
     def middle(x):
@@ -341,6 +341,6 @@ def test_one_break_site_is_listed_once():
 
     call, report = compiled(outer)
     call(torch.ones(2))
-    assert len(report.breaks) == 1 and "print" in report.breaks[0].reason
+    assert len(report.breaks) == 1 and "graph_break" in report.breaks[0].reason
     found = dynamo_capture.explain(outer)(torch.ones(2))
     assert found.graph_break_count == 1 and "verdict: partly: a graph break" in str(found)

@@ -30,7 +30,7 @@ def names_of_locals(x):
 def names_after_a_break(x):
     y = 3.0
     x = x + 1
-    print(end="")
+    dynamo_capture.graph_break()
     return x + locals()["y"]
 
 
@@ -38,7 +38,7 @@ def names_after_a_break(x):
 def variables_that_nobody_reads_else(x):
     a, b = 1, 2  # noqa: F841
     x = x * 2
-    print(end="")
+    dynamo_capture.graph_break()
     return x * len(vars()) + len(dir())
 
 
@@ -69,7 +69,7 @@ def of_a_cell(x):
         return y
 
     x = x + inner()
-    print(end="")
+    dynamo_capture.graph_break()
     return x * eval("y")
 
 
@@ -157,7 +157,7 @@ class Base:
 class Derived(Base):
     def __init__(self):
         super().__init__()
-        print(end="")
+        dynamo_capture.graph_break()
         super().__init__()
         self.j = 3
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from dynamo_capture import _native
+from dynamo_capture import _native, graph_break
 from dynamo_capture.contract import supports_dynamic_shapes
 from dynamo_capture.frontend import optimize
 from prims.options import Options
@@ -1000,14 +1000,14 @@ def break_keeps_locals(a):
     b = a + 1
     k = [1, 2]
     d = {"k": b}
-    print(end="")
+    graph_break()
     k.append(3)
     return b * 2, k, d
 
 
 @case(x, breaks=1)
 def break_inside_an_expression(a):
-    return [a + 1, print(end=""), a * 2][2] + len(f"{a.shape[0]}")
+    return [a + 1, graph_break(), a * 2][2] + len(f"{a.shape[0]}")
 
 
 @case(x, breaks=1)
@@ -1019,7 +1019,7 @@ def break_with_closures(a):
 
     k = 2
     b = f(a)
-    print(end="")
+    graph_break()
     k = k + 1
     return f(b), k
 
@@ -1029,7 +1029,7 @@ def break_in_try(a):
     log = []
     try:
         b = a + 1
-        print(end="")
+        graph_break()
         c = b * 2
         raise Own(4)
     except Own as error:
@@ -1043,10 +1043,10 @@ def break_in_try(a):
 def breaks_in_with(a):
     with torch.no_grad():
         b = a * 2
-        print(end="")
+        graph_break()
         inner = torch.is_grad_enabled()
         c = b + 1
-    print(end="")
+    graph_break()
     return c * 2, inner, torch.is_grad_enabled()
 
 
@@ -1054,7 +1054,7 @@ def breaks_in_with(a):
 def break_after_mutation(a, lst):
     lst.append(1)
     b = a + len(lst)
-    print(end="")
+    graph_break()
     lst.append(2)
     return b + len(lst)
 
@@ -1062,7 +1062,7 @@ def break_after_mutation(a, lst):
 class Breaking(Base):
     def value(self):
         v = self.v + 1
-        print(end="")
+        graph_break()
         return super().value() + v
 
 
@@ -1073,7 +1073,7 @@ def break_in_a_callee(a):
 
 @case(x, breaks=1)
 def break_before_a_generator_expression(a):
-    print(end="")
+    graph_break()
     return sum(r for r in a)
 
 

@@ -7,10 +7,12 @@ import itertools
 import pytest
 import torch
 
+from dynamo_capture import graph_break
+
 
 def note(value):
-    """Breaks the graph: writes to a file object."""
-    print(end="")
+    """Breaks the graph."""
+    graph_break()
     return value
 
 
@@ -18,7 +20,7 @@ def prints(x):
     y = x + 1
     for _ in range(20):
         y = y.sin() * 2
-        print(end="")
+        graph_break()
         y = y + 1
     return y * 3
 
@@ -57,7 +59,7 @@ def nested(x):
             if x.sum() > 1e9:
                 return x
         x = x.sin()
-        print(end="")
+        graph_break()
     return x
 
 
@@ -83,7 +85,7 @@ def inside_no_grad(x):
     for _ in range(5):
         with torch.no_grad():
             y = x * 2
-            print(end="")
+            graph_break()
             x = x + y
     return x, torch.is_grad_enabled()
 
@@ -94,7 +96,7 @@ def handled(x):
             x = x + 1
             if i == 3:
                 raise ValueError("three")
-            print(end="")
+            graph_break()
         except ValueError as error:
             x = x - len(str(error))
         x = x * 2
@@ -108,7 +110,7 @@ def finally_runs(x):
             x = x + 1
             if i == 2:
                 return x, log
-            print(end="")
+            graph_break()
         finally:
             log.append(i)
     return x, log
@@ -122,7 +124,7 @@ def break_late(x):
     for i in range(6):
         x = x * 2
         if i == 3:
-            print(end="")
+            graph_break()
         x = x + 1
     return x
 
@@ -131,7 +133,7 @@ def grows(x):
     todo = [1, 2]
     for k in todo:
         x = x + k
-        print(end="")
+        graph_break()
         if len(todo) < 5:
             todo.append(k * 2)
     return x, todo
@@ -147,7 +149,7 @@ def infinite(x):
 def mapped(x):
     for y in map(torch.sin, [x, x + 1, x + 2]):
         x = x + y
-        print(end="")
+        graph_break()
     return x
 
 
@@ -155,7 +157,7 @@ def dictionary(x):
     table = {"a": x, "b": x + 1}
     for name, value in table.items():
         x = x + value * len(name)
-        print(end="")
+        graph_break()
     return x
 
 
@@ -168,7 +170,7 @@ def closure(x):
 
     for _ in range(4):
         add(x)
-        print(end="")
+        graph_break()
         x = x + total
     return x, total
 
@@ -206,7 +208,7 @@ def test_stack_stays_flat(capture):
     def fn(x):
         for _ in range(3000):
             x = x * 0.5 + 1
-            print(end="")
+            graph_break()
         return x
 
     c = capture(fn)
@@ -217,7 +219,7 @@ def test_the_users_iterator_is_advanced_as_in_python(capture):
     def fn(x, it):
         for k in it:
             x = x + k
-            print(end="")
+            graph_break()
             if k == 2:
                 break
         return x
@@ -271,7 +273,7 @@ def once(x, w):
     y = x @ w
     with torch.autocast("cpu", dtype=torch.bfloat16):
         z = x @ w
-        print(end="")
+        graph_break()
         z = z @ w
     return y, z, z.float() @ w
 
@@ -288,12 +290,12 @@ def in_rounds(x, w):
 @torch.autocast("cpu", dtype=torch.bfloat16)
 def decorated(x, w):
     y = x @ w
-    print(end="")
+    graph_break()
     return y @ w
 
 
 def refuse(y):
-    print(end="")
+    graph_break()
     raise ValueError
 
 
@@ -301,9 +303,9 @@ def left_by_an_exception(x, w):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.autocast("cpu", enabled=False):
             y = x @ w
-            print(end="")
+            graph_break()
             y = y @ w
-        print(end="")
+        graph_break()
         z = y @ w
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):

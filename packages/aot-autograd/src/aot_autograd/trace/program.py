@@ -102,11 +102,12 @@ def trace_forward(
     tracer = Tracer(seeded, context)
     tracer.fast = fast
     program = Program(tracer, context, len(example_inputs), grad_enabled=torch.is_grad_enabled())
-    values = [
-        _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)
-        for index, example in enumerate(example_inputs)
-    ]
     grad_mode = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):  # an input that is written counts its versions
+        values = [
+            _add_argument(program, index, example, envelope.inputs[index] if envelope is not None else None)
+            for index, example in enumerate(example_inputs)
+        ]
     calls = SymbolicCalls() if context is not None and context.symbols else nullcontext()
     with _lifted_state(gm, program):
         try:

@@ -56,7 +56,7 @@ _PURE = frozenset(
      math.prod, sys.intern, *_OF_PATHS)
 )  # fmt: skip
 _PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct", "_bisect"))
-_INPUT_OUTPUT = frozenset((print, open, input, breakpoint))
+_INPUT_OUTPUT = frozenset((open, input, breakpoint))
 _NONE = ConstantValue(None)
 
 

@@ -65,7 +65,7 @@ def _call(
         return tx.from_python(fn.__wrapped__).call(tx, args, kwargs).realize()
     if fresh or any(isinstance(value, TensorValue) for value in values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
-    if (tx.side or tx.graph.mutated_inputs()) and not _only_speaks(values):
+    if (tx.side or tx.graph.mutated_inputs()) and not (_only_speaks(values) and not tx.written):
         raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
     real = [object_of(tx, value) for value in values]
     if any(obj is None and not value.is_const for obj, value in zip(real, values, strict=True)):

@@ -371,11 +371,6 @@ def _is_enabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     return ConstantValue(ask())
 
 
-@special(logging.Logger._log)
-def _log(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB11", "logging")
-
-
 def graph_break_here(msg: str = "") -> None:
     """Break the graph here; does nothing when the program runs eagerly."""
 

@@ -16,6 +16,7 @@ from dynamo_capture.values.builtin_functions import builtin
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.text import TextValue
+from dynamo_capture.values.written import write_later
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -50,8 +51,7 @@ def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     line = frame.location().line
     place = types.SimpleNamespace(names=frame.globals, filename=frame.code.co_filename, line=line)
     assert message is not None
-    tx.side.call_later(_warn_later, [message, ConstantValue(category.obj), _Place(place)], {})
-    return ConstantValue(None)
+    return write_later(tx, _warn_later, [message, ConstantValue(category.obj), _Place(place)], {}, "warnings.warn")
 
 
 class _Place(ConstantValue):

@@ -313,6 +313,9 @@ def abstract(tensor: torch.Tensor, ctx: Any = None, dynamic_dims: Any = (), sour
     """
     from prims.spec.abstract import abstract_spec
 
+    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+        with torch.inference_mode(False):  # a normal tensor counts its versions there, too
+            return abstract(tensor, ctx, dynamic_dims, source)
     spec = abstract_spec(tensor, ctx, dynamic_dims, source)
     requires_grad = tensor.requires_grad
     out = make(spec, requires_grad)

@@ -227,7 +227,7 @@ def test_products_of_any_number_of_rows() -> None:
 
     env = build(fn, [torch.randn(64, 256), w, c], dynamic={0: (0,)})
     compiled = inductor_gen.compile_graph(env, options=OPTIONS)
-    assert compiled.source.count("f_linear") == 1  # the second one has another name
+    assert compiled.source.count("f_linear(") == 2
     for rows in (64, 0, 1, 7, 300):
         x = torch.randn(rows, 256)
         first, second = compiled(x, w, c)

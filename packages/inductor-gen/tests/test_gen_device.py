@@ -83,7 +83,7 @@ def test_what_a_row_names_is_there(kind):
 
 def test_a_new_kind_of_device_is_a_row(monkeypatch):
     """Its record, its operators and its renderer are taken; nothing else is asked what kind it is."""
-    row = Backend("meta", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:renderer")
+    row = Backend("meta", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:CRenderer")
     monkeypatch.setitem(BACKENDS, "meta", row)
     meta = torch.device("meta")
     _asked.cache_clear()

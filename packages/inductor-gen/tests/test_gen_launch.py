@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from inductor_gen.codegen.renderer import Unit
 from inductor_gen.runtime import launch as launching
-from inductor_gen.runtime.compiler import Unit, load_kernels
+from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Program, as_launcher
 from prims.options import Options
 

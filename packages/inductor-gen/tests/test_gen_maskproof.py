@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -13,8 +14,9 @@ import inductor_gen
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import size_hint
 from inductor_gen.rewrite import masks
-from inductor_gen.rewrite.maskproof import Along, Same, Split, described
+from inductor_gen.rewrite.maskproof import Place, Same, described, diagonal
 from inductor_gen.rewrite.masks import plan_masks
+from prims.spec import expr as ex
 
 CPU = torch.device("cpu")
 CUDNN = torch.ops.aten._scaled_dot_product_cudnn_attention.default
@@ -29,13 +31,12 @@ def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def elements(form: Any, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor that a description means."""
-    places = lambda d: torch.arange(shape[d]).view([-1 if k == d else 1 for k in range(len(shape))])
     if isinstance(form, Same):
         return torch.full(shape, float(form.value), dtype=torch.float64)
-    if isinstance(form, Along):
-        return (places(form.dim) * form.step + form.start).expand(shape).double()
-    inside = places(form.p) - places(form.q) <= form.c
-    return torch.where(inside, float(form.inside), float(form.outside)).expand(shape).double()
+    index = form.at if isinstance(form, Place) else form.test
+    places = itertools.product(*map(range, shape))
+    found = torch.tensor([int(index.evaluate({f"i{d}": i for d, i in enumerate(at)})) for at in places]).view(shape)
+    return found.double() if isinstance(form, Place) else torch.where(found >= 0, form.inside, form.outside).double()
 
 
 def random_mask(p: Any, pick: random.Random) -> Any:
@@ -137,7 +138,7 @@ def test_a_diagonal_elsewhere_is_not_causal() -> None:
 
 
 def test_sides_are_kept_apart() -> None:
-    assert elements(Split(1, 0, 0, 1, 0), (3, 3)).equal(torch.ones(3, 3).tril().double())
+    assert elements(diagonal((ex.const(3), ex.const(3)), 1, 0), (3, 3)).equal(torch.ones(3, 3).tril().double())
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,8 +13,7 @@ from inductor_gen.__main__ import stages
 from inductor_gen.device.record import known
 from inductor_gen.loops.graph import Graph, Node, build_graph
 from inductor_gen.pipeline import lower_graph, rewritten_graph, size_hint
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.row import Context, Row
+from inductor_gen.rewrite.row import Context, Editor, Row
 from inductor_gen.rewrite.table import CONSTRAINTS, ROWS, rewrite, verify
 from prims.errors import VerifierError
 from prims.ir import Envelope, Fuel, save

@@ -13,7 +13,7 @@ from inductor_gen.codegen.lowered import Rendered
 from inductor_gen.device.record import known
 from inductor_gen.loops.graph import Node
 from inductor_gen.pipeline import lower_graph
-from inductor_gen.rewrite import scatters
+from inductor_gen.rewrite import impossible
 from inductor_gen.rewrite.row import Context
 from prims.dtypes import ROWS
 from prims.options import Options
@@ -57,7 +57,7 @@ def test_the_library_s_kernels_give_the_primitives_results(monkeypatch, mode, dt
     """As on a GPU, but for the device: the operand stays what it was, and the call is reported."""
     monkeypatch.setattr(Node, "on_gpu", True)
     monkeypatch.setattr(Context, "device", lambda self, node: known("H200"))
-    monkeypatch.setattr(scatters, "ATOMIC", {})
+    monkeypatch.setattr(impossible, "ATOMIC", {})
     torch.manual_seed(3)
     x, v = (torch.randint(0, 90, shape).to(dtype) for shape in ((9, 8), (40, 8)))
     if dtype.is_floating_point and mode != "mul":

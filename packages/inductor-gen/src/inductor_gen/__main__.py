@@ -43,7 +43,7 @@ def stages(
         raise UserError(f"{path} holds a graph of the {env.dialect} dialect; lower it first (prims.lower.lower)")
     options = Options(verify="off", fuel=fuel)
     devices = device_of if device is None else lambda _: known(device)
-    plan = planned(env, options, devices=devices)
+    builder, steps = planned(env, options, devices=devices)
 
     @functools.cache
     def lowered() -> Any:
@@ -54,7 +54,7 @@ def stages(
 
     return {
         "graph": lambda: str(env), "rewritten": lambda: str(rewritten_graph(env, options, devices=devices)),
-        "fused": lambda: check.text(plan.fusion), "kernels": lambda: ir.text(plan.steps), "code": code,
+        "fused": lambda: check.text(builder.fusion), "kernels": lambda: ir.text(steps), "code": code,
         "memory": lambda: memory.text(lowered().memory),
     }  # fmt: skip
 

@@ -11,15 +11,14 @@ import torch
 import torch.fx
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
-from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
 from inductor_gen.kernel.ir import Call
 from inductor_gen.loops.graph import build_graph
-from inductor_gen.pipeline import lower_graph, phase, size_hint
+from inductor_gen.pipeline import lower_graph, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
-from inductor_gen.runtime.compiler import Unit, load_kernels
+from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
@@ -114,13 +113,14 @@ def compile_graph(
         Unsupported: the graph holds something that neither a kernel nor an operator can compute.
     """
     options = options if options is not None else Options.from_environment()
+    report = Report() if report is None else report
     plan = _masks(env_prim, options, report)
     if plan.question is None:
         return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place)
     from inductor_gen.runtime.masked import ByMasks, asker_for
 
     again = "again" if in_place else False
-    usual = _compiled(env_prim, options, report, triton, plan.verdicts(True), devices, again)
+    usual = _compiled(env_prim, options, report, triton, {**plan.constant, **plan.assumed}, devices, again)
     asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
 
     def general() -> Callable[[Any], list[Any]]:
@@ -130,11 +130,11 @@ def compile_graph(
     return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
 
 
-def _masks(env: Envelope, options: Options, report: Report | None) -> MaskPlan:
+def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:
     """What the graph may count on about attention masks; nothing where every rounding is to be as in eager."""
     if options.numerics != "fast" or not has_masks(env):
         return MaskPlan()
-    with phase(report, "masks"):
+    with report.phase("inductor.masks"):
         return plan_masks(build_graph(env), env, size_hint(env))
 
 
@@ -144,7 +144,7 @@ def _repeatable(node: torch.fx.Node) -> bool:
 
 
 def _compiled(
-    env_prim: Envelope, options: Options, report: Report | None, triton: bool, masks: Mapping[int, str],
+    env_prim: Envelope, options: Options, report: Report, triton: bool, masks: Mapping[int, str],
     devices: Asked | None, in_place: bool | str,
 ) -> CompiledGraph:  # fmt: skip
     """The graph compiled for calls in which these verdicts about attention masks hold."""
@@ -158,7 +158,7 @@ def _compiled(
     found = {c: with_bodies(c.node, body) for c in lowered.calls if isinstance(c, Call)}
     calls = tuple(replace(c, chosen=found[c]) if isinstance(c, Call) and found[c] else c for c in lowered.calls)
     lowered = replace(lowered, calls=calls)
-    with phase(report, "compile"):
+    with report.phase("inductor.compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()
     if options.cudagraphs:
@@ -176,11 +176,10 @@ def _compiled(
         call = while_precision(lowered.precision, call, otherwise)
     kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered) and call.sources]
     keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
-    if report is not None:
-        for k in kernels:
-            report.kernel(k.name, k.ops, k.loops, k.parts)
-        for name in wrapper.externs:
-            report.extern(name)
+    for k in kernels:
+        report.kernel(k.name, k.ops, k.loops, k.parts)
+    for name in wrapper.externs:
+        report.extern(name)
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
 
 
@@ -202,14 +201,14 @@ def get_ready(options: Options) -> None:
 def _begin(env: Envelope, options: Options) -> Any:
     """What compiles kernels while the graph is still being lowered, for the first device that has such a thing."""
     specs = [*(d.spec for d in env.inputs), *(d.spec for d in env.outputs)]
-    kinds = dict.fromkeys(s.device.type for s in specs if isinstance(s, TensorSpec))
-    return next(filter(None, (backend(kind)["begin"](env, options) for kind in kinds)), None)
+    devices = {s.device.type: s.device for s in reversed(specs) if isinstance(s, TensorSpec)}
+    return next(filter(None, (backend(kind)["begin"](device, options) for kind, device in devices.items())), None)
 
 
 def _load(lowered: Lowered, options: Options, begun: Any = None) -> tuple[Wrapper, int]:
     """The wrapper of a lowered graph with its kernels loaded, and how many of them had to be compiled."""
     sources = {s.name: s for s in lowered.sources()}
-    in_c = [Unit(s.name, s.text, s.comment) for s in sources.values() if s.language == "c"]
+    in_c = [s for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
     addresses, compiled = load_kernels([LAUNCHER, *in_c], options)
@@ -224,12 +223,6 @@ def _load(lowered: Lowered, options: Options, begun: Any = None) -> tuple[Wrappe
 
 def _kernel(call: Rendered) -> Kernel:
     parts = {p.name: p for p in call.sources}
-    text = "\n".join(_commented(p) + p.text.replace("KERNEL", p.name, 1) for p in parts.values())
+    text = "\n".join(p.named() for p in parts.values())
     pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.sources)  # stages of one are no paste
     return Kernel(call.sources[0].name, call.sources[0].ops, text, sum(p.loops for p in call.sources), pasted)
-
-
-def _commented(source: KernelSource) -> str:
-    if source.language == "c":
-        return f"/* {source.comment} */\n"
-    return "".join(f"# {line}\n" for line in source.comment.splitlines())

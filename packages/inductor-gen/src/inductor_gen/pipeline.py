@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.device.record import Asked, device_of, known
 from inductor_gen.extern.cuda import is_half_product
 from inductor_gen.fuse.check import text, verify
-from inductor_gen.fuse.cluster import Fusion
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
@@ -47,13 +45,12 @@ from prims.control import control_of
 from prims.debug import keep
 from prims.ir import Envelope, Fuel
 from prims.options import Options
-from prims.records import record
 from prims.report import Report
 from prims.spec import SymbolContext
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Planned", "lower_graph", "phase", "planned", "rewritten_graph", "size_hint"]
+__all__ = ["lower_graph", "planned", "rewritten_graph", "size_hint"]
 
 SMALL = 1 << 15  # bytes of a buffer that shares an allocation with others on a GPU
 KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a later buffer
@@ -62,46 +59,31 @@ KEPT = 1 << 20  # bytes of the largest piece of memory that is kept there for a 
 _BETWEEN_GRAPHS = ("saved", "mutation")
 
 
-def phase(report: Report | None, name: str) -> AbstractContextManager[object]:
-    """Times a step."""
-    return nullcontext() if report is None else report.phase(f"inductor.{name}")
-
-
-@record
-class Planned:
-    """A graph whose kernels are made and in order, for likely sizes ``hint``."""
-
-    hint: Hint
-    prepared: Prepared
-    fusion: Fusion
-    builder: Builder
-    steps: list[Step]
-
-
 def planned(
     env: Envelope, options: Options, report: Report | None = None, masks: Mapping[int, str] | None = None,
     devices: Asked = device_of, in_place: bool | str = False,
-) -> Planned:  # fmt: skip
-    """The steps up to the order of kernels, with the arguments of :func:`lower_graph`.
+) -> tuple[Builder, list[Step]]:  # fmt: skip
+    """The steps up to the order of kernels, with the arguments of :func:`lower_graph`, and what made the kernels.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
         VerifierError: a step broke a constraint (``Options.verify="every_pass"``).
     """
+    report = Report() if report is None else report
     hint = size_hint(env)
     fuel = Fuel(options.fuel)  # the rows' changes count first, then fusions
-    with phase(report, "rewrite"):
+    with report.phase("inductor.rewrite"):
         rewritten = rewritten_graph(env, options, masks or {}, devices, fuel)
     keep(options, report, "rewritten", lambda: str(rewritten))
-    with phase(report, "layout"):
+    with report.phase("inductor.layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
-    with phase(report, "fuse"):
+    with report.phase("inductor.fuse"):
         fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel)
     keep(options, report, "fused", lambda: text(fusion))
-    with phase(report, "kernels"):
+    with report.phase("inductor.kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
         made = list(builder.steps())
-    with phase(report, "order"):
+    with report.phase("inductor.order"):
         steps = ordered(made, prepared, hint)
         if not options.max_autotune:  # where kernels are measured and compared whole
             steps = in_parts(steps, builder, hint)
@@ -109,7 +91,7 @@ def planned(
         verify(fusion)
         _verify(steps, prepared)
     keep(options, report, "kernels", lambda: ir.text(steps))
-    return Planned(hint, prepared, fusion, builder, steps)
+    return builder, steps
 
 
 def rewritten_graph(
@@ -138,10 +120,11 @@ def lower_graph(
         Unsupported: something in the graph has neither kernel nor operator.
         VerifierError: a step broke a constraint (``Options.verify="every_pass"``).
     """
+    report = Report() if report is None else report
     if devices is None:
         devices = (lambda _: known("H100")) if triton else device_of
-    plan = planned(env, options, report, masks, devices, in_place)
-    hint, prepared, builder, steps = plan.hint, plan.prepared, plan.builder, plan.steps
+    builder, steps = planned(env, options, report, masks, devices, in_place)
+    hint, prepared = builder.hint, builder.prepared
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
     precision = None
     attends = any(isinstance(step, Call) and control_of(step.node.target) is not None for step in steps)
@@ -150,19 +133,18 @@ def lower_graph(
         from inductor_gen.templates.choice import choose
         from inductor_gen.templates.problem import Draft
 
-        with phase(report, "choose"):
+        with report.phase("inductor.choose"):
             draft = Draft(options, hint, prepared, builder, rendering, report)
             if attends:
                 steps = in_kernels(draft, steps, lambda body: planned(body, options, devices=devices))
             if _has_choices(options, steps):
                 steps, precision = choose(draft, steps)
-    with phase(report, "render"):
+    with report.phase("inductor.render"):
         together = launches(steps, rendering.starts_slowly)
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
-    with phase(report, "memory"):
+    with report.phase("inductor.memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
-        if report is not None:
-            report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
+        report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
         calls = tuple(
             replace(c, sources=()) if isinstance(c, Rendered) and c.moves_nothing(memory.renewed) else c for c in calls
         )

@@ -17,10 +17,12 @@ eager's cascaded ones. Values that are expensive and needed in several stages go
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_gen.codegen.cexpr import BAD_INDEX, Names
+from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
@@ -35,8 +37,6 @@ from prims.spec.expr import Expr
 
 __all__ = ["CRenderer"]
 
-TILE = 256
-BLOCK = 512
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
@@ -60,24 +60,17 @@ class _Writer:
             self.line("}")
 
 
-def renderer(
-    hint: Hint, layouts: dict[Node, Layout], device: Device, options: Options, tiling: Any = None
-) -> CRenderer:  # fmt: skip
-    """What renders kernels for a CPU."""
-    return CRenderer(hint, device, options.threads)
-
-
 class CRenderer:
-    """Renders loop nests as C for a number of threads (0: unknown, plan for several) of a device."""
+    """Renders loop nests as C for the threads that the options say (0: unknown, plan for several) of a device."""
 
-    def __init__(self, hint: Hint, device: Device, threads: int = 0) -> None:
+    def __init__(self, hint: Hint, _: Mapping[Node, Layout], device: Device, options: Options, *_tiling: Any) -> None:
         self.hint = hint
         self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
-        self.threads = threads or 8
+        self.threads = options.threads or 8
 
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
-        return (_Kernel(nest, self.hint, self.threads, self.kept_bytes).finish(),)
+        return (_Kernel(nest, self).finish(),)
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
         """As they are: a call costs little here, and each spreads over all threads."""
@@ -85,12 +78,12 @@ class CRenderer:
 
 
 class _Kernel:
-    def __init__(self, nest: Nest, hint: Hint, threads: int, kept_bytes: int) -> None:
+    def __init__(self, nest: Nest, renderer: CRenderer) -> None:
         self.nest = nest
-        self.kept_bytes = kept_bytes
+        self.kept_bytes = renderer.kept_bytes
         self.body: Body = nest.body
-        self.hint = hint
-        self.threads = threads
+        self.hint = renderer.hint
+        self.threads = renderer.threads
         self.w = _Writer()
         self.inner = frozenset(nest.inner)
         self.lane = nest.lane
@@ -141,10 +134,7 @@ class _Kernel:
         return rows if rows and self._extent(rows) >= TOGETHER and not any(rows[0] in v.deps for v in places) else []
 
     def _extent(self, variables: list[Expr]) -> int:
-        total = 1
-        for v in variables:
-            total *= max(self.hint(self.body.space[v]), 1)
-        return total
+        return math.prod(max(self.hint(self.body.space[v]), 1) for v in variables)
 
     def _parallel_inside(self) -> bool:
         """Is there too little outer work to share among threads, and enough inside?"""
@@ -198,21 +188,22 @@ class _Kernel:
         factors = [self.names.extent(v) for v in (*self.nest.outer, *self.nest.inner)]
         return " * ".join(factors) or "1"
 
-    def _team(self, collapse: int, extra: str = "", schedule: str = "schedule(static)") -> str:
+    def _team(self, collapse: int, extra: str = "") -> str:
         cost = sum(op_cost(v.op) for v in self.body.vals)
         grain = max(GRAIN * 4 // max(cost, 4), 512)
         parts = ["#pragma omp parallel for"]
         if collapse > 1:
             parts.append(f"collapse({collapse})")
-        parts.append(schedule)
+        parts.append("schedule(static)")
         if extra or self.noting:
             parts.append((extra + self.noting).strip())
         parts.append(f"if ({self._work()} > {grain})")
         return " ".join(parts)
 
-    def _loop(self, v: Expr) -> None:
+    def loop(self, v: Expr, start: str = "0", stop: str | None = None) -> None:
+        """A loop, or a stretch of it."""
         name = self.names.var(v)
-        self.w.open(f"for (int64_t {name} = 0; {name} < {self.names.extent(v)}; {name}++)")
+        self.w.open(f"for (int64_t {name} = {start}; {name} < {stop or self.names.extent(v)}; {name}++)")
 
     def _blocks(self, v: Expr, size: int) -> None:
         """A loop over stretches of a loop; ``_within`` goes through one of them, and so does ``_together``."""
@@ -224,14 +215,35 @@ class _Kernel:
         self.w.line(f"const int64_t {name}e = {extent} - {name}b < {size} ? {extent} : {name}b + {size};")
 
     def _within(self, v: Expr) -> None:
-        name = self.names.var(v)
-        self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}e; {name}++)")
+        self.loop(v, f"{self.names.var(v)}b", f"{self.names.var(v)}e")
 
     def _together(self, v: Expr) -> None:
         name = self.names.var(v)
         self.w.line(f"#pragma GCC unroll {TOGETHER}")
-        self.w.open(f"for (int64_t {name} = {name}b; {name} < {name}b + {TOGETHER}; {name}++)")
+        self.loop(v, f"{name}b", f"{name}b + {TOGETHER}")
         self.w.open(f"if ({name} < {self.names.extent(v)})")
+
+    def _around(self, loops: list[Expr], shared: int, done: set[int], rows: Sequence[Expr] = ()) -> None:
+        """Loops, of which threads share so many, and in each what depends on no others. Over ``rows`` they go by
+        stretches, through which others go."""
+        self._hoist(done, [])
+        for depth, v in enumerate(loops):
+            if depth == 0 and shared:
+                self._share(shared)
+            if v in rows:
+                self._blocks(v, TOGETHER)
+            else:
+                self.loop(v)
+            if depth + 1 >= shared:
+                self._hoist(done, [u for u in loops[: depth + 1] if u not in rows])
+
+    def _rest(self, done: set[int]) -> None:
+        """What is not done yet, and the stores."""
+        for v in self.body.vals:
+            if v.id not in done:
+                self.emit(v)
+        for s in self.body.stores:
+            self.store(s)
 
     def _collapsed(self, loops: list[Expr]) -> int:
         """How many of the outermost loops to share: as few as give every thread several turns."""
@@ -246,7 +258,7 @@ class _Kernel:
         """The directive of a loop over vector lanes."""
         return f"#pragma omp simd{self.noting}"
 
-    def emit(self, v: Val, local: dict[int, str] | None = None) -> None:
+    def emit(self, v: Val) -> None:
         if v.op in ("bounded", "nonzero"):
             self.w.line(self.names.failure(v))
         self.w.line(f"const {self.names.type_of(v)} {self.names.val(v)} = {self.names.expression(v)};")
@@ -257,15 +269,11 @@ class _Kernel:
     # ---- pointwise --------------------------------------------------------------------------------------
 
     def _pointwise(self) -> None:
-        outer = self.nest.outer
+        outer, done = self.nest.outer, set[int]()
         if not outer:
-            for value in self.body.vals:
-                self.emit(value)
-            for s in self.body.stores:
-                self.store(s)
+            self._rest(done)
             return
-        around = outer[:-1]
-        lane = outer[-1]
+        around, lane = outer[:-1], outer[-1]
         across = self._across(around, lane)
         if across is not None:
             self._blocked_pointwise([v for v in around if v is not across], across, lane)
@@ -276,37 +284,22 @@ class _Kernel:
         rows = self._shared(around[-1:], self._places(self.body.indices())) if self.scalar else []
         few = self._extent(around) < 2 * self.threads and self._extent([lane]) > 2 * self._extent(around)
         inside = few and not rows
-        collapse = 0 if inside else self._collapsed(around)
-        done: set[int] = set()
-        self._hoist(done, [])
-        for depth, variable in enumerate(around):
-            if depth == 0 and collapse:
-                self.w.line(self._team(collapse))
-            if variable in rows:
-                self._blocks(variable, TOGETHER)
-            else:
-                self._loop(variable)
-            if depth + 1 >= collapse:
-                self._hoist(done, [v for v in around[: depth + 1] if v not in rows])
+        self._around(around, 0 if inside else self._collapsed(around), done, rows)
         # The compiler knows what fills memory fastest.
         one_by_one = self.scalar or all(v.op == "const" for v in self.body.vals)
         if inside:
             self.w.line(self._team(1) if one_by_one else self._team(1).replace("parallel for", "parallel for simd"))
         elif not one_by_one:
             self.w.line(self.simd())
-        self._loop(lane)
+        self.loop(lane)
         if strip is not None:
             self._hoist(done, [*around, lane])
             self.w.line(f"#pragma GCC unroll {STRIP}")
-            self._loop(strip)
+            self.loop(strip)
         if rows:
             self._hoist(done, [v for v in outer if v not in rows])
             self._together(rows[0])
-        for v in self.body.vals:
-            if v.id not in done:
-                self.emit(v)
-        for s in self.body.stores:
-            self.store(s)
+        self._rest(done)
         self.w.close(len(outer) + 2 * len(rows))
 
     def _strip(self, around: list[Expr], lane: Expr) -> Expr | None:
@@ -338,7 +331,7 @@ class _Kernel:
         self._hoist(done, [])
         self.w.line(self._team(len(around) + 2))
         for v in around:
-            self._loop(v)
+            self.loop(v)
         self._blocks(across, PATCH)
         self._blocks(lane, PATCH)
         self._hoist(done, around)
@@ -348,11 +341,7 @@ class _Kernel:
         self._hoist(done, [*around, across])
         self.w.line(self.simd())
         self._within(lane)
-        for value in self.body.vals:
-            if value.id not in done:
-                self.emit(value)
-        for s in self.body.stores:
-            self.store(s)
+        self._rest(done)
         self.w.close(len(around) + 4)
 
     def _hoist(self, done: set[int], bound: list[Expr]) -> None:
@@ -378,21 +367,13 @@ class _Kernel:
         lane = [v for v in free if strides[v] is ONE]
         around = [v for v in free if v not in lane]
         rows = self._shared(around[-1:], self._places([store.at])) if serial and not lane else []
-        loops = [*around, *serial, *(rows or lane)]
-        done: set[int] = set()
-        self._hoist(done, [])
-        for depth, v in enumerate(loops):
-            if around and depth == 0:
-                self.w.line(self._team(1))
-            if v not in rows:
-                self._loop(v)
-            elif depth < len(around):
-                self._blocks(v, TOGETHER)
-            else:
-                self._together(v)
-            self._hoist(done, [u for u in loops[: depth + 1] if u not in rows or depth >= len(around) + len(serial)])
+        loops, done = [*around, *serial, *lane], set[int]()
+        self._around(loops, min(len(around), 1), done, rows)
+        if rows:
+            self._together(rows[0])
+        self._hoist(done, loops)
         self.store(store)
-        self.w.close(len(loops) + len(rows))
+        self.w.close(len(loops) + 2 * len(rows))
 
     def _check_first(self) -> None:
         """Look at every index before the first element of an input is written, as eager does."""
@@ -400,7 +381,7 @@ class _Kernel:
         loops = [x for x in self.nest.outer if any(x in v.deps for v in vals)]
         self.w.open("")
         for variable in loops:
-            self._loop(variable)
+            self.loop(variable)
         for v in vals:
             self.emit(v)
         self.w.close(len(loops) + 1)
@@ -415,31 +396,22 @@ class _Kernel:
         for stage in range(1, self.stages):
             for v in self.body.along(stage, self.rows):
                 if v.stage < stage and (op_cost(v.op) >= 8 or v.op == "scan") and v.id not in self.rows:
-                    if v.op == "scan" or self._row_bytes(v) <= self.kept_bytes:
+                    if v.op == "scan" or self._extent(self.nest.inner) * 8 * (len(self.rows) + 1) <= self.kept_bytes:
                         self.rows[v.id] = f"row{len(self.rows)}"
-
-    def _row_bytes(self, v: Val) -> int:
-        return self._extent(self.nest.inner) * 8 * (len(self.rows) + 1)
 
     def _reduction(self) -> None:
         outer = [v for v in self.nest.outer if not (self.tiled and v is self.lane)]
-        tiles = self.tiled
         done: set[int] = set()
         self._hoist(done, [])
         shared = 0 if self.split_inner else self._collapsed(outer)
-        if tiles and not self.split_inner and self._extent(outer) < 8 * self.threads:
+        if self.tiled and not self.split_inner and self._extent(outer) < 8 * self.threads:
             shared = len(outer) + 1
         if self.rows:
             self.w.line(f"#pragma omp parallel if ({self._work()} > {GRAIN}){self.noting}")
             self.w.open("")
             self._allocate_rows()
-        for depth, v in enumerate(outer):
-            if depth == 0 and shared:
-                self._share(shared)
-            self._loop(v)
-            if depth + 1 >= shared:
-                self._hoist(done, outer[: depth + 1])
-        if tiles:
+        self._around(outer, shared, done)
+        if self.tiled:
             if not outer and shared:
                 self._share(1)
             extent = self.names.extent(self.lane)  # type: ignore[arg-type]
@@ -447,7 +419,7 @@ class _Kernel:
             self.w.line(f"const int64_t m_ = {extent} - t_ < {TILE} ? {extent} - t_ : {TILE};")
             self._hoist(done, outer)
         self._sections(done)
-        self.w.close(len(outer) + (1 if tiles else 0))
+        self.w.close(len(outer) + self.tiled)
         if self.rows:
             for name in self.rows.values():
                 self.w.line(f"free({name});")
@@ -471,7 +443,7 @@ class _Kernel:
         for stage in range(self.stages + 1):
             self._outer_section(stage, done)
             if stage < self.stages:
-                self._inner_section(stage)
+                Stage(self, stage).emit()
 
     def _choose_arrays(self, done: set[int]) -> None:
         """With an outer lane: which outer values must outlive their loop over the tile."""
@@ -487,15 +459,9 @@ class _Kernel:
         needed += [a for v, a in outside if a.stage != v.stage and a.op != "reduce"]
         self.arrays |= {a.id for a in needed if not body.is_inner(a) and self.lane in a.deps and a.op != "load"}
 
-    def _outer_values(self, stage: int, done: set[int]) -> list[Val]:
-        return [
-            v
-            for v in self.body.vals
-            if not self.body.is_inner(v) and v.stage == stage and v.id not in done and v.op != "reduce"
-        ]
-
     def _outer_section(self, stage: int, done: set[int]) -> None:
-        vals = self._outer_values(stage, done)
+        vals = [v for v in self.body.vals if not self.body.is_inner(v) and v.stage == stage and v.op != "reduce"]
+        vals = [v for v in vals if v.id not in done]
         stores = [s for s in self.body.stores if not self.body.stores_inside(s) and s.value.stage == stage]
         if not self.tiled:
             for v in vals:
@@ -524,28 +490,11 @@ class _Kernel:
 
     def _reload(self, vals: list[Val], stores: list[Store], also: list[Val]) -> None:
         """Bring outer values of other sections, those in ``also`` among them, into a loop over the tile."""
-        have = {v.id for v in vals}
-        needed: dict[int, Val] = {}
-
-        def visit(a: Val) -> None:
-            if a.id in have or a.id in needed or self.body.is_inner(a) or self.lane not in a.deps:
-                return
-            if not self._kept(a):
-                for b in self.body.inputs_of(a):
-                    visit(b)
-            needed[a.id] = a
-
-        for v in vals:
-            if v.op != "reduce":
-                for a in self.body.inputs_of(v):
-                    visit(a)
-        for v in also:
-            visit(v)
-        for s in stores:
-            for a in self.body.of_store(s):
-                visit(a)
-        for i in sorted(needed):
-            a = needed[i]
+        body, have = self.body, {v.id for v in vals}
+        roots = [*also, *(a for v in vals if v.op != "reduce" for a in body.inputs_of(v))]
+        roots += [a for s in stores for a in body.of_store(s)]
+        missing = lambda a: a.id not in have and not body.is_inner(a) and self.lane in a.deps
+        for a in body.cone(roots, missing, lambda a: not self._kept(a)):
             name = self.names.val(a)
             if self._kept(a):
                 self.w.line(f"const {self.names.type_of(a)} {name} = {name}a[l_];")
@@ -561,7 +510,3 @@ class _Kernel:
         self.w.open("for (int64_t l_ = 0; l_ < m_; l_++)")
         self.w.line(f"const int64_t {self.names.var(self.lane)} = t_ + l_;")  # type: ignore[arg-type]
 
-    def _inner_section(self, stage: int) -> None:
-        from inductor_gen.codegen.creduce import emit_stage
-
-        emit_stage(self, stage)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inductor_gen.codegen import c
 from inductor_gen.codegen.reductions import REDUCTIONS, neutral
 from inductor_gen.kernel.body import Val
 from prims.ops import templates
@@ -14,13 +13,16 @@ from prims.ops import templates
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
 
-__all__ = ["emit_stage"]
+__all__ = ["TILE", "Stage"]
+
+TILE = 256  # columns of a tile
+BLOCK = 512  # elements of a row that are collected in float
 
 #: Elements among which the best is found in vector lanes before its position is looked for.
 NOTED = 512
 
 
-class _Stage:
+class Stage:
     """Emits one stage. Names: ``vKs`` collects over the whole reduction, ``vKc`` over a short stretch of it,
     ``vKn`` notes a NaN, ``vKb`` is the best value beside an arg-reduction's position ``vKs``.
 
@@ -39,7 +41,7 @@ class _Stage:
         loops = list(kernel.nest.inner)
         self.loops = loops
         last = kernel._extent(loops[-1:])
-        limit = c.BLOCK if not self.tiled else 32
+        limit = BLOCK if not self.tiled else 32
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
@@ -79,14 +81,14 @@ class _Stage:
 
     def declare(self, ctype: str, name: str, value: str) -> None:
         if self.tiled:
-            self.w.line(f"{ctype} {name}[{c.TILE}];")
+            self.w.line(f"{ctype} {name}[{TILE}];")
             self.fill(name, value)
         else:
             self.w.line(f"{ctype} {name} = {value};")
 
     def fill(self, name: str, value: str) -> None:
         if self.tiled:
-            count = c.TILE if self.k.split_inner else "m_"
+            count = TILE if self.k.split_inner else "m_"
             self.w.line(f"for (int64_t l_ = 0; l_ < {count}; l_++) {name}[l_] = {value};")
         else:
             self.w.line(f"{name} = {value};")
@@ -149,7 +151,7 @@ class _Stage:
                 self.w.line(f"{n}b = {n}m;")
                 self.w.close()
             self.w.open(f"if ({n}n)" if rising else f"if ({n}n || {better})")
-            self.w.open(f"for (int64_t {name} = b_; {name} < e_; {name}++)")
+            self.k.loop(self.loops[-1], "b_", "e_")
             self.w.line(f"const {self.operand_type(r)} {n}y = {n}x[{name} - b_];")
             self.k.emit(position)
             self._update_arg(r, f"{n}y")
@@ -186,7 +188,7 @@ class _Stage:
             if self._has_nan(r) and not REDUCTIONS[r.attr].place:
                 value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}"
             if self.tiled:
-                self.w.line(f"{ctype} {n}a[{c.TILE}];")
+                self.w.line(f"{ctype} {n}a[{TILE}];")
                 self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}a[l_] = {value};")
             else:
                 self.w.line(f"const {ctype} {n} = {value};")
@@ -198,7 +200,7 @@ class _Stage:
         groups: dict[str, list[str]] = {}
         for r in self.reduces:
             n, place = self.name(r), REDUCTIONS[r.attr].place
-            suffix = f"[:{c.TILE}]" if self.tiled else ""
+            suffix = f"[:{TILE}]" if self.tiled else ""
             base = n + "m" if place else self.partial(r) if names == "partial" else n + "s"
             groups.setdefault(REDUCTIONS[r.attr].clause, []).append(base + suffix)
             if place or self._has_nan(r):
@@ -208,30 +210,21 @@ class _Stage:
     def emit(self) -> None:
         self.begin()
         self.done: set[int] = set()
-        around, last = self.loops[:-1], self.loops[-1]
-        team = " ".join(self.clauses("total")) if self.k.split_inner else None
-        opened = 0
+        around, extent = self.loops[:-1], self.k.names.extent(self.loops[-1])
+        if self.k.split_inner:
+            self.w.line(self.k._team(1, " ".join(self.clauses("total"))))
         for depth, v in enumerate(around):
-            if depth == 0 and team is not None:
-                self.w.line(self.k._team(1, team))
-            self.k._loop(v)
-            opened += 1
+            self.k.loop(v)
             self.place(self.loops[: depth + 1])
-        name, extent = self.k.names.var(last), self.k.names.extent(last)
-        start, stop = "0", extent
         if self.blocked:
-            if not around and team is not None:
-                self.w.line(self.k._team(1, team))
             self.w.open(f"for (int64_t b_ = 0; b_ < {extent}; b_ += {self.block})")
             self.w.line(f"const int64_t e_ = {extent} - b_ < {self.block} ? {extent} : b_ + {self.block};")
-            start, stop = "b_", "e_"
-            opened += 1
         if self.two_level:
             self.open_stretch()
-        self.innermost(name, start, stop)
+        self.innermost(*("b_", "e_") if self.blocked else ("0", extent))
         if self.two_level:
             self.close_stretch()
-        self.w.close(opened)
+        self.w.close(len(around) + self.blocked)
         self.finish()
 
     def place(self, bound: list) -> None:
@@ -244,10 +237,10 @@ class _Stage:
                     self.k.emit(v)
                     self.done.add(v.id)
 
-    def innermost(self, name: str, start: str, stop: str) -> None:
+    def innermost(self, start: str, stop: str) -> None:
         plain = not self.scans and (not self.args or self.noted)
         if self.tiled:
-            self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
+            self.k.loop(self.loops[-1], start, stop)
             self.place(self.loops)
             self.k._lane_loop()
             extra = [r.args[0] for r in self.reduces if not self.k.body.is_inner(r.args[0])]
@@ -258,7 +251,7 @@ class _Stage:
         self._begin_notes()
         if plain:
             self.w.line(" ".join([self.k.simd(), *self.clauses("partial")]))
-        self.w.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
+        self.k.loop(self.loops[-1], start, stop)
         self.statements()
         self.w.close()
         self._end_notes()
@@ -291,8 +284,3 @@ class _Stage:
             self.update(r)
         for s in self.stores:
             self.k.store(s)
-
-
-def emit_stage(kernel: _Kernel, stage: int) -> None:
-    """Write the inner loop of one stage."""
-    _Stage(kernel, stage).emit()

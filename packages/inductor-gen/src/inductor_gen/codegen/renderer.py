@@ -11,33 +11,49 @@ from inductor_gen.loops.graph import Node
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["KernelSource", "Renderer", "describe"]
+__all__ = ["KernelSource", "Renderer", "Unit", "describe", "kernel_name"]
 
 
 @record
-class KernelSource:
-    """A kernel's text and what a call of it passes.
+class Unit:
+    """A function to compile.
 
     Attributes:
         name: a readable name, unique by content: equal texts have equal names.
-        text: the source, sizes and pointers as parameters, so that equal computations share one kernel.
-        comment: the operators and the user's source lines, of the first use.
+        text: the source, with ``KERNEL`` for the name.
+        comment: of a kernel the operators and the user's source lines, of the first use.
+    """
+
+    name: str
+    text: str
+    comment: str = ""
+
+    def named(self) -> str:
+        """The text with its name and comment."""
+        return (f"/* {self.comment} */\n" if self.comment else "") + self.text.replace("KERNEL", self.name, 1)
+
+
+@record(kw_only=True)
+class KernelSource(Unit):
+    """A kernel's text, sizes and pointers as parameters, so that equal computations share one kernel, and what a call
+    of it passes.
+
+    Attributes:
         buffers: the buffers whose pointers are passed, in order; the first ``outputs`` of them are written.
         sizes: the int64 parameters, in order (floats travel as the bits of a double).
         ops: the operators fused, in order.
         loops: number of loop nests.
         language: ``"c"`` or ``"triton"``.
+        grid: on a GPU the number of programs, along two axes.
     """
 
-    name: str
-    text: str
-    comment: str
     buffers: tuple[Node, ...]
     outputs: int
     sizes: tuple[Expr, ...]
     ops: tuple[str, ...]
     loops: int
     language: str = "c"
+    grid: tuple[Expr, ...] = ()
 
 
 class Renderer(Protocol):
@@ -59,9 +75,12 @@ class Renderer(Protocol):
 def describe(nest: Nest, text: str) -> tuple[str, str, tuple[str, ...]]:
     """``name, comment, ops`` of a kernel whose text (with ``KERNEL`` for its name) is given."""
     ops = tuple(n.op for n in nest.body.nodes)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    name = "_".join(["k", *list(dict.fromkeys(ops))[:6], digest])
     lines = ["ops: " + " ".join(ops[:40]) + (" ..." if len(ops) > 40 else "")]
     places = dict.fromkeys(str(node.source) for node in nest.body.nodes if node.source is not None)
     lines += [f"from {where}" for where in list(filter(None, places))[:12]]
-    return name, "\n".join(lines).replace("*/", "* /"), ops
+    return kernel_name(ops, text), "\n".join(lines).replace("*/", "* /"), ops
+
+
+def kernel_name(ops: Sequence[str], text: str) -> str:
+    """The name of a kernel of these operators: some of them, and a digest of its text."""
+    return "_".join(["k", *list(dict.fromkeys(ops))[:6], hashlib.sha256(text.encode()).hexdigest()[:12]])

@@ -15,11 +15,12 @@ Sizes and strides are arguments, but for small ones and divisors; float16 and bf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from inductor_gen.codegen.renderer import KernelSource, describe
+from inductor_gen.codegen.renderer import KernelSource, describe, kernel_name
 from inductor_gen.codegen.tritonexpr import TritonNames, multiple_of, pointer_type, store_mode
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store, Val, linear
@@ -34,7 +35,7 @@ from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["POSITIONS", "Block", "Tiling", "TritonRenderer", "TritonSource", "kernel_text"]
+__all__ = ["POSITIONS", "Block", "Tiling", "TritonRenderer", "TritonSource", "as_one", "kernel_text"]
 
 POSITIONS = 2**31 - 2**16  # positions stay below this, or are 64-bit: a block's last ones may lie beyond the end
 
@@ -44,7 +45,6 @@ class TritonSource(KernelSource):
     """A Triton kernel.
 
     Attributes:
-        grid: the number of programs, along two axes.
         warps: warps per program.
         stages: depth of the software pipeline of its loops; 0: Triton's own choice.
         contract: whether a product may go unrounded into a sum.
@@ -53,7 +53,6 @@ class TritonSource(KernelSource):
         joined: the different kernels of which this one is made, if it is.
     """
 
-    grid: tuple[Expr, Expr]
     warps: int
     signature: tuple[tuple[str, str, bool], ...]
     stages: int = 0
@@ -62,12 +61,24 @@ class TritonSource(KernelSource):
     joined: tuple[TritonSource, ...] = ()
     language: str = "triton"
 
+    def named(self) -> str:
+        """The text with its name and comment."""
+        return "".join(f"# {line}\n" for line in self.comment.splitlines()) + self.text.replace("KERNEL", self.name, 1)
+
 
 def kernel_text(signature: Sequence[tuple[str, str, bool]], warps: int, lines: Iterable[str]) -> str:
     """A kernel of these parameters and statements; its comment tells apart what is compiled differently."""
     hints = " ".join(f"{name}:{kind}{'/16' if aligned else ''}" for name, kind, aligned in signature)
     head = f"# {hints} warps:{warps}\n@triton.jit\ndef KERNEL({', '.join(name for name, _, _ in signature)}):\n"
     return head + "\n".join(lines) + "\n"
+
+
+def as_one(group: Sequence[TritonSource], text: str, ops: tuple[str, ...], **changes: Any) -> TritonSource:
+    """A kernel of this text and these operators that does what several do; ``changes`` are its parameters."""
+    return replace(
+        group[0], name=kernel_name(ops, text), text=text, ops=ops, loops=sum(s.loops for s in group),
+        bounds=tuple(dict.fromkeys(b for s in group for b in s.bounds)), **changes,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -110,12 +121,12 @@ class TritonRenderer:
     """Renders loop nests as Triton over buffers with these layouts, in blocks that suit ``device``."""
 
     def __init__(
-        self, hint: Hint, layouts: Mapping[Node, Layout], device: Device, tiling: Tiling | None = None,
-        contract: bool = True,
+        self, hint: Hint, layouts: Mapping[Node, Layout], device: Device, options: Options,
+        tiling: Tiling | None = None,
     ) -> None:  # fmt: skip
         self.hint = hint
         self.device = device
-        self.contract = contract
+        self.contract = options.numerics == "fast"
         self.layouts = layouts
         self.tiling = tiling or Tiling()
 
@@ -133,18 +144,10 @@ class TritonRenderer:
 
     def together(self, pieces: Sequence[Sequence[KernelSource]]) -> Sequence[KernelSource]:
         """The kernels of nests that do not depend on each other, in as few launches as there can be."""
-        from inductor_gen.codegen.tritonbranch import branched
-        from inductor_gen.codegen.tritonjoin import joined
+        from inductor_gen.codegen.tritonbranch import branched, joined
 
         found = [k for piece in pieces for k in piece]
         return found if any(len(piece) > 1 for piece in pieces) else branched(joined(found))
-
-
-def renderer(
-    hint: Hint, layouts: dict[Node, Layout], device: Device, options: Options, tiling: Tiling | None = None
-) -> TritonRenderer:  # fmt: skip
-    """What renders kernels for a GPU."""
-    return TritonRenderer(hint, layouts, device, tiling, options.numerics == "fast")
 
 
 class Block:
@@ -312,7 +315,7 @@ class Block:
 
     # ---- assembling -------------------------------------------------------------------------------------
 
-    def source(self, grid: tuple[Expr, Expr], warps: int, loops: int, suffix: str = "") -> TritonSource:
+    def source(self, grid: tuple[Expr, Expr], warps: int, loops: int) -> TritonSource:
         """The finished kernel."""
         names = self.names
         signature: list[tuple[str, str, bool]] = []

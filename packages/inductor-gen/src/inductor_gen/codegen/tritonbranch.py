@@ -1,24 +1,29 @@
-"""Different Triton kernels that do not depend on each other, as one launch.
+"""Triton kernels that do not depend on each other, as one launch.
 
-Each kernel becomes a function; the joined one branches on the program's number, of which each function has a range.
-Small kernels cost more to launch than to run: the halves of a rotary embedding, of queries and of keys, are four of
-about two microseconds each.
+Equal kernels compute the pieces of a concatenation on different buffers. A joined kernel takes the parameters of all of
+them; the program's number along the grid's second axis says whose it works with. Its text depends on the number of
+kernels only up to a power of two, so that a densenet's many concatenations need few texts.
+
+Of different ones each becomes a function; the kernel branches on the program's number, of which each function has a
+range. Small kernels cost more to launch than to run: the halves of a rotary embedding, of queries and of keys, are four
+of about two microseconds each.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 
 from inductor_gen.codegen.renderer import KernelSource
-from inductor_gen.codegen.triton import TritonSource, kernel_text
+from inductor_gen.codegen.triton import TritonSource, as_one, kernel_text
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["MOST", "branched", "may_branch"]
+__all__ = ["MOST", "branched", "joined", "may_branch"]
+
+#: Equal kernels in one launch: bounds its parameters.
+MOST_EQUAL = 16
 
 #: Functions of one kernel, and lines of them all: kernels of their own compile side by side, one's functions do not.
 MOST = 8
@@ -30,10 +35,12 @@ LIBRARY = 40
 
 def may_branch(source: KernelSource) -> bool:
     """Can the kernel be one of several that are joined?"""
-    return (
-        isinstance(source, TritonSource) and source.grid[1] is ONE and source.stages == 0
-        and "program_id(1)" not in source.text
-    )  # fmt: skip
+    return isinstance(source, TritonSource) and source.stages == 0 and _is_flat(source)
+
+
+def _is_flat(source: TritonSource) -> bool:
+    """Do its programs lie along one axis of the grid?"""
+    return source.grid[1] is ONE and "program_id(1)" not in source.text
 
 
 def branched(sources: Sequence[KernelSource]) -> list[KernelSource]:
@@ -112,13 +119,53 @@ def _branched(group: Sequence[TritonSource]) -> TritonSource:
             lines.append("    else:")
         lines.append(f"        {name}({arguments}, program{first})")
     text = "\n\n".join([*functions.values(), kernel_text(parameters.signature, group[0].warps, lines)])
-    ops = tuple(op for s in group for op in s.ops)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return replace(
-        group[0], name="_".join(["k", *list(dict.fromkeys(ops))[:6], digest]), text=text,
-        buffers=tuple(parameters.buffers),
+    return as_one(
+        group, text, tuple(op for s in group for op in s.ops), buffers=tuple(parameters.buffers),
         comment="\n".join(dict.fromkeys(line for s in group for line in s.comment.splitlines())),
-        outputs=parameters.outputs, sizes=tuple(parameters.sizes), ops=ops, loops=sum(s.loops for s in group),
-        grid=(stop, ONE), signature=tuple(parameters.signature),
-        bounds=tuple(dict.fromkeys(b for s in group for b in s.bounds)), joined=tuple(group),
+        outputs=parameters.outputs, sizes=tuple(parameters.sizes), grid=(stop, ONE),
+        signature=tuple(parameters.signature), joined=tuple(group),
+    )  # fmt: skip
+
+
+def joined(sources: Sequence[KernelSource]) -> list[KernelSource]:
+    """Independent kernels, those with one text and one grid joined."""
+    groups: dict[object, list[TritonSource]] = {}
+    done: list[KernelSource] = []
+    for source in sources:
+        if isinstance(source, TritonSource) and _is_flat(source):
+            groups.setdefault((source.name, source.grid, source.outputs), []).append(source)
+        else:
+            done.append(source)
+    for group in groups.values():
+        for start in range(0, len(group), MOST_EQUAL):
+            part = group[start : start + MOST_EQUAL]
+            done.append(_join(part) if len(part) > 1 else part[0])
+    return done
+
+
+def _join(group: list[TritonSource]) -> TritonSource:
+    first = group[0]
+    room = 1 << (len(group) - 1).bit_length()
+    filled = group + [group[-1]] * (room - len(group))  # the grid never gets to the repeated ones
+    head, _, body = first.text.partition("):\n")
+    signature: list[tuple[str, str, bool]] = []
+    buffers: list[Node] = []
+    sizes: list[ex.Expr] = []
+    choice: list[str] = []
+    outputs = 0
+    for k, (name, kind, aligned) in enumerate(first.signature):
+        pointer = k < len(first.buffers)
+        values = [s.buffers[k] if pointer else s.sizes[k - len(first.buffers)] for s in filled]
+        names = [name] if all(v is values[0] for v in values) else [name, *(f"{name}_{j}" for j in range(1, room))]
+        signature += [(n, kind, aligned) for n in names]
+        (buffers if pointer else sizes).extend(values[: len(names)])  # type: ignore[arg-type]
+        outputs += len(names) if k < first.outputs else 0
+        choice += [f"    if which == {j}:\n        {name} = {n}" for j, n in enumerate(names) if j]
+    parameters = ", ".join(n for n, _, _ in signature)
+    comment, _, rest = head.partition("\n")
+    lines = ["    which = tl.program_id(1)", *choice]
+    text = f"{comment} joined:{room}\n{rest.partition('(')[0]}({parameters}):\n" + "\n".join(lines) + "\n" + body
+    return as_one(
+        group, text, first.ops, buffers=tuple(buffers), outputs=outputs, sizes=tuple(sizes),
+        grid=(first.grid[0], ex.const(len(group))), signature=tuple(signature),
     )  # fmt: skip

@@ -28,7 +28,7 @@ class Backend:
         claims: ``() -> names of operators`` that are called as they are, beside those that every device's are.
         renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
         call: ``(node) -> (name, callable) | None``, its own way to call an operator.
-        begin: ``(envelope, options) -> build | None``, what compiles kernels while a graph is still being lowered.
+        begin: ``(torch.device, options) -> build | None``, what compiles kernels while a graph is still being lowered.
     """
 
     kind: str
@@ -55,10 +55,11 @@ def _named(name: str | None) -> Callable[..., Any]:
 BACKENDS = {
     row.kind: row
     for row in (
-        Backend("cpu", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:renderer"),
+        Backend("cpu", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:CRenderer"),
         Backend(
-            "cuda", "triton", ask="device.cuda:ask", claims="device.cuda:claims", renderer="codegen.triton:renderer",
-            call="extern.cuda:cuda_function", begin="runtime.triton_build:begin",
+            "cuda", "triton", ask="device.cuda:ask", claims="device.cuda:claims",
+            renderer="codegen.triton:TritonRenderer", call="extern.cuda:cuda_function",
+            begin="runtime.triton_build:begin",
         ),
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -11,7 +12,7 @@ import torch
 
 from inductor_gen.device.record import Device
 
-__all__ = ["ask", "claims"]
+__all__ = ["ask", "claims", "facts"]
 
 #: Seconds to start and end a parallel loop.
 LAUNCH = 5e-6
@@ -36,12 +37,12 @@ def claims() -> list[str]:
 
 def ask(device: torch.device) -> Device:
     """The record of this machine's CPU, with the cores that the process may use."""
-    facts = _facts()
-    flags = facts.get("flags", facts.get("Features", "")).split()
+    said = facts()
+    flags = said.get("flags", said.get("Features", "")).split()
     vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
     cores = len(os.sched_getaffinity(0))
     own, last = _caches()
-    name = facts.get("model name", platform.machine())
+    name = said.get("model name", platform.machine())
     rate = re.search(r"([\d.]+) ?GHz", name)
     hertz = float(rate.group(1)) * 1e9 if rate else _HERTZ
     flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
@@ -52,7 +53,8 @@ def ask(device: torch.device) -> Device:
     )  # fmt: skip
 
 
-def _facts() -> dict[str, str]:
+@functools.cache
+def facts() -> dict[str, str]:
     """The first processor's lines of ``/proc/cpuinfo``."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from inductor_gen.device.cpu import facts
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, Hint
 
-__all__ = ["conv_form", "cpu_function", "linear", "linear_addmm", "linear_mm", "takes_linear"]
+__all__ = ["by_linear", "conv_form", "cpu_function", "is_row", "linear", "takes_linear"]
 
 #: Multiply-adds below which the call costs more than the product.
 SMALL = 1 << 21
@@ -48,12 +49,7 @@ def blas_is_slow() -> bool:
     """
     if onednn() is None or not torch.backends.mkl.is_available():
         return False
-    try:
-        with open("/proc/cpuinfo") as file:
-            text = file.read(4096)
-    except OSError:
-        return False
-    return "GenuineIntel" not in text and "avx512f" in text
+    return facts().get("vendor_id") != "GenuineIntel" and "avx512f" in facts().get("flags", "").split()
 
 
 def _plain_float(node: Node) -> bool:
@@ -75,16 +71,17 @@ def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., 
     left, right = args[-2:]
     if not torch.backends.mkldnn.enabled or not _is_matrix(right):
         return None
-    if len(args) == 3:
-        bias = args[0]
-        if len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not right.shape[1]:
-            return None
+    if len(args) == 3 and not is_row(args[0], right):
+        return None
     sizes = (*left.shape, right.shape[1])
     if not all(s.is_const for s in sizes):
-        return ("linear", linear_mm) if len(args) == 2 else ("linear", linear_addmm)
-    if not _pays(*(int(s.value) for s in sizes), in_rows=left.strides[1] is ONE):
-        return None
-    return ("linear", _mm) if len(args) == 2 else ("linear", _addmm)
+        return "linear", _linear_where_it_pays
+    return ("linear", by_linear) if _pays(*(int(s.value) for s in sizes), in_rows=left.strides[1] is ONE) else None
+
+
+def is_row(bias: Any, right: Any) -> bool:
+    """Is a view what a linear layer takes for the bias of a product with this right factor?"""
+    return len(bias.shape) == 1 and bias.strides == (ONE,) and bias.shape[0] is right.shape[1]
 
 
 def _is_matrix(ref: Any) -> bool:
@@ -102,31 +99,23 @@ def _pays(rows: int, inner: int, columns: int, *, in_rows: bool) -> bool:
     return rows * inner * columns >= SMALL and rows > 1 and (inner >= 64 or in_rows)
 
 
-def _worth(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return _pays(a.shape[0], a.shape[1], b.shape[1], in_rows=a.stride(1) == 1)
-
-
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``x [..., k] @ weight [n, ...] + bias`` by oneDNN."""
     return onednn()(x, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc,no-any-return]
 
 
-def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return linear(a, b.t(), None)
+def by_linear(*operands: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` or ``bias + a @ b`` by oneDNN."""
+    *bias, a, b = operands
+    return linear(a, b.t(), bias[0] if bias else None)
 
 
-def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return linear(a, b.t(), bias)
-
-
-def linear_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` by oneDNN where the product is large enough."""
-    return _mm(a, b) if _worth(a, b) else torch.mm(a, b)
-
-
-def linear_addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``bias + a @ b`` by oneDNN where the product is large enough."""
-    return _addmm(bias, a, b) if _worth(a, b) else torch.addmm(bias, a, b)
+def _linear_where_it_pays(*operands: torch.Tensor) -> torch.Tensor:
+    """The same where the product is large enough, else by PyTorch's choice."""
+    a, b = operands[-2:]
+    if _pays(a.shape[0], a.shape[1], b.shape[1], in_rows=a.stride(1) == 1):
+        return by_linear(*operands)
+    return torch.mm(a, b) if len(operands) == 2 else torch.addmm(*operands)
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------

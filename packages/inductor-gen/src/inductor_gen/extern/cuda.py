@@ -12,7 +12,7 @@ from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES
 from prims.errors import Refused
 
-__all__ = ["cuda_function", "is_half_product", "misaligned", "with_aligned_rows"]
+__all__ = ["cuda_function", "distinct", "is_half_product", "misaligned", "with_aligned_rows"]
 
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
@@ -42,14 +42,18 @@ def with_aligned_rows(bias: torch.Tensor | None) -> torch.Tensor | None:
     unit = 16 // bias.element_size()
     if bias.data_ptr() % 16 == 0 and bias.stride(-1) == 1 and all(s % unit == 0 for s in bias.stride()[:-1]):
         return bias
-    once = bias
-    for dim, (size, stride) in enumerate(zip(bias.shape[:-1], bias.stride()[:-1], strict=True)):
-        if stride == 0 and size > 1:
-            once = once.narrow(dim, 0, 1)
-    columns = bias.shape[-1]
+    once, columns = distinct(bias), bias.shape[-1]
     wide = -(-columns // unit) * unit
     padded = torch.empty((*once.shape[:-1], wide), dtype=bias.dtype, device=bias.device)[..., :columns]
     return padded.copy_(once).expand(bias.shape)
+
+
+def distinct(x: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor that expansion does not repeat."""
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
 
 
 def efficient_attention(query: Any, key: Any, value: Any, bias: Any, *rest: Any, **kw: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, instances
 from prims.twins import functional_twin_in_place, twin_of
 
 __all__ = ["EMPTY", "custom_function", "is_custom", "reported_name", "with_own_memory"]
@@ -65,7 +65,7 @@ def _checked(function: Callable[..., Any], name: str, owned: frozenset[int]) -> 
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        operands = list(_tensors((*args, *kwargs.values())))
+        operands = instances(torch.Tensor, (args, kwargs))
         before = [-1 if x.is_inference() else x._version for x in operands]
         out = function(*args, **kwargs)
         for i, (x, version) in enumerate(zip(operands, before, strict=True)):
@@ -92,16 +92,6 @@ def _apart(out: Any, taken: set[int], name: str) -> Any:
 
 def _memory(x: torch.Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    found = []
-    for v in value:
-        if isinstance(v, torch.Tensor):
-            found.append(v)
-        elif isinstance(v, (tuple, list)):
-            found.extend(_tensors(v))
-    return found
 
 
 @functools.cache

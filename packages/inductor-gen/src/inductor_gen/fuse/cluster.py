@@ -9,6 +9,7 @@ re-enters the inner space, so a softmax or a layer norm is one cluster with all 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from inductor_gen.fuse.order import Move, Order
@@ -75,6 +76,12 @@ class Cluster:
         made.nodes, made.homes, made.operands = self.nodes, dict(self.homes), dict(self.operands)
         made.space, made.inner = dict(self.space), self.inner
         return made
+
+    def replace(self, variable: Expr, by: Expr, others: Mapping[Expr, Expr]) -> None:
+        """Put an index over other variables, given with their sizes, in a variable's place."""
+        extents = ((others if v is variable else {v: n}).items() for v, n in self.space.items())
+        self.space = dict(chain.from_iterable(extents))
+        self.homes, self.operands = (substituted(x, {variable: by}) for x in (self.homes, self.operands))
 
     def outer(self) -> tuple[Expr, ...]:
         """The variables outside the reduction, in order."""
@@ -154,17 +161,8 @@ class Fusion:
         if inner_size is ONE or count is ONE or ex.mul(count, inner_size) is not extent or extent is ZERO:
             return False
         outer, inner = self.variable(count), self.variable(inner_size)
-        space: dict[Expr, Expr] = {}
-        for v, n in cluster.space.items():
-            if v is variable:
-                space[outer], space[inner] = count, inner_size
-            else:
-                space[v] = n
-        whole = {variable: ex.add(ex.mul(outer, inner_size), inner)}
         before = cluster.space, cluster.homes, cluster.operands
-        cluster.space = space
-        cluster.homes = substituted(cluster.homes, whole)
-        cluster.operands = substituted(cluster.operands, whole)
+        cluster.replace(variable, ex.add(ex.mul(outer, inner_size), inner), {outer: count, inner: inner_size})
         if not self.agrees(cluster):
             cluster.space, cluster.homes, cluster.operands = before
             return False
@@ -350,16 +348,13 @@ def operand_indices(node: Node, index: Index) -> list[Read]:
         case "gather":
             x, positions, _ = node.args
             return [Read(positions, index, True), Read(x, (ZERO,) * len(x.shape), False)]
-        case "index":
-            x, indices, _ = node.args
-            rank = len(indices[0].shape)
-            return [*(Read(i, index[:rank], True) for i in indices), Read(x, (ZERO,) * len(x.shape), False)]
         case "scatter":
             return [Read(x, index, True) for x in node.args[1:3]]
-        case "index_put":
-            _, indices, _, values, _ = node.args
+        case "index" | "index_put":
+            x, indices, _, *values = node.args
             rank = len(indices[0].shape)
-            return [*(Read(i, index[:rank], True) for i in indices), Read(values, index, True)]
+            other = Read(values[0], index, True) if values else Read(x, (ZERO,) * len(x.shape), False)
+            return [*(Read(i, index[:rank], True) for i in indices), other]
         case "random_uniform" | "random_normal" | "random_bits":
             return [Read(n, (ZERO,) * len(n.shape), True) for n in node.ins]
     return [Read(x, index, True) for x in node.ins]

@@ -36,22 +36,10 @@ def refine(fusion: Fusion, node: Node, cluster: Cluster) -> None:
 def operand_in(fusion: Fusion, node: Node, cluster: Cluster) -> Index | None:
     """The index at which a cluster that makes operands of a node can compute it, as ``Fusion.add`` takes it."""
     for _ in range(_SPLITS):
-        split = False
-        for x in _aligned(node):
-            at = _forward(x, cluster)
-            if at is None:
-                continue
-            if fusion.split_for(cluster, (at,)):
-                split = True
-                break
-            home = _fits(fusion, node, at, cluster)
-            if home == "split":
-                split = True
-                break
-            if home is not None:
-                return home  # type: ignore[return-value]
-        if not split:
-            return None
+        tried = (_fits(fusion, node, at, cluster) for x in _aligned(node) if (at := _forward(x, cluster)) is not None)
+        found = next((home for home in tried if home is not None), None)
+        if not isinstance(found, str):
+            return found
     return None
 
 
@@ -82,7 +70,10 @@ def _forward(x: Node, cluster: Cluster) -> Index | None:
 
 
 def _fits(fusion: Fusion, node: Node, at: Index, cluster: Cluster) -> Index | str | None:
-    """The node's home when its operands are read at ``at``, if that is legal in the cluster."""
+    """The node's home when its operands are read at ``at``, if that is legal in the cluster; ``"split"`` where a
+    variable of the cluster was split, so that it may be."""
+    if fusion.split_for(cluster, (at,)):
+        return "split"
     inner = set(cluster.inner)
     if not _covers(at, cluster.space, set(cluster.outer()), inner):
         return None

@@ -121,13 +121,6 @@ class Costs:
         whole = Work(theirs.moved + moved - saved, theirs.operations + work, min(mine.parallel, theirs.parallel))
         return whole.seconds(device) < mine.seconds(device) + theirs.seconds(device)
 
-    def parallel(self, cluster: Cluster, sequential: bool) -> float:
-        """The points that a kernel's threads can be at; a scan's row is one program's."""
-        rows, columns = self.shape(cluster)
-        if sequential:
-            columns = min(columns, _TEAM if self.device(cluster.nodes[0]).warp > 1 else 1)
-        return rows * columns
-
     def facts(self, cluster: Cluster) -> Facts:
         """What a cluster reads and writes."""
         state = len(cluster.nodes), len(cluster.space)
@@ -167,7 +160,10 @@ class Costs:
         """What the cluster's kernel does."""
         facts, points = self.facts(cluster), self.count(cluster.space.values())
         moved = self.bytes_of([*facts.reads, *facts.writes], points)
-        return Work(moved, self.operations(cluster.nodes), self.parallel(cluster, facts.marks[0]))
+        rows, columns = self.shape(cluster)
+        if facts.marks[0]:  # a scan's row is one program's
+            columns = min(columns, _TEAM if self.device(cluster.nodes[0]).warp > 1 else 1)
+        return Work(moved, self.operations(cluster.nodes), rows * columns)
 
     def operations(self, nodes: Iterable[Node], times: int | None = None) -> int:
         """The operations of nodes, each computed so many times, by default once per element."""

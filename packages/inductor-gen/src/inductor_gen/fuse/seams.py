@@ -7,7 +7,7 @@ parts of the same buffers. Equal nests share one function, so a densenet's many 
 
 from __future__ import annotations
 
-from inductor_gen.fuse.cluster import Cluster, Fusion, substituted
+from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
 from inductor_gen.loops.views import Index, parts_of
@@ -58,17 +58,9 @@ def cut(fusion: Fusion, cluster: Cluster) -> list[Cluster]:
 
 
 def _part(fusion: Fusion, cluster: Cluster, variable: Expr, start: Expr, extent: Expr) -> Cluster:
-    part = Cluster(cluster.id, cluster.loops)
-    fresh = fusion.variable(extent)
-    where = start if extent is ONE else ex.add(start, fresh)
-    part.nodes = cluster.nodes
-    part.inner = cluster.inner
-    part.space = {}
-    for v, n in cluster.space.items():
-        if v is not variable:
-            part.space[v] = n
-        elif extent is not ONE:
-            part.space[fresh] = extent
-    mapping = {variable: where}
-    part.homes, part.operands = substituted(cluster.homes, mapping), substituted(cluster.operands, mapping)
+    part, fresh = cluster.copy(), fusion.variable(extent)
+    if extent is ONE:
+        part.replace(variable, start, {})
+    else:
+        part.replace(variable, ex.add(start, fresh), {fresh: extent})
     return part

@@ -67,7 +67,7 @@ class _Tracer:
     def const(self, value: Any, dtype: torch.dtype) -> Val:
         if isinstance(value, (bool, int, float)):
             return self.val("const", (), dtype, value)
-        return self.val("size", (), dtype, value.expr if hasattr(value, "expr") else value.node.expr)
+        return self.val("size", (), dtype, size(value))
 
     def atom(self, v: Val) -> Expr:
         """The value as a symbol for index expressions."""
@@ -154,18 +154,12 @@ class _Tracer:
             branches.append((b, tuple(w for w, k in zip(b.where, known, strict=True) if k is None)))
             if not branches[-1][1]:
                 break
-        branch, _ = branches[-1]
-        not_before: tuple[Expr, ...] = tuple(ex.sub(ex.neg(w[0]), ONE) for b, w in branches[:-1] if len(w) == 1)
-        result = self._branch(branch, node, (*where, *not_before))
-        for i in range(len(branches) - 2, -1, -1):
-            branch, tests = branches[i]
+        result: Any = None
+        for i, (branch, tests) in reversed(list(enumerate(branches))):  # the last is for all that is left
             earlier = tuple(ex.sub(ex.neg(w[0]), ONE) for _, w in branches[:i] if len(w) == 1)
             chosen = self._branch(branch, node, (*where, *earlier, *tests))
             condition = self.condition(tests)
-            if condition is None:
-                result = chosen
-            else:
-                result = self.val("where", (condition, chosen, result), node.dtype)
+            result = chosen if condition is None else self.val("where", (condition, chosen, result), node.dtype)
         return result
 
     def _branch(self, branch: Any, node: Node, where: tuple[Expr, ...]) -> Val:
@@ -231,11 +225,8 @@ class _Tracer:
     def _random(self, node: Node, index: Index) -> Val:
         _, seed, offset, dtype, _ = node.args
         position = self.val("index", (), torch.int64, None, flatten(index, node.shape))
-        return self.val(
-            node.op,
-            (self.value(seed, (ZERO,) * len(seed.shape)), self.const(offset, torch.int64), position),
-            dtype,
-        )
+        args = self.value(seed, (ZERO,) * len(seed.shape)), self.const(offset, torch.int64), position
+        return self.val(node.op, args, dtype)
 
     # ---- checks of what the program's data says (on a GPU eager divides by zero without a word) ------------------
 

@@ -42,7 +42,7 @@ class _Preparer:
     def __init__(self, graph: Graph, env: Envelope, hint: Hint, numerics: str, in_place: bool | str) -> None:
         self.env = env
         self.old = graph
-        self.context = env.symbols.context or _context_of(env)
+        self.context = env.symbols.context
         self.out = Prepared(Graph())
         self.updates = in_place_updates(self.old, env) if in_place else {}
         self.owned: set[Node] = set()  # buffers that some output already is
@@ -235,8 +235,8 @@ class _Preparer:
         if found is not None:
             return found
         wanted = channels_last(x.shape)
-        if x.kind == "pointwise" and x not in self.out.layouts:
-            self.out.layouts[x] = Layout(wanted)
+        if x.kind == "pointwise":
+            self.out.layouts.setdefault(x, Layout(wanted))
         found = self.relaid[x] = self._laid_out(x, wanted)
         return found
 
@@ -280,8 +280,7 @@ class _Preparer:
         if self._travels_as_image(desc, x):
             wanted = channels_last(x.shape)
         if wanted is not None and x.kind in ("pointwise", "reduce", "scan") and x not in self.owned:
-            if x not in self.out.layouts:
-                self.out.layouts[x] = Layout(wanted)
+            self.out.layouts.setdefault(x, Layout(wanted))
         ref = self.resolve(x)
         if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
             if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
@@ -343,16 +342,6 @@ def _has_aligned_rows(ref: ViewRef) -> bool:
     unit = max(16 // ref.base.dtype.itemsize, 1)  # type: ignore[union-attr]
     steps = [s for n, s in zip(ref.shape[:-1], ref.strides[:-1], strict=True) if n is not ONE]
     return all(s.value % unit == 0 for s in (*steps, ref.offset) if s.is_const)
-
-
-def _context_of(env: Envelope) -> Any:
-    """The symbol context of a parsed envelope: that of any symbolic size in it."""
-    for desc in env.inputs:
-        sizes = getattr(desc.spec, "shape", (desc.spec,))
-        for s in sizes:
-            if hasattr(s, "ctx"):
-                return s.ctx
-    return None
 
 
 def _same_strides(shape: tuple[Expr, ...], have: tuple[Expr, ...], want: tuple[Expr, ...]) -> bool:

@@ -15,7 +15,7 @@ it) may be written over it by the last kernels, after everything that can fail, 
 from __future__ import annotations
 
 from inductor_gen.layout.record import Prepared, ViewRef
-from inductor_gen.loops.graph import Graph, Node, nodes_in
+from inductor_gen.loops.graph import Graph, Node, instances
 from inductor_gen.loops.index import ZERO
 from prims.ir import Envelope
 from prims.spec import TensorSpec
@@ -57,7 +57,7 @@ def _chain(value: Node, target: Node, results: set[Node]) -> list[Node]:
             return []
         before = value.args[0]
         chain.append(value)
-        if before.users != [value] or before in results or before in nodes_in(value.args[1:]):
+        if before.users != [value] or before in results or before in instances(Node, value.args[1:]):
             return []
         value = before
     return chain

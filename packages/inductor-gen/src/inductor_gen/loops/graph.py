@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from inductor_gen.device.backends import BACKENDS
 from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.errors import InternalError
+from prims.handlers.base import map_values
 from prims.ir import Envelope
 from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
@@ -22,8 +23,10 @@ from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Graph", "Node", "build_graph", "draws_random", "is_training", "kind_of", "nodes_in", "overload_name", "reached",
+    "Graph", "Node", "build_graph", "draws_random", "instances", "is_training", "kind_of", "overload_name", "reached",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 _KIND_OF_ROW = {
     "unary": "pointwise",
@@ -92,23 +95,21 @@ class Node:
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
         self.parts = None
-        self.ins = list(dict.fromkeys(nodes_in(self.args)))
-        if self.kwargs:
-            self.ins = list(dict.fromkeys((*self.ins, *nodes_in(self.kwargs.values()))))
+        self.ins = list(dict.fromkeys(instances(Node, (self.args, self.kwargs))))
         for value in self.ins:
             value.users.append(self)
 
 
-def nodes_in(values: Iterable[Any]) -> list[Node]:
-    """The nodes among nested arguments, with repetitions."""
-    found: list[Node] = []
+def instances(kind: type[T], values: Iterable[Any]) -> list[T]:
+    """The instances of a class among nested arguments, in order and with repetitions."""
+    found: list[T] = []
     for value in values:
-        if isinstance(value, Node):
+        if isinstance(value, kind):
             found.append(value)
         elif isinstance(value, (tuple, list)):
-            found += nodes_in(value)
+            found += instances(kind, value)
         elif isinstance(value, dict):
-            found += nodes_in(value.values())
+            found += instances(kind, value.values())
     return found
 
 
@@ -183,13 +184,7 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     settle = _settler(env)
 
     def look(x: Any) -> Any:
-        if isinstance(x, torch.fx.Node):
-            return value[x]
-        if isinstance(x, (tuple, list)):
-            return type(x)(look(v) for v in x) if type(x) in (tuple, list) else tuple(look(v) for v in x)
-        if isinstance(x, dict):
-            return {k: look(v) for k, v in x.items()}
-        return settle(x)
+        return map_values(lambda leaf: value[leaf] if isinstance(leaf, torch.fx.Node) else settle(leaf), x)
 
     for node in env.graph.nodes:
         if node.op == "placeholder":
@@ -233,8 +228,6 @@ def _settler(env: Envelope) -> Callable[[Any], Any]:
         if isinstance(value, TensorSpec):
             shape, strides = (list(map(number, values)) for values in (value.shape, value.strides))
             return value.replace(shape=shape, strides=strides, storage_offset=number(value.storage_offset))
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(settle, value))
         return number(value) if isinstance(value, Sym) else value
 
     return settle
@@ -260,7 +253,7 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
     return made
 
 
-def draws_random(node: Node) -> bool:
+def draws_random(node: Node | torch.fx.Node) -> bool:
     """Does the operator advance a random generator?"""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
@@ -268,8 +261,7 @@ def draws_random(node: Node) -> bool:
 def _live(env: Envelope) -> set[Any]:
     live: set[Any] = set()
     for node in reversed(list(env.graph.nodes)):
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if node.op == "output" or node in live or random:
+        if node.op == "output" or node in live or draws_random(node):
             live.update(node.all_input_nodes)
             live.add(node)
     return live

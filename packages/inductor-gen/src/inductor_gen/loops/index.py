@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from prims.ir.symbols import expr_of
 from prims.spec import expr as ex
 from prims.spec.expr import Expr, product
 
@@ -49,15 +50,10 @@ def size(value: Any) -> Expr:
     """An int, a ``Sym`` or an ``Expr`` as an ``Expr``."""
     if isinstance(value, int):
         return ex.const(value)
-    if isinstance(value, Expr):
-        return value
-    inner = getattr(value, "expr", None)
-    if isinstance(inner, Expr):
-        return inner
-    node = getattr(value, "node", None)  # a torch.SymInt
-    if node is not None and isinstance(getattr(node, "expr", None), Expr):
-        return node.expr  # type: ignore[no-any-return]
-    raise TypeError(f"not a size: {value!r} (a {type(value).__name__})")
+    found = value if isinstance(value, Expr) else expr_of(value)
+    if not isinstance(found, Expr):
+        raise TypeError(f"not a size: {value!r} (a {type(value).__name__})")
+    return found
 
 
 def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.row import Context, Editor
 from prims.dtypes import HALVES
 from prims.ops import PrimOp
 

@@ -13,8 +13,8 @@ from typing import Any
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import size
 from inductor_gen.loops.views import between, parts_of
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.row import Context, Editor
+from prims.spec.layout import known_equal, known_same
 
 __all__ = ["apart", "join", "neighbours", "take"]
 
@@ -43,7 +43,7 @@ def _part(x: Node) -> Part:
     """A tensor of which this is a slice without steps, else itself. One value everywhere is a slice of any size."""
     if x.op == "full":
         return x, ((0,) * x.spec.ndim, x.spec.shape)
-    is_slice = x.op == "slice" and all(_same(step, 1) for step in x.args[3])
+    is_slice = x.op == "slice" and all(known_equal(step, 1) for step in x.args[3])
     return (x.args[0], x.args[1:3]) if is_slice else (x, None)
 
 
@@ -61,13 +61,8 @@ def _follows(before: Part, now: Part, dim: int) -> bool:
     """Is one slice where the other of the same tensor ends, and between the same bounds elsewhere?"""
     (base, (starts, stops)), (other, (begins, ends)) = before, now  # type: ignore[misc]
     beside = [d for d in range(len(starts)) if d != dim]
-    along = all(_same(starts[d], begins[d]) and _same(stops[d], ends[d]) for d in beside)
-    return other is base and _same(stops[dim], begins[dim]) and along
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Are two sizes known to be one, without a guard?"""
-    return type(a) is type(b) and (a == b if type(a) is int else a.expr is b.expr)
+    along = all(known_equal(starts[d], begins[d]) and known_equal(stops[d], ends[d]) for d in beside)
+    return other is base and known_equal(stops[dim], begins[dim]) and along
 
 
 def join(p: Editor, node: Node, parts: list[Part]) -> None:
@@ -78,7 +73,7 @@ def join(p: Editor, node: Node, parts: list[Part]) -> None:
 
 def _sliced(p: Editor, x: Node, starts: Sequence[Any], stops: Sequence[Any], steps: Any = None) -> Node:
     steps = steps or (1,) * len(starts)
-    whole = all(map(_same, (*starts, *stops, *steps), (*(0 for _ in starts), *x.spec.shape, *(1 for _ in starts))))
+    whole = known_same((*starts, *stops, *steps), (*(0 for _ in starts), *x.spec.shape, *(1 for _ in starts)))
     if x.op == "full" and not whole:
         return p.full(tuple(stops), *x.args[1:])
     return x if whole else p.slice(x, tuple(starts), tuple(stops), steps)

@@ -19,8 +19,7 @@ import torch
 
 from inductor_gen.extern.cpu import conv_form, linear
 from inductor_gen.loops.graph import Node
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.row import Context, Editor
 from prims.dtypes import HALVES
 from prims.spec import TensorSpec
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from inductor_gen.loops.graph import Node
-from inductor_gen.rewrite.edit import Editor
+from inductor_gen.rewrite.row import Editor
 
 __all__ = ["share", "shared"]
 

@@ -1,30 +1,35 @@
 """Attention masks of any size: what their elements are, as far as they are the same everywhere or on either side of a
-diagonal.
+line.
 
-Where sizes are symbols a mask cannot be evaluated. Instead each value that it is computed of is described, if it can
-be:
+Where sizes are symbols a mask cannot be evaluated. Instead the element at a place ``i0, i1 ...`` of each value that it
+is computed of is described, if it can be:
 
-- ``Same(v)``: every element is ``v``;
-- ``Along(d, step, start)``: an element at place ``i`` along dimension ``d`` is ``step * i + start``;
-- ``Split(p, q, c, inside, outside)``: an element is ``inside`` where ``i_p - i_q <= c``, else ``outside``; ``p > q``.
+- ``Same(v)``: it is ``v`` at every place;
+- ``Place(e)``: it is the integer ``e``, an index expression of the place;
+- ``Split(e, inside, outside)``: it is ``inside`` where ``e >= 0``, else ``outside``.
 
-A comparison of places along two dimensions splits, and what is computed element by element is computed for each side.
+Views and indices move places (:func:`inductor_gen.loops.views.pull`), a comparison of two splits, and what is computed
+element by element is computed for each side.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from inductor_gen.loops.graph import Node, reached
+from inductor_gen.loops.index import ONE, ZERO, Ranges, lower, nonneg, substitute, upper
+from inductor_gen.loops.views import Index, pull
 from prims.ops import PrimOp
 from prims.records import record
+from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Along", "Same", "Split", "Unknown", "described", "hides"]
+__all__ = ["Place", "Same", "Split", "Unknown", "described", "diagonal", "has_both", "hides", "split"]
+
+_INTEGERS = (torch.int32, torch.int64)
 
 
 class Unknown(Exception):
@@ -39,43 +44,28 @@ class Same:
 
 
 @record
-class Along:
-    """Places along a dimension."""
+class Place:
+    """An integer that follows from the place."""
 
-    dim: int
-    step: int
-    start: int
+    at: Expr
 
 
 @record
 class Split:
-    """One number on each side of a diagonal."""
+    """One number where an index expression is at least 0, another elsewhere."""
 
-    p: int
-    q: int
-    c: int
+    test: Expr
     inside: Any
     outside: Any
 
 
-Form = Same | Along | Split
+Form = Same | Place | Split
+Shape = tuple[Expr, ...]
 
 
-class _Forms(dict[Node, Form]):
-    """What is known of nodes, and when two sizes are equal."""
-
-    equal: Callable[[Expr, Expr], bool]
-
-
-def described(
-    node: Node, known: Mapping[Node, Form], equal: Callable[[Expr, Expr], bool] = operator.is_
-) -> Form | None:
-    """The elements of a node's value, given those of others; None where they cannot be described.
-
-    ``equal`` says whether two sizes are, which symbols of two inputs may be.
-    """
-    forms = _Forms(known)
-    forms.equal = equal
+def described(node: Node, known: Mapping[Node, Form]) -> Form | None:
+    """The elements of a node's value, given those of others; None where they cannot be described."""
+    forms = dict(known)
     try:
         for x in sorted(reached([node], lambda x: () if x in known else x.ins), key=lambda x: x.id):
             if x not in known:
@@ -85,30 +75,91 @@ def described(
     return forms[node]
 
 
-def hides(form: Form, ndim: int, is_hidden: Callable[[Any], bool]) -> str | None:
+def _place(shape: Shape) -> Index:
+    """The place of an element: a variable for each dimension of several."""
+    return tuple(ZERO if n is ONE else ex.symbol(f"i{d}") for d, n in enumerate(shape))
+
+
+def _ranges(shape: Shape) -> Ranges:
+    return dict(zip(_place(shape), shape, strict=True))
+
+
+def split(test: Expr, inside: Any, outside: Any, shape: Shape) -> Form:
+    """``inside`` where ``test >= 0``, else ``outside``: one of two ways to write it, or one number if that is known.
+
+    Raises:
+        Unknown: the line depends on a size.
+    """
+    ranges = _ranges(shape)
+    if any(symbol not in ranges for symbol in test.symbols):
+        raise Unknown
+    if nonneg(lower(test, ranges)):
+        return Same(inside)
+    high = upper(test, ranges)
+    if high is not None and nonneg(ex.sub(ex.neg(high), ONE)):
+        return Same(outside)
+    rises = next(coeff for mono, coeff in test.terms if mono) > 0
+    return Split(test, inside, outside) if rises else Split(ex.sub(ex.neg(test), ONE), outside, inside)
+
+
+def diagonal(shape: Shape, inside: Any, outside: Any) -> Form:
+    """``inside`` for what is not later, ``outside`` for what is, in the last two dimensions."""
+    row, column = _place(shape)[-2:]
+    return split(ex.sub(row, column), inside, outside, shape)
+
+
+def hides(form: Form, shape: Shape, is_hidden: Callable[[Any], bool]) -> str | None:
     """``"free"`` for a mask of zeros, ``"causal"`` for one that hides just what comes later, else None."""
     if isinstance(form, Same):
         return "free" if form.value == 0 else None
-    if not isinstance(form, Split) or form.inside != 0:
+    line = diagonal(shape, True, False)
+    if not isinstance(form, Split) or not isinstance(line, Split):
         return None
-    if form.outside == 0:
+    if form.inside == form.outside == 0:
         return "free"
-    at = (form.p, form.q, form.c) == (ndim - 1, ndim - 2, 0)
-    return "causal" if at and is_hidden(form.outside) else None
+    seen, hidden = (form.inside, form.outside) if line.inside else (form.outside, form.inside)
+    return "causal" if form.test is line.test and seen == 0 and is_hidden(hidden) else None
 
 
-def _form(x: Node, forms: _Forms) -> Form:
+def has_both(form: Split, shape: Shape) -> bool:
+    """Are there certainly places on both sides?"""
+    ranges = _ranges(shape)
+    low, high = lower(form.test, ranges), upper(form.test, ranges)
+    if low is None or high is None or not low.is_const or not high.is_const:
+        return False
+    linear = all(not mono or mono in [((v, 1),) for v in ranges] for mono, _ in form.test.terms)
+    return bool(linear and low.value < 0 <= high.value)  # it is all that lies between
+
+
+def _form(x: Node, forms: Mapping[Node, Form]) -> Form:
     if not isinstance(x.target, PrimOp) or x.op.startswith("random_"):
         raise Unknown
-    rule = _RULES.get(x.op)
-    if rule is not None:
-        return rule(x, forms)
+    if x.kind == "view":
+        branch, *others = pull(x, _place(x.shape), _ranges(x.shape))
+        if others or branch.node is None:
+            raise Unknown
+        return _moved(forms[branch.node], branch.index, x.shape)
+    match x.op:
+        case "full":
+            return _of(x.args[1], forms)
+        case "iota" if x.dtype in _INTEGERS and type(x.args[1]) is type(x.args[2]) is int:
+            return Place(ex.add(x.args[1], ex.mul(x.args[2], _place(x.shape)[0])))
+        case "index" | "gather":
+            return _picked(x, forms)
+        case "where" if isinstance(condition := forms[x.args[0]], Same):
+            return _of(x.args[1] if condition.value else x.args[2], forms)
+        case "convert" if isinstance(forms[x.args[0]], Place) and x.dtype in _INTEGERS:
+            return forms[x.args[0]]
+        case "logical_and" | "bitwise_and" if x.dtype == torch.bool:
+            for one, other in (x.args, x.args[::-1]):  # with what is true everywhere, the other
+                if _of(one, forms) == Same(True) and isinstance(other, Node):
+                    return forms[other]
     if x.kind != "pointwise":
         raise Unknown
     return _elementwise(x, forms)
 
 
-def _of(value: Any, forms: _Forms) -> Form:
+def _of(value: Any, forms: Mapping[Node, Form]) -> Form:
     if isinstance(value, Node):
         return forms[value]
     if isinstance(value, (bool, int, float)):
@@ -116,97 +167,43 @@ def _of(value: Any, forms: _Forms) -> Form:
     raise Unknown
 
 
-# ---- made and moved -------------------------------------------------------------------------------------
+def _moved(form: Form, index: Index, shape: Shape) -> Form:
+    """The element at an index over the places of a shape."""
+    to = {ex.symbol(f"i{d}"): i for d, i in enumerate(index)}
+    if isinstance(form, Place):
+        return Place(substitute(form.at, to))
+    return split(substitute(form.test, to), form.inside, form.outside, shape) if isinstance(form, Split) else form
 
 
-def _iota(x: Node, forms: _Forms) -> Form:
-    _, start, step, dtype, _ = x.args
-    if dtype.is_floating_point or type(start) is not int or type(step) is not int or step == 0:
-        raise Unknown
-    return Along(0, step, start)
-
-
-def _broadcast(x: Node, forms: _Forms) -> Form:
-    source, _, dims = x.args
-    return _moved(forms[source], {d: to for d, to in enumerate(dims) if forms.equal(source.shape[d], x.shape[to])})
-
-
-def _permute(x: Node, forms: _Forms) -> Form:
-    source, dims = x.args
-    return _moved(forms[source], {d: to for to, d in enumerate(dims)})
-
-
-def _reshape(x: Node, forms: _Forms) -> Form:
-    source = x.args[0]
-    before, after = ([d for d, s in enumerate(n.shape) if not (s.is_const and s.value == 1)] for n in (source, x))
-    same = len(before) == len(after) and all(
-        forms.equal(source.shape[a], x.shape[b]) for a, b in zip(before, after, strict=True)
-    )
-    return _moved(forms[source], dict(zip(before, after, strict=True)) if same else {})
-
-
-def _slice(x: Node, forms: _Forms) -> Form:
-    source, starts, _, steps = x.args
-    form = forms[source]
-    if isinstance(form, Along):
-        start, step = starts[form.dim], steps[form.dim]
-        if type(start) is not int or type(step) is not int:
-            raise Unknown
-        return Along(form.dim, form.step * step, form.start + form.step * start)
-    if isinstance(form, Split) and any((starts[d], steps[d]) != (0, 1) for d in (form.p, form.q)):
-        raise Unknown
-    return form
-
-
-def _moved(form: Form, to: Mapping[int, int]) -> Form:
-    """With its dimensions at other places."""
-    if isinstance(form, Same):
-        return form
-    if isinstance(form, Along):
-        if form.dim not in to:
-            raise Unknown
-        return Along(to[form.dim], form.step, form.start)
-    if form.p not in to or form.q not in to:
-        raise Unknown
-    return _split(to[form.p], to[form.q], form.c, form.inside, form.outside)
-
-
-def _split(p: int, q: int, c: int, inside: Any, outside: Any) -> Form:
-    if p > q:
-        return Split(p, q, c, inside, outside)
-    return Split(q, p, -c - 1, outside, inside)  # i_p - i_q <= c just where not i_q - i_p <= -c - 1
-
-
-def _index(x: Node, forms: _Forms) -> Form:
+def _picked(x: Node, forms: Mapping[Node, Form]) -> Form:
+    """What a gather or an index picks."""
     source, indices, dims = x.args
-    form = forms[source]
-    if isinstance(form, Same):
-        return form
-    if not isinstance(form, Along) or form.dim not in dims:
-        raise Unknown
-    places = forms[indices[dims.index(form.dim)]]
-    # A negative place counts from the end, which is not known.
-    if not isinstance(places, Along) or places.step < 0 or places.start < 0:
-        raise Unknown
-    return Along(places.dim, form.step * places.step, form.step * places.start + form.start)
+    if isinstance(forms[source], Same):
+        return forms[source]
+    place = _place(x.shape)
+    rank = len(x.shape) if x.op == "gather" else len(indices[0].shape)
+    given = {dims: indices} if x.op == "gather" else dict(zip(dims, indices, strict=True))
+    others = iter(place[rank:] if x.op == "index" else (*place[:dims], *place[dims + 1 :]))
+    index = [_integer(forms[given[d]]) if d in given else next(others) for d in range(len(source.shape))]
+    if not all(nonneg(lower(index[d], _ranges(x.shape))) for d in given):
+        raise Unknown  # a negative place counts from the end, which is not known
+    return _moved(forms[source], tuple(index), x.shape)
 
 
-def _gather(x: Node, forms: _Forms) -> Form:
-    form = forms[x.args[0]]
-    if not isinstance(form, Same):
-        raise Unknown
-    return form
+def _integer(form: Any) -> Expr:
+    if isinstance(form, Place):
+        return form.at
+    if isinstance(form, Same) and type(form.value) is int:
+        return ex.const(form.value)
+    raise Unknown
 
 
-# ---- element by element ---------------------------------------------------------------------------------
-
-
-def _elementwise(x: Node, forms: _Forms) -> Form:
+def _elementwise(x: Node, forms: Mapping[Node, Form]) -> Form:
     parts = [_of(a, forms) if isinstance(a, (Node, bool, int, float)) else a for a in x.args]
-    if any(isinstance(part, Along) for part in parts):
+    if any(isinstance(part, Place) for part in parts):
         return _places(x, parts)
-    lines = {(s.p, s.q, s.c) for s in parts if isinstance(s, Split)}
-    if len(lines) > 1:
+    tests = {part.test for part in parts if isinstance(part, Split)}
+    if len(tests) > 1:
         raise Unknown
 
     def side(name: str) -> Any:
@@ -221,49 +218,20 @@ def _elementwise(x: Node, forms: _Forms) -> Form:
                 raise Unknown
         return x.target.torch_ref(*given).item()  # type: ignore[union-attr]
 
-    if not lines:
+    if not tests:
         return Same(side("inside"))
-    return Split(*lines.pop(), side("inside"), side("outside"))
-
-
-def _where(x: Node, forms: _Forms) -> Form:
-    condition = forms[x.args[0]]
-    if isinstance(condition, Same):
-        return _of(x.args[1] if condition.value else x.args[2], forms)
-    return _elementwise(x, forms)
-
-
-def _convert(x: Node, forms: _Forms) -> Form:
-    form = forms[x.args[0]]
-    if isinstance(form, Along) and x.dtype in (torch.int64, torch.int32) and x.args[0].dtype == torch.int64:
-        return form
-    return _elementwise(x, forms)
-
-
-def _and(x: Node, forms: _Forms) -> Form:
-    """With what is true everywhere, the other."""
-    for one, other in (x.args, x.args[::-1]):
-        if x.dtype == torch.bool and _of(one, forms) == Same(True) and isinstance(other, Node):
-            return forms[other]
-    return _elementwise(x, forms)
+    return Split(tests.pop(), side("inside"), side("outside"))
 
 
 def _places(x: Node, parts: list[Any]) -> Form:
     """Sums and comparisons of places."""
-    if len(parts) != 2 or any(isinstance(part, Same) and type(part.value) is not int for part in parts):
-        raise Unknown
-    left, right = parts[::-1] if x.op in ("ge", "gt") or (x.op == "add" and isinstance(parts[0], Same)) else parts
-    if x.op in ("add", "sub") and isinstance(left, Along) and isinstance(right, Same):
-        return Along(left.dim, left.step, left.start + (right.value if x.op == "add" else -right.value))
-    both = isinstance(left, Along) and isinstance(right, Along)
-    if not both or left.dim == right.dim or (left.step, right.step) != (1, 1) or x.op not in ("le", "lt", "ge", "gt"):
-        raise Unknown
-    by = right.start - left.start - (x.op in ("lt", "gt"))  # i_left <= i_right + by
-    return _split(left.dim, right.dim, by, True, False)
-
-
-_RULES: dict[str, Callable[[Node, _Forms], Form]] = {
-    "full": lambda x, forms: _of(x.args[1], forms), "iota": _iota, "broadcast": _broadcast, "permute": _permute,
-    "reshape": _reshape, "slice": _slice, "index": _index, "gather": _gather, "where": _where, "convert": _convert,
-    "logical_and": _and, "bitwise_and": _and,
-}  # fmt: skip
+    a, b = map(_integer, parts) if len(parts) == 2 else (ZERO, ZERO)
+    gap = ex.sub(b, a)
+    match x.op:
+        case "add" | "sub" if x.dtype in _INTEGERS:
+            return Place(ex.add(a, b) if x.op == "add" else ex.sub(a, b))
+        case "le" | "lt":
+            return split(gap if x.op == "le" else ex.sub(gap, ONE), True, False, x.shape)
+        case "ge" | "gt":
+            return split(ex.neg(gap) if x.op == "ge" else ex.sub(ex.neg(gap), ONE), True, False, x.shape)
+    raise Unknown

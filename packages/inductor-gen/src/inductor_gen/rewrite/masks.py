@@ -25,10 +25,10 @@ import torch
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
 from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import Hint, size
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.maskproof import Same, Split, Unknown, described, hides
-from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.maskproof import Form, Same, Split, Unknown, described, diagonal, has_both, hides
+from inductor_gen.rewrite.row import Context, Editor
 from prims.dtypes import HALVES
+from prims.handlers.base import map_values
 from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.records import record
@@ -105,10 +105,6 @@ class MaskPlan:
     constant: Mapping[int, str] = field(default_factory=dict)
     assumed: Mapping[int, str] = field(default_factory=dict)
     question: Question | None = None
-
-    def verdicts(self, assuming: bool) -> dict[int, str]:
-        """All of them, or only those that always hold."""
-        return {**self.constant, **(self.assumed if assuming else {})}
 
 
 def has_masks(env: Envelope) -> bool:
@@ -229,7 +225,8 @@ def _has_numbers(args: Any) -> bool:
 
 def _assumptions(mask: Node, cone: list[Node], inputs: list[Node], hint: Hint) -> Iterable[dict[Node, str]]:
     """What might be usual, the cheapest to find out first."""
-    varying = _depending(cone, set(inputs))
+    inside = set(cone)
+    varying = set(reached(inputs, lambda x: inside.intersection(x.users)))
     cuts = [x for x in cone if x in varying and x.dtype == torch.bool and not _reaches(mask, set(inputs), x)]
     for cut in [x for x in cuts if _affordable(x, hint)][:3]:
         yield from ({cut: pattern} for pattern in _patterns(cut))
@@ -238,14 +235,6 @@ def _assumptions(mask: Node, cone: list[Node], inputs: list[Node], hint: Hint) -
     for patterns in itertools.product(*(_patterns(x) for x in inputs)):
         if not (len(inputs) == 1 and inputs[0] in cuts):
             yield dict(zip(inputs, patterns, strict=True))
-
-
-def _depending(cone: list[Node], inputs: set[Node]) -> set[Node]:
-    found = set(inputs)
-    for x in cone:
-        if any(operand in found for operand in x.ins):
-            found.add(x)
-    return found
 
 
 def _reaches(mask: Node, inputs: set[Node], cut: Node) -> bool:
@@ -280,11 +269,7 @@ def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: t
 
 
 def _filled(args: Any, values: Any) -> Any:
-    if isinstance(args, Node):
-        return values[args]
-    if isinstance(args, Slot):
-        return values[args.at]
-    return tuple(_filled(a, values) for a in args) if isinstance(args, (tuple, list)) else args
+    return map_values(lambda a: values[a.at if isinstance(a, Slot) else a] if isinstance(a, (Node, Slot)) else a, args)
 
 
 def _kind_if(cone: list[Node], known: Mapping[Node, str]) -> str | None:
@@ -302,26 +287,20 @@ def _kind_if(cone: list[Node], known: Mapping[Node, str]) -> str | None:
 
 def _proved(mask: Node, known: Mapping[Node, str], equal: Callable[[Any, Any], bool]) -> str | None:
     """The verdict about a mask of any size, ``"neither"`` too; None where nothing can be said."""
-    rows, columns = mask.shape[-2:]
-    form = described(mask, {node: _form(node, pattern) for node, pattern in known.items()}, equal)
+    form = described(mask, {node: _form(node, pattern) for node, pattern in known.items()})
     if form is None or mask.dtype is None or not mask.dtype.is_floating_point:
         return None
     lowest, halves = _lowest(mask.dtype), mask.dtype in HALVES
-    kind = hides(form, len(mask.shape), lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
-    if kind is not None and (kind == "free" or equal(rows, columns)):
+    kind = hides(form, mask.shape, lambda v: v <= lowest or (halves and v == _CUDNN_HIDDEN))
+    if kind is not None and (kind == "free" or equal(*mask.shape[-2:])):
         return kind
-    if isinstance(form, Split):
-        sides = [mask.shape[d] for d in (form.p, form.q)]
-        if form.c not in (-1, 0) or not all(n.is_const and n.value >= 2 for n in sides):
-            return None  # one side may be empty
-    return "neither"
+    return None if isinstance(form, Split) and not has_both(form, mask.shape) else "neither"
 
 
-def _form(x: Node, pattern: str) -> Same | Split:
+def _form(x: Node, pattern: str) -> Form:
     true = x.dtype == torch.bool
     if pattern == "triangle":
-        ndim = len(x.shape)
-        return Split(ndim - 1, ndim - 2, 0, True, False) if true else Split(ndim - 1, ndim - 2, 0, 0, -math.inf)
+        return diagonal(x.shape, *((True, False) if true else (0, -math.inf)))
     return Same(pattern == "ones" if true else int(pattern == "ones"))
 
 

@@ -18,8 +18,7 @@ from inductor_gen.device.record import Device
 from inductor_gen.extern.cuda import is_half_product, misaligned
 from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
 from inductor_gen.loops.graph import Node, reached
-from inductor_gen.rewrite.edit import Editor
-from inductor_gen.rewrite.row import Context
+from inductor_gen.rewrite.row import Context, Editor
 from prims.records import record
 
 __all__ = ["Padded", "pad", "siblings", "together", "unaligned"]

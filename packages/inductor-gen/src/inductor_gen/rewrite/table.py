@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inductor_gen.loops.graph import Graph, Node
-from inductor_gen.rewrite import activations, concatenations, convolutions, empty, heads, masks, products, scatters
-from inductor_gen.rewrite.edit import Editor, specs
-from inductor_gen.rewrite.row import Context, Row
+from inductor_gen.rewrite import activations, concatenations, convolutions, heads, impossible, masks, products
+from inductor_gen.rewrite.row import Context, Editor, Row, specs
 from prims.errors import VerifierError
 from prims.ir import Fuel
 from prims.ops import PrimOp
@@ -18,8 +17,8 @@ __all__ = ["CONSTRAINTS", "ROWS", "Rewritten", "rewrite", "verify"]
 #: In this order: each sees what those before it have made. Verdicts about masks name places in the graph as it came.
 ROWS = (
     Row("mask", masks.known_mask, masks.settle, "eager_exact", required=True),
-    Row("empty", empty.is_unsettled, empty.settle, "eager_exact", required=True),
-    Row("scatter without atomics", scatters.needs_library, scatters.call, "eager_exact", required=True),
+    Row("empty", impossible.is_unsettled, impossible.settle, "eager_exact", required=True),
+    Row("scatter without atomics", impossible.needs_library, impossible.call, "eager_exact", required=True),
     Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact"),
     Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact"),
     Row("gelu", activations.activated, activations.join),

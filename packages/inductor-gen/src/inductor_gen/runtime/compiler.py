@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from inductor_gen.codegen.cexpr import prelude
+from inductor_gen.codegen.renderer import Unit
+from inductor_gen.device.cpu import facts
 from inductor_gen.runtime.cache import KernelCache, open_cache
 from inductor_gen.runtime.folders import warn_of
 from prims.errors import InternalError, UserError
@@ -27,7 +29,7 @@ from prims.forking import lock
 from prims.options import Options
 from prims.records import record
 
-__all__ = ["Compiler", "Unit", "find_compiler", "forget_loaded", "load_kernels"]
+__all__ = ["Compiler", "find_compiler", "forget_loaded", "load_kernels"]
 
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
@@ -40,15 +42,6 @@ _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,500}")
 _LOADED: dict[str, int] = {}
 _LIBRARIES: dict[str, ctypes.CDLL] = {}  # by digest; never unloaded
 _LOCK = lock()
-
-
-@record
-class Unit:
-    """One kernel to compile: the function's name and its text (with ``KERNEL`` for the name)."""
-
-    name: str
-    text: str
-    comment: str = ""
 
 
 @record
@@ -148,15 +141,10 @@ def find_compiler() -> Compiler:
     return found
 
 
-@functools.lru_cache(maxsize=1)
 def _cpu() -> str:
     """What of the processor decides which instructions a compiler may use."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = {line.split(":", 1)[0].strip(): line.split(":", 1)[1].strip() for line in file if ":" in line}
-        return lines.get("model name", "") + lines.get("flags", lines.get("Features", ""))
-    except OSError:
-        return platform.processor()
+    said = facts()
+    return said.get("model name", "") + said.get("flags", said.get("Features", "")) or platform.processor()
 
 
 def _flags(options: Options) -> tuple[str, ...]:
@@ -170,8 +158,7 @@ def _key(unit: Unit, compiler: Compiler, flags: Sequence[str]) -> str:
 
 
 def _source(units: Sequence[Unit]) -> str:
-    functions = [(f"/* {u.comment} */\n" if u.comment else "") + u.text.replace("KERNEL", u.name, 1) for u in units]
-    return "\n".join([prelude("\n".join(u.text for u in units)), *functions])
+    return "\n".join([prelude("\n".join(u.text for u in units)), *(u.named() for u in units)])
 
 
 def _build(

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 
 from inductor_gen.extern.attention import note, noted
+from inductor_gen.extern.cuda import distinct
 from prims.forking import lock
 from prims.ir import Envelope
 from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
+from prims.spec.layout import may_overlap
+from prims.spec.tensorspec import as_device
 
 __all__ = ["LIMIT", "Replayed", "forget_recordings", "replayed"]
 
@@ -65,7 +68,7 @@ class _Shared:
 class Replayed:
     """``call`` by replay. A call that cannot be recorded runs as it is, with the reason in the report, once."""
 
-    def __init__(self, call: Call, held: Sequence[bool], device: torch.device, report: Report | None) -> None:
+    def __init__(self, call: Call, held: Sequence[bool], device: torch.device, report: Report) -> None:
         self.call = call
         self.held = tuple(held)
         self.device = device
@@ -134,7 +137,8 @@ class Replayed:
             self._refuse("an input lives on another device")
             return None
         moved = [isinstance(x, torch.Tensor) and not held for x, held in zip(inputs, self.held, strict=True)]
-        if any(m and _overlaps(x) for x, m in zip(inputs, moved, strict=True)):
+        once = [distinct(x) for x, m in zip(inputs, moved, strict=True) if m]
+        if any(may_overlap(x.shape, x.stride()) for x in once):  # otherwise than by expansion
             self._refuse("an input's elements overlap in memory")
             return None
         graph = torch.cuda.CUDAGraph()
@@ -157,7 +161,7 @@ class Replayed:
         return _Recording(graph, [_alias(x, kept) for x in places], [_alias(x, kept) for x in outputs])
 
     def _refuse(self, reason: str) -> None:
-        if self.report is not None and reason not in self.reasons:
+        if reason not in self.reasons:
             self.reasons.add(reason)
             self.report.fallback("cudagraphs", reason, eager=False)
 
@@ -166,7 +170,7 @@ def _fill(places: list[Any], values: list[Any]) -> None:
     """Copy tensors to their places, where they are not there already; other values stand there."""
     both = zip(places, values, strict=True)
     moved = [(place, x) for place, x in both if isinstance(x, torch.Tensor) and place is not x and x.numel()]
-    pairs = [(_distinct(place), _distinct(x)) for place, x in moved]
+    pairs = [(distinct(place), distinct(x)) for place, x in moved]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [x for _, x in pairs], non_blocking=True)
 
@@ -207,40 +211,18 @@ def _noted(copy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-def _distinct(x: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor that expansion does not repeat."""
-    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            x = x.narrow(dim, 0, 1)
-    return x
-
-
-def _overlaps(x: torch.Tensor) -> bool:
-    """Do elements share memory otherwise than by expansion?"""
-    y = _distinct(x)
-    end = 0
-    for stride, size in sorted((st, sz) for st, sz in zip(y.stride(), y.shape, strict=True) if sz > 1):
-        if stride <= end:
-            return True
-        end += stride * (size - 1)
-    return False
-
-
 def forget_recordings() -> None:
     """Give up all recordings of the process, and with them their memory; those still used are made again."""
     for call in list(_ALL):
         call.recordings.clear()
 
 
-def replayed(call: Call, env: Envelope, report: Report | None) -> Call:
+def replayed(call: Call, env: Envelope, report: Report) -> Call:
     """``call`` by CUDA-graph replay where the envelope's inputs are on one GPU, else as it is."""
     specs = [d.spec for d in env.inputs] + [d.spec for d in env.outputs]
     devices = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
-        if report is not None and any(device.type == "cuda" for device in devices):
+        if any(device.type == "cuda" for device in devices):
             report.fallback("cudagraphs", "inputs and results live on several devices", eager=False)
         return call
-    device = devices.pop()
-    if device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return Replayed(call, [d.kind in _HELD for d in env.inputs], device, report)
+    return Replayed(call, [d.kind in _HELD for d in env.inputs], as_device(devices.pop()), report)

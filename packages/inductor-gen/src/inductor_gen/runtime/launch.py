@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from inductor_gen.runtime.compiler import Unit, load_kernels
+from inductor_gen.codegen.renderer import Unit
+from inductor_gen.runtime.compiler import load_kernels
 from prims.options import Options
 from prims.records import record
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from inductor_gen.rewrite.masks import Condition, Question, pattern_of
+from prims.spec.tensorspec import as_device
 
 __all__ = ["Answer", "Asker", "ByMasks", "DeviceAsker", "asker_for"]
 
@@ -161,9 +162,7 @@ def asker_for(question: Question, draws: bool) -> Asker:
     """The asker for the device of a question's masks; ``draws``: the graph's operators advance the random generator."""
     if question.device.type != "cuda":
         return Asker(question)
-    index = question.device.index
-    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-    return DeviceAsker(question, device, draws)
+    return DeviceAsker(question, as_device(question.device), draws)
 
 
 class ByMasks:

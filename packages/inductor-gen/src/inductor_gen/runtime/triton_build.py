@@ -28,14 +28,13 @@ from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
 from prims.errors import InternalError, QuintetError, UserError
 from prims.forking import lock
-from prims.ir import Envelope
 from prims.options import Options
 from prims.records import record
-from prims.spec import TensorSpec
+from prims.spec.tensorspec import as_device
 
 __all__ = [
     "Begun", "Build", "Loaded", "begin", "compile_kernel", "forget_loaded", "get_ready", "load_module_text",
-    "load_triton", "module_text",
+    "module_text",
 ]  # fmt: skip
 
 
@@ -58,11 +57,7 @@ _LOCK = lock()
 def module_text(sources: Sequence[TritonSource]) -> str:
     """One Python module with all kernels, each once."""
     unique = {s.name: s for s in sources}
-    parts = [prelude("\n".join(s.text for s in unique.values()))]
-    for s in unique.values():
-        comment = "".join(f"# {line}\n" for line in s.comment.splitlines())
-        parts.append("\n\n" + comment + s.text.replace("KERNEL", s.name, 1))
-    return "".join(parts)
+    return "\n\n".join([prelude("\n".join(s.text for s in unique.values())), *(s.named() for s in unique.values())])
 
 
 def load_module_text(text: str, folder: Path) -> Any:
@@ -247,8 +242,7 @@ class Begun:
 
     def __init__(self, device: torch.device, options: Options) -> None:
         self.options = options
-        self.build: Build | None = None
-        self.several = False
+        self.builds: dict[torch.device, Build] = {}
         get_ready(device, options)
         threading.Thread(target=self._launchers, name="quintet-launchers", daemon=True).start()
 
@@ -260,48 +254,19 @@ class Begun:
 
     def add(self, source: KernelSource) -> None:
         """Begin a rendered kernel."""
-        if not isinstance(source, TritonSource) or self.several:
-            return
-        device = _indexed(source.buffers[0].device)
-        if self.build is None:
-            self.build = Build(device, self.options)
-        self.several = self.build.device != device
-        if not self.several:
-            self.build.add(source)
+        if isinstance(source, TritonSource):
+            self.on(as_device(source.buffers[0].device)).add(source)
 
-    def collect(self, device: torch.device) -> tuple[dict[str, Loaded], int] | None:
-        """As ``Build.collect``, None where no kernel was begun for this device."""
-        build, self.build = self.build, None
-        return build.collect() if build is not None and build.device == device else None
+    def on(self, device: torch.device) -> Build:
+        """The graph's kernels on a device."""
+        if device not in self.builds:
+            self.builds[device] = Build(device, self.options)
+        return self.builds[device]
 
 
-def begin(env: Envelope, options: Options) -> Begun | None:
-    """Get ready for a graph; None where it has no values on a GPU."""
-    specs = [*(d.spec for d in env.inputs), *(d.spec for d in env.outputs)]
-    devices = [s.device for s in specs if isinstance(s, TensorSpec) and s.device.type == "cuda"]
-    return Begun(_indexed(devices[0]), options) if devices else None
-
-
-def _indexed(device: torch.device | None) -> torch.device:
-    """A GPU with its number; without one the current GPU is meant."""
-    if device is None or device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def load_triton(
-    sources: Sequence[TritonSource], device: torch.device, options: Options
-) -> tuple[dict[str, Loaded], int]:
-    """The loaded kernel of each source, by name, and how many had to be compiled.
-
-    Raises:
-        UserError: no Triton, one that does not work, or no suitable GPU.
-        InternalError: Triton or the driver refused a kernel.
-    """
-    build = Build(device, options)
-    for source in sources:
-        build.add(source)
-    return build.collect()
+def begin(device: torch.device, options: Options) -> Begun:
+    """Get ready for a graph with values on a GPU."""
+    return Begun(as_device(device), options)
 
 
 def _load(cubin: bytes, entry: dict[str, Any], device: torch.device) -> Loaded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,14 +18,15 @@ from inductor_gen.layout.prepare import travels_channels_last
 from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.runtime.cuda import driver_words
-from inductor_gen.runtime.launch import UNALIGNED, Call, Launcher
+from inductor_gen.runtime.launch import UNALIGNED, Launcher
 from inductor_gen.runtime.products import Product, plain, products_on, unusual
-from inductor_gen.runtime.triton_build import Begun, Loaded, load_triton
+from inductor_gen.runtime.triton_build import Begun, Build, Loaded
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
 from prims.errors import InternalError, Unsupported
 from prims.options import Options
 from prims.spec.expr import Expr
+from prims.spec.tensorspec import as_device
 
 __all__ = ["TritonWrapper", "triton_wrapper"]
 
@@ -43,13 +45,12 @@ class TritonWrapper(Wrapper):
         self.kernels = kernels
         self.gpu = gpu
         self.device = device
-        self.space["relaunch"] = _relaunch
-        self.space["cuda_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.stream = False
+        self.space |= {
+            "relaunch": _relaunch, "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
+            "too_large": _too_large, "unusual": unusual,
+        }  # fmt: skip
         self.chosen: dict[Node, Product] = {}
-        self.asks = False
-        self.bounded: set[Expr] = set()
-        self.space["too_large"] = _too_large
+        self.said: set[str] = set()
 
     def build(self) -> Callable[[list[Any]], list[Any]]:
         """Compile the function and return it; it makes its device current where another is."""
@@ -75,28 +76,20 @@ class TritonWrapper(Wrapper):
             if desc.kind == "saved" and travels_channels_last(desc.spec):
                 self._planned_layout(node, self.names[node])
 
-    def _launch(self, sources: list[KernelSource]) -> None:
-        run: list[KernelSource] = []
-        for source in sources:
-            if run and isinstance(source, TritonSource) != isinstance(run[0], TritonSource):
-                self._launch_run(run)
-                run = []
-            run.append(source)
-        self._launch_run(run)
+    def _launch(self, sources: Sequence[KernelSource]) -> None:
+        for in_triton, some in groupby(sources, lambda s: isinstance(s, TritonSource)):
+            if in_triton:
+                self._launch_triton([s for s in some if isinstance(s, TritonSource)])
+            else:
+                super()._launch(list(some))
 
-    def _launch_run(self, run: list[KernelSource]) -> None:
-        if not isinstance(run[0], TritonSource):
-            super()._launch(run)
-            return
-        triton: list[TritonSource] = [s for s in run if isinstance(s, TritonSource)]
-        for bound in dict.fromkeys(b for s in triton for b in s.bounds):
-            if bound not in self.bounded:
-                self.bounded.add(bound)
-                self.lines.append(f"if {self.expr(bound)} >= {POSITIONS}: too_large()")
-        if isinstance(self.kernels[triton[0].name], Interpreted):
-            self._interpret(triton)
+    def _launch_triton(self, sources: list[TritonSource]) -> None:
+        for bound in dict.fromkeys(b for s in sources for b in s.bounds):
+            self._once(f"if {self.expr(bound)} >= {POSITIONS}: too_large()")
+        if isinstance(self.kernels[sources[0].name], Interpreted):
+            self._interpret(sources)
         else:
-            self._launch_cuda(triton)
+            self._launch_cuda(sources)
 
     def _lifetimes(self) -> None:
         super()._lifetimes()
@@ -119,15 +112,13 @@ class TritonWrapper(Wrapper):
         name = self.names[node] = self.variables[piece] = f"x{len(self.names)}"
         self._allocate_piece(piece, name)
         self._take_stream()
-        if not self.asks:
-            self.asks = True
-            self.space["unusual"] = unusual
-            self.lines.append("other = unusual()")
+        self._once("other = unusual()")
+        if product.workspace and "space" not in self.said:
             # Products follow one another on the stream: they share their workspace.
+            self.said.add("space")
             most = max(p.workspace for p in self.chosen.values())
-            if most:
-                place = f"dtype=torch.uint8, device={self._object(self.device)}"
-                self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
+            place = f"dtype=torch.uint8, device={self._object(self.device)}"
+            self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
         function = f"product{len(self.space)}"
         self.space[function] = self.launcher(product)
         *bias, left, right = (self.name(ref.base) for ref in operands)
@@ -163,9 +154,13 @@ class TritonWrapper(Wrapper):
         )
 
     def _take_stream(self) -> None:
-        if not self.stream:
-            self.stream = True
-            self.lines.append(f"stream = cuda_stream({self.device.index})")
+        self._once(f"stream = cuda_stream({self.device.index})")
+
+    def _once(self, line: str) -> None:
+        """Write a line, the first time."""
+        if line not in self.said:
+            self.said.add(line)
+            self.lines.append(line)
 
     # ---- interpreter ------------------------------------------------------------------------------------
 
@@ -193,23 +188,13 @@ class TritonWrapper(Wrapper):
         self.lines.append(f"{moved} = {name}.to({self._object(self.device)})")
         return moved, 0
 
+    def _loaded(self, source: KernelSource) -> tuple[int, int, int]:
+        loaded: Loaded = self.kernels[source.name]
+        return loaded.function, loaded.threads, loaded.shared
+
     def _launch_cuda(self, sources: list[TritonSource]) -> None:
-        slots: dict[tuple[str, int], int] = {}
-        moved: dict[Node, tuple[str, int]] = {}
-        calls: list[Call] = []
-        sizes: list[Expr] = []
-        for source in sources:
-            for n in source.buffers:
-                if n not in moved:
-                    moved[n] = self._on_device(n)
-            places = [slots.setdefault(moved[n], len(slots)) for n in source.buffers]
-            loaded: Loaded = self.kernels[source.name]
-            calls.append((loaded.function, loaded.threads, loaded.shared, places, len(source.sizes), len(sizes)))
-            sizes.extend(source.sizes)
-            sizes.extend(source.grid)
-            self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
+        run, operands, numbers = self._run(sources, self._loaded, self._on_device, self.gpu)
         self._take_stream()
-        run, operands, numbers = self._run(calls, slots, sizes, self.gpu)
         self.lines.append(f"code = {run}({', '.join([*operands, *numbers, 'stream'])})")
         rest = "".join(f"{text}, " for text in (*numbers, "stream"))
         written = {self.name(n) for s in sources for n in s.buffers[: s.outputs]}
@@ -233,10 +218,11 @@ def triton_wrapper(
     device = devices.pop()
     if device.type != "cuda":
         return TritonWrapper(lowered, addresses, launch, interpreted(sources), (), device), 0
-    if device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    collected = begun.collect(device) if begun is not None else None
-    kernels, compiled = collected if collected is not None else load_triton(sources, device, options)
+    device = as_device(device)
+    build = begun.on(device) if begun is not None else Build(device, options)
+    for source in sources:
+        build.add(source)
+    kernels, compiled = build.collect()
     return TritonWrapper(lowered, addresses, launch, kernels, driver_words(device), device), compiled
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,16 +16,17 @@ from inductor_gen.extern.calls import function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
 from inductor_gen.layout.record import ViewRef, extent, strides_of
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, instances
 from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.plan.memory import Piece
 from inductor_gen.runtime.launch import Call, Launcher, Program
 from prims.errors import InternalError, InvalidData
 from prims.ir import Envelope
+from prims.ir.symbols import expr_of
 from prims.spec import expr as ex
-from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr
+from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr, bits_of_float
 
-__all__ = ["Wrapper", "float_bits", "relayout"]
+__all__ = ["Wrapper", "relayout"]
 
 
 class Wrapper:
@@ -50,8 +50,9 @@ class Wrapper:
         self.space: dict[str, Any] = {
             "__name__": __name__,  # by which capture knows that this is not the user's code
             "torch": torch, "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "retyped": retyped,
-            "refuse": refuse, "pack_float": float_bits, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
-            "ite": lambda c, a, b: a if c else b, "relayout": relayout, **FLOAT_UNARY, **FLOAT_BINARY,
+            "refuse": refuse, "pack_float": bits_of_float, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
+            "ite": lambda c, a, b: a if c else b, "relayout": relayout, "note": note,
+            "as_the_forward": as_the_forward, **FLOAT_UNARY, **FLOAT_BINARY,
         }  # fmt: skip
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
@@ -204,30 +205,38 @@ class Wrapper:
 
     # ---- kernels ----------------------------------------------------------------------------------------
 
-    def _launch(self, sources: list[KernelSource]) -> None:
-        slots: dict[tuple[str, int], int] = {}
+    def _launch(self, sources: Sequence[KernelSource]) -> None:
+        run, operands, numbers = self._run(sources, lambda s: (self.addresses[s.name], 0, 0), self._on_cpu)
+        self.lines.append(f"if bad := {run}({', '.join([*operands, *numbers])}): refuse(bad)")
+
+    def _on_cpu(self, node: Node) -> tuple[str, int]:
+        """As :meth:`_slot`, of a buffer that is there."""
+        if node.device is not None and node.device.type != "cpu":
+            raise InternalError(f"a kernel on the CPU takes a buffer on {node.device}")
+        return self._slot(node)
+
+    def _run(
+        self, sources: Sequence[KernelSource], function: Callable[[KernelSource], tuple[int, int, int]],
+        slot: Callable[[Node], tuple[str, int]], gpu: Sequence[int] = (),
+    ) -> tuple[str, list[str], list[str]]:  # fmt: skip
+        """The name of a function that runs kernels, and the texts of the tensors and the sizes that it takes.
+
+        ``function`` gives a kernel's address, threads and shared memory, ``slot`` where a buffer is; ``gpu`` is what
+        the driver is called by.
+        """
+        found = {n: slot(n) for n in dict.fromkeys(n for source in sources for n in source.buffers)}
+        slots = {place: k for k, place in enumerate(dict.fromkeys(found.values()))}
         calls: list[Call] = []
         sizes: list[Expr] = []
         for source in sources:
-            for n in source.buffers:
-                if n.device is not None and n.device.type != "cpu":
-                    raise InternalError(f"{source.name} on the CPU takes a buffer on {n.device}")
-            places = [slots.setdefault(self._slot(n), len(slots)) for n in source.buffers]
-            calls.append((self.addresses[source.name], 0, 0, places, 0, len(sizes)))
-            sizes.extend(source.sizes)
+            own = [slots[found[n]] for n in source.buffers]
+            calls.append((*function(source), own, len(source.sizes), len(sizes)))
+            sizes += [*source.sizes, *source.grid]
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
-        run, operands, numbers = self._run(calls, slots, sizes)
-        self.lines.append(f"if bad := {run}({', '.join([*operands, *numbers])}): refuse(bad)")
-
-    def _run(
-        self, calls: list[Call], slots: dict[tuple[str, int], int],
-        sizes: list[Expr], gpu: Sequence[int] = (),
-    ) -> tuple[str, list[str], list[str]]:  # fmt: skip
-        """The name of a function that runs kernels, and the texts of the tensors and the sizes that it takes."""
         operands = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in slots))}
         places = [(operands[name], offset) for name, offset in slots]
         fixed = all(e.is_const for e in sizes)
-        values = [float_bits(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
+        values = [bits_of_float(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
         texts = [] if fixed else [self._number(e) for e in sizes]
         name = f"run{len(self.space)}"
         self.space[name] = self.launcher(Program(len(operands), places, values, calls, gpu))
@@ -265,7 +274,6 @@ class Wrapper:
                 self.made[self.names[item]] = self._layout_key(item)
                 self._planned_layout(item, self.names[item])
                 if node.unmasked and item.args[1] == LOGSUMEXP:
-                    self.space["note"] = note
                     self.lines.append(f"note({self.names[item]}, {node.unmasked!r})")
         if any(item.kind == "item" for item in node.users):
             self.lines.append(f"{target} = None")
@@ -275,7 +283,7 @@ class Wrapper:
         if not is_custom(node):
             return []
         args, kwargs = self.prepared.externs[node]
-        operands = _view_refs((*args, *kwargs.values()))
+        operands = instances(ViewRef, (args, kwargs))
         bases = [self.prepared.storage(ref.base) for ref in operands]
         owned = []
         for i, (ref, base) in enumerate(zip(operands, bases, strict=True)):
@@ -293,7 +301,6 @@ class Wrapper:
     def _call(self, node: Node, function: str, parts: list[str]) -> str:
         """The text of an operator's call."""
         if node.op in BACKWARD and mask_of(node) is not None:
-            self.space["as_the_forward"] = as_the_forward
             return f"as_the_forward({node.op!r}, {function}, {', '.join(parts)})"
         return f"{function}({', '.join(parts)})"
 
@@ -312,10 +319,8 @@ class Wrapper:
             return repr(x)
         if isinstance(x, float):
             return repr(x) if math.isfinite(x) else self._object(x)
-        if hasattr(x, "expr") or hasattr(getattr(x, "node", None), "expr"):
-            inner = x.expr if hasattr(x, "expr") else x.node.expr
-            return self.expr(inner)
-        return self._object(x)
+        inner = expr_of(x)
+        return self._object(x) if inner is None else self.expr(inner)
 
     def view(self, ref: ViewRef, result: bool = False) -> str:
         """A tensor expression for a view of a buffer; a ``result`` in a buffer's place is no view for autograd."""
@@ -337,12 +342,6 @@ class Wrapper:
 
     def _result(self, out: Any) -> str:
         return self.view(out, result=True) if isinstance(out, ViewRef) else self._value(out)
-
-
-def _view_refs(value: Any) -> list[ViewRef]:
-    if isinstance(value, ViewRef):
-        return [value]
-    return [r for v in value for r in _view_refs(v)] if isinstance(value, (tuple, list)) else []
 
 
 def refuse(bad: int) -> None:
@@ -374,7 +373,3 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         if step == 0:  # all along it is one element
             once = once.narrow(dim, 0, 1)
     return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
-
-
-def float_bits(value: float) -> int:
-    return int(struct.unpack("q", struct.pack("d", value))[0])

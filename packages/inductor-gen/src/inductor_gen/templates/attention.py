@@ -16,13 +16,14 @@ from typing import Any
 from inductor_gen.codegen.triton import POSITIONS, Block, TritonRenderer, TritonSource, _Axis
 from inductor_gen.device.record import Device
 from inductor_gen.kernel.body import Body, Store
+from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel, Step, nbytes
 from inductor_gen.kernel.nest import Nest, collapse
-from inductor_gen.layout.record import Layout, ViewRef, strides_of
+from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, product
 from inductor_gen.templates.problem import Draft
-from inductor_gen.templates.product import Fit, Product, Split, fit
+from inductor_gen.templates.product import Fit, Product, Split, fit, laid_over
 from prims.control import Control, control_of
 from prims.dtypes import HALVES, ROWS
 from prims.errors import Unsupported
@@ -403,22 +404,24 @@ class _Attention(Block):
 # ---- in a graph --------------------------------------------------------------------------------------------------
 
 
+_Plan = Callable[[Envelope], tuple[Builder, list[Step]]]
+
+
 class _Functions:
     """The function of a problem's scores, as loop bodies over its operands' buffers."""
 
-    def __init__(self, draft: Draft, problem: _Problem, planned: Any, read: Sequence[Any]) -> None:
-        self.draft = draft
+    def __init__(self, problem: _Problem, planned: tuple[Builder, list[Step]], read: Sequence[Any]) -> None:
         self.problem = problem
-        self.planned = planned
+        self.builder, self.steps = planned
         made = problem.control.form.own[1]
-        inputs = planned.prepared.graph.inputs
+        inputs = self.builder.prepared.graph.inputs
         self.scores = inputs[:made]
         self.read = dict(zip(inputs[made:], read, strict=True))
 
     def body(self) -> tuple[Body, Fit] | None:
         """A fresh body that lies over the scores, None where there is none."""
         found: tuple[Body, Fit] | None = None
-        for step in self.planned.steps:
+        for step in self.steps:
             piece = self._piece(step) if isinstance(step, Kernel) else None
             if piece is not None and found is not None:
                 piece = _together(found, piece)
@@ -431,15 +434,11 @@ class _Functions:
         """The body of one of the function's kernels."""
         if len(kernel.nests) != 1 or kernel.updates or kernel.parts or kernel.origin.inner:
             return None
-        cluster, builder = kernel.origin.copy(), self.planned.builder
-        for _ in range(6):
-            body, cluster = builder.traced(cluster)
-            place = self._fit(body)
-            if isinstance(place, Fit):
-                return body, Fit(*(collapse(body, list(g)) for g in (place.batch, place.rows, place.columns)))
-            if place is None or not builder.fusion.split(cluster, place.variable, place.inner):
-                break
-        return None
+        found = laid_over(self.builder, kernel.origin, self._fit)
+        if found is None:
+            return None
+        body, place = found
+        return body, Fit(*(collapse(body, list(g)) for g in (place.batch, place.rows, place.columns)))
 
     def _fit(self, body: Body) -> Fit | Split | None:
         """How it lies over the blocks: of the scores and their gradients it must read each once."""
@@ -458,18 +457,17 @@ class _Functions:
 
     def _placed(self, body: Body) -> bool:
         """Let its loads be of the graph's buffers, and its stores be in the order of its results."""
-        layouts: Mapping[Node, Layout] = self.planned.builder.layouts
         for v in body.vals:
             if v.op != "load" or v.attr in self.scores:
                 continue
             ref = self.read.get(v.attr)
             if not isinstance(ref, ViewRef) or ref.base.dtype != v.attr.dtype or ref.shape != v.attr.shape:
                 return False
-            if ref.strides != strides_of(layouts, v.attr):
+            if ref.strides != strides_of(self.builder.layouts, v.attr):
                 return False
             v.attr, v.at = ref.base, ex.add(v.at, ref.offset)  # type: ignore[arg-type]
         stores: list[Store] = []
-        for out in self.planned.prepared.outputs:
+        for out in self.builder.prepared.outputs:
             mine = [s for s in body.stores if isinstance(out, ViewRef) and s.buffer is out.base]
             if len(mine) != 1 or mine[0].mode != "set":
                 return False
@@ -528,23 +526,24 @@ def _problem_of(draft: Draft, node: Node) -> tuple[_Problem, list[Any]] | None:
     ), read
 
 
-def in_kernels(draft: Draft, steps: Sequence[Step], plan: Callable[[Envelope], Any]) -> list[Step]:
+def in_kernels(draft: Draft, steps: Sequence[Step], plan: _Plan) -> list[Step]:
     """The steps, with attention whose function is one pointwise kernel rendered as kernels.
 
-    ``plan`` gives the steps of a body's envelope (:func:`inductor_gen.pipeline.planned`). What no kernel can do stays a
-    call, which has all scores in memory.
+    ``plan`` gives the kernels of a body's envelope (:func:`inductor_gen.pipeline.planned`). What no kernel can do stays
+    a call, which has all scores in memory.
     """
     return [_rendered(draft, step, plan) or step if isinstance(step, Call) else step for step in steps]
 
 
-def _rendered(draft: Draft, call: Call, plan: Callable[[Envelope], Any]) -> Kernel | None:
+def _rendered(draft: Draft, call: Call, plan: _Plan) -> Kernel | None:
     found = _problem_of(draft, call.node)
     device = call.node.users[0].device if call.node.users else None
     if found is None or not (draft.rendering.triton or (device is not None and device.type == "cuda")):
         return None
     problem, read = found
-    functions = _Functions(draft, problem, plan(problem.control.bodies[0]), read)
-    renderer = TritonRenderer(draft.hint, draft.layouts, draft.rendering.devices(device))  # type: ignore[arg-type]
+    functions = _Functions(problem, plan(problem.control.bodies[0]), read)
+    known = draft.rendering.devices(device)  # type: ignore[arg-type]
+    renderer = TritonRenderer(draft.hint, draft.layouts, known, draft.options)
     kernels = [_Attention.of_queries, _Attention.of_keys] if problem.is_backward else [_Attention.forward]
     parts = [(0,), (1, 2)] if problem.is_backward else [(0, 1)]
     sources: list[TritonSource] = []

@@ -15,11 +15,11 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.launch import Program, launcher
 from inductor_gen.runtime.triton_interpret import interpreted
-from inductor_gen.runtime.wrapper import float_bits, relayout
+from inductor_gen.runtime.wrapper import relayout
 from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options
-from prims.spec.expr import Expr
+from prims.spec.expr import Expr, bits_of_float
 
 __all__ = ["Bench", "Run", "differs", "load_kernels", "milliseconds"]
 
@@ -116,7 +116,7 @@ class Bench:
             return lambda: kernel([self.buffer(n) for n in source.buffers], numbers)
         count = len(source.buffers)
         call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0)
-        sizes = [float_bits(x) if isinstance(x, float) else x for x in numbers]
+        sizes = [bits_of_float(x) if isinstance(x, float) else x for x in numbers]
         slots = [(k, 0) for k in range(count)]
         launch = launcher(self.options)(Program(count, slots, sizes, [call], driver_words(self.device)))
         for n in source.buffers:

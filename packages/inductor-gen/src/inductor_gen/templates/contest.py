@@ -39,7 +39,7 @@ class Shortage:
         self.problems.append(problem)
         self.why = self.why or str(error).splitlines()[0]
 
-    def tell(self, report: Report | None) -> None:
+    def tell(self, report: Report) -> None:
         """A warning, and a record in the report."""
         if self.problems:
             more = f" and {len(self.problems) - 1} more" if len(self.problems) > 1 else ""
@@ -50,10 +50,9 @@ class Shortage:
             )
 
 
-def _note(report: Report | None, reason: str) -> None:
+def _note(report: Report, reason: str) -> None:
     log.warning("autotuning: %s", reason)
-    if report is not None:
-        report.fallback("autotune", reason, eager=False)
+    report.fallback("autotune", reason, eager=False)
 
 
 def decide(problems: list[Problem], draft: Draft, shortage: Shortage) -> list[Candidate]:
@@ -79,9 +78,8 @@ def decide(problems: list[Problem], draft: Draft, shortage: Shortage) -> list[Ca
         names = {c.name: c for c in problem.candidates}
         winner = names.get(decision.get("winner", ""), problem.candidates[0])
         chosen.append(winner)
-        if report is not None:
-            times, dropped = decision.get("times", {}), decision.get("dropped", {})
-            report.tuning(problem.text, winner.name, times=times, dropped=dropped, cached=key in cached)
+        times, dropped = decision.get("times", {}), decision.get("dropped", {})
+        report.tuning(problem.text, winner.name, times=times, dropped=dropped, cached=key in cached)
     return chosen
 
 
@@ -199,7 +197,7 @@ class _Contest:
                     return  # the usual way itself fails on random data: nothing to compare with
 
     def _progress(self, what: str, done: int, total: int) -> None:
-        if self.report is not None and self.report.progress is not None:
+        if self.report.progress is not None:
             self.report.progress(what, done, total)
         log.info("autotuning [%d/%d] %s", done, total, what)
 

@@ -52,14 +52,13 @@ class _Matmul(Block):
     whole_tiles = True  # even where a dimension of size 1 leaves no variable for an axis
 
     def __init__(
-        self, nest: Nest, renderer: TritonRenderer, p: Product, fit: Fit, tile: Tile, precision: str, rounded: bool
+        self, nest: Nest, renderer: TritonRenderer, p: Product, fit: Fit, tile: Tile, precision: str
     ) -> None:
         self.product = p
         super().__init__(nest, renderer)
         self.fit = fit
         self.tile = tile
         self.precision = precision
-        self.rounded = rounded
 
     def _is_wide(self) -> bool:
         p = self.product
@@ -88,7 +87,7 @@ class _Matmul(Block):
         if self.fit.batch:
             self.decode("z", self.fit.batch)
         self._scale()
-        if self.rounded and p.node.dtype != torch.float32:
+        if not self.renderer.contract and p.node.dtype != torch.float32:
             self.line(f"acc = acc.to({ROWS[p.node.dtype].in_triton}).to(tl.float32)")
         self.values()
         self.depth = 1
@@ -225,13 +224,12 @@ class _Matmul(Block):
 
 
 def matmul_kernel(
-    p: Product, body: Body, fit: Fit, tile: Tile, renderer: TritonRenderer, *, precision: str = "ieee",
-    rounded: bool = False,
-) -> TritonSource:  # fmt: skip
+    p: Product, body: Body, fit: Fit, tile: Tile, renderer: TritonRenderer, precision: str
+) -> TritonSource:
     """The kernel that computes a product in tiles and what ``body`` makes of it.
 
-    ``precision`` is that of float32 operands (``"ieee"`` or ``"tf32"``); ``rounded``: the product takes its own dtype
-    before the body reads it, as when it goes through memory.
+    ``precision`` is that of float32 operands (``"ieee"`` or ``"tf32"``). Where the renderer contracts nothing, the
+    product takes its own dtype before the body reads it, as when it goes through memory.
 
     Raises:
         Unsupported: Triton has no expression for something in the body.
@@ -239,4 +237,4 @@ def matmul_kernel(
     fit = Fit(*(collapse(body, list(group)) for group in (fit.batch, fit.rows, fit.columns)))
     body.refresh()
     nest = Nest(body, [*fit.batch, *fit.rows, *fit.columns], [], None)
-    return _Matmul(nest, renderer, p, fit, tile, precision, rounded).finish()
+    return _Matmul(nest, renderer, p, fit, tile, precision).finish()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from inductor_gen.extern.calls import function_for
-from inductor_gen.extern.cpu import linear, onednn, takes_linear
+from inductor_gen.extern.cpu import by_linear, is_row, onednn, takes_linear
 from inductor_gen.kernel.ir import Call, Step
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE
@@ -71,11 +71,6 @@ def _by_onednn(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., An
             return None
         function = takes_linear(node)
         return function.__name__, function
-    if not any(s is ONE for s in args[-1].strides):
-        return None
-    if node.op == "aten.mm.default":
-        return "linear", lambda a, b: linear(a, b.t(), None)
-    bias = args[0]
-    if len(bias.shape) != 1 or bias.strides != (ONE,) or bias.shape[0] is not node.shape[1]:
-        return None
-    return "linear", lambda c, a, b: linear(a, b.t(), c)
+    *bias, _, right = args
+    fits = ONE in right.strides and all(is_row(b, right) for b in bias)
+    return ("linear", by_linear) if fits else None

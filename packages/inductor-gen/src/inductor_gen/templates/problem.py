@@ -35,7 +35,7 @@ class Draft:
     prepared: Prepared
     builder: Builder
     rendering: Rendering
-    report: Report | None = None
+    report: Report
 
     @property
     def layouts(self) -> Mapping[Node, Layout]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.kernel.build import Builder
 from inductor_gen.layout.record import Layout, Prepared, ViewRef
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, coefficient, contiguous_strides, product
@@ -15,7 +17,7 @@ from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Fit", "Product", "Split", "fit", "plain_body", "product_of", "read_at", "store_product"]
+__all__ = ["Fit", "Product", "Split", "fit", "laid_over", "plain_body", "product_of", "read_at", "store_product"]
 
 #: Operators that are products, and the position of their left factor; an operand before it is added.
 _FACTORS = {
@@ -125,6 +127,21 @@ def fit(body: Body, p: Product) -> Fit | Split | None:
         groups.append(group)
     columns, rows, batch = groups
     return None if strides else Fit(batch, rows, columns)
+
+
+def laid_over(
+    builder: Builder, cluster: Cluster, place: Callable[[Body], Fit | Split | None]
+) -> tuple[Body, Fit] | None:
+    """A fresh body of a cluster and how it lies, its loops split where that lets it; None where it lies in no way."""
+    cluster = cluster.copy()
+    for _ in range(6):
+        body, cluster = builder.traced(cluster)
+        found = place(body)
+        if isinstance(found, Fit):
+            return body, found
+        if found is None or not builder.fusion.split(cluster, found.variable, found.inner):
+            break
+    return None
 
 
 def plain_body(p: Product, variables: list[Expr]) -> tuple[Body, Fit]:

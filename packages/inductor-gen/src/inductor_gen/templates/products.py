@@ -16,7 +16,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import product
 from inductor_gen.templates.matmul import Tile, matmul_kernel
 from inductor_gen.templates.problem import Candidate, Draft, Problem, Steps, numbers, sizes_text, usual_operator
-from inductor_gen.templates.product import Fit, Product, Split, fit, plain_body, product_of, read_at, store_product
+from inductor_gen.templates.product import Fit, Product, fit, laid_over, plain_body, product_of, read_at, store_product
 from inductor_gen.templates.tiles import tiles_for
 from prims.errors import Unsupported
 
@@ -71,12 +71,14 @@ class _Finder:
         kept = len(later) > 1 or p.node in self.outputs
         if kept and not keeping:
             return None
-        if self._body(p, reader)[1] is None:
+        lies = lambda: laid_over(self.draft.builder, reader.origin, lambda body: fit(body, p))
+        if lies() is None:
             return None
 
         def render(tile: Tile) -> Steps:
-            body, place = self._body(p, reader)
-            assert place is not None
+            found = lies()
+            assert found is not None
+            body, place = found
             if kept:
                 store_product(body, p, read_at(body, p))
             return (self._kernel(p, body, place, tile),)
@@ -90,17 +92,6 @@ class _Finder:
         )
         results = (*reader.writes, *([p.node] if kept else []))
         return self._problem(p, (at, later[0]), [usual, *made], results)
-
-    def _body(self, p: Product, kernel: Kernel) -> tuple[Body, Fit | None]:
-        cluster, builder = kernel.origin.copy(), self.draft.builder
-        for _ in range(6):
-            body, cluster = builder.traced(cluster)
-            place = fit(body, p)
-            if not isinstance(place, Split):
-                return body, place
-            if not builder.fusion.split(cluster, place.variable, place.inner):
-                break
-        return body, None
 
     # ---- alone ------------------------------------------------------------------------------------------
 
@@ -131,10 +122,9 @@ class _Finder:
 
     def _kernel(self, p: Product, body: Body, place: Fit, tile: Tile) -> TritonSource:
         body.nodes = [p.node, *body.nodes]
-        rounded = self.draft.options.numerics != "fast"
         device = self.draft.rendering.devices(p.node.device)  # type: ignore[arg-type]
-        renderer = TritonRenderer(self.hint, self.draft.layouts, device, contract=not rounded)
-        return matmul_kernel(p, body, place, tile, renderer, precision=self.precision, rounded=rounded)
+        renderer = TritonRenderer(self.hint, self.draft.layouts, device, self.draft.options)
+        return matmul_kernel(p, body, place, tile, renderer, self.precision)
 
     def _problem(
         self, p: Product, positions: tuple[int, ...], candidates: list[Candidate], results: tuple[Node, ...]

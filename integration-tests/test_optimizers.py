@@ -351,3 +351,18 @@ def test_training_function(program, options):
     updates = [k for k in report.kernels if "sqrt" in k.ops]
     assert updates or program is with_a_closure, str(report)
     assert len(report.recompiles) <= 2, str(report)
+
+
+def test_a_profiled_step_is_compiled():
+    params = parameters()
+    optimizer = torch.optim.AdamW(params)
+    step = compile_api.compile(optimizer.step)
+    for k in range(6):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        with torch.profiler.profile() as profile:
+            step()
+        events = {event.key for event in profile.key_averages()}
+        assert k < 2 or not [name for name in events if "_foreach" in name or "addcdiv" in name], events
+    report = step.report()
+    assert len(report.recompiles) <= 1 and not report.breaks and report.verdict == "compiled"

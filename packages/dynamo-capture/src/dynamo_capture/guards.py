@@ -233,3 +233,9 @@ class GuardSet:
             self._seen.add(mark)
             self.guards.append(Guard("state", text, value, self._where()))
             self.tree.check_call(fn, value, text=text)
+
+    def now(self, fn: Callable[[], Any], text: str) -> Any:
+        """``fn()`` gives what it gives now, which is returned: also where the graph breaks because of it."""
+        value = fn()
+        self.state(fn, value, text)
+        return value

@@ -211,15 +211,53 @@ def test_another_import_function(capture, monkeypatch):
     assert compiled(torch.ones(1)).item() == 2.0
 
 
-def test_a_profiler_sees_labels(capture):
+def test_a_profiler_sees_compiled_code(capture):
     compiled = capture(labelled)
     x = torch.ones(2)
-    compiled(x)
-    assert len(compiled.graphs) == 1
-    with torch.profiler.profile() as profile:
+    for _ in range(2):
+        with torch.profiler.profile() as profile:
+            assert torch.equal(compiled(x), x + 1)
+        assert "aten::add" in {event.key for event in profile.key_averages()}
         assert torch.equal(compiled(x), x + 1)
-    assert {"outer", "inner"} <= {event.key for event in profile.key_averages()}
-    compiled(x)
+    assert len(compiled.graphs) == 1 and not compiled.report.recompiles and not compiled.report.breaks
+
+
+def test_a_label_that_is_open_at_a_break_is_seen(capture):
+    def region(x):
+        with torch.profiler.record_function("label"):
+            x = x + 1
+            dynamo_capture.graph_break()
+            return x * 2
+
+    compiled = capture(region)
+    for _ in range(2):
+        with torch.profiler.profile() as profile:
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+        assert "label" in {event.key for event in profile.key_averages()}
+    assert len(compiled.graphs) == 2
+
+
+def test_a_state_that_broke_the_graph_is_over(capture):
+    """What a state of the process broke is another entry than what comes when it is over."""
+    def region(x):
+        warnings.warn("careful", UserWarning, stacklevel=1)
+        return x + 1
+
+    compiled = capture(region)
+    for filters in ("error", "always", "error", "always", "always"):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter(filters)
+            if filters == "error":
+                with pytest.raises(UserWarning):
+                    compiled(torch.ones(2))
+            else:
+                assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(torch.ones(2))
+        before = len(compiled.report.recompiles)
+        compiled(torch.ones(2))
+    assert compiled.report.recompiles[before:] == []
 
 
 def test_a_break_inside_a_label(capture):

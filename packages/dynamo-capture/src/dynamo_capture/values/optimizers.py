@@ -49,8 +49,7 @@ def _check_graph_capture(tx: Capture, args: list[Value], kwargs: dict[str, Value
     """Eager refuses, or warns of, a step that a CUDA graph does or does not record."""
     recording = torch.cuda.is_current_stream_capturing
     if torch.cuda.is_available():
-        tx.guards.state(recording, False, "a CUDA graph records")
-        if recording():
+        if tx.guards.now(recording, "a CUDA graph records"):
             raise GraphBreak("QB03", "an optimizer's step that a CUDA graph records")
     return ConstantValue(None)
 

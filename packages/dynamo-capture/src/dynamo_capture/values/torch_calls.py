@@ -299,8 +299,8 @@ def _override(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 @special(torch.get_default_device)
 def _default_device(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if not tx.devices.now:
-        tx.guards.state(_fallback_device, None, "the device that torch.set_default_device set, without its mode")
-        if _fallback_device() is not None:
+        text = "the device that torch.set_default_device set, without its mode"
+        if tx.guards.now(_fallback_device, text) is not None:
             raise GraphBreak("QB03", "torch.get_default_device")
         return ConstantValue(torch.device("cpu"))
     device = tx.devices.now[-1]

@@ -44,9 +44,8 @@ def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     depth = level.value if type(level) is ConstantValue and type(level.value) is int else 0
     if not 1 <= depth <= len(tx.frames) or not issubclass(category.obj, Warning):
         raise GraphBreak("QB11", "warnings.warn")
-    if _raises() or not tx.graph.is_outermost:
+    if tx.guards.now(_raises, "a warning is raised, or shown by another function") or not tx.graph.is_outermost:
         raise GraphBreak("QB11", "warnings.warn")
-    tx.guards.state(_raises, False, "a warning is raised, or shown by another function")
     frame = tx.frames[-depth]
     line = frame.location().line
     place = types.SimpleNamespace(names=frame.globals, filename=frame.code.co_filename, line=line)

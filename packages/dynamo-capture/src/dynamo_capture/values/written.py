@@ -176,9 +176,8 @@ def _print(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if source is None or read() is not file.real():
             raise GraphBreak("QB11", "print into a file")
         given["file"] = file
-    if not _in_c(read()):
+    if not tx.guards.now(lambda: _in_c(read()), "print writes into a stream that is implemented in C"):
         raise GraphBreak("QB11", "print into a stream of the program's")
-    tx.guards.state(lambda: _in_c(read()), True, "print writes into a stream that is implemented in C")
     return write_later(tx, print, [_stays(tx, arg, "print") for arg in args], given, "print")
 
 
@@ -208,13 +207,14 @@ def _log(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
             raise GraphBreak("QB11", f"logging with {name}")
     logger, message = given["self"].real(), given["msg"]
     items = given["args"].unpack(tx)
-    if type(logger) not in (logging.Logger, logging.RootLogger) or not _by_the_library(logger):
+    if type(logger) not in (logging.Logger, logging.RootLogger) or not tx.guards.now(
+        lambda: _by_the_library(logger), f"the library alone writes what {logger!r} logs"
+    ):
         raise GraphBreak("QB11", "logging by a handler, filter or logger of the program's")
     if message.pytype is not str:
         raise GraphBreak("QB11", "logging of an object that is no text")
     level = given.get("stacklevel", ConstantValue(1))
     where = _caller(tx, level.const())
-    tx.guards.state(lambda: _by_the_library(logger), True, f"the library alone writes what {logger!r} logs")
     stays = [_stays(tx, item, "logging") for item in items]
     holds = [item for item in items if isinstance(item.realize(), (ListValue, TupleValue, DictValue, ObjectValue))]
     as_text = type(message) is ConstantValue and _AS_TEXT.fullmatch(message.value)

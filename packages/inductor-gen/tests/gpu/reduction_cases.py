@@ -98,6 +98,18 @@ def test_each_row_and_type(name, shape, language):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("count", [2, 3, 4, 64, 5000])
+def test_a_sum_of_negative_zeros(count, language):
+    """It begins with 0, also where a block is as long as a row. (The interpreter's begins so in any case, a GPU's does not.)"""
+    inputs = [torch.full((4, count), -0.0, dtype=dtype, device=DEVICE) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    for dim in (0, 1):
+        got = compiled(lambda p, *xs, dim=dim: tuple(p.sum(x, (dim,)) for x in xs), inputs, language)(*inputs)
+        for x, zeros in zip(inputs, got, strict=True):
+            want = x.sum(dim)
+            assert torch.equal(zeros, want) and torch.equal(zeros.signbit(), want.signbit())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", [n for n in PRIMITIVES if torch.float32 in TABLE[n].dtypes])
 @pytest.mark.parametrize("special", [("nan",), ("inf",), ("-inf",), ("inf", "-inf"), ("inf", "nan")])
 def test_what_is_no_number(name, special, language):

@@ -41,9 +41,13 @@ class Reduction:
     place: bool = False
 
     def collapsed(self, block: str, dtype: torch.dtype) -> str:
-        """Triton's expression of a block of operands of a dtype, taken together along the second dimension."""
+        """Triton's expression of a block of operands of a dtype, taken together along the second dimension.
+
+        A sum begins with 0, as C's and eager's do: of nothing but negative zeros it is 0, not -0.
+        """
         loses = bool(self.better) and dtype.is_floating_point
-        return (self.collapse if self.collapse and not loses else f"tl.reduce({{}}, 1, qt_{self.name})").format(block)
+        found = (self.collapse if self.collapse and not loses else f"tl.reduce({{}}, 1, qt_{self.name})").format(block)
+        return f"({found} + 0.0)" if self.name == "sum" and dtype.is_floating_point else found
 
     def notes_nan(self, dtype: torch.dtype) -> bool:
         """Must C look for NaNs, which no comparison finds?"""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import linecache
+from typing import Any
 
 from prims.ir import SourceLoc
 from prims.records import record
 
-__all__ = ["REASONS", "BreakInfo", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
+__all__ = ["REASONS", "BreakInfo", "EarlierEnd", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
 
 
 @record
@@ -94,6 +95,21 @@ class GraphBreak(Exception):
         """The reason in one line."""
         title = REASONS[self.number].title
         return f"{title}: {self.detail} [{self.number}]" if self.detail else f"{title} [{self.number}]"
+
+
+@record
+class EarlierEnd:
+    """A place before which the region may turn out to have to end: what happens there is done after its graph has run.
+
+    Attributes:
+        step: of the root frame.
+        brk: why it ends there then.
+        tensors: the tensors whose elements are read after the graph, with their versions.
+    """
+
+    step: int
+    brk: GraphBreak
+    tensors: tuple[tuple[Any, int], ...] = ()
 
 
 def without_frames(error: BaseException, handled: BaseException | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture import rules
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import EarlierEnd, GraphBreak
 from dynamo_capture.default_device import DefaultDevices
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from dynamo_capture.interpreter.frame import Frame
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import GeneratorValue
-    from dynamo_capture.values.written import WrittenLater
 
 __all__ = ["Capture", "FrameRequest"]
 
@@ -119,8 +118,8 @@ class Capture:
         self.batched: dict[int, Value] = {}
         #: Whether a backward pass in the region has freed what it needed.
         self.frees = False
-        #: What is written when the graph has run, for which the region may have to end earlier.
-        self.written: list[WrittenLater] = []
+        #: What is written or read when the graph has run, for which the region may have to end earlier.
+        self.written: list[EarlierEnd] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
         #: Where the program's optimizers (``torch.optim.Optimizer``) come from.
@@ -155,6 +154,16 @@ class Capture:
             if not frame.decoded.in_library:
                 return frame.location()
         return self.frames[0].location() if self.frames else None
+
+    def read_later(self, brk: GraphBreak, tensors: list[torch.Tensor]) -> None:
+        """Something is done when the graph has run, with what these tensors hold now.
+
+        Args:
+            brk: why the region ends here instead, if that cannot be had.
+        """
+        brk.where = self.location()
+        step = self.frames[0].call_step()  # type: ignore[attr-defined]
+        self.written.append(EarlierEnd(step, brk, tuple((tensor, tensor._version) for tensor in tensors)))
 
     def count(self, instructions: int) -> None:
         """Instructions were interpreted; a capture that goes on without end is stopped."""

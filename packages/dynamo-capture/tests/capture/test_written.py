@@ -402,3 +402,78 @@ def test_fullgraph(capture, output):
     assert run(output, c, torch.ones(2)) == run(output, both, torch.ones(2))
     (graph,) = c.graphs
     assert [n.target.__name__ for n in graph.graph.nodes if n.op == "call_function"] == ["sub"]
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def joins(x):
+    sizes = ", ".join(str(s) for s in x.shape)
+    print("|".join(["a", sizes, f"{x.dim()}"]), "".join([]), "-".join("abc"), ",".join(("one",)))
+    return x + len("/".join(["a", "b"]))
+
+
+def joins_wrongly(x):
+    try:
+        return x, ", ".join(["a", x.dim()])
+    except TypeError as error:
+        return x, str(error)
+
+
+def number_in_a_text(x):
+    loss = (x * 2).sum()
+    print(f"loss {loss:.3f}, {loss}, {x.numel():>5}", flush=True)
+    LOG.info(f"{loss.long():05d}")
+    return loss + 1
+
+
+def number_of_a_leaf(x):
+    w = torch.ones(3, requires_grad=True)
+    loss = w.sum() * 2
+    print(f"{loss:.1e}")
+    return loss.detach()
+
+
+def number_changed_later(x):
+    loss = x.sum()
+    text = f"{loss:.2f}"
+    loss.add_(1)
+    print(text, f"{loss:.2f}")
+    return loss
+
+
+def number_given_back(x):
+    loss = x.sum()
+    return loss * 2, f"{loss:.2f}", len(f"{x.shape}")
+
+
+def asks_about_the_text(x):
+    loss = x.sum()
+    text = f"{loss:.2f}"
+    return x * 2 if text.startswith("3") else x
+
+
+def a_format_that_fails(x):
+    return x + 1, f"{x.sum():d}"
+
+
+def no_number(x):
+    print(f"{x}", "{}".format(x * 2), f"{x.sum()!r}")
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    "fn", [joins, joins_wrongly, number_in_a_text, number_of_a_leaf, number_changed_later, number_given_back,
+           asks_about_the_text, a_format_that_fails, no_number], ids=lambda fn: fn.__name__,
+)  # fmt: skip
+def test_texts(capture, output, fn):
+    c = capture(fn)
+    for x in (torch.ones(3), torch.full((3,), 0.25), torch.ones(4), torch.ones(5)):
+        results = [[], []]
+        for call, found in zip((fn, c), results, strict=True):
+            _, text = run(output, lambda call=call, found=found, x=x: found.append(call(x.clone())))
+            found.append(text)
+        theirs, ours = ([str(item) for item in found] for found in results)
+        assert ours == theirs
+    if fn in (joins, number_in_a_text, number_of_a_leaf, number_given_back):
+        assert not c.report.breaks and not c.report.fallbacks and c.graphs

@@ -21,6 +21,7 @@ import threading
 import traceback
 import types
 from pathlib import Path
+from time import sleep
 
 # ---------------------------------------------------------------- stand-ins
 
@@ -150,8 +151,10 @@ SPECIAL = {
     "torch.nn.Module": Module,
     "torch.nn.modules.module.Module": Module,
     "torch.autograd.Function": Function,
-    "torch.overrides._get_current_function_mode": lambda: None,
-    "torch._C._functorch": types.SimpleNamespace(peek_interpreter_stack=lambda: None),
+    "torch._C._len_torch_function_stack": lambda: 0,
+    "torch.is_inference_mode_enabled": lambda: False,
+    "prims.transforms.TRANSFORMS": frozenset(),
+    "torch._C._functorch.peek_interpreter_stack": lambda: None,
     "torch.autograd.forward_ad._current_level": -1,
     "torch.is_grad_enabled": lambda: True,
     "prims.ir.SourceLoc": SourceLoc,
@@ -597,7 +600,7 @@ def globals_and_imports(n):
 
 
 def quiet():
-    print(end="")
+    sleep(0)
 
 
 @program(3, [1], breaks=1)
@@ -605,7 +608,7 @@ def break_in_the_middle(n, lst):
     a = n + 1
     lst.append(a)
     f = lambda: a + n
-    print(end="")
+    sleep(0)
     a += 1
     lst.append(2)
     return a, f(), lst
@@ -613,7 +616,7 @@ def break_in_the_middle(n, lst):
 
 @program(3, breaks=1)
 def break_in_an_expression(n):
-    return [n, print(end=""), n + 1], f"{n}{n + 1}", {"k": n}
+    return [n, sleep(0), n + 1], f"{n}{n + 1}", {"k": n}
 
 
 @program(3, breaks=1)
@@ -621,7 +624,7 @@ def break_in_try(n):
     log = []
     try:
         k = n
-        print(end="")
+        sleep(0)
         raise ValueError(k)
     except ValueError as error:
         log.append(error.args[0])
@@ -635,7 +638,7 @@ def break_in_with(n):
     log = []
     with Manager(log) as k:
         n += k
-        print(end="")
+        sleep(0)
         n += 1
     return n, log
 
@@ -656,7 +659,7 @@ class Sink:
 class Breaking(Base):
     def value(self):
         k = self.v
-        print(end="")
+        sleep(0)
         return super().value() + k
 
 
@@ -668,7 +671,7 @@ def break_in_a_method(n):
 
 @program(3, breaks=1)
 def break_before_a_loop(n):
-    print(end="")
+    sleep(0)
     total = 0
     for i in range(n):
         total += i
@@ -680,7 +683,7 @@ def break_in_a_for_loop(n):
     out = ""
     for i in range(n):
         out += f"{i}"
-        print(end="")
+        sleep(0)
         out += "-"
     else:
         out += "else"
@@ -694,7 +697,7 @@ def break_in_a_while_loop(n):
         n -= 1
         if n == 3:
             continue
-        print(end="")
+        sleep(0)
         total += n
         if n == 1:
             break
@@ -706,7 +709,7 @@ def break_in_nested_loops(items):
     seen = []
     for i, item in enumerate(items, 5):
         for letter, k in zip("abc", range(item)):
-            print(end="")
+            sleep(0)
             seen.append((i, letter, k))
         seen.append(item)
     return tuple(seen)
@@ -718,14 +721,14 @@ def breaks_in_a_loop_with_handlers(n):
     for i in range(n):
         try:
             with Manager(log) as k:
-                print(end="")
+                sleep(0)
                 if i == 1:
                     raise ValueError(k)
                 log.append(i)
         except ValueError as error:
             log.append(str(error))
         finally:
-            print(end="")
+            sleep(0)
             log.append("finally")
         if i == 2:
             return log
@@ -735,7 +738,7 @@ def breaks_in_a_loop_with_handlers(n):
 @program([1, 2], breaks=1)
 def a_loop_over_a_list_that_grows(items):
     for item in items:
-        print(end="")
+        sleep(0)
         if len(items) < 5:
             items.append(item * 2)
     return items
@@ -744,14 +747,14 @@ def a_loop_over_a_list_that_grows(items):
 @program(3, breaks=1)
 def break_in_a_comprehension(n):
     x = "kept"
-    return [(x, print(end="")) for x in range(n)], x
+    return [(x, sleep(0)) for x in range(n)], x
 
 
 @program(2000, breaks=1)
 def a_long_loop(n):
     total = 0
     for i in range(n):
-        print(end="")
+        sleep(0)
         total = i
     return total
 
@@ -760,7 +763,7 @@ def a_long_loop(n):
 def break_in_a_loop_over_an_iterator(items):
     it = iter(items)
     for item in map(lambda v: v + 1, it):
-        print(end="")
+        sleep(0)
         items.append(item)
         if item == 3:
             break
@@ -771,7 +774,7 @@ def break_in_a_loop_over_an_iterator(items):
 def break_in_a_loop_over_a_dict(d):
     out = ()
     for key, value in d.items():
-        print(end="")
+        sleep(0)
         out += (key, value)
     return out
 
@@ -786,7 +789,7 @@ def break_in_a_loop_in_a_closure(n):
 
     for i in range(n):
         add(i)
-        print(end="")
+        sleep(0)
     return total, add(5), total
 
 

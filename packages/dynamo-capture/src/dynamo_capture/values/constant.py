@@ -73,6 +73,10 @@ class ConstantValue(Value):
         value = self.value
         if name == "__iter__" and not args and not kwargs and isinstance(value, (range, str, bytes)):
             return self.get_iter(tx)
+        if name == "join" and type(value) is str and len(args) == 1 and not kwargs:
+            from dynamo_capture.values.texts import joined
+
+            return joined(tx, value, args[0].realize().unpack(tx))
         if type(value) is torch.device and name == "__enter__" and not args:
             tx.devices.enter(tx, value)
             return self

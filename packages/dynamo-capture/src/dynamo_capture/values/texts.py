@@ -9,7 +9,10 @@ import re
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.interpreter.catching import may_be_caught
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue, fold
@@ -21,7 +24,7 @@ from dynamo_capture.values.text import TextValue, has_symbols, text_of
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["formatted", "text_from"]
+__all__ = ["formatted", "joined", "text_from"]
 
 _CONVERSIONS = (None, str, repr, ascii)
 
@@ -31,7 +34,7 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
     if has_symbols(value) and _takes_any(value, conversion, spec):
         return text_of(value, _CONVERSIONS[conversion], spec)
     if isinstance(value, TensorValue):
-        raise GraphBreak("QB02", "formatting a tensor")
+        return _number_of(tx, value, conversion, spec)
     if conversion:
         value = text_from(tx, _CONVERSIONS[conversion], value)
     elif isinstance(value, ObjectValue):
@@ -46,6 +49,41 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
     elif issubclass(value.pytype, enum.Enum):
         guard_member_text(tx, value)
     return fold(tx, format, [value, ConstantValue(spec)], {})
+
+
+def _number_of(tx: Capture, tensor: TensorValue, conversion: int, spec: str) -> Value:
+    """``format(tensor, spec)`` of one number, of which PyTorch formats the item: it is written when the graph has run.
+
+    Raises:
+        GraphBreak: it is no such tensor, or the format may fail.
+    """
+    example = tensor.example
+    kind = bool if example.dtype == torch.bool else float if example.is_floating_point() else int
+    plain = tensor.cls is torch.Tensor and example.ndim == 0 and not example.is_meta and not example.is_complex()
+    if conversion or not plain or not tx.graph.is_outermost or may_be_caught(tx.frames) or example.is_inference():
+        raise GraphBreak("QB02", "formatting a tensor")
+    tx.exact(format, kind(1), spec)
+    if spec.endswith("c"):
+        raise GraphBreak("QB02", "formatting a tensor")
+    tx.read_later(GraphBreak("QB02", "formatting a tensor"), [example])
+    return text_of(tensor, None, spec)
+
+
+def joined(tx: Capture, separator: str, items: list[Value]) -> Value:
+    """``separator.join(items)``.
+
+    Raises:
+        GraphBreak: of items that are no texts, or of symbolic numbers.
+    """
+    texts = [item.realize() for item in items]
+    if all(type(text) is ConstantValue for text in texts):
+        return ConstantValue(tx.exact(separator.join, [text.const() for text in texts]))
+    if not all(text.pytype is str for text in texts):
+        raise GraphBreak("QB07", "str.join of values that are not constants")
+    if not all(isinstance(text, TextValue) or type(text) is ConstantValue for text in texts):
+        return ConstantValue(separator.join(text.const() for text in texts))
+    between: list[Value] = [part for text in texts for part in (ConstantValue(separator), text)]
+    return TextValue([(part, None, "") for part in between[1:]])
 
 
 def _takes_any(value: Value, conversion: int, spec: str) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import EarlierEnd, GraphBreak
 from dynamo_capture.interpreter.catching import may_be_caught
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import Value, display
@@ -34,33 +34,17 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
 from dynamo_capture.values.texts import text_from
 from dynamo_capture.values.torch_calls import ALLOWED, special
-from prims.records import record
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["WrittenLater", "too_early", "write_later"]
+__all__ = ["too_early", "write_later"]
 
 #: Operators that write nothing for anybody to read.
 _SILENT = ("aten", "prim", "prims", "quantized")
 #: Formats that take nothing but ``str`` of their arguments.
 _AS_TEXT = re.compile(r"(?:[^%]|%%|%-?\d*s)*", re.DOTALL)
 _HANDLERS = (logging.StreamHandler, logging.FileHandler, logging.NullHandler, type(logging.lastResort))
-
-
-@record
-class WrittenLater:
-    """Something that is written when the graph has run.
-
-    Attributes:
-        step: of the root frame, before which the region may end instead.
-        brk: why it does then.
-        tensors: the tensors whose elements are written, with their versions.
-    """
-
-    step: int
-    brk: GraphBreak
-    tensors: tuple[tuple[torch.Tensor, int], ...]
 
 
 def write_later(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], what: str) -> Value:
@@ -71,16 +55,13 @@ def write_later(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value
     """
     if not tx.graph.is_outermost:
         raise GraphBreak("QB11", what)
-    brk = GraphBreak("QB11", what)
-    brk.where = tx.location()
-    made = [each for each in map(Value.realize, args) if isinstance(each, TensorValue) and each.source is None]
-    versions = tuple((each.example, each.example._version) for each in made)
-    tx.written.append(WrittenLater(tx.frames[0].call_step(), brk, versions))  # type: ignore[attr-defined]
+    made = [each.example for each in map(Value.realize, args) if isinstance(each, TensorValue) and each.source is None]
+    tx.read_later(GraphBreak("QB11", what), made)
     tx.side.call_later(fn, args, kwargs)
     return ConstantValue(None)
 
 
-def too_early(tx: Capture) -> WrittenLater | None:
+def too_early(tx: Capture) -> EarlierEnd | None:
     """The first that is to be written before the graph has run, for which the region ends there; None if none is.
 
     It is where the graph writes into inputs, so that it cannot run again should it raise; where an operator of the

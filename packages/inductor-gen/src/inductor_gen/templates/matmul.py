@@ -9,6 +9,7 @@ its body is rendered by the code that renders pointwise kernels.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,16 +127,12 @@ class _Matmul(Block):
         self.line("px = p // rows")
         return programs
 
-    def _start(self, ref: ViewRef) -> str:
-        """Where a batch's matrix begins."""
+    def _start(self, ref: ViewRef, index: Sequence[str]) -> str:
+        """Where the part of an operand begins that these names are the first places of."""
         parts = [self.names.pointer(ref.base)]
         if ref.offset is not ZERO:
             parts.append(self.names.size(ref.offset))
-        for d, extent in enumerate(self.product.batch):
-            stride = ref.strides[d]
-            if extent is not ONE and stride is not ZERO:
-                parts.append(f"z{d}" if stride is ONE else f"z{d} * {self.names.size(stride)}")
-        return " + ".join(parts)
+        return " + ".join([*parts, *(self._along(i, stride) for i, stride in _moving(ref, index).items())])
 
     def _along(self, index: str, stride: Expr) -> str:
         return index if stride is ONE else f"{index} * {self.names.size(stride)}"
@@ -166,9 +163,10 @@ class _Matmul(Block):
             inside = f"(k < {depth})" if lasting else f"(k < {depth} - k0)"
             masks[name].insert(0 if single else len(masks[name]), inside + ("" if single else view))
         (am, ak), (bk, bn) = p.a.strides[-2:], p.b.strides[-2:]
+        batch = [f"z{d}" for d in range(len(p.batch))]
         places = {
-            "left": f"{self._start(p.a)} + ({self._along(row, am)} + {self._along(k[0], ak)})",
-            "right": f"{self._start(p.b)} + ({self._along(k[1], bk)} + {self._along(column, bn)})",
+            "left": f"{self._start(p.a, batch)} + ({self._along(row, am)} + {self._along(k[0], ak)})",
+            "right": f"{self._start(p.b, batch)} + ({self._along(k[1], bk)} + {self._along(column, bn)})",
         }
         if not lasting:
             for name, place in places.items():
@@ -197,20 +195,10 @@ class _Matmul(Block):
             self.line(f"acc = acc * {p.alpha!r}")
         if p.bias is None:
             return
-        shift = len(p.node.shape) - len(p.bias.shape)
-        parts = [self.names.pointer(p.bias.base)]
-        if p.bias.offset is not ZERO:
-            parts.append(self.names.size(p.bias.offset))
-        index = [*(f"z{d}" for d in range(len(p.batch))), "y", "x"]
-        used: list[_Axis] = []
-        for d, (extent, stride) in enumerate(zip(p.bias.shape, p.bias.strides, strict=True)):
-            if extent is ONE or stride is ZERO:
-                continue
-            name = index[d + shift]
-            parts.append(self._along(name, stride))
-            used += [axis for axis in self.axes if axis.name == name]
-        mask = self.mask(used)
-        text = f"tl.load({' + '.join(parts)}, {mask}, other=0)" if mask else f"tl.load({' + '.join(parts)})"
+        index = [*(f"z{d}" for d in range(len(p.batch))), "y", "x"][len(p.node.shape) - len(p.bias.shape) :]
+        mask = self.mask([axis for axis in self.axes if axis.name in _moving(p.bias, index)])
+        place = self._start(p.bias, index)
+        text = f"tl.load({place}, {mask}, other=0)" if mask else f"tl.load({place})"
         text = self.names.loaded(text, p.bias.base.dtype)  # type: ignore[arg-type]
         self.line(f"acc = acc + {text}" if p.beta == 1 else f"acc = acc + {text} * {p.beta!r}")
 
@@ -221,6 +209,12 @@ class _Matmul(Block):
             self.line(f"{self.names.val(v)} = acc")
         else:
             super().emit(v)
+
+
+def _moving(ref: ViewRef, index: Sequence[str]) -> dict[str, Expr]:
+    """The names among an index's first places along which a view's element moves, with their strides."""
+    places = zip(index, ref.shape, ref.strides, strict=False)
+    return {i: stride for i, n, stride in places if n is not ONE and stride is not ZERO}
 
 
 def matmul_kernel(

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from scored_attention import MASKS as MASK_PROGRAMS
 from scored_attention import SCORES as SCORE_PROGRAMS
 from scored_attention import judge, masked, scored
@@ -222,6 +223,30 @@ def test_operators_with_block_masks(name, as_on_a_gpu):
     function = masked(name, 2, 70, "cpu", 32)
     compiled = compile_api.compile(function, fullgraph=True, options={"strict": True}, dynamic=False)
     judge(function, compiled, (2, 1), (70, 70), (8, 8), torch.float16, "cpu")
+
+
+ELEMENTWISE = {
+    "//": lambda s, b, h, i, j: s + (i // 2),
+    "% & |": lambda s, b, h, i, j: torch.where(((i % 3) > (j & 1)) | ~(i > 2), s, 0.0),
+    "<< >> ^": lambda s, b, h, i, j: torch.where((i > j) ^ ((i << 1) > (j >> 1)), s, -1.0),
+    "abs, powers": lambda s, b, h, i, j: s - abs(i - j) * 2.0 ** -(h + 1) + torch.exp2(-(h + 1.0)),
+    "logarithms": lambda s, b, h, i, j: s + torch.log((i - j).abs() + 1.0) - torch.log1p((i - j).abs().float()),
+    "roots": lambda s, b, h, i, j: s / torch.sqrt(i + 1.0) * torch.rsqrt(j + 1.0),
+    "bounds": lambda s, b, h, i, j: s.clamp(-1, 1) + torch.minimum(i, j) - torch.clamp(i - j, min=-2, max=2),
+    "conversions": lambda s, b, h, i, j: s + (i - j).to(s.dtype) * 0.1 + (i > j).int() + (i - j).type_as(s),
+    "activations": lambda s, b, h, i, j: F.silu(s) + F.gelu(s) + torch.sigmoid(s) + F.logsigmoid(s) + F.softplus(s),
+    "fills": lambda s, b, h, i, j: s.masked_fill(i < j, -1e9) + torch.zeros_like(s) + torch.where(i > j, s, torch.full_like(s, 2)),
+    "division": lambda s, b, h, i, j: s + torch.div(i, 2, rounding_mode="floor") + i / (j + 1) + torch.fmod(i, 2),
+    "signs": lambda s, b, h, i, j: torch.copysign(s, i - j) * torch.sign(j + 1) + torch.frac(s) - torch.nan_to_num(s),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_calls_are_captured(name):
+    function = lambda q, k, v: flex_attention(q, k, v, score_mod=ELEMENTWISE[name])
+    compiled = compile_api.compile(function, fullgraph=True, options={"strict": True})
+    operands = [torch.randn(2, 2, 6, 4) for _ in range(3)]
+    torch.testing.assert_close(compiled(*operands), function(*operands), rtol=1e-4, atol=1e-5)
 
 
 def operators_in(function, *args, **options):

@@ -38,7 +38,7 @@ _POINTWISE = torch.Tag.pointwise
 _ELEMENTWISE = frozenset(
     ("aten::alias", "aten::clone", "aten::detach", "aten::lift_fresh", "aten::_to_copy", "aten::zeros_like",
      "aten::ones_like", "aten::full_like", "aten::scalar_tensor", "aten::full", "aten::masked_fill",
-     "aten::masked_fill_")
+     "aten::masked_fill_", "aten::floor_divide", "aten::floor_divide_", "aten::log_sigmoid_forward")
 )  # fmt: skip
 #: Makers of tensors that take no more than type and device of what they are asked of.
 _MAKERS = frozenset(("aten::new_ones", "aten::new_zeros", "aten::new_full", "aten::new_empty"))

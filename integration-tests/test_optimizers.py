@@ -347,7 +347,7 @@ def test_training_function(program, options):
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] *= 0.9
     report = compiled.report()
-    assert {b.reason.partition(":")[2] for b in report.breaks} <= {" Tensor.backward() [QB12]"}, str(report)
+    assert not report.breaks, str(report)
     updates = [k for k in report.kernels if "sqrt" in k.ops]
     assert updates or program is with_a_closure, str(report)
     assert len(report.recompiles) <= 2, str(report)

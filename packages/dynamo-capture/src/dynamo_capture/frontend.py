@@ -24,6 +24,7 @@ from dynamo_capture.graph_builder import GraphInput
 from dynamo_capture.rules import runs_without_hook, skip_reason
 from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
 from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
+    accumulated,
     autograd_functions,
     checkpoints,
     control_flow,

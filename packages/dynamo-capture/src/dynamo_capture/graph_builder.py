@@ -283,6 +283,14 @@ class GraphBuilder:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
         return [inp for inp in self.all_inputs if _is_written(inp)]
 
+    def values(self) -> list[TensorValue]:
+        """The tensors that the graph has."""
+        return list(self._by_example.values())
+
+    def value_of(self, example: torch.Tensor) -> TensorValue | None:
+        """The tensor that an abstract one stands for."""
+        return self._by_example.get(id(example))
+
     def state_call(self, fn: Callable[..., Any], args: list[Any]) -> torch.fx.Node:
         """Record a call that sets a thread-local mode (grad mode, autocast)."""
         node = self.graph.create_node("call_function", fn, tuple(args), {})

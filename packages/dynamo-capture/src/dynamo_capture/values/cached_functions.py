@@ -65,7 +65,9 @@ def _call(
         return tx.from_python(fn.__wrapped__).call(tx, args, kwargs).realize()
     if fresh or any(isinstance(value, TensorValue) for value in values):
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
-    if (tx.side or tx.graph.mutated_inputs()) and not (_only_speaks(values) and not tx.written):
+    of_types = getattr(fn, "__module__", None) == "typing"  # Optional[int]: looks at types alone
+    harmless = of_types or (_only_speaks(values) and not tx.written)
+    if (tx.side or tx.graph.mutated_inputs()) and not harmless:
         raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
     real = [object_of(tx, value) for value in values]
     if any(obj is None and not value.is_const for obj, value in zip(real, values, strict=True)):

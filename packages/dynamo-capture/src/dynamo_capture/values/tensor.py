@@ -178,6 +178,10 @@ class TensorValue(Value):
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in STATE and not args and not kwargs:
             return tensor_state(tx, self, name)
+        if name == "backward":
+            from dynamo_capture.values.accumulated import tensor_backward
+
+            return tensor_backward(tx, [self, *args], kwargs)
         if name in _AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
         if name == "requires_grad_":

@@ -346,11 +346,6 @@ def _seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "setting the state of torch's random number generator")
 
 
-@special(torch.autograd.backward)
-def _autograd(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB12", "torch.autograd")
-
-
 @special(warnings.warn_explicit)
 def _warn(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB11", "warnings.warn")

@@ -1,0 +1,173 @@
+"""``backward()`` inside compiled functions: gradients are accumulated as in eager, and whole training steps are one graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reports import captured
+from torch import nn
+
+import compile_api
+
+DOUBLE = torch.float64
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3).to(memory_format=torch.channels_last), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4), nn.Tanh(),
+        nn.Linear(4, 3),
+    ).to(DOUBLE)  # fmt: skip
+
+
+def _loss(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+def _accumulates(model, optimizer, x, y):
+    loss = _loss(model, x, y)
+    loss.backward()
+    return loss
+
+
+def _sets(model, optimizer, x, y):
+    optimizer.zero_grad()
+    _loss(model, x, y).backward()
+    return sum(p.grad.pow(2).sum() for p in model.parameters())
+
+
+def _steps(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = _loss(model, x, y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+    return loss.detach()
+
+
+def _steps_by_parts(model, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=False)
+    for half in (slice(0, 3), slice(3, 6)):
+        (_loss(model, x[half], y[half]) / 2).backward()
+    optimizer.step()
+
+
+def _several_losses(model, optimizer, x, y):
+    optimizer.zero_grad()
+    hidden = model[:4](x)
+    first, second = hidden.pow(2).sum(), model[4:](hidden).sin()
+    first.backward(retain_graph=True)
+    torch.autograd.backward([second, hidden], [torch.ones_like(second), hidden.detach()])
+    optimizer.step()
+    return second.detach()
+
+
+def _frozen(model, optimizer, x, y):
+    optimizer.zero_grad()
+    with torch.no_grad():
+        hidden = model[:4](x)
+    loss = F.cross_entropy(model[4:](hidden), y)
+    loss.backward()
+    optimizer.step()
+    return [p.grad is None for p in model.parameters()]
+
+
+def _layout(x):
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size != 1]
+
+
+@pytest.mark.parametrize("program", [_accumulates, _sets, _steps, _steps_by_parts, _several_losses, _frozen],
+                         ids=lambda f: f.__name__.strip("_"))  # fmt: skip
+def test_steps(program):
+    runs = []
+    for compiles in (False, True):
+        model = _model()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        call = compile_api.compile(program, fullgraph=True) if compiles else program
+        x, y = torch.randn(6, 1, 4, 4, dtype=DOUBLE), torch.randint(0, 3, (6,))
+        results = [call(model, optimizer, x, y) for _ in range(4)]
+        gradients = [p.grad for p in model.parameters()]
+        runs.append((results, list(model.parameters()), gradients, [g is not None and _layout(g) for g in gradients]))
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-9, atol=1e-11)
+    report = call.report()
+    assert report.verdict == "compiled" and not report.breaks and not report.fallbacks and report.kernels
+    assert len(captured(report)) <= 2  # the first step makes gradients or the optimizer's state
+
+
+def test_gradients_are_tensors_of_their_own():
+    def program(a, b, c):
+        (a + b).sum().backward()
+        c.view(-1).backward(c.detach().view(-1) * 2)
+        return a.grad
+
+    runs = []
+    for call in (program, compile_api.compile(program, fullgraph=True)):
+        a, b, c = (torch.ones(2, 3, requires_grad=True) for _ in range(3))
+        assert call(a, b, c) is a.grad
+        c.grad.add_(1)
+        a.grad.mul_(5)
+        assert torch.equal(c, torch.ones(2, 3))
+        runs.append([(x.grad.clone(), x.grad.stride()) for x in (a, b, c)])
+    torch.testing.assert_close(runs[0], runs[1])
+
+
+def test_a_second_backward_pass_raises():
+    def program(w):
+        loss = w.sin().sum()
+        loss.backward()
+        return loss
+
+    for call in (program, compile_api.compile(program, fullgraph=True)):
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            call(torch.ones(3, requires_grad=True)).backward()
+
+
+def _told(w, log):
+    w.register_hook(lambda gradient: gradient * 10)
+
+
+def _told_after(w, log):
+    w.register_post_accumulate_grad_hook(lambda tensor: log.append(tensor.grad.clone()))
+
+
+@pytest.mark.parametrize("tell", [_told, _told_after])
+def test_hooks_that_come_later(tell):
+    def program(w):
+        (w * 2).sum().backward()
+        return w + 1
+
+    runs = []
+    for call in (program, compile_api.compile(program)):
+        w, log = torch.ones(3, requires_grad=True), []
+        call(w)
+        tell(w, log)
+        call(w)
+        runs.append((w.grad, log))
+    torch.testing.assert_close(runs[0], runs[1])
+
+
+def test_what_was_computed_before():
+    def program(h):
+        (h * h).sum().backward()
+        return h * 2
+
+    runs = []
+    for call in (program, compile_api.compile(program)):
+        w = torch.ones(3, requires_grad=True)
+        call(w.detach().requires_grad_())  # a leaf first
+        call(w * 3)
+        runs.append(w.grad)
+    torch.testing.assert_close(runs[0], runs[1])
+
+
+def test_gradients_with_a_history():
+    def program(w):
+        (w**3).sum().backward(create_graph=True)
+        return w.grad.pow(2).sum()
+
+    runs = []
+    for call in (program, compile_api.compile(program)):
+        w = torch.full((3,), 2.0, requires_grad=True)
+        runs.append(torch.autograd.grad(call(w), w)[0])
+    torch.testing.assert_close(runs[0], runs[1])

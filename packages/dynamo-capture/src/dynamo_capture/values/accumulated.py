@@ -1,0 +1,145 @@
+"""``loss.backward()`` inside a region: gradients by autograd, added to the ``grad`` of the leaves as autograd does.
+
+In the graph it is ``torch.autograd.grad`` to all leaves. A gradient that there is is added to in place; else the
+tensor's ``grad`` is set when the graph has run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.spent import autograd_nodes
+from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.torch_calls import special
+from prims.transforms import gradient
+
+if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
+
+__all__ = ["tensor_backward"]
+
+_OF_TENSOR = ("self", "gradient", "retain_graph", "create_graph", "inputs")
+_OF_FUNCTION = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _refuse(text: str) -> GraphBreak:
+    return GraphBreak("QB12", f"a backward pass in the region: {text}")
+
+
+def tensor_backward(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``tensor.backward(gradient=None, retain_graph=None, create_graph=False, inputs=None)``."""
+    given = dict(zip(_OF_TENSOR, args, strict=False)) | kwargs
+    return _backward(tx, given["self"], given.pop("gradient", ConstantValue(None)), given, _OF_TENSOR)
+
+
+@special(torch.autograd.backward)
+def _function(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """``torch.autograd.backward(tensors, grad_tensors=None, retain_graph=None, ...)``."""
+    given = dict(zip(_OF_FUNCTION, args, strict=False)) | kwargs
+    return _backward(tx, given["tensors"], given.pop("grad_tensors", ConstantValue(None)), given, _OF_FUNCTION)
+
+
+def _is_none(value: Value) -> bool:
+    return type(value) is ConstantValue and value.value is None
+
+
+def _items(value: Value) -> list[Value]:
+    value = value.realize()
+    if isinstance(value, (TupleValue, ListValue)):
+        return [item.realize() for item in value.items]
+    return [value]
+
+
+def _backward(
+    tx: Capture, tensors: Value, gradients: Value, given: dict[str, Value], names: tuple[str, ...]
+) -> Value:
+    if not given.keys() <= set(names) or any(not _is_none(given[n].realize()) for n in names[4:] if n in given):
+        raise _refuse("with these arguments")
+    if "create_graph" in given and given["create_graph"].realize().const():
+        raise _refuse("with create_graph")
+    if not tx.graph.is_outermost or tx.levels or torch.is_inference_mode_enabled():
+        raise _refuse("inside of a derivative or another graph")
+    outputs = _items(tensors)
+    ones: list[Value] = [ConstantValue(None)] * len(outputs)
+    seeds = ones if _is_none(gradients.realize()) else _items(gradients)
+    if not all(isinstance(y, TensorValue) and y.example.requires_grad for y in outputs):
+        raise _refuse(f"of {display(tensors)}")
+    leaves = _leaves(tx, outputs)  # type: ignore[arg-type]
+    retain = given.get("retain_graph", ConstantValue(None)).realize().const()
+    tx.frees |= not retain
+    options: dict[str, Value] = {"retain_graph": ConstantValue(retain), "allow_unused": ConstantValue(True)}
+    existing = {id(value) for value in tx.graph.values()}
+    found = tx.graph_call(gradient, [ListValue(outputs), ListValue(list(leaves)), ListValue(seeds)], options)
+    for leaf, value in zip(leaves, found.unpack(tx), strict=True):
+        if isinstance(value, TensorValue):
+            _accumulate(tx, leaf, value, id(value) in existing)
+            existing.add(id(value))
+    return ConstantValue(None)
+
+
+def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
+    """The leaves that gradients are accumulated in, in the order in which the graph has them.
+
+    Raises:
+        GraphBreak: a gradient goes to what was computed before the region, or somebody is told of one.
+    """
+    found: list[TensorValue] = []
+    for node in autograd_nodes([y.example for y in outputs]):
+        if any(following for following, _ in node.next_functions):
+            continue
+        variable = getattr(node, "variable", None)
+        if getattr(variable, "is_for_derivative", False):
+            continue
+        leaf = tx.graph.value_of(variable) if variable is not None else None
+        if leaf is None or leaf.real_tensor is None or leaf.source is None:
+            raise _refuse("through what was computed before the region, or to a leaf that it has made")
+        found.append(leaf)
+    distributed = getattr(torch.distributed, "is_initialized", bool)
+    if distributed():
+        raise _refuse("while processes may be told of it")
+    tx.guards.state(distributed, False, "torch.distributed is not initialized")
+    for leaf in found:
+        if not _is_plain_leaf(leaf.real_tensor):
+            raise _refuse("to a tensor with hooks")
+        assert leaf.source is not None
+        tx.guards.predicate(leaf.source, _is_plain_leaf, f"{leaf.source} is a leaf without hooks")
+    order = {node: at for at, node in enumerate(tx.graph.graph.nodes)}
+    return sorted(found, key=lambda leaf: order[leaf.node])
+
+
+def _is_plain_leaf(tensor: Any) -> bool:
+    return tensor.is_leaf and not tensor._backward_hooks and not tensor._post_accumulate_grad_hooks
+
+
+def _steps(tensor: torch.Tensor) -> list[Any]:
+    """The strides of the dimensions along which a tensor has more than one element."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _accumulate(tx: Capture, leaf: TensorValue, gradient: TensorValue, shared: bool) -> None:
+    """Add a gradient to a leaf's.
+
+    Args:
+        shared: the tensor is somebody else's, so that a leaf without a gradient takes a copy.
+    """
+    current = leaf.getattr(tx, "grad").realize()
+    if isinstance(current, TensorValue):
+        if current.example.requires_grad:
+            raise _refuse("to a gradient that has a history")
+        tx.graph_call("add_", [current, gradient], {}, method=True)
+        return
+    if not _is_none(current):
+        raise _refuse(f"to a leaf whose gradient is {display(current)}")
+    ours, wanted = gradient.example, leaf.example
+    made: Value = gradient
+    if shared or ours._is_view() or _steps(ours) != _steps(wanted):
+        plain = tx.graph_call("detach", [leaf], {}, method=True)
+        made = tx.graph_call(torch.empty_like, [plain], {})  # in the layout that autograd gives a gradient
+        tx.graph_call("copy_", [made, gradient], {}, method=True)
+    tx.side.set_on_tensor(leaf, "grad", made)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 import compile_api
 from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, verdict
@@ -85,6 +86,7 @@ class Outcome:
     raised: bool = False
     refused: bool = False
     asserted: bool = False
+    idle: bool = False
     fallbacks: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -180,10 +182,43 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
         outcome.externs += len(report.externs)
         outcome.breaks += len(report.breaks)
         outcome.fallbacks += [f"{r.stage}: {r.reason}" for r in report.fallbacks]
+    outcome.idle = program.kind == "python" and not outcome.graphs and not _computes(program)
     internal = [text for text in outcome.fallbacks if INTERNAL.search(text)]
     if outcome.difference is None and internal:
         outcome.difference = Difference("internal", "report", "no defect", internal[0][:400])
     return outcome
+
+
+class _Calls(TorchFunctionMode):
+    """Counts calls of torch that compute: reads of metadata do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") not in _METADATA
+        return func(*args, **(kwargs or {}))
+
+
+_METADATA = frozenset(("__get__", "__len__", "__hash__", "__repr__", "__format__", "size", "dim", "numel", "stride"))
+
+
+def _computes(program: Program) -> bool:
+    """Whether what the program compiles does anything on tensors, in a run without the compiler."""
+    calls = _Calls()
+
+    def counted(fn: Any = None, **options: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with calls:
+                return fn(*args, **kwargs)
+
+        return call
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        observe(program, counted)
+    return calls.count > 0
 
 
 def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome) -> Difference | None:

@@ -14,6 +14,7 @@ from dynamo_capture.breaks import EarlierEnd, GraphBreak
 from dynamo_capture.default_device import DefaultDevices
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
+from dynamo_capture.interpreter.catching import Raising
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import LazyValue, ObservedError, Value
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
     from dynamo_capture.interpreter.frame import Frame
     from dynamo_capture.values.derivatives import Level
-    from dynamo_capture.values.iterators import GeneratorValue
+    from dynamo_capture.values.iterators import Started
 
 __all__ = ["Capture", "FrameRequest"]
 
@@ -99,6 +100,7 @@ class Capture:
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
+        self.raising = Raising()
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0
@@ -127,7 +129,11 @@ class Capture:
         #: Floats that tensors hold, which are inputs: their source -> (the number, the source of its bits).
         self.numbers: dict[str, tuple[Value, Source]] = {}
         #: The generators that were started.
-        self.generators: list[GeneratorValue] = []
+        self.generators: list[Started] = []
+        #: Those of them to which nothing refers any more, and which have not been closed.
+        self.dropped: list[Started] = []
+        #: An exception has left an inlined function: its traceback keeps what the function refers to.
+        self.left_by_errors = False
 
     def close(self) -> None:
         """The capture has ended: let go of the program's objects, which must die when the program drops them.
@@ -136,8 +142,12 @@ class Capture:
         values that do. Without this all of it would wait for the cyclic collector.
         """
         kept = (self.known, self._cells, self._functions)
-        for value in (*self._lazy, *self.generators, *(value for table in kept for value in table.values())):
+        for value in (*self._lazy, *(value for table in kept for value in table.values())):
             value.release()
+        for started in self.generators:
+            if (generator := started.value()) is not None:
+                generator.release()
+            started.frame.release()
         for frame in self.frames:
             frame.release()
         self.graph.release()
@@ -207,6 +217,24 @@ class Capture:
         """The existing object that a container's value stands for, or None."""
         address = next((key for key, known in self.known.items() if known is value), None)
         return next((obj for obj in self._alive if id(obj) == address), None)
+
+    def close_dropped(self) -> None:
+        """Close the generators to which the program no longer refers, now that it goes on to its next instruction.
+
+        Raises:
+            GraphBreak: it is not clear when one is closed, or what then happens.
+        """
+        while self.dropped:
+            dropped, self.dropped[:] = self.dropped[:], []  # what their closing drops is closed within it
+            closed = [started for started in dropped if started.may_clean_up()]
+            if closed and self.left_by_errors:
+                raise GraphBreak("QB18", f"{closed[0].describe()}, which a traceback may keep from being closed")
+            if len(closed) > 1:
+                raise GraphBreak("QB18", f"{closed[0].describe()}, which is closed together with another")
+            for started in dropped:
+                if started in closed:
+                    started.close(self)
+                started.frame.forget()  # with the generators that it refers to
 
     def keep(self, value: Value) -> None:
         """Keep a value alive to the end of the capture (its ``id`` has been given away)."""

@@ -248,6 +248,21 @@ class CodeGen:
             name = self._temporaries[id(value)] = self.new_name("tmp")
             self.emit("STORE_FAST", name)
 
+    def forget(self, values: list[Value] | None) -> None:
+        """Empty the temporaries of values that are on the stack (None: all that the code holds).
+
+        An exception in them would keep the frame, which its traceback refers to, until the cyclic collector comes.
+        """
+        if values is None:
+            names: list[str | None] = [*self.parameters, *map(self.parameter_name, self._source_slots)]
+            names += self._temporaries.values()
+        else:
+            names = [self._temporaries.get(id(_plain(value))) for value in values]
+        for name in dict.fromkeys(names):
+            if name is not None:
+                self.load_const(None)
+                self.emit("STORE_FAST", name)
+
     def load_graph_output(self, value: Value) -> None:
         """Push an output of the graph."""
         index = self.plan.output_index(value)

@@ -17,7 +17,7 @@ import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import check_custom, mark_written
-from dynamo_capture.interpreter.catching import is_refused, may_be_caught
+from dynamo_capture.interpreter.catching import is_refused, may_be_caught, may_be_met
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
@@ -76,10 +76,8 @@ class GraphBuilder:
         #: A call took the place of a tensor in its memory as a number.
         self.reads_offsets = False
         self.op_count = 0
-        #: Whether an operator stands where a handler of the program may catch its exception.
-        self.in_try = False
-        #: Whether the graph writes into one of its inputs.
-        self.writes_inputs = False
+        #: Whether a call may have written an inference tensor, which counts no writes.
+        self.may_write_uncounted = False
         self._by_example: dict[int, TensorValue] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -165,11 +163,10 @@ class GraphBuilder:
         examples = [ex for _, ex in lowered]
         kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
         check_custom(fn)
-        if may_be_caught(self.tx.frames):
-            if self.writes_inputs:  # where it raises, the graph must not have written: it runs again, eagerly
-                raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise after inputs were written")
-            self.in_try = True
-            if _is_known(fn) and is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
+        if self.tx.raising.met is None and (self.tx.side or may_be_met(self.tx)):
+            self.tx.raising.met = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
+        if _is_known(fn) and may_be_caught(self.tx.frames):
+            if is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
         before = _versions(examples, kw_examples)
@@ -202,8 +199,8 @@ class GraphBuilder:
             result = abstract(result)  # on the meta device PyTorch makes torch.tensor's without an operator
         mark_written(fn, examples, kw_examples, result)
         written = any(tensor._version != version for tensor, version in before)
-        if written and not self.writes_inputs:
-            self._note_write(fn)
+        if written and self.tx.raising.traced is None and any(_is_traced(inp) for inp in self.input_list()):
+            self.tx.raising.traced = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
         if written and self.tx.levels:
             self._check_level(fn, [tensor for tensor, version in before if tensor._version != version])
         if not written and not self._may_write(fn, examples):
@@ -231,13 +228,6 @@ class GraphBuilder:
             return None
         return self.call(fn, given, kwargs, method=method)
 
-    def _note_write(self, fn: Any) -> None:
-        """Note whether an input has been written, which a graph with an operator inside ``try`` must not do."""
-        self.writes_inputs = any(_is_written(inp) for inp in self.input_list())
-        if self.writes_inputs and self.in_try:
-            self.tx.side.epoch += 1  # the abstract input has been written already: capture starts over
-            raise GraphBreak("QB08", f"{_name_of(fn)} writes into an input when an operator inside try may raise")
-
     def _check_level(self, fn: Any, written: list[torch.Tensor]) -> None:
         """A function that a derivative is taken of writes to no tensor from outside, which eager refuses."""
         level = self.tx.levels[-1]
@@ -259,9 +249,11 @@ class GraphBuilder:
         if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
             return False
         if isinstance(fn, torch._ops.OpOverload):
-            return fn._schema.is_mutable
-        name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
-        return name not in _MAY_RETURN_ARGUMENT
+            may_write = fn._schema.is_mutable
+        else:
+            may_write = (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) not in _MAY_RETURN_ARGUMENT
+        self.may_write_uncounted |= may_write
+        return may_write
 
     def _node(self, fn: Any, args: list[Any], kwargs: dict[str, Any], method: bool) -> torch.fx.Node:
         self.tx.inference.check_operator(self.tx)
@@ -279,6 +271,11 @@ class GraphBuilder:
         """The inputs so far."""
         return self.inputs
 
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether the graph, as far as it has come, writes into one of its inputs."""
+        return any(map(_is_written, self.input_list()))
+
     def mutated_inputs(self) -> list[GraphInput]:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
         return [inp for inp in self.all_inputs if _is_written(inp)]
@@ -290,6 +287,15 @@ class GraphBuilder:
     def value_of(self, example: torch.Tensor) -> TensorValue | None:
         """The tensor that an abstract one stands for."""
         return self._by_example.get(id(example))
+
+    def maybe_mutated(self) -> list[int]:
+        """The positions of the inputs that the graph writes into, as far as is known."""
+        mutated = set(map(id, self.mutated_inputs()))
+        return [
+            at for at, inp in enumerate(self.inputs)
+            if id(inp) in mutated
+            or (self.may_write_uncounted and isinstance(inp.value, TensorValue) and inp.value.example.is_inference())
+        ]  # fmt: skip
 
     def state_call(self, fn: Callable[..., Any], args: list[Any]) -> torch.fx.Node:
         """Record a call that sets a thread-local mode (grad mode, autocast)."""
@@ -428,6 +434,11 @@ class GraphBuilder:
 def _is_written(inp: GraphInput) -> bool:
     value = inp.value
     return isinstance(value, TensorValue) and not value.example.is_inference() and bool(value.example._version)
+
+
+def _is_traced(inp: GraphInput) -> bool:
+    """Whether the input has been written so that it has another history."""
+    return _is_written(inp) and inp.value.example.requires_grad and not inp.value.example.is_leaf  # type: ignore[union-attr]
 
 
 def _run(fn: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:

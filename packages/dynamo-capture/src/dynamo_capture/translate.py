@@ -45,6 +45,7 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 from prims.spec import AbstractMode, plain_saving
+from prims.undo import undoing
 
 __all__ = ["CapturedGraph", "CodeState", "Translation", "translate"]
 
@@ -126,12 +127,13 @@ def translate(
         Unsupported: with ``fullgraph``, at the first break.
     """
     break_at: RestartCapture | None = None
+    raises: tuple[str, Any] | None = None
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
         tx = Capture(request, _native.GuardTree(), state.sizes, unbacked and not state.reads_between)
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
-            with _isolated_modes(), tx.inference, plain_saving(), AbstractMode(symbolic_calls=False):
+            with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False), tx.inference:
                 brk = root.interpret()
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
@@ -153,7 +155,16 @@ def translate(
         except ObservedError as error:
             without_frames(error, tx.outer_error)
             text = error.value.text() if isinstance(error.value, ExceptionValue) else "an exception"
-            raise SkipFrame(f"the program raises {text}", where=tx.location(), once=True) from None
+            raises = f"the program raises {text}", tx.location()
+            step = root.raised if tx.graph.op_count and not options.fullgraph else None
+            if step is None or (break_at is not None and step >= break_at.step):
+                raise SkipFrame(raises[0], where=raises[1], once=True) from None
+            break_at = RestartCapture(step, GraphBreak("QB19", text))  # what comes before it is a graph
+            break_at.brk.where = tx.location()
+        except SkipFrame:
+            if raises is not None:  # the graph cannot end before that
+                raise SkipFrame(raises[0], where=raises[1], once=True) from None
+            raise
         except DataDependentError as error:  # of a stage behind capture
             if not tx.unbacked:
                 raise
@@ -215,13 +226,7 @@ def _finish(
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
     gm: torch.fx.GraphModule | None = None
     compiled: Any = None
-    writes = bool(tx.graph.mutated_inputs())
-    in_try = builder.in_try and builder.has_tensor_ops()
-    if in_try and writes:
-        reason = "an operator inside try may raise, and the same graph writes into its inputs"
-        raise SkipFrame(reason, where=root.location())
-    # What the program has changed before an operator raises is changed in eager too.
-    may_run_again = in_try or builder.has_tensor_ops() and bool(tx.side) and not writes
+    may_run_again = False
     if builder.has_tensor_ops():
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
@@ -233,6 +238,7 @@ def _finish(
             from prims.errors import UserError
 
             raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
+        compiled, may_run_again = _all_or_nothing(compiled, tx)
     elif plan.outputs:
         gm = _graph_module(tx, plan.outputs, name)
         compiled = gm.forward
@@ -279,6 +285,26 @@ def _finish(
     captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
     keep(options, report, f"captured {name}", lambda: _in_full(captured))
     return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
+
+
+def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Callable[..., Any], bool]:
+    """A compiled graph that has written nothing when it raises, and whether the frame is then run again eagerly.
+
+    Raises:
+        RestartCapture: it has to be two graphs for that.
+    """
+    written = tx.graph.maybe_mutated()
+    raising = tx.raising
+    seen = raising.met is not None
+    if not written or getattr(compiled, "writes_when_done", False) is True:
+        return compiled, seen or bool(written)
+    step = raising.between()
+    if step is not None:
+        reason = "an input is written where autograd sees it, and another operator may raise where that is noticed"
+        raise RestartCapture(step, GraphBreak("QB08", reason))
+    if not seen or raising.traced is not None:
+        return compiled, False
+    return undoing(compiled, written), True
 
 
 def _in_full(captured: CapturedGraph) -> str:

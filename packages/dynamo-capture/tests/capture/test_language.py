@@ -454,13 +454,13 @@ def reraise(a):
         return a * error.value
 
 
-@case(x)
+@case(x, breaks=1)
 def raises_out(a):
     b = a + 1
     raise Own(b.shape[0])
 
 
-@case(x)
+@case(x, breaks=1)
 def raises_from_callee(a):
     def f(v):
         return v["missing"]

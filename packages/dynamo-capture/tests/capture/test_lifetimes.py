@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import traceback
 import weakref
@@ -207,3 +208,51 @@ def test_a_capture_lets_go_of_everything():
                     and getattr(o, "tx", None) is not None]  # fmt: skip
     finally:
         gc.enable()
+
+
+class Held:
+    left = 0
+
+
+def raises(x, held):
+    y = x * 2
+    raise ValueError(held, y)
+
+
+def raises_natively(x, held):
+    y = x * 2
+    return {}["missing", y.ndim]
+
+
+def raises_past_finally(x, held):
+    y = x * 2
+    try:
+        return [held, y][7]
+    finally:
+        held.left = 1
+
+
+def raises_from_another(x, held):
+    y = x * 2
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        raise TypeError("second", y.ndim) from error
+
+
+@pytest.mark.parametrize("fn", [raises, raises_natively, raises_past_finally, raises_from_another])
+def test_what_a_call_that_raises_was_given_dies_with_the_exception(fn):
+    compiled = dynamo_capture.optimize(fn, lambda gm, inputs: gm.forward)
+    for _ in range(3):
+        held = Held()
+        died = weakref.ref(held)
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(Exception):
+                compiled(torch.ones(2), held)
+            del held
+            assert died() is None
+        finally:
+            gc.enable()
+    assert compiled.__quintet_optimizer__.report.graphs

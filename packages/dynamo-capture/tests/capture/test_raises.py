@@ -48,7 +48,7 @@ DOCUMENTED = {
     "values/iterating.py": {"_StrictZip": 1},
     "values/iterators.py": {
         "IteratorValue.next": 1, "IteratorValue.call_method": 1, "GeneratorValue._run": 2,
-        "GeneratorValue.call_method": 1, "GeneratorValue._end": 2, "GeneratorValue._close": 2,
+        "GeneratorValue.call_method": 1, "GeneratorValue._end": 2, "GeneratorValue.close": 2,
     },
     "values/objects.py": {
         "ObjectValue._no_attribute": 1,

@@ -356,7 +356,7 @@ def test_context_managers_that_let_exceptions_pass_cost_nothing(capture):
     with pytest.raises(IndexError):
         compiled(x, torch.tensor([1, 9]))
     assert torch.is_grad_enabled()
-    assert not compiled.report.fallbacks
+    assert len(compiled.graphs) == 1
 
 
 def test_inputs_that_the_graph_writes_into_are_written_once(capture):
@@ -518,7 +518,7 @@ WRITERS = [write_then_read, read_then_write, read_then_write_behind, one_stateme
 
 
 @pytest.mark.parametrize("fn", WRITERS)
-def test_operators_that_may_raise_and_writes_into_inputs_are_in_two_graphs(fn):
+def test_operators_that_may_raise_and_writes_into_inputs_are_in_one_graph(fn):
     """What is written when an operator raises is what eager has written: no more, no less, and once."""
     compiled = dynamo_capture.optimize(fn, lambda module, inputs: module)
     for index in (1, 7, 2, -9, 0):
@@ -535,5 +535,5 @@ def test_operators_that_may_raise_and_writes_into_inputs_are_in_two_graphs(fn):
         torch.testing.assert_close(first, second, rtol=0, atol=0) if isinstance(second, torch.Tensor) else None
         assert type(first) is type(second)
     found = dynamo_capture.explain(fn)(torch.arange(3.0), torch.tensor([1]))
-    assert found.graph_count
+    assert found.graph_count == 1
     assert not found.report.fallbacks

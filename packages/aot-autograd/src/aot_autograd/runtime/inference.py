@@ -12,6 +12,7 @@ from aot_autograd.trace.outcome import Outcome, symbols_of_results, unbacked_of_
 from prims.eager import leave_to_eager
 from prims.options import Options
 from prims.report import Report
+from prims.undo import undoing, writes_when_done
 
 __all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "new_seed", "shares_memory"]
 
@@ -54,7 +55,7 @@ def build_inference(
         names = ", ".join(outputs[i] for i in outcome.differentiable)
         source.line(f"{names}, = lead_nowhere({names})")
     source.line(f"return {emit_results(source, outcome, outputs)}")
-    return source.function("run(*args)")
+    return writes_when_done(source.function("run(*args)"))
 
 
 class _LeadsNowhere(torch.autograd.Function):
@@ -106,17 +107,17 @@ def emit_overlap_check(
 ) -> None:
     """Leave a call to eager when an input that the graph writes shares memory with another, or loses its views."""
     program = outcome.program
+    written = tuple(i for i, _, _ in outcome.mutations if i < program.arguments)
 
     def leave_if(test: Callable[..., bool], *places: tuple[int, ...], reason: str) -> None:
         def run_eagerly(*args: Any) -> Any:
             leave_to_eager(report, options, "aot_autograd", reason)
-            return eager(*args)
+            return undoing(eager, written)(*args)
 
         called = f"{source.name(test, 'test')}(args, {', '.join(map(str, places))})"
         source.line(f"if {called}: return {source.name(run_eagerly, 'run_eagerly')}(*args)")
 
     tensors = tuple(i for i in range(program.arguments) if program.tracer.input_tensors[i] is not None)
-    written = tuple(i for i, _, _ in outcome.mutations if i < program.arguments)
     if written and len(tensors) > 1:
         reason = "an input that the graph writes shares memory with another input"
         leave_if(shares_memory, tensors, written, reason=reason)

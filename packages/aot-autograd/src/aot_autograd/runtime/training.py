@@ -26,6 +26,7 @@ from prims.ir.symbols import symbols_in
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
+from prims.undo import writes_when_done
 
 __all__ = ["build_training"]
 
@@ -75,7 +76,7 @@ def build_training(
         # The program itself turns gradients on, for a part of it.
         source.globals["enable_grad"] = torch.enable_grad
         source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
-    return source.function("run(*args)")
+    return writes_when_done(source.function("run(*args)"))
 
 
 def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

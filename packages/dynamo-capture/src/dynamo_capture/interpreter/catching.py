@@ -1,10 +1,12 @@
-"""Operators that raise when the graph runs: inside ``try`` that belongs to the program's handler.
+"""Operators that raise when the graph runs, and the program's clauses that run then.
 
 A graph runs at one place of the emitted code, not where its operators stand in the program. An operator whose exception
 a handler of the program may catch is first tried on tensors like its own, so that a call which eager refuses breaks the
 graph; and should the graph raise nevertheless, because of what its tensors hold, the whole frame is run again eagerly
-(:class:`Again`), which is possible as the graph comes first and has changed nothing. So it is outside of ``try``, where
-the program changes objects: some of them perhaps before the operator that raises.
+(:class:`Again`): handlers, ``finally`` clauses and context managers see it then, and what the program has changed
+before the operator is changed. That is possible as the graph comes first and, when it raises, has changed nothing:
+either it says so (``prims.undo.writes_when_done``), or what it writes is put back. Autograd's history cannot be: where
+it sees a write into an input, the graph breaks between that and operators inside such clauses.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from dynamo_capture import _native
 from dynamo_capture.rules import is_library_class, is_library_name
 from dynamo_capture.values.base import Value
 from prims.errors import QuintetError
+from prims.records import record
 
 if TYPE_CHECKING:
+    from dynamo_capture.capture import Capture
     from dynamo_capture.interpreter.frame import Frame
     from prims.report import Report
 
-__all__ = ["Again", "is_refused", "may_be_caught"]
+__all__ = ["Again", "Raising", "is_refused", "may_be_caught", "may_be_met"]
 
 #: Elements of all tensors of a call, above which it is not tried.
 _MOST_ELEMENTS = 1 << 22
@@ -38,10 +42,60 @@ def may_be_caught(frames: list[Frame]) -> bool:
     """Whether an exception of the instruction that is being interpreted may meet a handler of the program."""
     for frame in frames:
         if frame.decoded.exceptions:
-            catches, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
+            catches, _, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
             if catches or any(_may_swallow(frame.stack[at]) for at in managers if at < len(frame.stack)):
                 return True
     return False
+
+
+def may_be_met(tx: Capture) -> bool:
+    """Whether code of the program may run when the instruction raises that is being interpreted.
+
+    That is a handler, a ``finally`` clause, a context manager, or a generator that is closed.
+    """
+    if any(not started.frame.finished for started in tx.generators):
+        return True
+    for frame in tx.frames:
+        if frame.decoded.exceptions:
+            catches, cleans, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
+            if catches or cleans or not all(_is_torchs(frame.stack[at]) for at in managers if at < len(frame.stack)):
+                return True
+    return False
+
+
+@record(frozen=False)
+class Raising:
+    """What a graph may do when it raises, as far as capture has come.
+
+    Attributes:
+        met: the root frame's step of the first operator whose exception may be met by code of the program, or that
+            comes after changes of other objects.
+        traced: the step of the first write into an input that autograd sees.
+    """
+
+    met: int | None = None
+    traced: int | None = None
+
+    def between(self) -> int | None:
+        """The step at which to break, for one to be in another graph than the other."""
+        return None if self.met is None or self.traced is None else max(self.met, self.traced)
+
+
+def _is_torchs(leave: Value) -> bool:
+    """Whether the ``__exit__`` of a context manager is torch's, which nobody sees."""
+    owner: Any = getattr(leave.realize(), "owner", None)
+    if owner is None:
+        return False
+    owner = owner.realize()
+    cls = owner.pytype
+    if cls is contextlib._GeneratorContextManager:
+        made_by: Any = getattr(owner.attrs.get("gen"), "frame", None)
+        return made_by is not None and _of_torch(made_by.globals.get("__name__"))
+    return cls is contextlib.nullcontext or (is_library_class(cls) and cls.__module__.startswith("torch"))
+
+
+def _of_torch(name: Any) -> bool:
+    return is_library_name(name) and str(name).startswith("torch")
 
 
 def _may_swallow(leave: Value) -> bool:
@@ -51,16 +105,14 @@ def _may_swallow(leave: Value) -> bool:
         return True
     owner = owner.realize()
     cls = owner.pytype
-    if cls is contextlib.nullcontext or (is_library_class(cls) and cls.__module__.startswith("torch")):
+    if _is_torchs(leave):
         return False
     if cls is contextlib._GeneratorContextManager:
         made_by: Any = getattr(owner.attrs.get("gen"), "frame", None)
         if made_by is None:
             return True
-        name = made_by.globals.get("__name__")
-        catching = any(made_by.decoded.handlers_around(i)[0] for i, inst in enumerate(made_by.decoded.instructions)
-                       if inst.name == "YIELD_VALUE")  # fmt: skip
-        return catching and not (is_library_name(name) and str(name).startswith("torch"))
+        return any(made_by.decoded.handlers_around(i)[0] for i, inst in enumerate(made_by.decoded.instructions)
+                   if inst.name == "YIELD_VALUE")  # fmt: skip
     function = getattr(cls, "__exit__", None)
     return not (isinstance(function, types.FunctionType) and _gives_none(function.__code__))
 
@@ -113,7 +165,10 @@ def _like(example: Any, make_ints: Callable[..., Any], left: list[int]) -> Any:
             raise _TooLarge
         make = torch.ones if example.is_floating_point() or example.is_complex() else make_ints
         made = make(shape, dtype=example.dtype, device=example.device)
-        return made.requires_grad_() if example.requires_grad and not example.is_inference() else made
+        if not example.requires_grad or example.is_inference():
+            return made
+        with torch.enable_grad():
+            return made.requires_grad_() if example.is_leaf else made.requires_grad_().clone()
     if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return example.node.hint
     if type(example) in (tuple, list):

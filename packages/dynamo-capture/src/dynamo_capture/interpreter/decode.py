@@ -68,6 +68,20 @@ class ExceptionEntry(NamedTuple):
     push_lasti: bool
 
 
+class Around(NamedTuple):
+    """The handlers of a function that an exception may meet, from inside to the first that may end it.
+
+    Attributes:
+        catches: there is an ``except`` clause.
+        cleans: there is a ``finally`` clause, which runs and lets it pass.
+        managers: the stack positions of the ``__exit__`` of ``with`` statements.
+    """
+
+    catches: bool
+    cleans: bool
+    managers: tuple[int, ...]
+
+
 class DecodedCode:
     """What the interpreter needs of a code object (which it does not keep alive)."""
 
@@ -84,7 +98,7 @@ class DecodedCode:
         self.cells = cell_slots(code)
         self._asks: bool | None = None
         self._lines: list[int] | None = None
-        self._around: dict[int, tuple[bool, tuple[int, ...]]] = {}
+        self._around: dict[int, Around] = {}
         self._liveness: list[frozenset[str]] | None = None
         self._places: dict[int, SourceLoc] = {}
         self._locations: dict[int, SourceLoc] = {}
@@ -168,17 +182,16 @@ class DecodedCode:
         names = [inst.name for inst in self.instructions[index : index + 3]]
         return names == ["COPY", "POP_EXCEPT", "RERAISE"] and self.handler_for(index + 2) is None
 
-    def handlers_around(self, index: int) -> tuple[bool, tuple[int, ...]]:
-        """What an exception of an instruction may meet in the function: an ``except`` clause, and ``with`` statements
-        (the stack positions of their ``__exit__``). A ``finally`` clause lets it pass.
-        """
+    def handlers_around(self, index: int) -> Around:
+        """What an exception of an instruction may meet in the function."""
         found = self._around.get(index)
         if found is None:
             found = self._around[index] = self._look_around(index)
         return found
 
-    def _look_around(self, index: int) -> tuple[bool, tuple[int, ...]]:
+    def _look_around(self, index: int) -> Around:
         managers: list[int] = []
+        cleans = False
         seen: set[int] = set()
         while (entry := self.handler_for(index)) is not None and entry.target not in seen:
             seen.add(entry.target)
@@ -194,9 +207,10 @@ class DecodedCode:
                 if name == "RERAISE":
                     break
                 if name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH") or (name == "POP_EXCEPT" and following != "RERAISE"):
-                    return True, ()
+                    return Around(True, cleans, tuple(managers))
+            cleans = True
             index += 1  # what the clause itself raises goes further out
-        return False, tuple(managers)
+        return Around(False, cleans, tuple(managers))
 
     def assigned_once(self, name: str) -> bool:
         """Whether a local variable is assigned at most once, outside of loops, and never deleted."""

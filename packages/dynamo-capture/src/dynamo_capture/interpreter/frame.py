@@ -44,10 +44,13 @@ class Frame(_Ops):
         """Interpret until the function returns (its value) or yields (None; see ``yielded``)."""
         tx = self.tx
         instructions = self.decoded.instructions
+        dropped = tx.dropped
         self.running = self.started = True
         tx.frames.append(self)  # type: ignore[arg-type]
         try:
             while self.running:
+                if dropped:
+                    tx.close_dropped()
                 inst = instructions[self.ip]
                 self.ip += 1
                 try:
@@ -55,6 +58,8 @@ class Frame(_Ops):
                 except ObservedError as error:
                     self.unwind(error, inst.index)
             tx.count(self.ip)
+            if self.finished and tx.generators:
+                self.forget()
         except GraphBreak as brk:
             if brk.where is None:
                 brk.where = tx.location()
@@ -65,6 +70,13 @@ class Frame(_Ops):
             tx.frames.pop()
         return self.result if self.finished else None
 
+    def forget(self) -> None:
+        """The function has returned: its variables go, in their order, and generators with them."""
+        self.stack.clear()
+        for name in parameters(self.code):
+            self.locals.pop(name, None)
+            self.tx.close_dropped()
+
     def unwind(self, error: ObservedError, index: int) -> None:
         """Continue at the handler that covers the instruction, or raise on to the caller."""
         self.kw_names = ()
@@ -72,6 +84,7 @@ class Frame(_Ops):
             self._passes(error.value, index)
         entry = self.decoded.handler_for(index)
         if entry is None:
+            self.tx.left_by_errors = True
             try:
                 raise error
             finally:

@@ -22,7 +22,7 @@ from dynamo_capture.values.base import PREVIOUS, NullValue, ObservedError, Previ
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
-from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from prims.errors import DataDependentError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class RootFrame(Frame):
         make_resume: gives the code of a resume function for a point (the same one every time).
     """
 
-    __slots__ = ("break_at", "loop_start", "make_resume", "step")
+    __slots__ = ("break_at", "held", "kept", "loop_start", "make_resume", "raised", "step")
 
     def __init__(
         self,
@@ -117,6 +117,12 @@ class RootFrame(Frame):
         self.break_at = break_at
         self.make_resume = make_resume
         self.step = 0
+        #: The step of the instruction that raised last; one that raises again only where none here has raised.
+        self.raised: int | None = None
+        #: What :meth:`_held` told before the variables went.
+        self.held: frozenset[int] = frozenset()
+        #: Variables that are handed on at a break though nothing reads them: their generators live to the end.
+        self.kept: frozenset[str] = frozenset()
         info = resume_info(code)
         #: Where the frame began, if that is in a loop: the round is captured to its end, not the rounds after it.
         self.loop_start = -1
@@ -140,16 +146,20 @@ class RootFrame(Frame):
         self.running = self.started = True
         tx.frames.append(self)
         while self.running:
+            stack, epoch = self.stack[:], tx.side.epoch
+            if tx.dropped:
+                self._closing(tx.close_dropped)
             if self.step == planned:
                 return self.break_at.brk  # type: ignore[union-attr]
             inst = instructions[self.ip]
             self.ip += 1
-            stack, epoch = self.stack[:], tx.side.epoch
             try:
                 inst.handler(self, inst.arg)
                 if inst.name in BACKWARD_JUMPS and self.ip <= self.loop_start <= inst.index:
                     return LoopEnd()
             except ObservedError as error:
+                if inst.name != "RERAISE" or self.raised is None:
+                    self.raised = self.call_step()
                 self.unwind(error, inst.index)
             except (GraphBreak, DataDependentError) as stop:
                 brk = stop if isinstance(stop, GraphBreak) else GraphBreak("QB02", stop.reason)
@@ -166,7 +176,23 @@ class RootFrame(Frame):
                     return brk
                 raise RestartCapture(self.step - before, brk) from stop
             self.step += 1
+        del stack
+        self.held = self._held()
+        if tx.generators:
+            self._closing(self.forget)
         return None
+
+    def _closing(self, step: Callable[[], None]) -> None:
+        """Do what may close generators, where the graph cannot break."""
+        try:
+            step()
+        except (GraphBreak, DataDependentError) as stop:
+            text = stop.text if isinstance(stop, GraphBreak) else stop.reason
+            raise SkipFrame(text, where=self.tx.location()) from None
+
+    def _held(self) -> frozenset[int]:
+        """The values of variables that are never assigned again."""
+        return frozenset(id(value) for name, value in self.locals.items() if self.decoded.assigned_once(name))
 
     def _start_of_call(self, index: int) -> int:
         """How many instructions (KW_NAMES and PRECALL) before its CALL a call begins."""
@@ -191,18 +217,17 @@ class RootFrame(Frame):
         Raises:
             SkipFrame: one is.
         """
-        left = [generator for generator in self.tx.generators if generator.may_clean_up()]
+        left = [started for started in self.tx.generators if started.may_clean_up()]
         if not left:
             return
         manager = contextlib._GeneratorContextManager
         made = [value for value in plan.built if isinstance(value, ObjectValue) and issubclass(value.cls, manager)]
-        held = [value.attrs.get("gen") for value in made]
-        held += [value for name, value in self.locals.items() if self.decoded.assigned_once(name)]
-        safe = set(map(id, held))  # none is looked at: what the code needs has been planned
-        built = {id(value) for value in plan.built}
-        for generator in left:
-            if id(generator) not in safe or id(generator) not in built:
-                raise SkipFrame(f"{generator.describe()} is left inside a try or with statement")
+        # None is looked at: what the code needs has been planned.
+        safe = {id(value.attrs.get("gen")) for value in made} | (self._held() if self.running else self.held)
+        safe &= {id(value) for value in plan.built}
+        for started in left:
+            if id(started.value()) not in safe:
+                raise SkipFrame(f"{started.describe()} is left inside a try or with statement")
 
     def check_leaves(self, plan: Plan) -> None:
         """No tensor that the region has made a leaf of autograd leaves it.
@@ -269,6 +294,7 @@ class RootFrame(Frame):
         operands = self.stack[len(self.stack) - op.pops - op.peeks :]
         below = self.stack[: len(self.stack) - op.pops]
         handler = self.decoded.handler_for(index)
+        self.kept = frozenset(name for name, value in self.locals.items() if self._cleans_up(value))
         live = self._live_after(op, handler.target if handler else None)
         locals_ = {name: self.locals[name] for name in live if name in self.locals}
         cells = self.cells
@@ -294,7 +320,11 @@ class RootFrame(Frame):
         live: set[str] = set()
         for target in [*op.targets, *(() if handler is None else (handler,))]:
             live |= self.decoded.live_locals(target)
-        return sorted(live - self.decoded.cells)
+        return sorted((live | self.kept) - self.decoded.cells)
+
+    def _cleans_up(self, value: Value) -> bool:
+        """Whether it is a generator which runs code of the program when the function ends."""
+        return any(started.value() is value and started.may_clean_up() for started in self.tx.generators)
 
 
 class _BreakTail:
@@ -336,6 +366,10 @@ class _BreakTail:
                 cg.emit("PUSH_NULL")
             else:
                 cg.load(value)
+        if op.terminal:
+            goes_on = handler is not None and not self.frame.decoded.lets_pass(handler.target)
+            needed = {id(value) for value in (*self.below, *self.locals.values(), self.handled)}
+            cg.forget([value for value in self.operands if id(value) not in needed] if goes_on else None)
         if op.jump is not None:
             self._emit_jump(begin)
         elif op.advances:
@@ -432,6 +466,7 @@ class _BreakTail:
         self._leave_handler()
         if handler is None or self.frame.decoded.lets_pass(handler.target):
             cg.emit("LOAD_FAST", name)
+            cg.emit("DELETE_FAST", name)
             cg.emit("RERAISE", 0)
             return
         stack: list[Value | str] = list(self.below[: handler.depth])
@@ -447,7 +482,7 @@ class _BreakTail:
         code = frame.code
         info = resume_info(code)
         slots = parameters(info.original if info is not None else code)
-        names = tuple(n for n in slots if n in live and n in self.locals)
+        names = tuple(n for n in slots if n in live | frame.kept and n in self.locals)
         point = ResumePoint(index, kinds_of(stack), names)
         resumed = frame.make_resume(point, frame.decoded.line(index))
         function = types.FunctionType(resumed, frame.globals, resumed.co_name)
@@ -473,6 +508,9 @@ class _BreakTail:
                 cg.emit("LOAD_FAST", value)
             elif not isinstance(value, NullValue):
                 cg.load(value)
+        for name in dict.fromkeys(given for given in (*stack, self.handled) if isinstance(given, str)):
+            cg.emit("DELETE_FAST", name)
+        cg.forget([value for value in cg.plan.built if isinstance(value, ExceptionValue)])
         if in_loop:
             cg.emit("BUILD_TUPLE", resumed.co_argcount + 1)
             cg.end_call(1)

@@ -160,7 +160,8 @@ class Value:
 
 @functools.cache
 def _slots(cls: type) -> tuple[str, ...]:
-    return tuple(name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()))
+    names = (name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ()))
+    return tuple(name for name in names if name != "__weakref__")
 
 
 class IdentityKey:

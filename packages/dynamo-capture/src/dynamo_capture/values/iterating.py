@@ -11,6 +11,7 @@ import functools
 import itertools
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ class NativeIterator(IteratorValue):
         convert: makes a value of an element.
     """
 
-    __slots__ = ("broken", "convert", "done", "last")
+    __slots__ = ("__weakref__", "broken", "convert", "done", "last")
 
     def __init__(
         self,
@@ -142,6 +143,11 @@ class NativeIterator(IteratorValue):
         self.broken = False
         #: The last element.
         self.last: Value | None = None
+
+    def remade(self, rebuild: Callable[[Any], tuple[Any, list[Value]]]) -> NativeIterator:
+        """Itself, with ``rebuild`` of the iterator, which must not keep it: generators are closed when it goes."""
+        self.rebuild = functools.partial(rebuild, weakref.proxy(self))
+        return self
 
     def next(self, tx: Capture) -> Value | None:
         tx.side.epoch += 1
@@ -376,9 +382,7 @@ def _islice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     start, step = start or 0, step or 1
     source = _source(tx, args[0])
     pull = Pull(tx, source)
-    result = _Counted(itertools.islice(pull, start, stop, step), None, itertools.islice)
-
-    def rebuild() -> tuple[Any, list[Value]]:
+    def rebuild(result: _Counted) -> tuple[Any, list[Value]]:
         if result.done:
             return iterator_over, []
         begin = start + result.given * step
@@ -387,8 +391,7 @@ def _islice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         parts = [ConstantValue(x) for x in (begin - pull.count, left, step)]
         return itertools.islice, [source, *parts]
 
-    result.rebuild = rebuild
-    return result
+    return _Counted(itertools.islice(pull, start, stop, step), None, itertools.islice).remade(rebuild)
 
 
 class _Counted(NativeIterator):
@@ -415,8 +418,7 @@ def _product(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 def _combined(cls: type, real: Any, parts: list[Value]) -> Value:
     """An iterator over combinations of ``parts``; one that is left is made anew and walked as far."""
     result = _Counted(real, None, cls, _row)
-    result.rebuild = lambda: (_walked, [ConstantValue(cls), ConstantValue(result.given), *parts])
-    return result
+    return result.remade(lambda it: (_walked, [ConstantValue(cls), ConstantValue(it.given), *parts]))
 
 
 def _walked(cls: Any, steps: int, *parts: Any) -> Any:
@@ -512,15 +514,13 @@ def _accumulate(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 
     first = None if isinstance(initial, ConstantValue) and initial.value is None else initial
     totals = itertools.accumulate(Pull(tx, source), combine, initial=first)
-    result = NativeIterator(totals, None, itertools.accumulate)
 
-    def rebuild() -> tuple[Any, list[Value]]:
+    def rebuild(result: NativeIterator) -> tuple[Any, list[Value]]:
         if result.last is None:
             return _accumulate_from, [source, fn, initial, ConstantValue(False)]
         return _accumulate_from, [source, fn, result.last, ConstantValue(True)]
 
-    result.rebuild = rebuild
-    return result
+    return NativeIterator(totals, None, itertools.accumulate).remade(rebuild)
 
 
 def _accumulate_from(source: Any, fn: Any, initial: Any, begun: bool) -> Any:
@@ -534,15 +534,13 @@ def _accumulate_from(source: Any, fn: Any, initial: Any, begun: bool) -> Any:
 @iterator(itertools.pairwise, 1, 1)
 def _pairwise(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     source = _source(tx, args[0])
-    result = NativeIterator(itertools.pairwise(Pull(tx, source)), None, itertools.pairwise, _row)
 
-    def rebuild() -> tuple[Any, list[Value]]:
+    def rebuild(result: NativeIterator) -> tuple[Any, list[Value]]:
         if result.done:
             return iterator_over, []
         return _pairwise_on, [source] if result.last is None else [source, *result.last.unpack(tx)[1:]]
 
-    result.rebuild = rebuild
-    return result
+    return NativeIterator(itertools.pairwise(Pull(tx, source)), None, itertools.pairwise, _row).remade(rebuild)
 
 
 def _pairwise_on(source: Any, *first: Any) -> Any:
@@ -566,8 +564,7 @@ def _takewhile(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
     fn = args[0].realize()
     source = _source(tx, args[1])
     result = NativeIterator(itertools.takewhile(_predicate(tx, fn), Pull(tx, source)), None, itertools.takewhile)
-    result.rebuild = lambda: (iterator_over, []) if result.done else (itertools.takewhile, [fn, source])
-    return result
+    return result.remade(lambda it: (iterator_over, []) if it.done else (itertools.takewhile, [fn, source]))
 
 
 @iterator(itertools.dropwhile, 2, 2)
@@ -575,8 +572,7 @@ def _dropwhile(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
     fn = args[0].realize()
     source = _source(tx, args[1])
     result = NativeIterator(itertools.dropwhile(_predicate(tx, fn), Pull(tx, source)), None, itertools.dropwhile)
-    result.rebuild = lambda: (itertools.dropwhile, [fn, source]) if result.last is None else (_dropped, [source])
-    return result
+    return result.remade(lambda it: (itertools.dropwhile, [fn, source]) if it.last is None else (_dropped, [source]))
 
 
 def _dropped(source: Any) -> Any:
@@ -595,7 +591,9 @@ def _compress(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 
 @iterator(itertools.cycle, 1, 1)
 def _cycle(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return NativeIterator(itertools.cycle(Pull(tx, _source(tx, args[0]))), _refuse_rebuild, itertools.cycle)
+    source = _source(tx, args[0])
+    result = NativeIterator(itertools.cycle(Pull(tx, source)), None, itertools.cycle)
+    return result.remade(lambda it: _refuse_rebuild() if it.last or it.done else (itertools.cycle, [source]))
 
 
 @_register_function(itertools.tee)
@@ -633,8 +631,15 @@ def _groupby(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     def pair(found: Any) -> Value:
         return TupleValue([found[0].value, NativeIterator(found[1], _refuse_rebuild, type(found[1]))])
 
-    groups: Any = itertools.groupby(Pull(tx, _source(tx, args[0])), key)
-    return NativeIterator(groups, _refuse_rebuild, itertools.groupby, pair)
+    def rebuild(result: NativeIterator) -> tuple[Any, list[Value]]:
+        if result.done:
+            return iterator_over, []
+        return _refuse_rebuild() if result.last or pull.count else (itertools.groupby, [source, fn])
+
+    source = _source(tx, args[0])
+    pull = Pull(tx, source)
+    groups: Any = itertools.groupby(pull, key)
+    return NativeIterator(groups, None, itertools.groupby, pair).remade(rebuild)
 
 
 if sys.version_info >= (3, 12):

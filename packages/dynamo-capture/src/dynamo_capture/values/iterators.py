@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dynamo_capture.interpreter.frame import Frame
 
 __all__ = ["BackwardsIterator", "GeneratorValue", "IteratorValue", "NativeWalk", "PositionIterator", "Pull",
-           "iterator_at", "iterator_over"]
+           "Started", "iterator_at", "iterator_over"]
 
 
 _END = object()
@@ -38,6 +39,7 @@ _ENDED: tuple[Callable[[], Any], ...] = (
     *(functools.partial(reversed, whole) for whole in (*_ORDERED, *_VIEWS)),
     functools.partial(iter, int, 0), functools.partial(itertools.islice, (), 0),
     functools.partial(itertools.pairwise, ()), functools.partial(itertools.takewhile, bool, ()),
+    functools.partial(itertools.groupby, ()),
 )  # fmt: skip
 _ENDED_KINDS = {type(make()): make for make in _ENDED}
 
@@ -201,6 +203,7 @@ class PositionIterator(IteratorValue):
             item = self.item(self.position)
         except IndexError:
             self.position = -1
+            self.sequence, self.item = ConstantValue(()), ().__getitem__  # which it lets go of
             return None
         self.position += 1
         return item
@@ -337,19 +340,61 @@ def _sequence_iterator_backwards(sequence: Any, position: int) -> Any:
     return iterator
 
 
-class GeneratorValue(Value):
-    """A generator whose frame is interpreted inside the region, resumed on demand."""
+class Started:
+    """A generator that was advanced. When nothing refers to its value any more, the program's own has gone, too.
 
-    __slots__ = ("call_of", "finished", "frame", "running")
+    Values stand on stacks, in variables and in containers where the program's objects stand, so that the last reference
+    to a generator's value goes when the last one to the generator does: between the same two instructions. It is
+    closed then, as Python closes it.
+    """
+
+    __slots__ = ("frame", "value")
+
+    def __init__(self, value: GeneratorValue, dropped: list[Started]) -> None:
+        self.frame = value.frame
+        self.value = weakref.ref(value, lambda _: dropped.append(self))
+
+    def may_clean_up(self) -> bool:
+        """Whether it is suspended where closing it would run code of the program."""
+        return not self.frame.finished and self.frame.may_clean_up()
+
+    def close(self, tx: Capture) -> None:
+        """Close the generator, to which nothing refers.
+
+        Raises:
+            GraphBreak: it raises, which only ``sys.unraisablehook`` sees.
+        """
+        try:
+            GeneratorValue(self.frame).close(tx)
+        except ObservedError:
+            raise GraphBreak("QB18", f"{self.describe()} raises when it is closed") from None
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"the generator {self.frame.code.co_name!r}"
+
+
+class GeneratorValue(Value):
+    """A generator whose frame is interpreted inside the region, resumed on demand.
+
+    Args:
+        call_of: the function and arguments that made it, of which it is made again while it has not been started.
+    """
+
+    __slots__ = ("__weakref__", "call_of", "frame", "running")
 
     mutable = True
 
-    def __init__(self, frame: Frame, function: Value, args: list[Value], kwargs: dict[str, Value]) -> None:
+    def __init__(self, frame: Frame, *call_of: Any) -> None:
         self.source = None
         self.frame = frame
-        self.call_of = (function, args, kwargs)
-        self.finished = False
+        self.call_of = call_of
         self.running = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.frame.finished
 
     @property
     def pytype(self) -> type:
@@ -359,10 +404,6 @@ class GeneratorValue(Value):
 
     def key(self, tx: Capture) -> Any:
         return IdentityKey(self)
-
-    def may_clean_up(self) -> bool:
-        """Whether it is suspended where closing it would run code of the program."""
-        return not self.finished and self.frame.started and self.frame.may_clean_up()
 
     def send(self, tx: Capture, value: Value) -> Value | None:
         """Run to the next yield; None when the generator returns (see ``frame.result``)."""
@@ -379,19 +420,17 @@ class GeneratorValue(Value):
         if self.running:
             raise tx.observed(ValueError("generator already executing"))
         if not self.frame.started:
-            tx.generators.append(self)
+            tx.generators.append(Started(self, tx.dropped))
         self.running = True
         try:
             item: Value | None = step()
         except ObservedError as error:
-            self.finished = True
+            self.frame.finished = True
             if error.value.pytype is StopIteration:
                 raise tx.observed(RuntimeError("generator raised StopIteration")) from None
             raise
         finally:
             self.running = False
-        if item is None:
-            self.finished = True
         return item
 
     def next(self, tx: Capture) -> Value | None:
@@ -433,7 +472,8 @@ class GeneratorValue(Value):
             item = self.throw(tx, error)
             return self._end(tx, False) if item is None else item
         if name == "close":
-            return self._close(tx)
+            self.close(tx)
+            return ConstantValue(None)
         raise GraphBreak("QB18", f"method {name!r} of a generator")
 
     def _end(self, tx: Capture, again: bool) -> Value:
@@ -443,16 +483,18 @@ class GeneratorValue(Value):
             raise tx.observed(StopIteration())
         raise tx.observed_value(StopIteration, [result])
 
-    def _close(self, tx: Capture) -> Value:
+    def close(self, tx: Capture) -> None:
+        """``close()``."""
         if not self.finished and self.frame.started:
+            exits = tx.left_by_errors
             try:
                 if self.throw(tx, tx.observed(GeneratorExit()).value) is not None:
                     raise tx.observed(RuntimeError("generator ignored GeneratorExit"))
             except ObservedError as error:
                 if error.value.pytype not in (GeneratorExit, StopIteration):
                     raise
-        self.finished = True
-        return ConstantValue(None)
+                tx.left_by_errors = exits  # this one has gone with its traceback
+        self.frame.finished = True
 
     def children(self) -> Iterator[Value]:
         return iter(self._remade()[1])

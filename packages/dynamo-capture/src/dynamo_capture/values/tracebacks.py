@@ -26,10 +26,14 @@ class Trail:
     def traceback(self) -> types.TracebackType | None:
         """A traceback of frames that show the same files, functions and lines, without their variables."""
         last: types.TracebackType | None = None
+        frame: types.FrameType | None = None
         for code, globals_, line in self.places:
             frame = _native.activate(types.FunctionType(code, globals_, "", None, (_getframe,)), None)()
             last = types.TracebackType(last, frame, -1, line)
-        return last
+        try:
+            return last
+        finally:
+            del last, frame  # whose caller is this frame
 
 
 def as_raised(error: BaseException, trail: Trail, *context: BaseException | None) -> None:
@@ -37,6 +41,7 @@ def as_raised(error: BaseException, trail: Trail, *context: BaseException | None
     error.__traceback__ = trail.traceback()
     now = context[0] if context else sys.exception()
     error.__context__ = None if now is error else now
+    del error, now, context  # whose traceback's frames were called from here
 
 
 def _frame_of(getframe: Any) -> Any:

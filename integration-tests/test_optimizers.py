@@ -36,10 +36,11 @@ CASES = {
                 {"momentum": 0.9, "centered": True}),
     "Rprop": (*EVERY[:3], *DIFFERENTIABLE),
     "ASGD": (*EVERY, *DIFFERENTIABLE, {"t0": 4.0}, {"t0": 4.0, "foreach": True}),
+    "Adafactor": ({}, {"foreach": True}, {"maximize": True}, {"weight_decay": 0.1}, {"eps": (1e-30, 2.0)}),
     "Muon": ({}, {"weight_decay": 0.1, "nesterov": False}),
 }  # fmt: skip
 #: Captures at most: the first step makes the state. RAdam and ASGD decide by the step count once more.
-CAPTURES = {"RAdam": 3, "ASGD": 4}
+CAPTURES = {"RAdam": 3, "ASGD": 4, "Adafactor": 3}
 
 
 def variants():

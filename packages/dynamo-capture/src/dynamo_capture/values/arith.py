@@ -117,7 +117,8 @@ def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
         return bool(y < 0)
     if fn is operator.pow:
         # A negative exponent makes an int a float and fails on 0; a fraction of one makes a negative number complex.
-        return bool(y < 0) or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
+        fails = bool(y < 0) and (not isinstance(x, (float, torch.SymFloat)) or bool(x == 0))
+        return fails or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
     return False
 
 

@@ -1,11 +1,14 @@
-"""The fused optimizer steps (``torch._fused_adamw_`` and its like) as operators on lists of tensors.
+"""Optimizer steps that are captured in other words: the fused ones (``torch._fused_adamw_``), and Adafactor's.
 
 The operators take their hyperparameters as numbers fixed in the graph, and have kernels that no other work can join.
 Here the numbers of a step may change, and its rows are fused like any others. As in the fused kernels, sums are in
 float32 for 16-bit tensors, and where ``found_inf`` is 1 nothing changes.
 
+Adafactor reads norms of what it computes, to take the larger of two numbers; here those numbers stay tensors.
+
 Sources: Kingma and Ba (2015) for Adam; Loshchilov and Hutter (2019) for decoupled decay; Reddi et al. (2018) for the
-maxima; Duchi et al. (2011) for Adagrad; Sutskever et al. (2013) for momentum.
+maxima; Duchi et al. (2011) for Adagrad; Sutskever et al. (2013) for momentum;
+Shazeer and Stern (2018) for Adafactor.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUSED_STEPS"]
+__all__ = ["FUSED_STEPS", "adafactor"]
 
 Tensors = Sequence[torch.Tensor]
 Number = Any  # a float, or a tensor without dimensions
@@ -86,6 +89,40 @@ def fused_sgd(
         written.append((momentum_buffer_list, buffers))
         g = torch._foreach_add(g, buffers, alpha=momentum) if nesterov else buffers
     _write([(self, _move(x, g, [lr] * len(x))), *written], found_inf)
+
+
+def adafactor(
+    params: Tensors, grads: Tensors, row_vars: Sequence[Any], col_vars: Sequence[Any], variances: Sequence[Any],
+    state_steps: Tensors, grad_scale: Any, found_inf: Any, *, d: float, lr: Number, beta2_decay: float,
+    weight_decay: float, eps1: float | None, eps2: float, maximize: bool, has_complex: bool,
+) -> None:  # fmt: skip
+    """Adafactor's step on each parameter: a matrix's second moments are means of rows and of columns."""
+    if grad_scale is not None or found_inf is not None:
+        raise AssertionError("Grad scaling should occur outside of optimizer.step()")
+    for param, grad, rows, columns, variance, step in zip(params, grads, row_vars, col_vars, variances, state_steps):
+        least = torch.finfo(param.dtype).eps if eps1 is None else eps1
+        g = -grad if maximize else grad
+        step += 1
+        count = step.item()
+        share = count**beta2_decay
+        rate = _at_least(param.norm(2).double() / param.numel() ** 0.5, eps2) * min(lr, 1 / count**0.5)
+        if weight_decay != 0:
+            param.mul_(1 - lr * weight_decay)
+        if g.dim() > 1:
+            rows.lerp_(torch.norm(g, dim=-1, keepdim=True).square() / g.size(-1), share)
+            columns.lerp_(torch.norm(g, dim=-2, keepdim=True).square() / g.size(-2), share)
+            estimate = (rows @ columns) / rows.mean(dim=-2, keepdim=True).clamp(min=least)
+        else:
+            variance.lerp_(g * g, share)
+            estimate = variance
+        update = estimate.clamp(min=least * least).rsqrt() * g
+        clipped = _at_least(update.norm(2).double() / (update.numel() ** 0.5 * d), 1.0)
+        param.sub_(update * (rate / clipped).to(update.dtype))
+
+
+def _at_least(x: torch.Tensor, least: Any) -> torch.Tensor:
+    """``max(least, x)`` as Python computes it, which of a NaN makes ``least``."""
+    return torch.where(x > least, x, least)
 
 
 def _wide(tensors: Tensors) -> list[torch.Tensor]:

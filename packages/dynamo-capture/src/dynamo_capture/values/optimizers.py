@@ -13,7 +13,8 @@ from torch.optim import optimizer
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.torch_calls import special, special_by_code
+from dynamo_capture.values.fused_steps import adafactor
+from dynamo_capture.values.torch_calls import special, special_by_code, special_by_name
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -39,6 +40,14 @@ def _kept_from_compiler(fn: Any, tx: Capture, args: list[Value], kwargs: dict[st
     if not fn.__module__.startswith("torch.optim."):
         return inline_call(tx, tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
     return tx.from_python(_of_closure(fn, "fn")).realize().call(tx, args, kwargs)
+
+
+def _adafactor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tx.from_python(adafactor).realize().call(tx, args, kwargs)
+
+
+for _name in ("_single_tensor_adafactor", "_multi_tensor_adafactor"):
+    special_by_name("torch.optim._adafactor", _name)(_adafactor)
 
 
 def _of_closure(fn: Any, name: str) -> Any:

@@ -196,15 +196,31 @@ def test_out_of_memory_in_eager_too_is_eagers_error(monkeypatch, full_memory):
         raise torch.OutOfMemoryError("eager's own")
 
     monkeypatch.setattr(Envelope, "module", lambda self: types.SimpleNamespace(forward=forward, graph=torch.fx.Graph()))
-    function = lambda x, total: (x.sin() + 1, total.add_(x))
-    compiled = compile_api.compile(function)
-    x, total = torch.ones(4), torch.zeros(4)
+    compiled = compile_api.compile(lambda x: x.sin() + 1)
+    x = torch.ones(4)
     with torch.no_grad():
         with pytest.raises(torch.OutOfMemoryError, match="eager's own"):
-            compiled(x, total)
-        assert total.tolist() == [0, 0, 0, 0], "a failed call changes nothing"
-        torch.testing.assert_close(compiled(x, total)[0], x.sin() + 1)
-    assert total.tolist() == [1, 1, 1, 1] and not compiled.report().fallbacks
+            compiled(x)
+        torch.testing.assert_close(compiled(x), x.sin() + 1)
+    assert not compiled.report().fallbacks
+
+
+def test_out_of_memory_where_an_input_is_written(monkeypatch, full_memory):
+    """The graph has written nothing, so the frame runs as it is: what it writes before an error is then written."""
+    from prims.ir import Envelope
+
+    def forward(*inputs):
+        raise torch.OutOfMemoryError("eager's own")
+
+    monkeypatch.setattr(Envelope, "module", lambda self: types.SimpleNamespace(forward=forward, graph=torch.fx.Graph()))
+    compiled = compile_api.compile(lambda x, total: (x.sin() + 1, total.add_(x)))
+    x, total = torch.ones(4), torch.zeros(4)
+    with torch.no_grad():
+        for calls in (1, 2):
+            torch.testing.assert_close(compiled(x, total)[0], x.sin() + 1)
+            assert total.tolist() == [calls] * 4
+    (fallback,) = compiled.report().fallbacks
+    assert "an operator raised" in fallback.reason
 
 
 def test_no_gpu():

@@ -46,11 +46,14 @@ class SubgraphBuilder(GraphBuilder):
 
     def new_input(self, name: str, spec: TensorSpec) -> TensorValue:
         """An input that stands for no value of the graph around; to be asked for before anything is captured."""
-        return self.new_example(name, abstract_from_spec(spec))
+        return self._of_example(name, abstract_from_spec(spec))
 
     def new_example(self, name: str, example: torch.Tensor) -> TensorValue:
         """As :meth:`new_input`, of an abstract tensor; writing to it is writing outside."""
         self._versions.append((example, example._version))
+        return self._of_example(name, example)
+
+    def _of_example(self, name: str, example: torch.Tensor) -> TensorValue:
         value = TensorValue(self._input(name, example.spec), example)  # type: ignore[attr-defined]
         self._by_example[id(example)] = value
         return value

@@ -28,6 +28,11 @@ shows_itself(PyObject *value, int depth)
         }
         return plain;
     }
+    if (PySlice_Check(value)) {
+        PySliceObject *slice = (PySliceObject *)value;
+        return depth < 3 && shows_itself(slice->start, depth + 1) && shows_itself(slice->stop, depth + 1)
+               && shows_itself(slice->step, depth + 1);
+    }
     /* A C type whose instances refer to no others. */
     return !(type->tp_flags & (Py_TPFLAGS_HEAPTYPE | Py_TPFLAGS_HAVE_GC));
 }

@@ -4,6 +4,9 @@ After ten steps under a schedule no number may be further from a run in float64 
 roundings of float32.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -367,3 +370,24 @@ def test_a_profiled_step_is_compiled():
         assert k < 2 or not [name for name in events if "_foreach" in name or "addcdiv" in name], events
     report = step.report()
     assert len(report.recompiles) <= 1 and not report.breaks and report.verdict == "compiled"
+
+
+BESIDE = """
+import torch
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+import compile_api
+for name in ("SGD", "AdamW", "RAdam"):
+    params = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    optimizer = getattr(torch.optim, name)(params)
+    step = compile_api.compile(optimizer.step)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.ones(3)
+        step()
+    assert step.report().verdict == "compiled" and step.report().kernels, step.report()
+"""
+
+
+def test_steps_are_compiled_where_pytorchs_compiler_has_run():
+    """It keeps parts of optimizers from itself, in the whole process."""
+    subprocess.run([sys.executable, "-c", BESIDE], check=True, timeout=300)

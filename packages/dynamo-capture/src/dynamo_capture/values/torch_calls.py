@@ -221,6 +221,10 @@ def special_function(fn: Any) -> Handler | None:
     module = fn.__module__
     if (module, fn.__name__) in _SPECIAL_BY_NAME:
         return _SPECIAL_BY_NAME[module, fn.__name__]
+    kept = fn.__dict__.get("_torchdynamo_orig_callable")
+    if kept is not None and str(module).startswith("torch.optim."):
+        # PyTorch's compiler, once it has run in the process, keeps optimizers' parts from itself, not from us.
+        return lambda tx, args, kwargs: tx.from_python(kept).realize().call(tx, args, kwargs)
     of_code = _SPECIAL_BY_CODE.get(fn.__code__)
     return None if of_code is None else functools.partial(of_code, fn)
 

@@ -918,8 +918,6 @@ NOT_WHOLE = {
     "retain_grad_inside": "retain_grad",
     "jvp": "forward-mode differentiation",
     "batchnorm": "float() of a tensor",
-    "backward_inside": "Tensor.backward()",
-    "grad_inside": "torch.autograd",
     "requires_grad_inside": "requires_grad_()",
     "embedding_sparse": "sparse",
     "ctc": "ctc_loss",

@@ -35,9 +35,9 @@ def call_attention(
     tracer: Tracer, attention: ScoredAttention, args: Sequence[Any], interpret: Interpret
 ) -> tuple[Any, ...]:
     """The abstract results: the attention's, the sums' logarithms, and the largest scores where they are asked for."""
-    if attention.largest or not tracer.fast or not _is_for_kernels(attention, args):
-        return attention(*args)  # type: ignore[no-any-return]
     operands = attention.operands(*args[:3])
+    if attention.largest or not tracer.fast or not _is_for_kernels(operands, args[3:]):
+        return attention(*args)  # type: ignore[no-any-return]
     call = _Call(tracer, attention, [*operands, *args[3:]], interpret)
     try:
         forward, backward = call.operators()
@@ -46,8 +46,8 @@ def call_attention(
     return *_Differentiable.apply(call, forward, backward, *call.args), None
 
 
-def _is_for_kernels(attention: ScoredAttention, args: Sequence[Any]) -> bool:
-    query, key, value = attention.operands(*args[:3])
+def _is_for_kernels(operands: Sequence[torch.Tensor], read: Sequence[Any]) -> bool:
+    query, key, value = operands
     if query.device.type not in DEVICES or query.dtype not in HALVES or not query.dtype == key.dtype == value.dtype:
         return False
     widths = (query.shape[3], value.shape[3])
@@ -56,7 +56,7 @@ def _is_for_kernels(attention: ScoredAttention, args: Sequence[Any]) -> bool:
     if any(n == 0 for x in (query, key) for n in x.shape):
         return False
     learns = torch.is_grad_enabled()
-    return not any(isinstance(x, torch.Tensor) and x.requires_grad and learns for x in args[3:])
+    return not any(isinstance(x, torch.Tensor) and x.requires_grad and learns for x in read)
 
 
 class _Call:

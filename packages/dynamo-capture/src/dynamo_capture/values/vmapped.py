@@ -7,6 +7,7 @@ it calls of functorch. The function is called once, as in eager, so that what it
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -75,14 +76,8 @@ def _flat_vmap(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
         if isinstance(value, TensorValue) and next(differ):
             tx.batched[id(value)] = value
     whole = _python(tx, pytree.tree_unflatten, [ListValue(results), spec])
-    unwrap = _own_function(function_name="_unwrap_batched")
+    unwrap = sys.modules[_MODULE]._unwrap_batched  # eager's; the module is that of the function called here
     return _python(tx, unwrap, [whole, out_dims, ConstantValue(0), size, function])
-
-
-def _own_function(function_name: str) -> Any:
-    from torch._functorch import vmap
-
-    return getattr(vmap, function_name)
 
 
 def _python(tx: Capture, fn: Any, args: list[Value]) -> Value:

@@ -7,8 +7,8 @@ fifth digit, and it divides by the learning rate, which may be 0.
 
 Every function takes what the library's function of this name takes, and may not be used for sparse gradients.
 
-Sources: those of :mod:`dynamo_capture.values.fused_steps`; Dozat (2016) for Nesterov's momentum in Adam; Liu et al. (2020)
-for rectified Adam; Polyak and Juditsky (1992) for averaged gradient descent.
+Sources: those of :mod:`dynamo_capture.values.fused_steps`; Dozat (2016) for Nesterov's momentum in Adam; Liu et al.
+(2020) for rectified Adam; Polyak and Juditsky (1992) for averaged gradient descent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from typing import Any
 import torch
 
 from dynamo_capture.values.fused_steps import (
-    Number, Tensors, counted, decayed, fused_adagrad, fused_adam, moved, wide, write,
+    Number,
+    Tensors,
+    counted,
+    decayed,
+    fused_adagrad,
+    fused_adam,
+    moved,
+    wide,
+    write,
 )  # fmt: skip
 
 __all__ = ["DEVICE_STEPS"]
@@ -139,8 +147,8 @@ def _signed(grads: Tensors, maximize: bool) -> Any:
     return torch._foreach_neg(wide(grads)) if maximize else wide(grads)
 
 
-#: Module of ``torch.optim`` -> what is captured in place of its functions, and the options with which they read no count
-#: or take gradients of another kind.
+#: Module of ``torch.optim`` -> what is captured in place of its functions, and the options with which they read no
+#: count or take gradients of another kind.
 DEVICE_STEPS = {
     "adam": (adam, ("capturable", "differentiable")), "adagrad": (adagrad, ("has_sparse_grad",)),
     "adamax": (adamax, ("capturable",)), "nadam": (nadam, ("capturable",)), "radam": (radam, ("capturable",)),

@@ -81,3 +81,130 @@ def test_update_scale(scale, tracker, found):
     torch.testing.assert_close(compiled(*ours), f(*theirs), rtol=0, atol=0)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert not compiled.report().fallbacks
+
+
+# ---- steps that are taken or not, in the graph -----------------------------------------------------------------------
+
+
+def clipped(model, optimizers, scaler, x, y, factor):
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    scaler.scale(nn.functional.mse_loss(model(x), y) * factor).backward()
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def not_clipped(model, optimizers, scaler, x, y, factor):
+    scaler.scale(nn.functional.mse_loss(model(x), y) * factor).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in an int of its own, which is more than writing tensors."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad / self.count)
+
+
+class Noisy(torch.optim.Optimizer):
+    """Draws random numbers, which a step that is skipped does not."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * 0.01 + torch.randn_like(p) * 0.01)
+
+
+def _of(name, **options):
+    return lambda params: getattr(torch.optim, name)(params, lr=0.01, **options)
+
+
+STEPPED = {
+    "SGD": _of("SGD"), "momentum": _of("SGD", momentum=0.9, nesterov=True), "AdamW": _of("AdamW"),
+    "foreach": _of("AdamW", foreach=True, amsgrad=True), "fused": _of("AdamW", fused=True), "NAdam": _of("NAdam"),
+    "RMSprop": _of("RMSprop", momentum=0.5), "Adagrad": _of("Adagrad"), "ASGD": _of("ASGD", foreach=True),
+    "Adafactor": _of("Adafactor"), "Rprop": _of("Rprop"), "Adadelta": _of("Adadelta", foreach=True),
+}  # fmt: skip
+#: Those that decide by numbers that the first steps change.
+DECIDES = ("ASGD", "Adafactor")
+
+
+def trained(program, make, wrap, scheduled, bad, steps=9):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizers = [make(part.parameters()) for part in (model[0], model[2])]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    call = wrap(program)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)) for o in optimizers if scheduled]
+    torch.manual_seed(1)
+    for n in range(steps):
+        x, y = torch.randn(5, 6).double(), torch.randn(5, 3).double()
+        call(model, optimizers, scaler, x, y, torch.tensor(float("inf") if n in bad else 1.0))
+        for schedule in schedules:
+            schedule.step()
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    return call, (list(model.parameters()), states, scaler.state_dict(), torch.rand(1))
+
+
+def assert_as_eager(program, make, scheduled, bad):
+    """The compiled program's report."""
+    compiled, ours = trained(program, make, compile_api.compile, scheduled, bad)
+    _, theirs = trained(program, make, lambda fn: fn, scheduled, bad)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    return compiled.report()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # which is what a step that is skipped does
+@pytest.mark.parametrize("program, scheduled", [(clipped, False), (not_clipped, True)])
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_that_may_be_skipped(name, program, scheduled):
+    report = assert_as_eager(program, STEPPED[name], scheduled, bad=(3, 4, 7))
+    assert not report.fallbacks and report.kernels
+    allowed = 0 if name == "fused" or (name == "SGD" and not scheduled) else 2
+    assert len(report.breaks) <= allowed, str(report)  # the first step of either optimizer
+    last = [graph for graph in report.graphs if graph.name == program.__name__ and graph.dialect == "torch"][-1]
+    assert len([op for op in last.ops if op == "where"]) >= 4 or name == "fused", last.ops
+    assert len(report.recompiles) <= (6 if name in DECIDES else 3), str(report)
+
+
+@pytest.mark.parametrize("name", ["SGD", "momentum", "AdamW"])
+def test_first_steps_that_are_skipped(name):
+    """An optimizer whose step is skipped has no state, as in eager."""
+    assert_as_eager(not_clipped, STEPPED[name], False, bad=(0, 1, 4))
+
+
+def test_steps_that_do_more_than_write_tensors():
+    report = assert_as_eager(clipped, Counting, False, bad=(2, 3))
+    assert any("GradScaler" in brk.reason for brk in report.breaks), str(report)
+    compiled, _ = trained(clipped, Noisy, compile_api.compile, False, bad=())
+    assert any("draws random numbers" in brk.reason for brk in compiled.report().breaks), str(compiled.report())
+
+
+def test_hooks_of_skipped_steps_are_not_called():
+    calls = []
+
+    def make(params):
+        optimizer = torch.optim.SGD(params, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        return optimizer
+
+    assert_as_eager(clipped, make, False, bad=(2, 3))
+    assert len(calls) == 2 * 2 * 7

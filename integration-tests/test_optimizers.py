@@ -287,6 +287,40 @@ def test_an_optimizer_of_the_program():
     assert report.verdict == "compiled" and report.kernels and len(report.recompiles) == 1, str(report)
 
 
+def test_steps_of_two_optimizers_by_one_function():
+    """Guards of one's entry leave the state of the other alone, which is a defaultdict."""
+
+    def step(optimizer):
+        optimizer.step()
+
+    compiled = compile_api.compile(step)
+    optimizers = [torch.optim.Adagrad(parameters(), lr=1e-2, lr_decay=0.1) for _ in range(2)]
+    for n in range(3):
+        for optimizer in optimizers:
+            give_gradients(learned(optimizer), n)
+            compiled(optimizer)
+            assert optimizer.state.keys() == set(learned(optimizer))
+    assert compiled.report().verdict == "compiled", str(compiled.report())
+
+
+@pytest.mark.filterwarnings("ignore:This runs eagerly")
+def test_lists_written_in_place_are_known_to_be_written():
+    """Where tensors of such a list share memory, as with other operators that write."""
+
+    def program(a, b):
+        torch._foreach_add_([a, b], 1)
+        return a + b
+
+    compiled = compile_api.compile(program)
+    results = []
+    for fn in (compiled, program):
+        compiled(torch.ones(3), torch.ones(3))
+        x = torch.ones(5)
+        results.append((fn(x[:3], x[2:]), x))
+    torch.testing.assert_close(*results)
+    assert any("share no memory" in str(recompile.reason) for recompile in compiled.report().recompiles)
+
+
 def test_hooks_of_a_step_run_once_each():
     optimizers, compiled = pair_of(torch.optim.SGD, lr=0.1)
     calls = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable
 from typing import Any
 
 from prims.ir import SourceLoc
@@ -81,6 +82,9 @@ class GraphBreak(Exception):
         detail: names the object or operation.
         leaves: what has to run as the program wrote it, since the operation sees more of it than its operands:
             ``"frame"``, the frame that does it (``locals()``), or ``"callers"``, all frames (``sys._getframe(1)``).
+
+    Attributes:
+        guard: guards what the break depends on, in the capture that ends with it; None where that is guarded anyway.
     """
 
     def __init__(self, number: str, detail: str = "", *, leaves: str | None = None) -> None:
@@ -89,6 +93,7 @@ class GraphBreak(Exception):
         self.detail = detail
         self.leaves = leaves
         self.where: SourceLoc | None = None
+        self.guard: Callable[[Any], None] | None = None
 
     @property
     def text(self) -> str:

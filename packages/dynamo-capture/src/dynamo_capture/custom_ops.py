@@ -44,7 +44,7 @@ def check_custom(fn: Any) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _writing(fn: Any) -> tuple[Any, ...]:
-    """The schemas of PyTorch's own that a function of ``torch`` which returns nothing may mean."""
+    """The schemas of PyTorch's own, of those that return nothing, that a function of ``torch`` may mean."""
     name = getattr(fn, "__name__", "")
     packet = None if isinstance(fn, (str, *_OPERATORS)) else getattr(torch.ops.aten, name, None)
     if isinstance(fn, torch._ops.OpOverload):
@@ -59,9 +59,10 @@ def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) 
     """Advance the version counters of the tensors that an operator's schema says it writes.
 
     PyTorch does so only for operators with an autograd kernel; capture tells by the counters what was written.
-    Its own that return nothing may lack one, as ``torch._amp_foreach_non_finite_check_and_unscale_`` does.
+    Its own that return nothing may lack one, as ``torch._amp_foreach_non_finite_check_and_unscale_`` and those of lists
+    (``torch._foreach_add_``) do, whose bindings return the list.
     """
-    for schema in _schemas(fn) or (_writing(fn) if result is None else ()):
+    for schema in _schemas(fn) or (_writing(fn) if result is None or _is_first(args, result) else ()):
         for i, argument in enumerate(schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -69,6 +70,14 @@ def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) 
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
                     torch.autograd.graph.increment_version(tensor)
+
+
+def _is_first(args: list[Any], result: Any) -> bool:
+    """Whether the result is a list, and its elements those of the first argument."""
+    first = args[0] if args else None
+    if not isinstance(result, (list, tuple)) or not isinstance(first, (list, tuple)) or len(first) != len(result):
+        return False
+    return all(isinstance(a, torch.Tensor) and a is b for a, b in zip(first, result, strict=True))
 
 
 def visible_body(fn: Any) -> Any:

@@ -22,6 +22,7 @@ __all__ = ["guard_floats"]
 
 _FUNCTIONS = {**FLOAT_UNARY, **FLOAT_BINARY, "float": float, "trunc": math.trunc, "floor": math.floor,
               "ceil": math.ceil, "min": min, "max": max}  # fmt: skip
+_MISSING = object()
 _BITS = re.compile(r"\bfbits\((\w+)\)")
 
 
@@ -95,7 +96,12 @@ def _reader(steps: list[Source]) -> Callable[[Any], Any]:
 
 
 def _item(obj: Any, key: Any) -> Any:
-    kind = next((base for base in (dict, list, tuple) if isinstance(obj, base)), None)
+    if isinstance(obj, dict):  # ``dict.__getitem__`` would fill a defaultdict
+        found = dict.get(obj, key, _MISSING)
+        if found is _MISSING:
+            raise KeyError(key)
+        return found
+    kind = next((base for base in (list, tuple) if isinstance(obj, base)), None)
     return obj[key] if kind is None else kind.__getitem__(obj, key)
 
 

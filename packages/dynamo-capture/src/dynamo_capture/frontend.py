@@ -36,6 +36,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     inference,
     optimizers,
     profiled,
+    scaled_steps,
     stand_ins,
     vmapped,
     warned,

@@ -18,6 +18,9 @@ __all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
 
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OPTIM = _TORCH_DIR + "optim" + os.sep
+#: Files of ``torch.optim`` whose ``step`` is no optimizer's, or calls the program's functions in a loop of its own.
+_NO_STEPS = tuple(_OPTIM + name for name in ("lr_scheduler.py", "swa_utils.py", "lbfgs.py"))
 _NN_MODULES = _TORCH_DIR + os.path.join("nn", "modules") + os.sep
 _WITHOUT_HOOK = (
     "<frozen importlib",
@@ -118,7 +121,8 @@ def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:
         return "generators and coroutines run as they are"
     if filename.startswith(_TORCH_DIR):
         is_forward = code.co_name == "forward" and filename.startswith(_NN_MODULES)
-        return None if is_forward else "torch's own code"
+        is_step = code.co_name == "step" and filename.startswith(_OPTIM) and not filename.startswith(_NO_STEPS)
+        return None if is_forward or is_step else "torch's own code"
     if filename.startswith(("<frozen", _HERE)):
         return "internal code"
     name = globals_.get("__name__")

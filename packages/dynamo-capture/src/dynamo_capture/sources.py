@@ -69,6 +69,10 @@ class Source:
                 raise AssertionError(f"no guard node for {self}")
         return self._node
 
+    def again(self) -> Source:
+        """The same path, for another capture."""
+        return Source(self.kind, self.base and self.base.again(), self.key)
+
     def attr(self, name: str) -> Source:
         """``getattr(self, name)``."""
         return Source("attr", self, name)

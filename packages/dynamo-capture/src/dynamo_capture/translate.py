@@ -137,6 +137,8 @@ def translate(
                 brk = root.interpret()
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
+                if isinstance(brk, GraphBreak) and brk.guard is not None:
+                    brk.guard(tx)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 root.check_generators(plan)
                 root.check_leaves(plan)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import IdentityKey, Value
+from dynamo_capture.values.base import IdentityKey, LazyValue, Value
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
 from dynamo_capture.values.identity import is_real_key, pin
 from dynamo_capture.values.iterators import NativeWalk
+from dynamo_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -173,11 +174,21 @@ class DictValue(Value):
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         key = key.realize()
+        if self._has_tensor(tx, key, value):
+            return
         stand_in = key.key(tx)
         entries = self.whole(tx)
         tx.side.mutate(self)
         old = entries.get(stand_in)
         entries[stand_in] = (old[0] if old else key, value)
+
+    def _has_tensor(self, tx: Capture, key: Value, value: Value) -> bool:
+        """Whether a tensor that exists outside stands under the key already, as an optimizer stores its buffers."""
+        tensor = value.realized if isinstance(value, LazyValue) else value
+        if self.source is None or not isinstance(tensor, TensorValue) or tensor.source is None:
+            return False
+        found = self.find(tx, key)
+        return found is not None and found.realize() is tensor
 
     def delitem(self, tx: Capture, key: Value) -> None:
         if self._pop(tx, key) is None:

@@ -7,7 +7,9 @@
  * guards_text.c  guards as text
  * guards.c       the GuardTree type: nodes, evaluation from Python
  * guards_checks.c  its methods that add checks
- * trail.c        what guards rested on when they held last
+ * trail.c        what guards rested on when they held last: compared with now
+ * trail_record.c  what they rest on, noted
+ * trail_watch.c  numbers of dicts
  * tensor.c       tensor metadata and global state without linking to torch
  * module.c       the module and its functions
  */
@@ -123,10 +125,18 @@ enum NodeKind {
 typedef struct Trail Trail;
 #define TRAIL_FICKLE 2  /* changes of a value after which it is read anew each time */
 
+/* What guards rested on, and how often that was of use. */
+typedef struct {
+    Trail *trail;       /* NULL: none */
+    uint16_t misses, wait, streak; /* how often trails were of no use; evaluations before the next; uses since */
+} Course;
+
 typedef struct {
     uint8_t kind;
     uint8_t changes;    /* how often a trail found another value, up to TRAIL_FICKLE */
     bool live;          /* has a check, a slot or a live child (set by guard_prepare) */
+    bool apart;         /* of a root: it shares no trail with others */
+    uint8_t blamed;     /* of a root: how often it spoilt the trail that it shares */
     int parent;
     int first_child, last_child, next_sibling;
     int first_check, last_check;
@@ -134,8 +144,7 @@ typedef struct {
     Py_ssize_t index;
     PyObject *arg;
     PyObject *name;     /* text of a root or of a call, may be NULL */
-    Trail *trail;       /* of a root: what the guards below it rested on; NULL: none */
-    uint16_t misses, wait, streak; /* how often trails were of no use; evaluations before the next; uses since */
+    Course course;      /* of a root that shares no trail */
 } Node;
 
 enum CheckKind {
@@ -204,6 +213,9 @@ struct GuardTree {
     int first_final, last_final; /* chain of the checks over several nodes */
     int *collect;                /* collected nodes: they have the slots 0 .. ncollect - 1 */
     int ncollect, nslots;
+    int *roots;                  /* live ones: `napart` that are followed alone, then `nshared` that share a trail */
+    int napart, nshared;
+    Course shared;
     bool prepared, valid;
     int busy;                    /* evaluations in progress: the tree must not grow */
     PyObject *interned;          /* (kind, parent, key) -> node id */
@@ -230,6 +242,9 @@ int guard_check_value(Check *check, PyObject *value);
 int guard_settled(int holds);
 /* trail.c */
 Trail *trail_record(GuardTree *tree, int id, PyObject *value);
+/* One trail for roots that are the same in every call; those that cannot have one are set apart. */
+Trail *trail_record_shared(GuardTree *tree, const int *roots, int n, const GuardSource *source);
+int trail_blamed(const Trail *trail);
 /* As guard_eval, or TRAIL_UNKNOWN: they must be evaluated. */
 #define TRAIL_UNKNOWN 2
 int trail_holds(GuardTree *tree, Trail *trail, PyObject *value, const GuardSource *source, PyObject **slots);
@@ -300,7 +315,7 @@ int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 /* 1 holds, 0 fails (no exception set), -1 exception. */
 int tensor_meta_check(const TensorMeta *meta, PyObject *value);
 /* A tensor that passed a check, as the memory that it was seen by. */
-#define TENSOR_WINDOW 20
+#define TENSOR_WINDOW 16 /* words; even */
 typedef struct {
     PyObject *tensor; /* borrowed */
     PyTypeObject *type;
@@ -311,7 +326,7 @@ typedef struct {
 } TensorTrail;
 /* 1 noted, 0 its memory does not tell, -1 the check fails. */
 int tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out);
-bool tensor_trail_holds(const TensorTrail *trail);
+bool tensor_trails_hold(const TensorTrail *trails, int count);
 bool tensor_is(PyObject *value);
 PyObject *tensor_meta_text(const TensorMeta *meta);
 PyObject *tensor_describe(PyObject *value);

@@ -93,6 +93,12 @@ append_node(GuardTree *tree, int kind, int parent)
             return -1;
         }
         tree->nodes = nodes;
+        int *roots = PyMem_Realloc(tree->roots, capacity * sizeof(int)); /* there may be one a node */
+        if (roots == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        tree->roots = roots;
         tree->nodes_capacity = capacity;
     }
     int id = tree->nnodes++;
@@ -579,18 +585,26 @@ tree_describe(GuardTree *self, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
-/* (words, tensors, evaluated anew) of each root that has a trail. */
+static int
+append_sizes(PyObject *list, const Trail *trail)
+{
+    PyObject *sizes = trail != NULL ? trail_sizes(trail) : NULL;
+    int status = trail == NULL || (sizes != NULL && PyList_Append(list, sizes) == 0) ? 0 : -1;
+    Py_XDECREF(sizes);
+    return status;
+}
+
+/* (words, tensors, evaluated anew) of each root that has a trail, and last of the one that several share. */
 static PyObject *
 tree_trails(GuardTree *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *list = PyList_New(0);
-    for (int child = self->nodes[0].first_child; list != NULL && child >= 0; child = self->nodes[child].next_sibling) {
-        const Trail *trail = self->nodes[child].trail;
-        PyObject *sizes = trail != NULL ? trail_sizes(trail) : NULL;
-        if (trail != NULL && (sizes == NULL || PyList_Append(list, sizes) < 0)) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(sizes);
+    int status = list != NULL ? 0 : -1;
+    for (int i = 0; status == 0 && i < self->napart; i++) {
+        status = append_sizes(list, self->nodes[self->roots[i]].course.trail);
+    }
+    if (status < 0 || append_sizes(list, self->shared.trail) < 0) {
+        Py_CLEAR(list);
     }
     return list;
 }
@@ -668,8 +682,11 @@ tree_clear(GuardTree *self)
     for (int i = 0; i < nnodes; i++) {
         Py_XDECREF(nodes[i].arg);
         Py_XDECREF(nodes[i].name);
-        trail_free(nodes[i].trail);
+        trail_free(nodes[i].course.trail);
     }
+    trail_free(self->shared.trail);
+    self->shared.trail = NULL;
+    self->napart = self->nshared = 0;
     for (int i = 0; i < nchecks; i++) {
         Check *check = &checks[i];
         Py_XDECREF(check->object);
@@ -695,6 +712,7 @@ tree_dealloc(GuardTree *self)
     PyObject_GC_UnTrack(self);
     tree_clear(self);
     PyMem_Free(self->collect);
+    PyMem_Free(self->roots);
     Py_TYPE(self)->tp_free(self);
 }
 

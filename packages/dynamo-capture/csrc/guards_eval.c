@@ -712,43 +712,138 @@ guard_eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *so
 #define TRAIL_LONGEST_WAIT 10 /* a power of two: evaluations between trails that are of no use */
 #define TRAIL_STREAK 64       /* uses after which earlier misses are forgotten */
 
+/* By the trail, or TRAIL_UNKNOWN, after which there is none if no evaluation around this one is on it; then `blamed`
+ * is the root that spoilt a shared one. */
+static int
+follow(GuardTree *tree, Course *course, PyObject *value, const GuardSource *source, PyObject **slots, int *blamed)
+{
+    if (course->trail == NULL) {
+        return TRAIL_UNKNOWN;
+    }
+    int holds = trail_holds(tree, course->trail, value, source, slots);
+    if (holds != TRAIL_UNKNOWN) {
+        course->streak += course->streak < TRAIL_STREAK;
+        course->misses = course->streak == TRAIL_STREAK ? 0 : course->misses;
+        return guard_settled(holds);
+    }
+    if (tree->busy == 1) {
+        *blamed = trail_blamed(course->trail);
+        trail_free(course->trail);
+        course->trail = NULL;
+        course->streak = 0;
+        course->misses += course->misses < TRAIL_LONGEST_WAIT;
+        course->wait = 1 << course->misses;
+    }
+    return TRAIL_UNKNOWN;
+}
+
+/* After an evaluation that held: whether a trail is to be recorded. */
+static bool
+wants_trail(Course *course)
+{
+    if (course->wait > 0) {
+        course->wait--;
+        return false;
+    }
+    return course->trail == NULL;
+}
+
 /* A root: by its trail if what it rests on is unchanged, else by evaluation, which leaves a new trail. */
 static int
-eval_root(GuardTree *tree, int id, const GuardSource *source, PyObject **slots, GuardFailure *failure)
+eval_root(GuardTree *tree, int id, const GuardSource *source, PyObject **slots)
 {
     Node *node = &tree->nodes[id];
-    if (failure != NULL || node->first_child < 0) {
-        return guard_eval_node(tree, id, NULL, source, slots, failure);
+    if (node->first_child < 0) {
+        return guard_eval_node(tree, id, NULL, source, slots, NULL);
     }
     PyObject *value = read_node(node, NULL, source);
     if (value == NULL) {
         return settle();
     }
-    if (node->trail != NULL) {
-        int holds = trail_holds(tree, node->trail, value, source, slots);
-        if (holds != TRAIL_UNKNOWN) {
-            node->streak += node->streak < TRAIL_STREAK;
-            node->misses = node->streak == TRAIL_STREAK ? 0 : node->misses;
-            Py_DECREF(value);
-            return guard_settled(holds);
+    int blamed, holds = follow(tree, &node->course, value, source, slots, &blamed);
+    if (holds == TRAIL_UNKNOWN) {
+        holds = eval_value(tree, id, Py_NewRef(value), source, slots, NULL);
+        if (holds == 1 && wants_trail(&node->course)) {
+            node->course.trail = trail_record(tree, id, value);
+            node->course.wait = node->course.trail == NULL ? 1 << TRAIL_LONGEST_WAIT : 0;
         }
-        if (tree->busy == 1) { /* no evaluation around this one is on it */
-            trail_free(node->trail);
-            node->trail = NULL;
-            node->streak = 0;
-            node->misses += node->misses < TRAIL_LONGEST_WAIT;
-            node->wait = 1 << node->misses;
-        }
-    }
-    int holds = eval_value(tree, id, Py_NewRef(value), source, slots, NULL);
-    if (holds == 1 && node->wait > 0) {
-        node->wait--;
-    }
-    else if (holds == 1 && node->trail == NULL) {
-        node->trail = trail_record(tree, id, value);
-        node->wait = node->trail == NULL ? 1 << TRAIL_LONGEST_WAIT : 0;
     }
     Py_DECREF(value);
+    return holds;
+}
+
+static bool
+may_share(const Node *node)
+{
+    switch (node->kind) {
+    case NODE_CONSTANT:
+    case NODE_WEAK:
+    case NODE_GLOBAL:
+    case NODE_GLOBALS_DICT:
+    case NODE_BUILTIN:
+        return !node->apart;
+    default:
+        return false;
+    }
+}
+
+/* Sorts the live roots into those that are followed alone and those that share a trail. */
+static void
+split_roots(GuardTree *tree)
+{
+    int napart = 0, nshared = 0;
+    for (int child = tree->nodes[0].first_child; child >= 0; child = tree->nodes[child].next_sibling) {
+        const Node *node = &tree->nodes[child];
+        napart += node->live && !may_share(node);
+        nshared += node->live && may_share(node);
+    }
+    tree->napart = napart;
+    tree->nshared = nshared;
+    int *apart = tree->roots, *shared = tree->roots + napart;
+    for (int child = tree->nodes[0].first_child; child >= 0; child = tree->nodes[child].next_sibling) {
+        const Node *node = &tree->nodes[child];
+        if (node->live) {
+            *(may_share(node) ? shared++ : apart++) = child;
+        }
+    }
+}
+
+#define SHARED_BLAME 2 /* how often a root may spoil the trail that it shares */
+
+/* The roots that are the same in every call, by one trail. One that keeps changing is set apart. */
+static int
+eval_shared(GuardTree *tree, const GuardSource *source, PyObject **slots)
+{
+    Course *course = &tree->shared;
+    int n = tree->nshared, blamed = -1;
+    if (n == 0) {
+        return 1;
+    }
+    int holds = follow(tree, course, NULL, source, slots, &blamed);
+    if (holds != TRAIL_UNKNOWN) {
+        return holds;
+    }
+    holds = 1;
+    for (int i = 0; i < n && holds == 1; i++) {
+        holds = guard_eval_node(tree, tree->roots[tree->napart + i], NULL, source, slots, NULL);
+    }
+    if (tree->busy != 1) {
+        return holds;
+    }
+    bool again = blamed >= 0;
+    if (again) {
+        Node *node = &tree->nodes[blamed];
+        node->apart |= ++node->blamed == SHARED_BLAME;
+        course->wait = 0; /* as no root is to blame for long */
+    }
+    if (again && tree->nodes[blamed].apart) {
+        split_roots(tree);
+    }
+    else if (holds == 1 && wants_trail(course)) {
+        course->trail = trail_record_shared(tree, tree->roots + tree->napart, n, source);
+        course->wait = course->trail == NULL ? 1 << TRAIL_LONGEST_WAIT : 0;
+        split_roots(tree);
+    }
     return holds;
 }
 
@@ -765,11 +860,15 @@ guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFa
     }
     int holds = 1;
     tree->busy++;
-    for (int child = tree->nodes[0].first_child; holds == 1 && child >= 0;
-         child = tree->nodes[child].next_sibling) {
-        if (tree->nodes[child].live) {
-            holds = eval_root(tree, child, source, slots, failure);
-        }
+    for (int i = 0; holds == 1 && i < tree->napart; i++) {
+        holds = failure == NULL ? eval_root(tree, tree->roots[i], source, slots)
+                                : guard_eval_node(tree, tree->roots[i], NULL, source, slots, failure);
+    }
+    if (holds == 1 && failure == NULL) {
+        holds = eval_shared(tree, source, slots);
+    }
+    for (int i = tree->napart; holds == 1 && failure != NULL && i < tree->napart + tree->nshared; i++) {
+        holds = guard_eval_node(tree, tree->roots[i], NULL, source, slots, failure);
     }
     for (int c = tree->first_final; holds == 1 && c >= 0; c = tree->checks[c].next) {
         holds = check_final(tree, &tree->checks[c], slots);
@@ -797,9 +896,11 @@ guard_prepare(GuardTree *tree)
     if (tree->prepared) {
         return;
     }
+    trail_free(tree->shared.trail);
+    tree->shared.trail = NULL;
     for (int i = 0; i < tree->nnodes; i++) {
-        trail_free(tree->nodes[i].trail);
-        tree->nodes[i].trail = NULL;
+        trail_free(tree->nodes[i].course.trail);
+        tree->nodes[i].course.trail = NULL;
         tree->nodes[i].slot = -1;
         tree->nodes[i].live = tree->nodes[i].first_check >= 0;
     }
@@ -829,5 +930,6 @@ guard_prepare(GuardTree *tree)
             tree->nodes[tree->nodes[i].parent].live = true;
         }
     }
+    split_roots(tree);
     tree->prepared = true;
 }

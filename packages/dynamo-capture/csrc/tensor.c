@@ -480,6 +480,15 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
 
 #define INLINE_DIMS 5 /* a TensorImpl with more keeps them elsewhere */
 
+/* The window ends with the key set; where it is shorter than the words that are compared, some before it are too. */
+static inline int
+window_start(void)
+{
+    return torch.keys_word + 1 - TENSOR_WINDOW;
+}
+
+typedef uint64_t Pair __attribute__((vector_size(16), aligned(8), may_alias));
+
 int
 tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out)
 {
@@ -492,26 +501,36 @@ tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out)
     }
     *out = (TensorTrail){value, Py_TYPE(value), *(uint64_t **)handle_of(value), meta->device_type,
                          meta->device_index, meta->requires_grad, {0}};
-    memcpy(out->window, out->impl + torch.window, (torch.keys_word + 1 - torch.window) * sizeof(uint64_t));
+    memcpy(out->window, out->impl + window_start(), sizeof out->window);
     return 1;
 }
 
 bool
-tensor_trail_holds(const TensorTrail *trail)
+tensor_trails_hold(const TensorTrail *trails, int count)
 {
-    if (!torch.native_tensor || Py_TYPE(trail->tensor) != trail->type
-        || *(uint64_t **)handle_of(trail->tensor) != trail->impl) {
+    if (!torch.native_tensor && count > 0) {
         return false;
     }
-    const uint64_t *now = trail->impl + torch.window;
-    uint64_t differ = 0;
-    for (int i = 0, n = torch.keys_word + 1 - torch.window; i < n; i++) {
-        differ |= now[i] ^ trail->window[i];
+    const int start = window_start(), offset = torch.handle_offset;
+    bool (*const requires_grad)(const void *) = torch.impl_requires_grad;
+    for (const TensorTrail *trail = trails; trail < trails + count; trail++) {
+        const uint64_t *impl = trail->impl;
+        if (Py_TYPE(trail->tensor) != trail->type || *(const uint64_t **)((char *)trail->tensor + offset) != impl) {
+            return false;
+        }
+        Pair differ = {0, 0};
+#pragma GCC unroll 8
+        for (int i = 0; i < TENSOR_WINDOW; i += 2) {
+            differ |= *(const Pair *)(impl + start + i) ^ *(const Pair *)(trail->window + i);
+        }
+        int32_t index;
+        if ((differ[0] | differ[1]) != 0 || requires_grad(impl) != trail->requires_grad
+            || (trail->device_type != 0
+                && (torch.get_device_index(handle_of(trail->tensor), &index) != 0 || index != trail->device_index))) {
+            return false;
+        }
     }
-    int32_t index;
-    return differ == 0 && torch.impl_requires_grad(trail->impl) == trail->requires_grad
-           && (trail->device_type == 0
-               || (torch.get_device_index(handle_of(trail->tensor), &index) == 0 && index == trail->device_index));
+    return true;
 }
 
 /* `_native.read_tensor(tensor)`: what the guards see of a tensor (for tests and probes). */
@@ -854,7 +873,7 @@ find_window(PyObject *probes)
     while (torch.window < torch.keys_word && !shape_begins_at(probes, torch.window)) {
         torch.window++;
     }
-    bool tells = torch.window < torch.keys_word && torch.keys_word + 1 - torch.window <= TENSOR_WINDOW;
+    bool tells = torch.window < torch.keys_word && torch.window >= window_start() && window_start() > 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
         for (Py_ssize_t j = 0; tells && j < i; j++) {
             tells = window_tells(probes, i, j);

@@ -109,14 +109,31 @@ def grown(rng: random.Random, depth: int) -> Any:
 
 
 class Watch:
-    """A tree over a value, with checks that hold now."""
+    """A tree over a value, with checks that hold now. ``shared``: the value is a dict of globals and builtins."""
 
-    def __init__(self, rng: random.Random, value: Any) -> None:
+    def __init__(self, rng: random.Random, value: Any, shared: bool = False) -> None:
         self.rng, self.tree, self.value = rng, native.GuardTree(), value
         self.collected: list[tuple[int, Callable[[], Any]]] = []
-        self.paths: list[Callable[[], Any]] = []
-        self.walk(self.tree.local(0), value, 5)
+        self.given: tuple[Any, ...] = ((), value["globals"], value["builtins"]) if shared else ((value,),)
+        if shared:
+            self.walk_roots(value)
+        else:
+            self.walk(self.tree.local(0), value, 5)
         self.tree.collect(list(dict.fromkeys(node for node, _ in self.collected)))
+
+    def walk_roots(self, value: Any) -> None:
+        rng, tree = self.rng, self.tree
+        for name, item in {**value["builtins"], **value["globals"]}.items():
+            if isinstance(name, str) and rng.random() < 0.9:
+                self.walk(tree.global_(name), item, 4)
+        for name, item in value["builtins"].items():
+            if isinstance(name, str) and rng.random() < 0.5:
+                self.walk(tree.builtin(name), item, 1)
+        for item in value["globals"].values():
+            if isinstance(item, Plain) and rng.random() < 0.5:
+                self.walk(rng.choice([tree.weak, tree.constant])(item), item, 3)
+        if rng.random() < 0.5:
+            tree.check_contains(tree.globals_dict(), "zz", present="zz" in value["globals"])
 
     def walk(self, node: int, value: Any, depth: int) -> None:
         rng, tree = self.rng, self.tree
@@ -210,11 +227,11 @@ class Watch:
 
     def judged(self) -> bool:
         """Whether the guards hold; with a trail and without one the answer is the same."""
-        before = self.tree.check((self.value,))
-        plain = self.tree.explain_failure((self.value,)) is None
-        assert before == plain, self.tree.explain_failure((self.value,))
+        before = self.tree.check(*self.given)
+        plain = self.tree.explain_failure(*self.given) is None
+        assert before == plain, self.tree.explain_failure(*self.given)
         if plain:
-            collected = self.tree.collected((self.value,))
+            collected = self.tree.collected(*self.given)
             assert collected is not None
             assert [id(a) for a in collected] == [id(b) for b in self.plainly_collected()]
             del collected
@@ -223,7 +240,7 @@ class Watch:
     def plainly_collected(self) -> tuple[Any, ...]:
         """By a tree that has no trail yet: growing it drops the trails."""
         self.tree.check_type(self.tree.constant(self.rng.random()), float)
-        collected = self.tree.collected((self.value,))
+        collected = self.tree.collected(*self.given)
         assert collected is not None
         return collected
 
@@ -384,17 +401,23 @@ def change_instance(rng: random.Random, target: Any, fresh: Any) -> Callable[[],
     return undo
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("seed", range(120))
-def test_changes(seed: int) -> None:
+def test_changes(seed: int, shared: bool) -> None:
     rng = random.Random(seed)
     roots: list[Callable[[], Any]] = [lambda: instance(rng, 3), lambda: function(rng)]
-    value = rng.choice([*roots, lambda: module(rng)] if torch is not None else roots)()
-    watch = Watch(rng, value)
+    if torch is not None:
+        roots.append(lambda: module(rng))
+    value = rng.choice(roots)()
+    if shared:
+        others = {"a": instance(rng, 2), "b": function(rng), "c": constant(rng), "d": Other}
+        value = {"globals": {**others, "e": value}, "builtins": {"c": constant(rng), "f": instance(rng, 1)}}
+    watch = Watch(rng, value, shared)
     assert watch.judged()
     held = 0
     for _ in range(40):
         for _ in range(rng.randrange(1, 4)):
-            held += watch.tree.check((value,))
+            held += watch.tree.check(*watch.given)
         undo = change(rng, value)
         watch.judged()
         watch.judged()
@@ -402,7 +425,7 @@ def test_changes(seed: int) -> None:
             undo()
             watch.judged()
         if not watch.tree.valid:
-            watch = Watch(rng, value)
+            watch = Watch(rng, value, shared)
             assert watch.judged()
     assert held
 
@@ -511,6 +534,35 @@ def test_a_counter_that_is_read() -> None:
         assert tree.collected((model,)) == (i,)
         model.calls += 1
     assert tree.trails()[0][1:] == (1, 1)
+
+
+def test_roots_that_are_always_the_same_share_a_trail() -> None:
+    """One that keeps changing is set apart, and the others still rest on words."""
+
+    class Counted(Plain):
+        calls = 0
+
+    steady = [type(f"Steady{i}", (Plain,), {"label": i}) for i in range(10)]
+    names: dict[str, Any] = {"known": steady[0], "counter": 0}
+    tree = native.GuardTree()
+    for i, cls in enumerate(steady):
+        tree.check_class_attr(tree.constant(cls), "label", i)
+    tree.check_id(tree.global_("known"), steady[0])
+    tree.check_type(tree.global_("counter"), int)
+    tree.check_function(tree.dict_attr(tree.weak(Plain), "method"), Plain.method)
+    tree.check_class_attr(tree.constant(Counted), "absent")
+    for _ in range(50):
+        assert tree.check((), names)
+        Counted.calls += 1
+        names["counter"] += 1
+    words, tensors, evaluated = tree.trails()[-1]
+    assert words >= 10 and (tensors, evaluated) == (0, 1)  # the counter is read anew
+    names["known"] = steady[1]
+    assert not tree.check((), names)
+    names["known"] = steady[0]
+    assert tree.check((), names) and tree.check((), names)
+    steady[5].label = 7  # type: ignore[attr-defined]
+    assert not tree.check((), names)
 
 
 def test_a_failing_trail_costs_few_recordings() -> None:

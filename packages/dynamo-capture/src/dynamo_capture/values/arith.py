@@ -10,6 +10,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
+from dynamo_capture.values.bits import BITWISE, decided, inverted, of_bits
 from dynamo_capture.values.compare import equal_by_default, equals
 from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
 from dynamo_capture.values.exact import type_error
@@ -65,6 +66,10 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
         return _fold(tx, written or fn, a, b)
     if isinstance(a, _GRAPH) or isinstance(b, _GRAPH):
         if _is_number_like(a) and _is_number_like(b):
+            if fn in BITWISE and _are_integers(a, b):
+                return of_bits(tx, fn, a, b)
+            if not isinstance(a, TensorValue) and not isinstance(b, TensorValue):
+                a, b = decided(tx, a), decided(tx, b)
             if not _numbers_may_fail(fn, a, b):
                 return tx.graph_call(fn, [a, b], {})
             return _fold(tx, fn, a, b)
@@ -120,6 +125,10 @@ def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
         fails = bool(y < 0) and (not isinstance(x, (float, torch.SymFloat)) or bool(x == 0))
         return fails or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
     return False
+
+
+def _are_integers(*values: Value) -> bool:
+    return all(not isinstance(value, TensorValue) and value.pytype in (int, bool) for value in values)
 
 
 def _is_number_like(value: Value) -> bool:
@@ -406,6 +415,9 @@ def _has_python_method(found: Any) -> bool:
 
 def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
     """``fn(a)`` for ``operator.neg``, ``pos``, ``invert`` and ``abs``."""
+    a = decided(tx, a)
+    if fn is operator.invert and isinstance(a, SymValue) and a.pytype is int:
+        return inverted(tx, a)
     if isinstance(a, _GRAPH):
         return tx.graph_call(fn, [a], {})
     from dynamo_capture.values.numpy_scalars import NumpyNumberValue

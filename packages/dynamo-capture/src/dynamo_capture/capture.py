@@ -132,6 +132,10 @@ class Capture:
         self.generators: list[Started] = []
         #: Those of them to which nothing refers any more, and which have not been closed.
         self.dropped: list[Started] = []
+        #: Whether there are tensors of subclasses with ``__torch_function__``.
+        self.overriding = False
+        #: How many ``DisableTorchFunctionSubclass`` the program is inside.
+        self.overrides_off = int(not torch._C._is_torch_function_enabled())
         #: An exception has left an inlined function: its traceback keeps what the function refers to.
         self.left_by_errors = False
 
@@ -415,6 +419,10 @@ class Capture:
 
     def graph_call(self, fn: Any, args: list[Value], kwargs: dict[str, Value], *, method: bool = False) -> Value:
         """Record a torch call in the graph."""
+        from dynamo_capture.values.overrides import dispatched, has_instances
+
+        if has_instances(args, kwargs):
+            return dispatched(self, fn, args, kwargs, method=method)
         return self.graph.call(fn, args, kwargs, method=method)
 
     def inline(self, fn: Any, *args: Value) -> Value:

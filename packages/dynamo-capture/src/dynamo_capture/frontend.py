@@ -35,6 +35,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     imports,
     inference,
     optimizers,
+    overrides,
     profiled,
     scaled_steps,
     stand_ins,

@@ -38,6 +38,7 @@ from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.overrides import subclass_input
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
@@ -130,7 +131,9 @@ def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
 
 
 def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
-    if type(obj) not in _TENSOR_TYPES or obj.is_nested:
+    if type(obj) not in _TENSOR_TYPES:
+        return subclass_input(tx, obj, source)
+    if obj.is_nested:
         raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
     source = source or Source("constant", None, (obj,))
     dynamic = tx.dynamic_dims(source, obj)
@@ -173,6 +176,10 @@ def _enum(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _c_function(tx: Capture, obj: Any, source: Source | None) -> Value:
     owner = getattr(obj, "__self__", None)
     is_method = isinstance(obj, (types.BuiltinMethodType, types.MethodWrapperType)) and owner is not None
+    if type(obj) is types.MethodWrapperType and type(owner) is types.GetSetDescriptorType:  # made anew at each look
+        if source is not None:
+            tx.guards.equals(source, obj)
+        return BuiltinValue(obj, source)
     if is_method and getattr(obj, "__module__", None) is None and not isinstance(owner, (types.ModuleType, type)):
         _guard_type(tx, source, type(obj))
         if source is not None:

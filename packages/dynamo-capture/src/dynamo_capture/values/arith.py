@@ -73,6 +73,8 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
             if not _numbers_may_fail(fn, a, b):
                 return tx.graph_call(fn, [a, b], {})
             return _fold(tx, fn, a, b)
+    if tx.overriding and (result := _of_subclasses(tx, fn, a, b)) is not None:
+        return result
     result = _containers(tx, fn, a, b)
     if result is not None:
         return result
@@ -125,6 +127,24 @@ def _numbers_may_fail(fn: Callable[..., Any], a: Value, b: Value) -> bool:
         fails = bool(y < 0) and (not isinstance(x, (float, torch.SymFloat)) or bool(x == 0))
         return fails or (isinstance(y, (float, torch.SymFloat)) and bool(x < 0))
     return False
+
+
+def _of_subclasses(tx: Capture, fn: Callable[..., Any], *operands: Value) -> Value | None:
+    """An operator of tensors of subclasses, whose classes have no such method of their own."""
+    from dynamo_capture.values.overrides import OverridingTensorValue, dispatched, has_method
+
+    found = [value for value in operands if isinstance(value, OverridingTensorValue)]
+    known = (OverridingTensorValue, TensorValue, SymValue, ConstantValue)
+    if not found or not all(isinstance(value, known) for value in operands):
+        return None
+    if fn in _PLAIN:
+        plain = _NAMES[_PLAIN[fn]]
+        names: tuple[str, ...] = (f"__i{plain}__", f"__{plain}__", f"__r{plain}__")
+    else:
+        names = _COMPARISONS.get(fn) or ((_UNARY[fn],) if fn in _UNARY else (f"__{_NAMES[fn]}__", f"__r{_NAMES[fn]}__"))
+    if any(has_method(tx, value, name) for value in found for name in names):
+        return None
+    return dispatched(tx, fn, list(operands), {})
 
 
 def _are_integers(*values: Value) -> bool:
@@ -307,6 +327,8 @@ def inplace(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         return a.call_method(tx, "__iadd__", [b], {})
     if isinstance(a, ListValue) and plain is operator.mul and _is_count(b):
         return a.call_method(tx, "__imul__", [b], {})
+    if tx.overriding and (changed := _of_subclasses(tx, fn, a, b)) is not None:
+        return changed
     if not isinstance(a, (ConstantValue, SymValue, ListValue, NumpyNumberValue)):
         from dynamo_capture.values.classes import find
 
@@ -327,6 +349,8 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         return _fold(tx, fn, a, b)
     if (isinstance(a, _GRAPH) or isinstance(b, _GRAPH)) and _is_number_like(a) and _is_number_like(b):
         return tx.graph_call(fn, [a, b], {})
+    if tx.overriding and (result := _of_subclasses(tx, fn, a, b)) is not None:
+        return result
     result = _compare_containers(tx, fn, a, b)
     if result is not None:
         return result
@@ -424,6 +448,8 @@ def unary(tx: Capture, fn: Callable[..., Any], a: Value) -> Value:
 
     if a.is_const or isinstance(a, NumpyNumberValue):
         return fold(tx, fn, [a], {})
+    if tx.overriding and (result := _of_subclasses(tx, fn, a)) is not None:
+        return result
     from dynamo_capture.values.classes import find
 
     if find(tx, a.pytype, _UNARY[fn])[1] is None:

@@ -83,6 +83,9 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
         return _operator_call(tx, fn, args)
     if isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
         return _unbound_method(tx, fn, args, kwargs)
+    if isinstance(fn, types.MethodWrapperType) and isinstance(fn.__self__, types.GetSetDescriptorType) and args:
+        if fn.__name__ == "__get__" and fn.__self__.__objclass__ in torch.Tensor.__mro__:
+            return args[0].realize().getattr(tx, fn.__self__.__name__)  # as __torch_function__ gets it
     if isinstance(fn, functools._lru_cache_wrapper):
         return call_cached(tx, fn, args, kwargs)
     if fn in _INPUT_OUTPUT:
@@ -161,6 +164,8 @@ def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, V
     owner = args[0].realize()
     if isinstance(owner, ObjectValue):
         return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)
+    if tx.overriding and issubclass(owner.pytype, torch.Tensor) and not isinstance(owner, TensorValue):
+        return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)  # type: ignore[attr-defined, no-any-return]
     if type(owner) is ConstantValue:
         return fold(tx, fn, args, kwargs)
     if isinstance(owner, BuiltinValue):

@@ -82,7 +82,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return _legacy_tensor(tx, cls, args, kwargs)
     if cls is torch.nn.Parameter:
         return make_parameter(tx, args, kwargs)
-    if issubclass(cls, torch.Tensor):
+    if issubclass(cls, torch.Tensor) and not isinstance(_python_new(cls), types.FunctionType):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
     if _is_numpy_scalar_class(cls):
         return fold(tx, cls, args, kwargs)
@@ -125,10 +125,9 @@ def user_instance(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, V
     if find(tx, cls, "__del__")[1] is not None:
         # When that is, only the running program knows, and emitted code would keep a reference of its own.
         raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
-    new, _ = find(tx, cls, "__new__")
+    find(tx, cls, "__new__")
+    new = _python_new(cls)
     value: Value
-    if isinstance(new, staticmethod):
-        new = new.__func__
     if isinstance(new, types.FunctionType):  # set on the class later, without a decorator, it is not bound either
         from dynamo_capture.values.callables import ClassValue
 
@@ -147,6 +146,12 @@ def user_instance(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, V
             # object.__init__ ignores what a __new__ has taken.
             raise tx.observed(TypeError(f"{full_name(cls)}() takes no arguments"))
     return value
+
+
+def _python_new(cls: type) -> Any:
+    """``cls.__new__`` as it stands in its class."""
+    new, _ = lookup(cls, "__new__")
+    return new.__func__ if isinstance(new, staticmethod) else new
 
 
 def empty_instance(tx: Capture, cls: type, args: list[Value]) -> Value:

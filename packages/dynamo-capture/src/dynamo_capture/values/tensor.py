@@ -201,7 +201,9 @@ class TensorValue(Value):
         if name == "new" and len(args) == 1 and args[0].realize().pytype is torch.Size:
             name = "new_empty"  # a size as a size: in the graph it is a plain tuple, which would be data
         if name == "as_subclass":
-            raise GraphBreak("QB17", "Tensor.as_subclass")
+            from dynamo_capture.values.overrides import as_subclass
+
+            return as_subclass(tx, self, args)
         body = body_of(getattr(torch.Tensor, name, None), kwargs)
         if body is not None:
             return tx.from_python(body).realize().call(tx, [self, *args], kwargs)

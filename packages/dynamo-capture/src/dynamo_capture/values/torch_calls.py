@@ -94,6 +94,8 @@ def is_operator_function(fn: Any) -> bool:
     module = getattr(fn, "__module__", None)
     if module not in _OPERATOR_MODULES:
         return bool(module == "torch._jit_internal" and fn.__name__ == "fn")
+    if fn.__name__ == "__torch_function__":
+        return False
     if fn.__annotations__.get("return", fn) is None:
         return False  # it checks its arguments: what it asks is to be seen
     if module == "torch.nn.functional":
@@ -121,9 +123,16 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         tx.side.epoch += 1
         return ConstantValue(max(tx.nesting, 0))
     if fn in _OVERRIDE_QUESTIONS:
-        return ConstantValue(bool(tx.devices.now))  # the only modes while frames are captured; subclasses break
+        from dynamo_capture.values.overrides import overrides
+
+        return ConstantValue(overrides(tx, args) or bool(tx.devices.now))  # the only modes while frames are captured
     if fn in _MODE_QUESTIONS and tx.devices.now:
         raise GraphBreak("QB03", f"torch._C.{fn.__name__} under a default device")
+    if fn is not torch.is_tensor:
+        from dynamo_capture.values.overrides import dispatched, has_instances
+
+        if has_instances(args, kwargs):
+            return dispatched(tx, fn, args, kwargs)
     kwargs = tx.devices.named(fn, kwargs)
     if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)
@@ -134,6 +143,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
                 raise GraphBreak("QB03", f"torch._C.{name}")
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
+    if getattr(fn, "__module__", None) == "torch._tensor" and args and (name := _methods_in_python().get(fn)):
+        return args[0].realize().call_method(tx, name, args[1:], kwargs)
     body = body_of(fn, kwargs) or visible_body(fn)
     if fn in FUSED_STEPS and tx.optimizers:
         body = FUSED_STEPS[fn]
@@ -146,10 +157,17 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     if fn in _STATE_FUNCTIONS and len(args) == 1 and isinstance(tensor := args[0].realize(), TensorValue):
         return tensor.call_method(tx, fn.__name__, [], kwargs)
     if fn is torch.is_tensor:
-        return ConstantValue(isinstance(args[0].realize(), TensorValue))
+        return ConstantValue(issubclass(args[0].realize().pytype, torch.Tensor))
     if fn in _RECURRENT and torch.is_grad_enabled():
         _check_recurrent(fn, args)
     return tx.graph_call(fn, args, kwargs)
+
+
+@functools.cache
+def _methods_in_python() -> dict[Any, str]:
+    """The methods of tensors that are Python functions, by those, as ``__torch_function__`` is given them."""
+    found = vars(torch.Tensor).items()
+    return {fn: name for name, fn in found if isinstance(fn, types.FunctionType) and fn.__module__ == "torch._tensor"}
 
 
 def _check_recurrent(fn: Any, args: list[Value]) -> None:
@@ -295,6 +313,12 @@ def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> V
 
 @special(torch.overrides.handle_torch_function)
 def _override(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) > 1:
+        from dynamo_capture.values.overrides import handled
+
+        found = handled(tx, args[0].realize(), args[1], args[2:], kwargs)
+        if found is not None:
+            return found
     if len(args) < 2 or not tx.devices.now:
         raise GraphBreak("QB03", "handle_torch_function")
     return tx.devices.overridden(tx, args[0], args[2:], kwargs)

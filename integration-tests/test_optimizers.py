@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import compile_api
+from dynamo_capture.values import device_steps, fused_steps, optimizers
 
 SHAPES = ((4, 5), (7,), (3, 2, 2), (1, 6))
 STEPS = 10
@@ -86,6 +87,26 @@ def tensors_of(params, optimizer):
     return found
 
 
+def compared(name, options):
+    """The report of ten compiled steps, whose results were as eager's."""
+    shapes = [shape for shape in SHAPES if name != "Muon" or len(shape) == 2]
+    pairs = []
+    for kind in ("ours", "eager", "exact"):
+        dtype = torch.float64 if kind == "exact" else torch.float32
+        params = parameters(dtype, shapes, learn="differentiable" not in options)  # eager refuses leaves
+        pairs.append((params, made(name, params, options)))
+    (params, optimizer), eager, exact = pairs
+    compiled = compile_api.compile(optimizer.step)
+    run(params, optimizer, compiled)
+    run(*eager, eager[1].step)
+    run(*exact, exact[1].step)
+    assert_as_eager((params, optimizer), eager, exact)
+    report = compiled.report()
+    assert report.verdict == "compiled", str(report)
+    assert report.kernels and not report.breaks and not report.fallbacks
+    return report
+
+
 def assert_as_eager(ours, eager, reference):
     a, b, exact = (tensors_of(*each) for each in (ours, eager, reference))
     assert a.keys() == b.keys()
@@ -103,22 +124,54 @@ def assert_as_eager(ours, eager, reference):
 
 @pytest.mark.parametrize("name, options", list(variants()))
 def test_step_is_eager_s(name, options):
-    shapes = [shape for shape in SHAPES if name != "Muon" or len(shape) == 2]
-    pairs = []
-    for kind in ("ours", "eager", "exact"):
-        dtype = torch.float64 if kind == "exact" else torch.float32
-        params = parameters(dtype, shapes, learn="differentiable" not in options)  # eager refuses leaves
-        pairs.append((params, made(name, params, options)))
-    (params, optimizer), eager, exact = pairs
-    compiled = compile_api.compile(optimizer.step)
-    run(params, optimizer, compiled)
-    run(*eager, eager[1].step)
-    run(*exact, exact[1].step)
-    assert_as_eager((params, optimizer), eager, exact)
-    report = compiled.report()
-    assert report.verdict == "compiled", str(report)
-    assert report.kernels and not report.breaks and not report.fallbacks
+    report = compared(name, options)
     assert len(report.recompiles) < CAPTURES.get(name, 2), str(report)
+
+
+# ---- step counts on a device: under torch.set_default_device("cuda"), of optimizers that are not capturable -----------
+
+COUNTED = [param for param in variants() if param.values[0] in ("Adam", "Adamax", "NAdam", "RAdam", "Adagrad", "ASGD",
+                                                                "Adafactor") and "fused" not in param.values[1]]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options", COUNTED)
+def test_counts_that_are_not_read_on_the_cpu(monkeypatch, name, options):
+    """The words for counts on a device, on the CPU: no step is decided by one, so that there are two captures."""
+    monkeypatch.setattr(optimizers, "counts_on_device", lambda count: True)
+    monkeypatch.setattr(fused_steps, "counted", lambda count: count.double())
+    monkeypatch.setattr(device_steps, "counted", lambda count: count.double())
+    assert len(compared(name, options).recompiles) < 2
+
+
+@pytest.mark.parametrize("name, options", [param for param in variants() if "fused" not in param.values[1]])
+def test_counts_on_a_device_that_cannot_be_read(name, options):
+    with torch.device("meta"):
+        params = parameters(shapes=SHAPES[:1], learn="differentiable" not in options)
+        optimizer = getattr(torch.optim, name)(params, lr=0.01, **options)
+        compiled = compile_api.compile(optimizer.step, backend="eager", fullgraph=True)
+        for n in range(3):
+            give_gradients(params, n)
+            compiled()
+            for state in optimizer.state.values():  # some versions of torch make some classes' on the CPU
+                state |= {"step": state["step"].to("meta")} if "step" in state else {}
+    assert compiled.report().verdict == "compiled" and len(compiled.report().recompiles) < 2
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "ASGD"])
+def test_counts_on_a_device_and_a_learning_rate_of_zero(monkeypatch, name):
+    """Where gradients and the rate are zero nothing moves: no division by the rate."""
+    monkeypatch.setattr(optimizers, "counts_on_device", lambda count: True)
+    monkeypatch.setattr(fused_steps, "counted", lambda count: count.double())
+    monkeypatch.setattr(device_steps, "counted", lambda count: count.double())
+    params = parameters()
+    before = [p.detach().clone() for p in params]
+    optimizer = getattr(torch.optim, name)(params, lr=0.0)
+    compiled = compile_api.compile(optimizer.step)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    for _ in range(2):
+        compiled()
+    torch.testing.assert_close([p.detach() for p in params], before, rtol=0, atol=0)
 
 
 # ---- what changes between steps --------------------------------------------------------------------------------------

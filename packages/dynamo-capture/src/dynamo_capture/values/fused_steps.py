@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUSED_STEPS", "adafactor"]
+__all__ = ["FUSED_STEPS", "Number", "Tensors", "adafactor", "counted", "decayed", "moved", "wide", "write"]
 
 Tensors = Sequence[torch.Tensor]
 Number = Any  # a float, or a tensor without dimensions
@@ -30,21 +30,17 @@ def fused_adam(
     maximize: bool, grad_scale: Number = None, found_inf: Number = None, decoupled: bool = False,
 ) -> None:  # fmt: skip
     """``torch._fused_adam_``; one row of each list is one parameter."""
-    x = _wide(self)
     g, unscaled = _gradients(grads, grad_scale, maximize)
-    if weight_decay != 0 and decoupled:
-        x = torch._foreach_mul(x, 1 - lr * weight_decay)
-    elif weight_decay != 0:
-        g = torch._foreach_add(g, x, alpha=weight_decay)
-    m = torch._foreach_lerp(_wide(exp_avgs), g, 1 - beta1)
-    v = torch._foreach_addcmul(torch._foreach_mul(_wide(exp_avg_sqs), beta2), g, g, 1 - beta2)
-    largest = torch._foreach_maximum(_wide(max_exp_avg_sqs), v) if amsgrad else v
-    counts = [_count(step) for step in state_steps]
+    x, g = decayed(wide(self), g, lr, weight_decay, decoupled)
+    m = torch._foreach_lerp(wide(exp_avgs), g, 1 - beta1)
+    v = torch._foreach_addcmul(torch._foreach_mul(wide(exp_avg_sqs), beta2), g, g, 1 - beta2)
+    largest = torch._foreach_maximum(wide(max_exp_avg_sqs), v) if amsgrad else v
+    counts = [counted(step) for step in state_steps]
     roots = [(1 - beta2**count) ** 0.5 for count in counts]
     denominators = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(largest), roots), eps)
-    x = _move(x, torch._foreach_div(m, denominators), [lr / (1 - beta1**count) for count in counts])
+    x = moved(x, torch._foreach_div(m, denominators), [lr / (1 - beta1**count) for count in counts])
     maxima = [(max_exp_avg_sqs, largest)] if amsgrad else []
-    _write([(self, x), (exp_avgs, m), (exp_avg_sqs, v), *maxima, *unscaled], found_inf)
+    write([(self, x), (exp_avgs, m), (exp_avg_sqs, v), *maxima, *unscaled], found_inf)
 
 
 def fused_adamw(
@@ -60,14 +56,12 @@ def fused_adagrad(
     weight_decay: float, eps: float, maximize: bool, grad_scale: Number = None, found_inf: Number = None,
 ) -> None:  # fmt: skip
     """``torch._fused_adagrad_``."""
-    x = _wide(self)
     g, unscaled = _gradients(grads, grad_scale, maximize)
-    if weight_decay != 0:
-        g = torch._foreach_add(g, x, alpha=weight_decay)
-    sums = torch._foreach_addcmul(_wide(state_sums), g, g)
-    rates = [lr / (1 + (_count(step) - 1) * lr_decay) for step in state_steps]
+    x, g = decayed(wide(self), g, lr, weight_decay, False)
+    sums = torch._foreach_addcmul(wide(state_sums), g, g)
+    rates = [lr / (1 + (counted(step) - 1) * lr_decay) for step in state_steps]
     quotients = torch._foreach_div(g, torch._foreach_add(torch._foreach_sqrt(sums), eps))
-    _write([(self, _move(x, quotients, rates)), (state_sums, sums), *unscaled], found_inf)
+    write([(self, moved(x, quotients, rates)), (state_sums, sums), *unscaled], found_inf)
 
 
 def fused_sgd(
@@ -76,19 +70,17 @@ def fused_sgd(
     found_inf: Number = None,
 ) -> None:  # fmt: skip
     """``torch._fused_sgd_``; without momentum the buffers are no list of tensors."""
-    x = _wide(self)
     g, written = _gradients(grads, grad_scale, maximize)
-    if weight_decay != 0:
-        g = torch._foreach_add(g, x, alpha=weight_decay)
+    x, g = decayed(wide(self), g, lr, weight_decay, False)
     if momentum != 0:
         if is_first_step:
             buffers: Any = g
         else:
-            kept = torch._foreach_mul(_wide(momentum_buffer_list), momentum)
+            kept = torch._foreach_mul(wide(momentum_buffer_list), momentum)
             buffers = torch._foreach_add(kept, g, alpha=1 - dampening)
         written.append((momentum_buffer_list, buffers))
         g = torch._foreach_add(g, buffers, alpha=momentum) if nesterov else buffers
-    _write([(self, _move(x, g, [lr] * len(x))), *written], found_inf)
+    write([(self, moved(x, g, [lr] * len(x))), *written], found_inf)
 
 
 def adafactor(
@@ -103,9 +95,9 @@ def adafactor(
         least = torch.finfo(param.dtype).eps if eps1 is None else eps1
         g = -grad if maximize else grad
         step += 1
-        count = step.item()
-        share = count**beta2_decay
-        rate = _at_least(param.norm(2).double() / param.numel() ** 0.5, eps2) * min(lr, 1 / count**0.5)
+        count = counted(step)
+        share = _like(count**beta2_decay, g)
+        rate = _at_least(param.norm(2).double() / param.numel() ** 0.5, eps2) * _at_most(lr, 1 / count**0.5)
         if weight_decay != 0:
             param.mul_(1 - lr * weight_decay)
         if g.dim() > 1:
@@ -125,13 +117,23 @@ def _at_least(x: torch.Tensor, least: Any) -> torch.Tensor:
     return torch.where(x > least, x, least)
 
 
-def _wide(tensors: Tensors) -> list[torch.Tensor]:
+def _at_most(x: Number, other: Number) -> Number:
+    """``min(x, other)``, which are both no NaN."""
+    return torch.where(other < x, other, x) if isinstance(other, torch.Tensor) else min(x, other)
+
+
+def _like(number: Number, x: torch.Tensor) -> Number:
+    return number.to(x.dtype) if isinstance(number, torch.Tensor) else number
+
+
+def wide(tensors: Tensors) -> list[torch.Tensor]:
+    """What is computed with: float32 for 16-bit tensors."""
     return [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in tensors]
 
 
 def _gradients(grads: Tensors, scale: Number, maximize: bool) -> tuple[Any, list[Any]]:
     """What is descended along, and the unscaled gradients that take the place of scaled ones."""
-    g: Any = _wide(grads)
+    g: Any = wide(grads)
     unscaled: list[Any] = []
     if scale is not None:
         g = torch._foreach_div(g, scale)
@@ -139,18 +141,29 @@ def _gradients(grads: Tensors, scale: Number, maximize: bool) -> tuple[Any, list
     return (torch._foreach_neg(g) if maximize else g), unscaled
 
 
-def _count(step: torch.Tensor) -> Number:
+def decayed(x: Any, g: Any, lr: Number, weight_decay: float, decoupled: bool) -> tuple[Any, Any]:
+    """The parameters and the gradients after weight decay, which is of the parameters themselves or decoupled."""
+    if weight_decay != 0 and decoupled:
+        x = torch._foreach_mul(x, 1 - lr * weight_decay)
+    elif weight_decay != 0:
+        g = torch._foreach_add(g, x, alpha=weight_decay)
+    return x, g
+
+
+def counted(step: torch.Tensor) -> Number:
     """A step count to compute with in float64: in float32, 1 - 0.999 ** t would lose most of its digits."""
     return step.item() if step.device.type == "cpu" else step.double()
 
 
-def _move(x: Any, directions: Any, rates: list[Number]) -> Any:
+def moved(x: Any, directions: Any, rates: list[Number]) -> Any:
+    """``x`` less each direction times its rate."""
     if isinstance(rates[0], torch.Tensor):
         return torch._foreach_sub(x, torch._foreach_mul(directions, [rate.to(d.dtype) for rate, d in zip(rates, x)]))
     return torch._foreach_sub(x, torch._foreach_mul(directions, rates))
 
 
-def _write(pairs: list[Any], found_inf: Number) -> None:
+def write(pairs: list[Any], found_inf: Number = None) -> None:
+    """Write tensors, as pairs of the tensors and their values, unless ``found_inf`` is 1."""
     for targets, values in pairs:
         if found_inf is not None:
             skipped = found_inf.reshape(()) == 1

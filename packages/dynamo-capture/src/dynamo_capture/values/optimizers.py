@@ -5,6 +5,8 @@ What they ask PyTorch's compiler for is left out: the decorator of every ``step`
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +15,15 @@ from torch.optim import optimizer
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.device_steps import DEVICE_STEPS
 from dynamo_capture.values.fused_steps import adafactor
-from dynamo_capture.values.torch_calls import special, special_by_code, special_by_name
+from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.torch_calls import Handler, special, special_by_code, special_by_name
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["step_with_grad"]
+__all__ = ["counts_on_device", "step_with_grad"]
 
 
 def step_with_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,10 +39,8 @@ def step_with_grad(step: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 @special_by_code(torch._disable_dynamo(step_with_grad))
 def _kept_from_compiler(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A function that its decorator keeps from PyTorch's compiler: an optimizer's (``zero_grad``) is captured."""
-    from dynamo_capture.interpreter.frame import inline_call
-
     if not fn.__module__.startswith("torch.optim."):
-        return inline_call(tx, tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
+        return _inline(tx, fn, args, kwargs)
     return tx.from_python(_of_closure(fn, "fn")).realize().call(tx, args, kwargs)
 
 
@@ -48,6 +50,55 @@ def _adafactor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
 
 for _name in ("_single_tensor_adafactor", "_multi_tensor_adafactor"):
     special_by_name("torch.optim._adafactor", _name)(_adafactor)
+
+
+def counts_on_device(tensor: torch.Tensor) -> bool:
+    """Whether reading a step count would wait for a device."""
+    return tensor.device.type != "cpu"
+
+
+def _on_device(name: str, step: Any, unless: tuple[str, ...]) -> Handler:
+    """The handler of a function that makes a step, in whose place ``step`` is captured if the counts are on a device.
+
+    Args:
+        unless: the options with which the library's own function is captured.
+    """
+
+    def handler(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        library = getattr(sys.modules[f"torch.optim.{name.rpartition('_')[2]}"], name)
+        library = library.__dict__.get("_torchdynamo_orig_callable", library)
+        parameters = inspect.signature(library).parameters
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        options = (given.get(option, ConstantValue(False)).realize() for option in unless)
+        counts, params = (_tensors(given.get(key)) for key in ("state_steps", "params"))
+        if (
+            counts and all(option.is_const and not option.const() for option in options)
+            and all(counts_on_device(count.example) for count in counts)
+            and {count.example.device for count in counts} == {param.example.device for param in params}
+        ):  # fmt: skip
+            return tx.from_python(step).realize().call(tx, args, kwargs)
+        return _inline(tx, library, args, kwargs)
+
+    return handler
+
+
+def _inline(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    from dynamo_capture.interpreter.frame import inline_call
+
+    return inline_call(tx, tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
+
+
+def _tensors(value: Value | None) -> list[TensorValue]:
+    """The tensors of a list; none if it has anything else."""
+    items = getattr(None if value is None else value.realize(), "items", None)
+    found = [item.realize() for item in items] if isinstance(items, (list, tuple)) else []
+    return found if all(isinstance(item, TensorValue) for item in found) else []  # type: ignore[return-value]
+
+
+for _name, (_step, _unless) in DEVICE_STEPS.items():
+    for _kind in ("single", "multi"):
+        _function = f"_{_kind}_tensor_{_name}"
+        special_by_name(f"torch.optim.{_name}", _function)(_on_device(_function, _step, _unless))
 
 
 def _of_closure(fn: Any, name: str) -> Any:

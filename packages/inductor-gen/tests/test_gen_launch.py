@@ -39,7 +39,7 @@ def bits(x: float) -> int:
 
 def add(launch: Launcher, numbers: Any, slots: Any = ((0, 0), (1, 0))) -> Any:
     function = load_kernels([ADD], Options())[0][ADD.name]
-    return launch(Program(2, slots, numbers, [(function, 0, 0, (0, 1), 0, 0)]))
+    return launch(Program(2, slots, numbers, [(function, 0, 0, (0, 1), 0, 0, ())]))
 
 
 def test_constant_sizes(launch: Launcher) -> None:
@@ -65,7 +65,7 @@ def test_places_within_a_tensor(launch: Launcher) -> None:
     """Operands may begin at any byte of what is passed, and be several pieces of it."""
     function = load_kernels([ADD], Options())[0][ADD.name]
     block = torch.arange(6.0)
-    run = launch(Program(1, [(0, 12), (0, 0)], [3, bits(10.0)], [(function, 0, 0, (0, 1), 0, 0)]))
+    run = launch(Program(1, [(0, 12), (0, 0)], [3, bits(10.0)], [(function, 0, 0, (0, 1), 0, 0, ())]))
     assert run(block) == 0
     assert block.tolist() == [0, 1, 2, 10, 11, 12]
 
@@ -108,7 +108,7 @@ def test_a_kernel_runs_without_the_interpreters_lock(launch: Launcher) -> None:
 
     function = kernel(wait)
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    run = launch(Program(0, (), [], [(address, 0, 0, (), 0, 0)]))
+    run = launch(Program(0, (), [], [(address, 0, 0, (), 0, 0, ())]))
     other = threading.Thread(target=there.set)
     other.start()
     assert run() == 0
@@ -143,7 +143,7 @@ class Driver:
 
     def words(self) -> list[int]:
         functions = (self.launch, self.current, self.enter)
-        return [*(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions), 77]
+        return [*(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions), 77, 900, 3]
 
 
 def aligned(count: int) -> torch.Tensor:
@@ -154,7 +154,7 @@ def aligned(count: int) -> torch.Tensor:
 def test_a_gpu_gets_what_the_table_says(launch: Launcher) -> None:
     driver = Driver()
     # Two kernels with one pointer and one number each, then their grids; the second's grid is empty.
-    calls = [(1001, 128, 64, (1,), 1, 0), (1002, 32, 0, (0,), 1, 3)]
+    calls = [(1001, 128, 64, (1,), 1, 0, ()), (1002, 32, 0, (0,), 1, 3, ())]
     run = launch(Program(2, [(0, 0), (1, 32)], [50, 7, 2, 60, 0, 1], calls, driver.words()))
     a, b = aligned(100), aligned(100)
     assert run(a, b, 5) == 0
@@ -163,8 +163,30 @@ def test_a_gpu_gets_what_the_table_says(launch: Launcher) -> None:
     assert len(driver.calls) == 1
 
 
+def test_a_table_is_written_in_as_many_launches_as_it_takes(launch: Launcher) -> None:
+    written: dict[int, int] = {}
+
+    class Writing(Driver):
+        def _launch(self, function: int, *rest: Any) -> int:
+            args = rest[-2]
+            if function == 900:
+                words, place, count = (ctypes.cast(args[k], ctypes.POINTER(ctypes.c_int64)) for k in range(3))
+                written.update((place[0] + 8 * k, words[k]) for k in range(count[0] & 0xFFFFFFFF))
+            return super()._launch(function, *rest)
+
+    driver = Writing()
+    table, a, b = aligned(64), aligned(64), aligned(64)
+    calls = [(1001, 128, 0, (0, 1, 2, 1, 2), 1, 0, (7, 8, 9))]
+    run = launch(Program(3, [(0, 0), (1, 0), (2, 16)], [50, 2, 1], calls, driver.words()))
+    assert run(table, a, b, 5) == 0
+    addresses = [a.data_ptr(), b.data_ptr() + 16] * 2
+    assert [written[table.data_ptr() + 8 * k] for k in range(7)] == [7, 8, 9, *addresses]
+    assert [call[0] for call in driver.calls] == [900, 900, 900, 1001], "three words a launch"
+    assert driver.calls[-1] == (1001, 2, 1, 128, 0, 5, table.data_ptr(), 50)
+
+
 def test_the_drivers_error_comes_back(launch: Launcher) -> None:
     driver = Driver(701)
-    run = launch(Program(1, [(0, 0)], 3, [(1, 32, 0, (0,), 1, 0)] * 2, driver.words()))
+    run = launch(Program(1, [(0, 0)], 3, [(1, 32, 0, (0,), 1, 0, ())] * 2, driver.words()))
     assert run(aligned(8), 1, 2, 1, 0) == 701
     assert len(driver.calls) == 1

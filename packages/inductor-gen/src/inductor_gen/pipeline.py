@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from inductor_gen.fuse.check import text, verify
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
-from inductor_gen.kernel.ir import Call, Step
+from inductor_gen.kernel.ir import Call, Kernel, Step, nbytes
 from inductor_gen.layout.prepare import prepare
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node, build_graph, is_training
@@ -140,7 +140,7 @@ def lower_graph(
             if _has_choices(options, steps):
                 steps, precision = choose(draft, steps)
     with report.phase("inductor.render"):
-        together = launches(steps, rendering.starts_slowly)
+        together = launches(steps, rendering.starts_slowly, lambda kernel: _kind(kernel, rendering, prepared))
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with report.phase("inductor.memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
@@ -163,6 +163,17 @@ def _has_choices(options: Options, steps: Iterable[Step]) -> bool:
 def _verify(steps: Iterable[Step], prepared: Prepared) -> None:
     given = [n for n in prepared.graph.nodes if n.kind in ("input", "constant", "size")]
     ir.verify(list(steps), given, prepared.returned())
+
+
+def _kind(kernel: Kernel, rendering: Rendering, prepared: Prepared) -> tuple[Hashable, bool] | None:
+    """What kernels are alike to do the same on many tensors, where that keeps no more memory alive: they take only
+    inputs and little else, and may then run anywhere, or they give inputs new values in place."""
+    if not rendering.in_triton(kernel):
+        return None
+    in_place = all(n in prepared.renewed for n in kernel.writes) and all(n.kind == "input" for n in kernel.updates)
+    given = all(n.kind in ("input", "constant", "size") or nbytes(n, rendering.hint) <= SMALL for n in kernel.reads)
+    row = rendering.row(kernel) if in_place or given else None
+    return None if row is None else (row.key(), given)
 
 
 def _memory(

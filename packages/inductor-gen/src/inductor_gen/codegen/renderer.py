@@ -45,6 +45,8 @@ class KernelSource(Unit):
         loops: number of loop nests.
         language: ``"c"`` or ``"triton"``.
         grid: on a GPU the number of programs, along two axes.
+        words: the numbers with which the table of a kernel over many tensors begins; the addresses of its buffers, but
+            the first one, which is the table, follow them there and are no parameters of the kernel.
     """
 
     buffers: tuple[Node, ...]
@@ -54,6 +56,7 @@ class KernelSource(Unit):
     loops: int
     language: str = "c"
     grid: tuple[Expr, ...] = ()
+    words: tuple[int, ...] = ()
 
 
 class Renderer(Protocol):

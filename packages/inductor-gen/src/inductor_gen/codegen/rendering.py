@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from inductor_gen.codegen.multitensor import Row, multi_tensor, row_of
 from inductor_gen.codegen.renderer import KernelSource, Renderer
 from inductor_gen.device.backends import Backend, backend
 from inductor_gen.device.record import Asked, Device
@@ -14,7 +15,7 @@ from inductor_gen.kernel.ir import Kernel
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
-from inductor_gen.plan.launches import Launch
+from inductor_gen.plan.launches import LEAST, Launch
 from prims.errors import VerifierError
 from prims.options import Options
 
@@ -39,6 +40,7 @@ class Rendering:
         self.triton = triton
         self.rendered = rendered
         self._texts: dict[Kernel, tuple[KernelSource, ...]] = {}
+        self._rows: dict[Kernel, Row | None] = {}
 
     def _backend(self, kernel: Kernel) -> Backend:
         return backend("cuda" if self.triton else kernel.device.type if kernel.device is not None else "cpu")
@@ -54,6 +56,13 @@ class Rendering:
     def starts_slowly(self, kernel: Kernel) -> bool:
         """Does the kernel move no more than its device could while two of them are being started?"""
         return self.in_triton(kernel) and kernel.moved <= 2 * self.device(kernel).launch_bytes
+
+    def row(self, kernel: Kernel) -> Row | None:
+        """What the kernel does along one tensor, where one kernel can do it to many."""
+        if kernel not in self._rows:
+            can = self.in_triton(kernel) and kernel not in self._texts and len(kernel.nests) == 1 and not kernel.parts
+            self._rows[kernel] = row_of(kernel.nests[0], self._renderer(kernel, None)) if can else None
+        return self._rows[kernel]
 
     def choose(self, kernel: Kernel, sources: tuple[KernelSource, ...]) -> None:
         """Let these be the kernel's text."""
@@ -79,20 +88,40 @@ class Rendering:
 
     def launch(self, launch: Launch) -> tuple[KernelSource, ...]:
         """The sources of a launch, in as few as there can be."""
-        pieces = [self.of(kernel) for kernel in launch.kernels]
-        if len(pieces) == 1:
-            made = pieces[0]
+        if len(launch.kernels) == 1:
+            made = self.of(launch.kernels[0])
         else:
             from inductor_gen.codegen.tritonbranch import branched
 
+            alike, others = self._alike(launch.kernels)
+            pieces = [self.of(kernel) for kernel in others]
             # The sources of a split reduction read what the one before has written: they are nobody's neighbours.
             several = [source for piece in pieces if len(piece) > 1 for source in piece]
-            made = (*branched([piece[0] for piece in pieces if len(piece) == 1]), *several)
+            small = [p[0] for k, p in zip(others, pieces, strict=True) if len(p) == 1]
+            made = (*alike, *branched(small), *several)
         _verify_order(made)
         if self.rendered is not None:
             for source in made:
                 self.rendered(source)
         return made
+
+    def _alike(self, kernels: Sequence[Kernel]) -> tuple[list[KernelSource], list[Kernel]]:
+        """The kernels over many tensors, and the kernels that are none: few small ones start as fast side by side."""
+        from inductor_gen.codegen.tritonbranch import MOST
+
+        kinds: dict[object, list[Kernel]] = {}
+        for kernel in kernels:
+            row = self._rows.get(kernel)
+            kinds.setdefault(kernel if row is None else row.key(), []).append(kernel)
+        made: list[KernelSource] = []
+        others: list[Kernel] = []
+        for some in kinds.values():
+            if len(some) >= LEAST and (len(some) > MOST or not all(map(self.starts_slowly, some))):
+                rows = [row for kernel in some if (row := self.row(kernel)) is not None]
+                made.append(multi_tensor(rows, self._renderer(some[0], None)))
+            else:
+                others += some
+        return made, others
 
     def _renderer(self, kernel: Kernel, tiling: Any) -> Renderer:
         make = self._backend(kernel)["renderer"]

@@ -7,6 +7,7 @@ on nothing, so that joining them can make no cycle.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from inductor_gen.fuse.cluster import Cluster, Fusion
@@ -24,12 +25,18 @@ PART, MULTIPLE = 0.5, 4
 MAX_JOINED = 64
 
 
+#: Clusters of the same operators, on a GPU, above which they are left for one kernel over many tensors of any sizes.
+ALIKE = 8
+
+
 def join_small(fusion: Fusion, costs: Costs) -> None:
     """Join the small clusters that read only inputs, in groups of one iteration space and device."""
     groups: dict[Any, tuple[Cluster, int, float]] = {}
-    for cluster in list(fusion.clusters.values()):
-        key = _space_of(fusion, costs, cluster)
-        if key is None:
+    free = [cluster for cluster in fusion.clusters.values() if _is_free(fusion, cluster)]
+    alike = Counter(map(_operators, free))
+    for cluster in free:
+        key = _space_of(costs, cluster)
+        if key is None or alike[_operators(cluster)] > ALIKE and costs.device(cluster.nodes[0]).kind == "cuda":
             continue
         size, moved = len(cluster.nodes) + len(costs.facts(cluster).reads), costs.work(cluster).moved
         limit = MULTIPLE * costs.device(cluster.nodes[0]).launch_bytes
@@ -43,12 +50,19 @@ def join_small(fusion: Fusion, costs: Costs) -> None:
         groups[key] = first, total + size, bytes_ + moved
 
 
-def _space_of(fusion: Fusion, costs: Costs, cluster: Cluster) -> Any:
-    """What must be equal in clusters that are joined; None for one that is not."""
+def _is_free(fusion: Fusion, cluster: Cluster) -> bool:
+    """Does it compute elementwise what depends on inputs alone?"""
     if not cluster.loops or fusion.order.sources(cluster.id) or cluster.inner:
-        return None
-    if any(node.kind != "pointwise" for node in cluster.nodes):
-        return None
+        return False
+    return all(node.kind == "pointwise" for node in cluster.nodes)
+
+
+def _operators(cluster: Cluster) -> Any:
+    return tuple((node.op, node.dtype) for node in cluster.nodes)
+
+
+def _space_of(costs: Costs, cluster: Cluster) -> Any:
+    """What must be equal in clusters that are joined; None for one that is not."""
     extents = tuple(cluster.space.values())
     if any(extent.kind != "const" or extent is ZERO for extent in extents):
         return None

@@ -68,23 +68,55 @@ static int ql_pointer(void* x, char** out) {
     return value || !ql.occurred();
 }
 
+typedef int ql_start(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+
+/* Write words, and the addresses after the first one, to the first one: by launches of a kernel (its function and how
+   many words it takes are at `writer`) that gets them as its parameters, so that nothing is copied when it runs. */
+static int ql_table(const int64_t* writer, ql_start* launch, void* stream, void* const* p, int64_t pointers,
+                    const int64_t* numbers, int64_t words) {
+    const int64_t room = writer[1], total = words + pointers - 1;
+    int64_t taken[room];
+    for (int64_t first = 0; first < total; first += room) {
+        int count = (int)(total - first < room ? total - first : room);
+        char* place = (char*)p[0] + 8 * first;
+        void* args[] = {taken, &place, &count};
+        for (int k = 0; k < count; k++)
+            taken[k] = first + k < words ? numbers[first + k] : (int64_t)(intptr_t)p[first + k - words + 1];
+        const int code = launch((void*)(intptr_t)writer[0], (unsigned)(count + 255) / 256, 1, 1, 256, 1, 1, 0, stream,
+                                args, 0);
+        if (code) return code;
+    }
+    return 0;
+}
+
 /* The kernels on the CPU, or on a GPU's stream; 0, or what a kernel met in the data, or the driver's error. */
 static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* sizes, int64_t gpu, void* stream) {
-    int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+    ql_start* launch = 0;
+    const int64_t* table = 0;
     if (gpu) {
         launch = (void*)(intptr_t)t[0];
         void* context = 0;
         ((int (*)(void**))(intptr_t)t[1])(&context);
         if (!context) ((int (*)(void*))(intptr_t)t[2])((void*)(intptr_t)t[3]);
         t += 4;
+        table = t;
+        t += 2;
     }
     int64_t count = *t++;
     while (count--) {
-        /* function, threads, shared bytes, pointers, numbers, first size, slots...; a grid follows the numbers */
-        const int64_t pointers = t[3], numbers = t[4];
+        /* function, threads, shared bytes, pointers, numbers, first size, words, slots..., the words with which a table
+           begins...; a grid follows the numbers */
+        const int64_t numbers = t[4], words = t[6];
         const int64_t* n = sizes + t[5];
+        int64_t pointers = t[3];
+        const int64_t* next = t + 7 + pointers + words;
         void* p[pointers > 0 ? pointers : 1];
-        for (int64_t k = 0; k < pointers; k++) p[k] = slot[t[6 + k]];
+        for (int64_t k = 0; k < pointers; k++) p[k] = slot[t[7 + k]];
+        if (words) {
+            const int code = ql_table(table, launch, stream, p, pointers, t + 7 + pointers, words);
+            if (code) return code;
+            pointers = 1;
+        }
         if (!gpu) {
             const int bad = ((int (*)(void* const*, const int64_t*))(intptr_t)t[0])(p, n);
             if (bad) return bad;
@@ -98,7 +130,7 @@ static long long ql_kernels(const int64_t* t, void* const* slot, const int64_t* 
                                     (unsigned)t[1], 1, 1, (unsigned)t[2], stream, args, 0);
             if (code) return code;
         }
-        t += 6 + pointers;
+        t = next;
     }
     return 0;
 }
@@ -187,8 +219,9 @@ _FUNCTIONS = (
 
 
 #: A kernel: its function's address, threads per block, bytes of shared memory, slots, how many sizes it takes beside
-#: the grid, and the first of these. (Threads, shared memory and the grid are the GPU's.)
-Call = tuple[int, int, int, Sequence[int], int, int]
+#: the grid, the first of these, and the words with which a table begins, its first slot. (Threads, shared memory, the
+#: grid and the table are the GPU's.)
+Call = tuple[int, int, int, Sequence[int], int, int, Sequence[int]]
 
 
 @record(frozen=False)
@@ -220,8 +253,8 @@ class Program:
         for slot in self.slots:
             table += slot
         table += [*numbers, *self.gpu, len(self.calls)]
-        for function, threads, shared, slots, sizes, first in self.calls:
-            table += [function, threads, shared, len(slots), sizes, first, *slots]
+        for function, threads, shared, slots, sizes, first, words in self.calls:
+            table += [function, threads, shared, len(slots), sizes, first, len(words), *slots, *words]
         return table
 
 

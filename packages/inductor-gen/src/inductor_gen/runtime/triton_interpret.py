@@ -34,6 +34,9 @@ class Interpreted:
     def __call__(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int | float]) -> None:
         """Run it over its whole grid; ``sizes`` ends with the grid."""
         *numbers, gx, gy = sizes
+        if self.source.words:
+            addresses = [*self.source.words, *(t.data_ptr() for t in tensors[1:])]
+            tensors = [tensors[0].copy_(torch.tensor(addresses))]
         if gx > 0 and gy > 0:
             views = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors]
             with _mended():

@@ -223,7 +223,8 @@ def triton_wrapper(
     for source in sources:
         build.add(source)
     kernels, compiled = build.collect()
-    return TritonWrapper(lowered, addresses, launch, kernels, driver_words(device), device), compiled
+    words = driver_words(device, max((len(s.words) + len(s.buffers) for s in sources if s.words), default=0))
+    return TritonWrapper(lowered, addresses, launch, kernels, words, device), compiled
 
 
 def numbers(sizes: Sequence[Expr]) -> tuple[int, ...]:

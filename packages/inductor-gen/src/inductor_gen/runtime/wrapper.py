@@ -230,7 +230,7 @@ class Wrapper:
         sizes: list[Expr] = []
         for source in sources:
             own = [slots[found[n]] for n in source.buffers]
-            calls.append((*function(source), own, len(source.sizes), len(sizes)))
+            calls.append((*function(source), own, len(source.sizes), len(sizes), source.words))
             sizes += [*source.sizes, *source.grid]
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
         operands = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in slots))}

@@ -115,7 +115,7 @@ class Bench:
         if self.device.type != "cuda":
             return lambda: kernel([self.buffer(n) for n in source.buffers], numbers)
         count = len(source.buffers)
-        call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0)
+        call = (kernel.function, kernel.threads, kernel.shared, list(range(count)), len(source.sizes), 0, ())
         sizes = [bits_of_float(x) if isinstance(x, float) else x for x in numbers]
         slots = [(k, 0) for k in range(count)]
         launch = launcher(self.options)(Program(count, slots, sizes, [call], driver_words(self.device)))

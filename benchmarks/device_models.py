@@ -17,6 +17,8 @@ Built = tuple[Any, tuple[Any, ...], dict[str, Any]]
 MODELS: dict[str, Callable[[], Built]] = {}
 #: Those whose training step is measured too.
 TRAINED = ("resnet50", "gpt2", "vit_b_16", "bert", "llama")
+#: Those whose whole step is.
+STEPPED = ("resnet50_b128", "bert_b32", "gpt2_l1024", "vit_b128", "llama_12", "unet")
 
 
 def model(name: str) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
@@ -29,12 +31,14 @@ def model(name: str) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
     return register
 
 
-def _of_zoo(name: str, **settings: Any) -> None:
+def _of_zoo(name: str, here: str | None = None, **settings: Any) -> None:
+    """A model of the zoo, under another name ``here``."""
+
     def builder() -> Built:
         case = zoo.build(name, **settings)
         return case.model, case.args, case.kwargs
 
-    MODELS[name] = builder
+    MODELS[here or name] = builder
 
 
 _of_zoo("resnet50", batch=32)
@@ -46,6 +50,10 @@ _of_zoo("t5_encoder", batch=16, length=512)
 _of_zoo("densenet121", batch=16, side=128)
 _of_zoo("convnext_tiny", batch=64)
 _of_zoo("efficientnet_b0", batch=64)
+_of_zoo("resnet50", "resnet50_b128", batch=128)
+_of_zoo("bert", "bert_b32", batch=32, length=512)
+_of_zoo("gpt2", "gpt2_l1024", batch=8, length=1024)
+_of_zoo("vit_b_16", "vit_b128", batch=128)
 _of_zoo("sine", length=64 << 20, rounds=20)
 
 
@@ -157,6 +165,14 @@ def _deberta() -> Built:
                                      share_att_key=True, pos_att_type=["p2c", "c2p"])  # fmt: skip
     ids = torch.randint(0, 32_000, (4, 256))
     return library.DebertaV2Model(config), (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@model("llama_12")
+def _llama_12() -> Built:
+    library = _transformers()
+    config = library.LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
+                                 num_key_value_heads=16, vocab_size=32_000, use_cache=False)  # fmt: skip
+    return library.LlamaForCausalLM(config), (torch.randint(0, 32_000, (4, 1024)),), {}
 
 
 @model("mixtral")

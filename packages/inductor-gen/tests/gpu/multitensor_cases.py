@@ -95,6 +95,7 @@ def test_one_kernel_for_all_sizes(name, dtype, in_place):
     wanted = reference(graph, [*xs, *gs, *rates], False)
     before = [x.clone() for x in xs]
     limit = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    limit = max(limit, 1e-6 if name == "values" else 0)  # computed in float32, whatever the dtype
     for _ in range(2):  # the second time other memory, and so other addresses
         given = [x.clone() for x in before]
         results = function(*given, *(g.clone() for g in gs), *rates)

@@ -78,7 +78,7 @@ def _enter(tx: Capture, duals: list[tuple[TensorValue, TensorValue]] | None = No
     if duals is not None and not enabled:
         set_mode(tx, torch._C._set_grad_enabled, [True])
     graph = tx.graph.graph
-    tx.levels.append(Level(enabled, [], {}, graph, next(reversed(graph.nodes), None), duals))
+    tx.levels.append(Level(enabled, [], {}, graph, next(iter(reversed(graph.nodes)), None), duals))
     tx.side.epoch += 1
     return ConstantValue(len(tx.levels))
 

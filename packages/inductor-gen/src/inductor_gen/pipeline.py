@@ -167,12 +167,13 @@ def _verify(steps: Iterable[Step], prepared: Prepared) -> None:
 
 def _kind(kernel: Kernel, rendering: Rendering, prepared: Prepared) -> tuple[Hashable, bool] | None:
     """What kernels are alike to do the same on many tensors, where that keeps no more memory alive: they take only
-    inputs and little else, and may then run anywhere, or they give inputs new values in place."""
+    inputs and little else, and may then run anywhere, or they give inputs new values in place, or make little."""
     if not rendering.in_triton(kernel):
         return None
     in_place = all(n in prepared.renewed for n in kernel.writes) and all(n.kind == "input" for n in kernel.updates)
     given = all(n.kind in ("input", "constant", "size") or nbytes(n, rendering.hint) <= SMALL for n in kernel.reads)
-    row = rendering.row(kernel) if in_place or given else None
+    little = all(nbytes(n, rendering.hint) <= SMALL for n in kernel.writes)
+    row = rendering.row(kernel) if in_place or given or little else None
     return None if row is None else (row.key(), given)
 
 

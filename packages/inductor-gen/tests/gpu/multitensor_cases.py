@@ -165,3 +165,58 @@ def test_every_number_of_tensors(count):
     assert sum(s.loops for s in unit.sources() if s.words) == count
     for got, x, g in zip(function(*xs, *gs, *rates), xs, gs, strict=True):
         torch.testing.assert_close(got, x * 0.9 - g * 0.25)
+
+
+def reductions():
+    """``(function of one tensor and its number, the same in PyTorch)`` by name."""
+    flat = lambda p, x: p.reshape(x, (math.prod(x.shape),))
+    wide = lambda p, x: p.convert(flat(p, x), torch.float32)
+    return {
+        "norm": (lambda p, x, r: p.sqrt(p.sum(p.mul(wide(p, x), wide(p, x)), (0,))), lambda x, r: x.float().norm()),
+        "scaled maximum": (
+            lambda p, x, r: p.mul(p.amax(p.abs(wide(p, x)), (0,)), p.convert(r, torch.float32)),
+            lambda x, r: x.float().abs().amax() * r.float(),
+        ),
+        "is one infinite": (lambda p, x, r: p.any(p.isinf(wide(p, x)), (0,)), lambda x, r: x.isinf().any()),
+        "two at once": (
+            lambda p, x, r: p.sub(p.sum(wide(p, x), (0,)), p.amin(wide(p, x), (0,))),
+            lambda x, r: x.float().sum() - x.float().amin(),
+        ),
+        "of scaled elements": (
+            lambda p, x, r: p.sum(p.mul(wide(p, x), p.broadcast(p.convert(r, torch.float32), (math.prod(x.shape),), ())), (0,)),
+            lambda x, r: (x.float() * r.float()).sum(),
+        ),
+    }  # fmt: skip
+
+
+LONG = [*SIZES[1::2], (16_384,), (33_000,)]
+
+
+@pytest.mark.parametrize("name, dtype", [*((name, torch.float32) for name in reductions()), ("norm", torch.bfloat16)])
+def test_reductions_of_all_sizes_are_two_kernels(name, dtype):
+    one, wanted = reductions()[name]
+    xs, gs, rates = tensors(dtype, LONG)
+    gs[-1][-1] = gs[2][5] = math.inf
+    values = gs if "infinite" in name else xs
+    function, unit = compiled(
+        lambda p, a, b, rates: [one(p, x, r) for x, r in zip(b if "infinite" in name else a, rates, strict=True)],
+        xs, gs, rates, False,
+    )  # fmt: skip
+    many = [s for s in unit.sources() if s.words]
+    assert len(many) == 2 and len({s.loops for s in many}) == 1, [s.name for s in unit.sources()]
+    assert many[0].loops == len(LONG)
+    first = function(*xs, *gs, *rates)
+    for got, x, r in zip(first, values, rates, strict=True):
+        torch.testing.assert_close(got, wanted(x, r), rtol=2e-5, atol=2e-5)
+    assert all(map(torch.equal, function(*xs, *gs, *rates), first)), "in the same order each time"
+
+
+def test_a_nan_stays_one_in_its_own_tensor():
+    one, _ = reductions()["scaled maximum"]
+    xs, gs, rates = tensors(torch.float32, LONG)
+    xs[-1][-1] = math.nan
+    function, unit = compiled(
+        lambda p, a, b, rates: [one(p, x, r) for x, r in zip(a, rates, strict=True)], xs, gs, rates, False
+    )
+    assert any(s.words for s in unit.sources())
+    assert [bool(y.isnan()) for y in function(*xs, *gs, *rates)] == [False] * (len(LONG) - 1) + [True]

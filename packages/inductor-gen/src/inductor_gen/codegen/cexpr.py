@@ -66,6 +66,10 @@ class Names:
         """An SSA value."""
         return self._vals.setdefault(v.id, f"v{len(self._vals)}")
 
+    def call(self, v: Val, name: str) -> None:
+        """Let an SSA value have a name."""
+        self._vals[v.id] = name
+
     def pointer(self, node: Node) -> str:
         """A buffer's pointer."""
         name = self._pointers.get(node)

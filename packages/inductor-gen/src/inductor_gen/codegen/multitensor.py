@@ -7,7 +7,7 @@ of its buffers. The launcher writes the table on the device just before (``runti
 copies nor waits, and a recorded CUDA graph holds the addresses. A program finds its tensor by bisection, as the chunks
 of multi-tensor kernels are found elsewhere by a list of them (Apex's multi_tensor_apply, 2018).
 
-A block within the tensor needs no mask, so that loads and stores stay wide whatever the length is; the last one has one.
+A block within the tensor needs no mask, so that loads and stores stay wide whatever the length is; the last has one.
 Programs of several blocks, which would find their tensor once for all of them, were never faster: AdamW on the 199
 parameters of a BERT-base takes an H200 0.73 ms with one block a program, 0.75 with four, 0.77 with sixteen (PyTorch's
 fused kernel: 0.83).
@@ -15,7 +15,9 @@ fused kernel: 0.83).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -33,10 +35,13 @@ from prims.spec import TensorSpec
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Row", "multi_tensor", "row_of"]
+__all__ = [
+    "Row", "RowBlock", "finding", "indented", "multi_tensor", "one_axis", "pointer", "row_of", "starts", "walked",
+    "with_table",
+]  # fmt: skip
 
 #: What depends on where an element is, on its row's number, or on who comes first.
-_PLACED = ("index", "test", "bounded", "nonzero", "scan", "reduce")
+_PLACED = frozenset(("index", "test", "bounded", "nonzero", "scan"))
 
 _END = 2**31 - 1  # behind every program
 
@@ -53,6 +58,7 @@ class Row:
         count: the tensor's elements.
         sizes: the numbers that are parameters of the kernel, the same for all rows.
         work, moved: operations and bytes of an element.
+        reduced: what is made of a tensor as a whole, where something is.
     """
 
     nest: Nest
@@ -66,11 +72,19 @@ class Row:
     sizes: tuple[Expr, ...]
     work: int
     moved: int
+    reduced: Any = None
+
+    def pointers(self, begin: str) -> list[str]:
+        """The statements that read the row's pointers, whose columns come after that of the counts, at ``begin``."""
+        return [
+            pointer(f"{'out' if k < self.outputs else 'in'}{k}", n.dtype, f"{begin} + {k + 1} * tensors + t", moves)
+            for k, (n, moves) in enumerate(zip(self.buffers, self.moving, strict=True))
+        ]
 
     def key(self) -> object:
         """Rows of equal keys are of one kernel."""
         kinds = tuple((n.dtype, moves) for n, moves in zip(self.buffers, self.moving, strict=True))
-        return self.once, self.whole, self.masked, kinds, self.outputs, self.sizes, self.buffers[0].device
+        return self.once, self.whole, self.masked, kinds, self.outputs, self.sizes, self.buffers[0].device, self.reduced
 
 
 def row_of(nest: Nest, renderer: TritonRenderer) -> Row | None:
@@ -79,20 +93,24 @@ def row_of(nest: Nest, renderer: TritonRenderer) -> Row | None:
     Raises:
         Unsupported: Triton has no expression for something in it.
     """
-    if nest.inner or len(nest.outer) > 1 or nest.body.atoms or not nest.body.stores:
-        return None
-    if any(v.op in _PLACED or v.op.startswith("random") for v in nest.body.vals):
-        return None
-    if any(s.mode != "set" for s in nest.body.stores):
+    if nest.inner or not one_axis(nest.body, nest.outer):
         return None
     if not nest.outer:
         nest = _of_one_element(nest)
     body, (variable,) = nest.body, nest.outer
-    length = body.space[variable]
-    walked = _walked(body, variable)
-    if not length.is_const or length is ZERO or walked is None or any(s.at is ZERO for s in body.stores):
+    moving = walked(body, variable)
+    if moving is None or any(s.at is ZERO for s in body.stores):
         return None
-    return _Renderer(nest, renderer).row(walked)
+    return _Renderer(nest, renderer).row(moving)
+
+
+def one_axis(body: Body, loops: Sequence[Expr]) -> bool:
+    """Is a body one axis of known length at most, along which nothing depends on places?"""
+    if len(loops) > 1 or body.atoms or not body.stores or any(s.mode != "set" for s in body.stores):
+        return False
+    if any(v.op in _PLACED or v.op.startswith("random") for v in body.vals):
+        return False
+    return all(body.space[v].is_const and body.space[v] is not ZERO for v in loops)
 
 
 def _of_one_element(nest: Nest) -> Nest:
@@ -114,7 +132,7 @@ def _of_one_element(nest: Nest) -> Nest:
     return Nest(body, [variable], [], variable)
 
 
-def _walked(body: Body, variable: Expr) -> dict[Node, bool] | None:
+def walked(body: Body, variable: Expr) -> dict[Node, bool] | None:
     """Of each buffer, whether it is walked in steps of one; None where one is walked otherwise, or both ways."""
     found: dict[Node, bool] = {}
     for node, at in body.accesses():
@@ -124,30 +142,18 @@ def _walked(body: Body, variable: Expr) -> dict[Node, bool] | None:
     return found
 
 
-class _Renderer(Block):
-    """Renders a row: the statements of :class:`Block`, taken where they come."""
+class RowBlock(Block):
+    """Renders parts of rows: the statements of :class:`Block`, taken where they come."""
 
-    def row(self, walked: dict[Node, bool]) -> Row:
-        (variable,) = self.nest.outer
+    def along(self, variable: Expr) -> _Axis:
+        """The axis of the tensor's elements, called ``x``."""
         axis = _Axis("x", [variable], 1)
         self.axes.append(axis)
         self.axis_of[variable] = axis
         self.names.rename(variable, "x")
-        fixed = [v for v in self.body.vals if not v.deps]
-        moving = [v for v in self.body.vals if v.deps]
-        once = self._taken(fixed, stores=False)
-        axis.masked = False
-        whole = self._taken(moving, stores=True)
-        axis.masked = True
-        masked = self._taken(moving, stores=True)
-        names = self.names
-        buffers = tuple(names.buffers)
-        return Row(
-            self.nest, once, whole, masked, buffers, names.outputs, tuple(walked[n] for n in buffers),
-            int(self.body.space[variable].value), tuple(names.sizes), sum(op_cost(v.op) for v in moving), sum(n.dtype.itemsize for n in buffers if n.dtype),
-        )  # fmt: skip
+        return axis
 
-    def _taken(self, values: Sequence[Val], stores: bool) -> tuple[str, ...]:
+    def taken(self, values: Iterable[Val], stores: bool = False) -> tuple[str, ...]:
         """The statements of values, and of the stores, without indentation."""
         self.depth, self.lines = 0, []
         for v in values:
@@ -158,52 +164,90 @@ class _Renderer(Block):
         return taken
 
 
+class _Renderer(RowBlock):
+    def row(self, walked: dict[Node, bool]) -> Row:
+        (variable,) = self.nest.outer
+        axis = self.along(variable)
+        moving = [v for v in self.body.vals if v.deps]
+        once = self.taken(v for v in self.body.vals if not v.deps)
+        axis.masked = False
+        whole = self.taken(moving, stores=True)
+        axis.masked = True
+        masked = self.taken(moving, stores=True)
+        names = self.names
+        buffers = tuple(names.buffers)
+        count = int(self.body.space[variable].value)
+        moved = sum(n.dtype.itemsize for n in buffers if n.dtype)
+        return Row(
+            self.nest, once, whole, masked, buffers, names.outputs, tuple(walked[n] for n in buffers), count,
+            tuple(names.sizes), sum(op_cost(v.op) for v in moving), moved,
+        )  # fmt: skip
+
+
+
 def multi_tensor(rows: Sequence[Row], renderer: TritonRenderer) -> TritonSource:
     """The kernel of rows of one key."""
     first = rows[0]
-    total = sum(row.count for row in rows)
-    block = flat_block(total, renderer.device, first.work, first.moved, len(first.buffers))
+    block = flat_block(sum(row.count for row in rows), renderer.device, first.work, first.moved, len(first.buffers))
     block = renderer.tiling.sized(block, 64)
-    room = 1 << (len(rows) - 1).bit_length()
-    starts, begun = [], 0
-    for row in rows:
-        starts.append(begun)
-        begun += -(-row.count // block)
-    words = [*starts, *[_END] * (room - len(rows)), *(row.count for row in rows)]
-    table = Node(10**9, "pointwise", "table", (), TensorSpec((), torch.int64, first.buffers[0].device))
+    room, words, programs = starts(rows, block)
+    lines = [
+        *finding(room, block), f"x = tl.arange(0, {block})",
+        *first.pointers(str(room)), *first.once,
+        f"if left == {block}:", *indented(first.whole), "else:", *indented(["xm = x < left", *first.masked]),
+    ]  # fmt: skip
     columns = [row.buffers[k] for k in range(len(first.buffers)) for row in rows]
-    table.shape = (ex.const(len(words) + len(columns)),)
-    signature = [("table", pointer_type(torch.int64), True), ("tensors", "i32", False)]
-    signature += [(f"n{k}", "fp64" if e.is_float else "i64", False) for k, e in enumerate(first.sizes)]
-    text = kernel_text(signature, 4, _lines(first, room, block))
-    ops = describe(first.nest, text)[2]
-    comments = dict.fromkeys(line for row in rows for line in describe(row.nest, text)[1].splitlines())
-    return TritonSource(
-        name=kernel_name(ops, text), text=text, comment="\n".join(list(comments)[:12]), buffers=(table, *columns),
-        outputs=1 + first.outputs * len(rows), sizes=(ex.const(len(rows)), *first.sizes), ops=ops, loops=len(rows),
-        grid=(ex.const(begun), ONE), warps=4, signature=tuple(signature), contract=renderer.contract,
-        words=tuple(words),
-    )  # fmt: skip
+    return with_table(lines, rows, words, columns, first.outputs * len(rows), first.sizes, programs, renderer)
 
 
-def _lines(row: Row, room: int, block: int) -> list[str]:
+def starts(rows: Sequence[Row], chunk: int) -> tuple[int, list[int], int]:
+    """How many first programs a table begins with (a power of two), its words (these, and each tensor's elements), and
+    the number of programs, each of which takes a chunk."""
+    room = 1 << (len(rows) - 1).bit_length()
+    begun = [0, *accumulate(-(-row.count // chunk) for row in rows)]
+    return room, [*begun[:-1], *[_END] * (room - len(rows)), *(row.count for row in rows)], begun[-1]
+
+
+def finding(room: int, chunk: int) -> list[str]:
+    """The statements that find a program's tensor ``t``, its ``first`` element there and how many are ``left``."""
     lines = ["program = tl.program_id(0)", "t = program * 0"]
     step = room // 2
     while step:
         lines.append(f"t += tl.where(tl.load(table + t + {step}) <= program, {step}, 0)")
         step //= 2
-    lines.append(f"first = (program - tl.load(table + t)) * {block}")
-    lines.append(f"left = tl.minimum(tl.load(table + {room} + t) - first, {block}).to(tl.int32)")
-    lines.append(f"x = tl.arange(0, {block})")
-    for k, (node, moves) in enumerate(zip(row.buffers, row.moving, strict=True)):
-        name = f"{'out' if k < row.outputs else 'in'}{k}"
-        kind = ROWS[node.dtype].in_triton or ROWS[node.dtype].triton  # type: ignore[index]
-        address = f"tl.load(table + {room} + {k + 1} * tensors + t).to(tl.pointer_type({kind}))"
-        lines.append(f"{name} = tl.multiple_of({address}, 16){' + first' if moves else ''}")
-    lines += row.once
-    lines += [f"if left == {block}:", *_indented(row.whole), "else:", *_indented(["xm = x < left", *row.masked])]
-    return _indented(lines)
+    lines.append(f"first = (program - tl.load(table + t)) * {chunk}")
+    lines.append(f"left = tl.minimum(tl.load(table + {room} + t) - first, {chunk}).to(tl.int32)")
+    return lines
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
+def pointer(name: str, dtype: torch.dtype | None, place: str, moves: bool = False) -> str:
+    """The statement that reads a pointer from a table; of a buffer that is walked, at the program's first element."""
+    kind = ROWS[dtype].in_triton or ROWS[dtype].triton  # type: ignore[index]
+    address = f"tl.load(table + {place}).to(tl.pointer_type({kind}))"
+    return f"{name} = tl.multiple_of({address}, 16){' + first' if moves else ''}"
+
+
+def with_table(
+    lines: Sequence[str], rows: Sequence[Row], words: Sequence[int], columns: Sequence[Node], outputs: int,
+    sizes: tuple[Expr, ...], programs: int, renderer: TritonRenderer,
+) -> TritonSource:  # fmt: skip
+    """The kernel of these statements, which gets its buffers by a table of ``words`` and their addresses, the first
+    ``outputs`` of which it writes."""
+    table = Node(10**9, "pointwise", "table", (), TensorSpec((), torch.int64, rows[0].buffers[0].device))
+    table.shape = (ex.const(len(words) + len(columns)),)
+    signature = [("table", pointer_type(torch.int64), True), ("tensors", "i32", False)]
+    signature += [(f"n{k}", "fp64" if e.is_float else "i64", False) for k, e in enumerate(sizes)]
+    text = kernel_text(signature, 4, indented(lines))
+    _, _, ops = describe(rows[0].nest, text)
+    comments = dict.fromkeys(line for row in rows for line in describe(row.nest, text)[1].splitlines())
+    return TritonSource(
+        name=kernel_name(ops, text), text=text, comment="\n".join(list(comments)[:12]), buffers=(table, *columns),
+        outputs=1 + outputs, sizes=(ex.const(len(rows)), *sizes), ops=ops, loops=len(rows),
+        grid=(ex.const(programs), ONE), warps=4, signature=tuple(signature), contract=renderer.contract,
+        words=tuple(words),
+    )  # fmt: skip
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Statements of a block."""
     return [f"    {line}" for line in lines]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from inductor_gen.codegen.multitensor import Row, multi_tensor, row_of
+from inductor_gen.codegen.multireduce import multi_tensor_kernels, reduced_row_of
+from inductor_gen.codegen.multitensor import Row, row_of
 from inductor_gen.codegen.renderer import KernelSource, Renderer
 from inductor_gen.device.backends import Backend, backend
 from inductor_gen.device.record import Asked, Device
@@ -61,7 +62,8 @@ class Rendering:
         """What the kernel does along one tensor, where one kernel can do it to many."""
         if kernel not in self._rows:
             can = self.in_triton(kernel) and kernel not in self._texts and len(kernel.nests) == 1 and not kernel.parts
-            self._rows[kernel] = row_of(kernel.nests[0], self._renderer(kernel, None)) if can else None
+            made = [kernel.nests[0], self._renderer(kernel, None)] if can else None
+            self._rows[kernel] = made and (row_of(*made) or reduced_row_of(*made))
         return self._rows[kernel]
 
     def choose(self, kernel: Kernel, sources: tuple[KernelSource, ...]) -> None:
@@ -118,7 +120,7 @@ class Rendering:
         for some in kinds.values():
             if len(some) >= LEAST and (len(some) > MOST or not all(map(self.starts_slowly, some))):
                 rows = [row for kernel in some if (row := self.row(kernel)) is not None]
-                made.append(multi_tensor(rows, self._renderer(some[0], None)))
+                made += multi_tensor_kernels(rows, self._renderer(some[0], None))
             else:
                 others += some
         return made, others

@@ -14,8 +14,8 @@ from prims.errors import InternalError, Unsupported
 
 __all__ = ["driver", "driver_words", "load_module"]
 
-#: Words that one launch writes to a table: what fits into the parameters of any kernel, and into those of one of PTX 8.1
-#: on a driver of CUDA 12.1 (CUDA C++ Programming Guide, "Kernel parameters": 4,096 and 32,764 bytes).
+#: Words that one launch writes to a table: what fits into the parameters of any kernel, and into those of one of PTX
+#: 8.1 on a driver of CUDA 12.1 (CUDA C++ Programming Guide, "Kernel parameters": 4,096 and 32,764 bytes).
 _FEW, _MANY, _SINCE = 500, 4088, 12010
 
 

@@ -68,7 +68,8 @@ static int ql_pointer(void* x, char** out) {
     return value || !ql.occurred();
 }
 
-typedef int ql_start(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+typedef int ql_start(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                     void**);
 
 /* Write words, and the addresses after the first one, to the first one: by launches of a kernel (its function and how
    many words it takes are at `writer`) that gets them as its parameters, so that nothing is copied when it runs. */

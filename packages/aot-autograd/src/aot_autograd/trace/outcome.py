@@ -150,12 +150,19 @@ def trace(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Opti
 
 
 def _written(gm: torch.fx.GraphModule, options: Options) -> dict[torch.fx.Node, Any]:
-    """The attentions that the program writes out; they are looked for where there is a softmax."""
-    if not any(getattr(node.target, "__name__", node.target) == "softmax" for node in gm.graph.nodes):
-        return {}
-    from aot_autograd.trace.written import find_written
+    """What the program writes out of which there is a better form: attentions are looked for where there is a softmax,
+    losses of logits where there is a cross-entropy."""
+    called = {getattr(node.target, "__name__", node.target) for node in gm.graph.nodes}
+    found: dict[torch.fx.Node, Any] = {}
+    if "softmax" in called:
+        from aot_autograd.trace.written import find_written
 
-    return find_written(gm, options)
+        found.update(find_written(gm, options))
+    if not called.isdisjoint(("cross_entropy", "nll_loss")):
+        from aot_autograd.trace.losses import find_losses
+
+        found.update(find_losses(gm, options))
+    return found
 
 
 def flatten(value: Any, leaves: list[Any]) -> Any:

@@ -31,6 +31,7 @@ from prims.spec.unbacked import making_symbols, with_symbols
 from prims.transforms import Vmap
 
 if TYPE_CHECKING:
+    from aot_autograd.trace.losses import LinearLoss
     from aot_autograd.trace.written import Written
 
 __all__ = ["INPUT_NODE", "Program", "trace_forward"]
@@ -82,7 +83,7 @@ INPUT_NODE: type = _Identity._backward_cls  # type: ignore[attr-defined]
 
 def trace_forward(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], seeded: bool = False,
-    written: Mapping[torch.fx.Node, Written] = MappingProxyType({}), fast: bool = True,
+    written: Mapping[torch.fx.Node, Written | LinearLoss] = MappingProxyType({}), fast: bool = True,
 ) -> Program:  # fmt: skip
     """Trace ``gm`` on abstract versions of its inputs.
 
@@ -90,7 +91,7 @@ def trace_forward(
         gm: a torch-dialect module. ``gm.meta["envelope"]`` gives the inputs' (possibly symbolic) specs if present.
         example_inputs: tensors and numbers, one per placeholder.
         seeded: random operators become functions of a seed input.
-        written: attentions that are traced as fused ones, by their last nodes.
+        written: what is traced in a better form (attentions, losses of logits), by the last node of each.
         fast: results may be rounded otherwise than eager's.
 
     Raises:
@@ -189,14 +190,14 @@ def _lifted_state(gm: torch.fx.GraphModule, program: Program) -> Iterator[None]:
 
 
 def _interpret(
-    gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer, written: Mapping[torch.fx.Node, Written]
+    gm: torch.fx.GraphModule, values: list[Any], tracer: Tracer, written: Mapping[torch.fx.Node, Written | LinearLoss]
 ) -> Any:
     env: dict[torch.fx.Node, Any] = {}
     load = env.__getitem__
     feed = iter(values)
     map_arg = torch.fx.node.map_arg
     last_source: Any = None
-    waiting = {node for attention in written.values() for node in attention.nodes}
+    waiting = {node for better in written.values() for node in better.nodes}
     for node in gm.graph.nodes:
         op = node.op
         if op == "placeholder":
@@ -207,18 +208,18 @@ def _interpret(
         if op == "get_attr":
             env[node] = _attribute(gm, node.target)
             continue
-        attention = written.get(node)
-        if node in waiting and attention is None:
+        better = written.get(node)
+        if node in waiting and better is None:
             continue
         source = node.meta.get("source")
         if source is not last_source:
             tracer.enter_source(source)
             last_source = source
-        fused = None if attention is None else attention.call(load)
+        fused = None if better is None else better.call(load, tracer)
         if fused is not None:
             env[node] = fused
             continue
-        for step in (node,) if attention is None else attention.nodes:
+        for step in (node,) if better is None else better.nodes:
             args, kwargs = map_arg(step.args, load), map_arg(step.kwargs, load) if step.kwargs else {}
             if isinstance(step.target, ControlFlow):
                 env[step] = call_control(tracer, step.target, args, _body)

@@ -20,16 +20,26 @@ Masks that need a gradient, scores that are read by something else, and what no 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx import Node
 
 from aot_autograd.trace.attention import LOWEST, all_same, fused, same
+from aot_autograd.trace.patterns import (
+    IN_PLACE,
+    Unlike,
+    argument,
+    changes,
+    check_alone,
+    is_floating,
+    name_of,
+    require,
+    shape_of,
+)
+from aot_autograd.trace.tracer import Tracer
 from prims.ir import Fuel
 from prims.options import Options
 from prims.records import record
@@ -54,7 +64,7 @@ _KINDS = {
     "add": "add iadd add_", "sub": "sub isub sub_", "fill": "masked_fill masked_fill_", "where": "where",
 }  # fmt: skip
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
-_IN_PLACE = frozenset("imul mul_ itruediv div_ iadd add_ isub sub_ masked_fill_".split())
+
 
 #: Functions whose results are finite where their operands are: a mask's few terms do not overflow.
 _FINITE = frozenset(
@@ -62,10 +72,6 @@ _FINITE = frozenset(
     transpose embedding index_select gather contiguous clone zeros ones full arange clamp minimum maximum tril triu
     zeros_like ones_like full_like truediv div""".split()
 )
-
-
-class _Unlike(Exception):
-    """The graph is not what is looked for."""
 
 
 @record
@@ -123,7 +129,7 @@ class Written:
     adds: str = "little"
     coarse: bool = True
 
-    def call(self, value_of: Callable[[Node], Any]) -> torch.Tensor | None:
+    def call(self, value_of: Callable[[Node], Any], tracer: Tracer) -> torch.Tensor | None:
         """The result by a fused kernel, for the values of nodes; None where none takes these."""
         return fused(self, value_of)
 
@@ -142,7 +148,7 @@ def find_written(gm: torch.fx.GraphModule, options: Options) -> dict[Node, Writt
         if _kind(node) in ("product", "einsum"):
             try:
                 written = graph.written(node)
-            except (_Unlike, IndexError, TypeError):  # the last two of calls in a form that is not known
+            except (Unlike, IndexError, TypeError):  # the last two of calls in a form that is not known
                 continue
             if not (written.dropout and options.eager_random) and fuel.spend("written attention"):
                 found[node] = written
@@ -152,35 +158,8 @@ def find_written(gm: torch.fx.GraphModule, options: Options) -> dict[Node, Writt
 # ---- the formula ----------------------------------------------------------------------------------------
 
 
-def _name(node: Any) -> str:
-    """The function or method that a node calls, if it is one of torch's."""
-    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
-        return ""
-    if node.op == "call_method":
-        return str(node.target)
-    name = getattr(node.target, "__name__", "")
-    known = any(getattr(place, name, None) is node.target for place in (torch, operator, F)) or node.target is getattr
-    return name if known else ""
-
-
 def _kind(node: Any) -> str | None:
-    return _KIND_OF.get(_name(node))
-
-
-def _require(holds: Any) -> None:
-    if not holds:
-        raise _Unlike
-
-
-def _shape(node: Any) -> tuple[Any, ...]:
-    spec = node.meta.get("spec") if isinstance(node, Node) else None
-    if not isinstance(spec, TensorSpec):
-        raise _Unlike
-    return tuple(spec.shape)
-
-
-def _argument(node: Node, at: int, name: str, default: Any = None) -> Any:
-    return node.args[at] if len(node.args) > at else node.kwargs.get(name, default)
+    return _KIND_OF.get(name_of(node))
 
 
 class _Graph:
@@ -199,13 +178,13 @@ class _Graph:
         """The attention whose last product this is.
 
         Raises:
-            _Unlike: there is none.
+            Unlike: there is none.
         """
         left, right, out = _product(last)
         weights, values, chain = left, right, [last]
         try:
             softmax, dropout = self._weights(weights, chain)
-        except (_Unlike, IndexError):
+        except (Unlike, IndexError):
             weights, values, chain = right, left, [last]
             softmax, dropout = self._weights(weights, chain)
         labels = weights[1]
@@ -214,25 +193,25 @@ class _Graph:
         *lead, row, column = labels
         only = set(labels) & set(values[1]) - set(out)
         width = [x for x in values[1] if x not in (*lead, column)]
-        _require(only == {column} and len(width) == 1)
+        require(only == {column} and len(width) == 1)
         natural = (*lead, row, *width)
-        _require(len(set(out)) == len(natural) and set(out) == set(natural) and len(set(values[1])) == len(values[1]))
+        require(len(set(out)) == len(natural) and set(out) == set(natural) and len(set(values[1])) == len(values[1]))
         operand = self._last(softmax.args[0], softmax)
-        shape = _shape(operand)
+        shape = shape_of(operand)
         product, scale, masks = self._scores(operand, chain)
         queries, keys, score_lead = _score_operands(product)
         nodes = tuple(sorted(chain, key=self.place.__getitem__))
-        self._check_alone(nodes)
+        check_alone(nodes, self.nodes, self.place)
         v = (values[0], tuple(_at(values[1], x) for x in (*lead, column, *width)))
         places = tuple(natural.index(x) for x in out)
-        led = tuple(_shape(last)[out.index(x)] for x in lead)
+        led = tuple(shape_of(last)[out.index(x)] for x in lead)
         found = Written(nodes, (queries, keys, v), score_lead, shape, led, places, scale, masks, dropout)
         return self._with_proofs(found)
 
     def _last(self, x: Any, reader: Node) -> Node:
         """The node whose value an operand has when it is read: the last that wrote it in place."""
-        _require(isinstance(x, Node))
-        writers = [u for u in x.users if _name(u) in _IN_PLACE and u.args[0] is x]
+        require(isinstance(x, Node))
+        writers = [u for u in x.users if name_of(u) in IN_PLACE and u.args[0] is x]
         before = [u for u in writers if self.place[u] < self.place[reader]]
         return max(before, key=self.place.__getitem__, default=x)
 
@@ -240,24 +219,24 @@ class _Graph:
         """The softmax that weights come from, and the probability of dropout after it."""
         x, dropout = self._last(operand[0], chain[0]), 0.0
         if _kind(x) == "swap":
-            _require(_swaps(x))
+            require(_swaps(x))
             chain.append(x)
             x = self._last(x.args[0], x)
         while _kind(x) != "softmax":
             kind = _kind(x)
             chain.append(x)
             if kind == "dropout":
-                p, training = _argument(x, 1, "p", 0.5), _argument(x, 2, "training", True)
-                _require(type(training) is bool and isinstance(p, (int, float)) and not dropout)
+                p, training = argument(x, 1, "p", 0.5), argument(x, 2, "training", True)
+                require(type(training) is bool and isinstance(p, (int, float)) and not dropout)
                 dropout = float(p) if training else 0.0
-                _require(dropout < 1)
+                require(dropout < 1)
             else:
-                _require(kind in ("cast", "same") or (kind == "view" and _keeps_rows(x)))
-                _require(kind != "cast" or _is_floating(x))
+                require(kind in ("cast", "same") or (kind == "view" and _keeps_rows(x)))
+                require(kind != "cast" or is_floating(x))
             x = self._last(x.args[0], x)
         chain.append(x)
-        dim = _argument(x, 1, "dim")
-        _require(isinstance(dim, int) and dim in (-1, len(_shape(x)) - 1))
+        dim = argument(x, 1, "dim")
+        require(isinstance(dim, int) and dim in (-1, len(shape_of(x)) - 1))
         return x, dropout
 
     def _scores(self, x: Node, chain: list[Node]) -> tuple[Node, float, tuple[Mask, ...]]:
@@ -266,12 +245,12 @@ class _Graph:
         masks: list[Mask] = []
         while True:
             chain.append(x)
-            kind, lead = _kind(x), _shape(x)[:-2]
+            kind, lead = _kind(x), shape_of(x)[:-2]
             if kind in ("product", "einsum"):
                 return x, scale, tuple(masks)
             if kind == "baddbmm":
                 beta, alpha = x.kwargs.get("beta", 1), x.kwargs.get("alpha", 1)
-                _require(isinstance(alpha, (int, float)) and isinstance(beta, (int, float)))
+                require(isinstance(alpha, (int, float)) and isinstance(beta, (int, float)))
                 if beta:
                     masks.append(Mask(x.args[0], lead, factor=scale * beta))
                 return x, scale * alpha, tuple(masks)
@@ -280,49 +259,42 @@ class _Graph:
                 number = self._number(x.args[1])
                 if number is None and kind == "mul" and not isinstance(x.args[0], Node):
                     number, after = self._number(x.args[0]), x.args[1]
-                _require(number and number > 0 and not x.kwargs)
+                require(number and number > 0 and not x.kwargs)
                 scale = scale * number if kind == "mul" else scale / number  # type: ignore[operator]
             elif kind in ("add", "sub"):
                 other = x.args[1]
-                _require(not x.kwargs and isinstance(other, Node) and isinstance(after, Node))
+                require(not x.kwargs and isinstance(other, Node) and isinstance(after, Node))
                 if kind == "add" and not self._leads_to_product(after):
                     after, other = other, after
-                _require(not self._leads_to_product(other) and all_same(_shape(after), _shape(x)))
+                require(not self._leads_to_product(other) and all_same(shape_of(after), shape_of(x)))
                 masks.append(Mask(other, lead, factor=scale if kind == "add" else -scale))
             elif kind in ("fill", "where"):
                 after, mask = self._filled(x, scale)
                 masks.append(mask)
             else:
-                _require(kind == "same" or (kind == "cast" and _is_floating(x)) or (kind == "view" and _keeps_rows(x)))
+                require(kind == "same" or (kind == "cast" and is_floating(x)) or (kind == "view" and _keeps_rows(x)))
             x = self._last(after, x)
 
     def _filled(self, x: Node, scale: float) -> tuple[Any, Mask]:
         """What is masked by replacing scores, and the mask."""
-        lead, dtype = _shape(x)[:-2], x.meta["spec"].dtype
+        lead, dtype = shape_of(x)[:-2], x.meta["spec"].dtype
         if _kind(x) == "fill":
-            (after, mask, fill), hides = (x.args[0], _argument(x, 1, "mask"), _argument(x, 2, "value")), True
+            (after, mask, fill), hides = (x.args[0], argument(x, 1, "mask"), argument(x, 2, "value")), True
         else:
-            mask, after, fill = _argument(x, 0, "condition"), _argument(x, 1, "input"), _argument(x, 2, "other")
+            mask, after, fill = argument(x, 0, "condition"), argument(x, 1, "input"), argument(x, 2, "other")
             hides = False
             if self._number(fill) is None:
                 after, fill, hides = fill, after, True
         number = self._number(fill)
-        _require(number is not None and isinstance(mask, Node) and all_same(_shape(after), _shape(x)))
+        require(number is not None and isinstance(mask, Node) and all_same(shape_of(after), shape_of(x)))
         least = _HIDES if dtype is not torch.float16 else torch.finfo(dtype).min / 2
-        _require(number * scale <= least)  # type: ignore[operator]
+        require(number * scale <= least)  # type: ignore[operator]
         return after, Mask(mask, lead, number, hides)
 
     def _leads_to_product(self, x: Any) -> bool:
         while _kind(x) in ("mul", "div", "cast", "view", "same", "fill", "add", "sub", "where"):
-            x = next((a for a in x.args if isinstance(a, Node) and _is_floating(a)), None)
+            x = next((a for a in x.args if isinstance(a, Node) and is_floating(a)), None)
         return _kind(x) in ("product", "einsum", "baddbmm")
-
-    def _check_alone(self, nodes: Sequence[Node]) -> None:
-        """Nothing else reads what is computed on the way, and nothing that changes something stands between."""
-        inside = set(nodes)
-        _require(len(inside) == len(nodes) and all(set(node.users) <= inside for node in nodes[:-1]))
-        between = self.nodes[self.place[nodes[0]] : self.place[nodes[-1]]]
-        _require(not any(_changes(node) for node in between if node not in inside))
 
     # ---- what is known about masks ----------------------------------------------------------------------
 
@@ -354,11 +326,11 @@ class _Graph:
             return sees, sees and plain and square and rows == columns and bool((seen == lower).all())
         # Of symbolic sizes: what triu leaves above a diagonal is hidden, or what tril leaves below one is seen.
         node = _base(mask.node)
-        way, diagonal = _name(node), _argument(node, 1, "diagonal", 0)
+        way, diagonal = name_of(node), argument(node, 1, "diagonal", 0)
         if way not in ("tril", "triu") or type(diagonal) is not int or not _is_filled(_base(node.args[0])):
             return False, False
         seen = mask.fill is not None and not mask.hides
-        square = square and all_same(_shape(node)[-2:], w.shape[-2:])
+        square = square and all_same(shape_of(node)[-2:], w.shape[-2:])
         if way == "tril" and seen and diagonal >= 0:
             return True, square and diagonal == 0
         if way == "triu" and not seen and diagonal >= 1 and mask.factor > 0:
@@ -390,7 +362,7 @@ class _Graph:
         """What a node is computed of, in order.
 
         Raises:
-            _Unlike: of inputs, or of much.
+            Unlike: of inputs, or of much.
         """
         found: set[Node] = set()
         todo = [node]
@@ -398,9 +370,10 @@ class _Graph:
             x = todo.pop()
             if x not in found:
                 spec = x.meta.get("spec")
-                _require(_name(x) and not _changes(x) and not any(_changes(u) and u.args[0] is x for u in x.users))
-                _require(isinstance(spec, TensorSpec) and all(type(s) is int for s in spec.shape))
-                _require(math.prod(spec.shape) <= _LARGEST and not any(t in _name(x) for t in ("rand", "drop", "norm")))
+                require(name_of(x) and not changes(x) and not any(changes(u) and u.args[0] is x for u in x.users))
+                require(isinstance(spec, TensorSpec) and all(type(s) is int for s in spec.shape))
+                require(math.prod(spec.shape) <= _LARGEST)
+                require(not any(t in name_of(x) for t in ("rand", "drop", "norm")))
                 found.add(x)
                 todo += x.all_input_nodes
         return sorted(found, key=self.place.__getitem__)
@@ -411,11 +384,11 @@ class _Graph:
         todo, numbers = nodes, []
         while todo:
             x = todo.pop()
-            if x in seen or not _is_floating(x) or x in self.parameters:
+            if x in seen or not is_floating(x) or x in self.parameters:
                 continue
             seen.add(x)
             numbers += [abs(a) for a in (*x.args, *x.kwargs.values()) if isinstance(a, float)]
-            if _name(x) not in _FINITE:
+            if name_of(x) not in _FINITE:
                 return "anything"
             todo += x.all_input_nodes
         large = [a for a in numbers if a > _LITTLE]
@@ -424,20 +397,6 @@ class _Graph:
         if all(map(math.isinf, large)):
             return "infinity"
         return "hide" if len(large) == 1 else "anything"
-
-
-def _is_floating(node: Any) -> bool:
-    spec = node.meta.get("spec")
-    return isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
-
-
-def _changes(node: Node) -> bool:
-    """Does a node change one of its operands, or the state of PyTorch?"""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.op not in ("call_function", "call_method"):
-        return node.op == "call_module"
-    writes = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or "setitem" in name
-    return writes or "out" in node.kwargs or name.startswith(("set_", "_set", "_enter", "_exit", "_saved"))
 
 
 def _evaluated(x: Node, values: Mapping[Node, Any]) -> Any:
@@ -456,8 +415,8 @@ def _evaluated(x: Node, values: Mapping[Node, Any]) -> Any:
 
 def _base(node: Any) -> Any:
     """What a mask is a view or a conversion of."""
-    while _name(node) in ("view", "reshape", "unsqueeze", "expand", "to", "bool", "float", "type", "getitem"):
-        indices = node.args[1] if _name(node) == "getitem" else None
+    while name_of(node) in ("view", "reshape", "unsqueeze", "expand", "to", "bool", "float", "type", "getitem"):
+        indices = node.args[1] if name_of(node) == "getitem" else None
         whole = all(i is None or i == slice(None) for i in indices) if isinstance(indices, tuple) else indices is None
         if not whole:
             break
@@ -467,7 +426,7 @@ def _base(node: Any) -> Any:
 
 def _is_filled(node: Any) -> bool:
     """Is every element one number other than 0?"""
-    name = _name(node)
+    name = name_of(node)
     return name == "ones" or (name == "full" and bool(node.args[1]) and not isinstance(node.args[1], Node))
 
 
@@ -476,17 +435,17 @@ def _is_coarse(node: Node, known: torch.Tensor | None) -> bool:
     if known is not None:
         return bool(((known == 0) | (known <= LOWEST)).all())
     node = _base(node)
-    return _name(node) == "mul" and any(isinstance(a, float) and a <= LOWEST for a in node.args)
+    return name_of(node) == "mul" and any(isinstance(a, float) and a <= LOWEST for a in node.args)
 
 
 def _keeps_rows(x: Node) -> bool:
     """Is it a view with the same last two dimensions?"""
-    return all_same(_shape(x)[-2:], _shape(x.args[0])[-2:]) and len(_shape(x)) >= 2
+    return all_same(shape_of(x)[-2:], shape_of(x.args[0])[-2:]) and len(shape_of(x)) >= 2
 
 
 def _swaps(x: Node) -> bool:
     """Is it a view with the last two dimensions swapped?"""
-    name, ndim = _name(x), len(_shape(x))
+    name, ndim = name_of(x), len(shape_of(x))
     if name in ("mT", "getattr"):
         return name == "mT" or x.args[1] == "mT"
     given = [d for a in x.args[1:] for d in (a if isinstance(a, (tuple, list)) else (a,))]
@@ -510,17 +469,17 @@ def _product(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
         equation, *operands = node.args
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
             operands = list(operands[0])
-        _require(isinstance(equation, str) and len(operands) == 2 and "->" in equation)
+        require(isinstance(equation, str) and len(operands) == 2 and "->" in equation)
         inputs, _, out = equation.replace(" ", "").partition("->")  # type: ignore[union-attr]
         a, b = operands
         texts = inputs.split(",")
-        _require(len(texts) == 2)
-        left, right = (_labels(text, len(_shape(x))) for text, x in zip(texts, (a, b), strict=True))
-        return (a, left), (b, right), _labels(out, len(_shape(node)))  # type: ignore[return-value]
-    _require(len(node.args) == 2 and not node.kwargs)
+        require(len(texts) == 2)
+        left, right = (_labels(text, len(shape_of(x))) for text, x in zip(texts, (a, b), strict=True))
+        return (a, left), (b, right), _labels(out, len(shape_of(node)))  # type: ignore[return-value]
+    require(len(node.args) == 2 and not node.kwargs)
     a, b = node.args
-    ndim = len(_shape(a))
-    _require(ndim >= 2 and ndim == len(_shape(b)))
+    ndim = len(shape_of(a))
+    require(ndim >= 2 and ndim == len(shape_of(b)))
     lead = tuple(f"{k}" for k in range(ndim - 2))
     return (a, (*lead, "m", "k")), (b, (*lead, "k", "n")), (*lead, "m", "n")  # type: ignore[return-value]
 
@@ -528,7 +487,7 @@ def _product(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
 def _labels(text: str, ndim: int) -> tuple[str, ...]:
     before, dots, after = text.partition("...")
     names = [f".{k}" for k in range(ndim - len(before) - len(after))] if dots else []
-    _require(len(before) + len(names) + len(after) == ndim)
+    require(len(before) + len(names) + len(after) == ndim)
     return (*before, *names, *after)
 
 
@@ -547,9 +506,9 @@ def _score_operands(node: Node) -> tuple[Any, Any, tuple[Any, ...]]:
     if row in k[1]:
         q, k = k, q
     depth = set(q[1]) & set(k[1]) - set(out)
-    _require(len(depth) == 1 and len(set(out)) == len(out))
+    require(len(depth) == 1 and len(set(out)) == len(out))
     (inner,) = depth
     for labels, own in ((q[1], row), (k[1], column)):
-        _require(len(set(labels)) == len(labels) and own in labels and set(labels) <= {*lead, own, inner})
+        require(len(set(labels)) == len(labels) and own in labels and set(labels) <= {*lead, own, inner})
     order = lambda x, own: (x[0], tuple(_at(x[1], label) for label in (*lead, own, inner)))
-    return order(q, row), order(k, column), _shape(node)[:-2]
+    return order(q, row), order(k, column), shape_of(node)[:-2]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from prims.control.losses import by_chunks
 from prims.control.scored import attend, gradients
 from prims.records import record
 
@@ -26,8 +27,9 @@ __all__ = ["Form", "run"]
 
 @record
 class Form:
-    """The kind of control flow (``"cond"``, ``"while_loop"`` or ``"scan"``), or of attention with a function of its
-    scores (``"attention"``, ``"attention_backward"``: :mod:`prims.control.scored`).
+    """The kind of control flow (``"cond"``, ``"while_loop"`` or ``"scan"``), of attention with a function of its scores
+    (``"attention"``, ``"attention_backward"``: :mod:`prims.control.scored`), or of a loss that is a function of logits
+    (``"linear_loss"``: :mod:`prims.control.losses`).
 
     Attributes:
         carried: how many values a loop hands from one step to the next.
@@ -36,6 +38,10 @@ class Form:
         scale: factor of attention's products.
         tables: how many tensors of attention's say which blocks of its scores may differ from minus infinity.
         block: queries and keys of such a block.
+        rows: of a chunk of a loss's logits.
+        sliced: how many tensors a loss takes such rows of, beside its hidden states.
+        biased: have the logits a bias?
+        learns: which gradients a loss gives, beside its value: some of ``"hidden"``, ``"weight"`` and ``"bias"``.
     """
 
     kind: str
@@ -45,20 +51,26 @@ class Form:
     scale: float = 1.0
     tables: int = 0
     block: tuple[int, int] = (0, 0)
+    rows: int = 0
+    sliced: int = 0
+    biased: bool = False
+    learns: tuple[str, ...] = ()
 
     @property
     def own(self) -> tuple[int, int]:
         """How many tensors the operator takes that are not its bodies', and how many these take first that it makes."""
         taken, made = _OWN.get(self.kind, (0, 0))
-        return taken + self.tables, made
+        return taken + self.tables + self.biased, made
 
 
 #: By kind of form, as :attr:`Form.own`.
-_OWN = {"cond": (1, 0), "attention": (3, 1), "attention_backward": (6, 2)}
+_OWN = {"cond": (1, 0), "attention": (3, 1), "attention_backward": (6, 2), "linear_loss": (2, 1)}
 
 
 def run(form: Form, bodies: Sequence[Callable[..., Sequence[Any]]], args: Sequence[Any]) -> list[Any]:
     """The results; they may be arguments."""
+    if form.kind == "linear_loss":
+        return by_chunks(form, bodies[0], args)
     if form.kind == "cond":
         return list(bodies[not bool(args[0])](*args[1:]))
     if form.kind in ("attention", "attention_backward"):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prims.control.form import Form, run
+from prims.control.losses import loss_results
 from prims.control.scored import attention_results
 from prims.errors import InternalError
 from prims.records import record
@@ -50,6 +51,8 @@ class Control:
     @property
     def results(self) -> int:
         """How many tensors the operator returns."""
+        if self.form.kind == "linear_loss":
+            return 1 + len(self.form.learns)
         return {"attention": 2, "attention_backward": 3}.get(self.form.kind, len(self.step.outputs))
 
     @property
@@ -117,6 +120,8 @@ def _rule(control: Control) -> Callable[..., Any]:
 
     if form.kind in ("attention", "attention_backward"):
         return lambda *args: tuple(attention_results(form.kind, args))
+    if form.kind == "linear_loss":
+        return lambda *args: _one_or_all(loss_results(form.learns, step.outputs[0].spec, args))
 
     def rule(*args: Any) -> Any:
         given = args[1:] if form.kind == "cond" else args
@@ -134,9 +139,13 @@ def _rule(control: Control) -> Callable[..., Any]:
             results[form.carried :] = [
                 TensorSpec((length, *s.shape), s.dtype, s.device) for s in results[form.carried :]
             ]
-        return results[0] if len(results) == 1 else tuple(results)
+        return _one_or_all(results)
 
     return rule
+
+
+def _one_or_all(results: Sequence[TensorSpec]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _with_sizes(spec: Any, sizes: dict[Expr, Any], context: Any) -> TensorSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_aot_training import function_graph
 
-from aot_autograd import default_partition, joint_graph, min_cut_partition, partition_joint, saved_bytes
+from aot_autograd import (
+    aot_function,
+    default_partition,
+    joint_graph,
+    min_cut_partition,
+    partition_joint,
+    run_eagerly,
+    saved_bytes,
+)
+from aot_autograd.partition.peak import estimated_peak
 from aot_autograd.partition.split import is_backward
+from prims.errors import CompileWarning
+from prims.ir import SourceLoc
 from prims.options import Options
+from prims.report import Report
 
 BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 
@@ -111,3 +125,65 @@ def test_the_check_sees_heavy_operators(name):
     split = partition_joint(joint, min_cut_partition, options)
     own = [node for node in joint.envelope.graph.nodes if is_backward(node)]
     assert counted(split.backward.op_nodes, HEAVY) != counted(own, HEAVY)
+
+
+def stack(depth):
+    """Layers whose products are not run twice unless the budget asks for it."""
+
+    def run(x, w):
+        for _ in range(depth):
+            x = torch.tanh(x @ w)
+        return x
+
+    return run
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.8, 0.65])
+def test_a_budget_in_bytes_fits_the_estimated_peak(fraction):
+    """With the fewest values saved that it takes, and not one operator run again where nothing has to be."""
+    inputs = [torch.randn(256, 16).double().requires_grad_(), torch.randn(16, 16).double().requires_grad_()]
+    options = Options(strict=True)
+    joint = joint_graph(function_graph(stack(12), 2), inputs, options)
+    usual = min_cut_partition(joint, options)
+    most = estimated_peak(joint, usual)
+    limited = options.replace(memory_budget=f"{int(most * fraction)}B")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = min_cut_partition(joint, limited)
+    assert estimated_peak(joint, chosen) <= most * fraction
+    assert (chosen == usual) == (fraction == 1.0)
+
+
+def test_a_budget_in_bytes_that_cannot_be_kept_is_told():
+    inputs = [torch.randn(256, 16).double().requires_grad_(), torch.randn(16, 16).double().requires_grad_()]
+    options = Options(strict=True)
+    joint = joint_graph(function_graph(stack(12), 2), inputs, options)
+    with pytest.warns(CompileWarning, match="memory_budget is 2000 bytes, but a training step takes"):
+        chosen = min_cut_partition(joint, options.replace(memory_budget="2KB"))
+    assert estimated_peak(joint, chosen) < estimated_peak(joint, min_cut_partition(joint, options))
+
+
+def test_the_estimate_counts_what_is_alive():
+    """Twelve saved results of 256 x 16 doubles and the last one's gradients, beside the inputs."""
+    inputs = [torch.randn(256, 16).double().requires_grad_(), torch.randn(16, 16).double().requires_grad_()]
+    joint = joint_graph(function_graph(stack(12), 2), inputs, Options(strict=True))
+    one, given = 256 * 16 * 8, (256 + 16) * 16 * 8
+    assert given + 12 * one <= estimated_peak(joint, min_cut_partition(joint, Options())) <= given + 16 * one
+
+
+def test_the_report_says_what_is_saved():
+    def layer(x, w):
+        return torch.tanh(x @ w).sum()
+
+    report = Report()
+    inputs = [torch.randn(256, 16).requires_grad_(), torch.randn(16, 16).requires_grad_()]
+    gm = function_graph(layer, 2)
+    for node in gm.graph.nodes:
+        node.meta["source"] = SourceLoc("model.py", 7, "layer")
+    aot_function(gm, inputs, fw_compiler=run_eagerly, partition_fn=min_cut_partition, report=report)
+    (saved,) = report.saved
+    assert (saved.bytes, saved.count) == (256 * 16 * 4, 1)
+    ((size, what, where),) = saved.largest
+    assert size == saved.bytes and what.endswith("float32 [256, 16]") and where == "model.py:7 in layer"
+    assert "saved for the backward pass: 16384 bytes in 1 values" in str(report) and "model.py:7" in str(report)
+    assert '"saved"' in report.to_json()

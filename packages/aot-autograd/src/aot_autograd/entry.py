@@ -94,6 +94,10 @@ def aot_function(
             joint = finish_joint(outcome) if outcome.differentiable and not outcome.leads_nowhere else None
             env = None if joint is not None else finish_inference(outcome)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
+            if partition is not None and report is not None:
+                from aot_autograd.partition.peak import report_saved
+
+                report_saved(report, partition)
     except UserError:
         raise
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +63,9 @@ class Options:
             the report.
         numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
-        memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1.
+        memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1; or a text such as
+            ``"6GB"`` or ``"800MiB"``, into which a step's estimated peak is to fit: what is saved, the most that is
+            alive beside it, gradients, parameters and other inputs.
         fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
             rather than by generated code from a seed of each call.
         max_autotune: choose templates, tilings and library kernels by measurement.
@@ -87,7 +90,7 @@ class Options:
     compile_timeout: int = 600
     debug: bool = False
     numerics: str = "fast"
-    memory_budget: float = 1.0
+    memory_budget: float | str = 1.0
     fallback_random: bool = False
     max_autotune: bool = False
     epilogue_fusion: bool = True
@@ -110,7 +113,8 @@ class Options:
         )
         budget = self.memory_budget
         is_share = isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1
-        self._require("memory_budget", is_share, "a number from 0 to 1")
+        is_size = isinstance(budget, str) and _bytes_of(budget) is not None
+        self._require("memory_budget", is_share or is_size, "a number from 0 to 1, or a size such as '6GB' or '800MiB'")
         self._require("cache_dir", isinstance(self.cache_dir, str) and bool(self.cache_dir), "a folder's path")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
@@ -165,6 +169,11 @@ class Options:
         """Whether random numbers come from eager's operators and generators."""
         return self.fallback_random or self.numerics == "eager_exact"
 
+    @property
+    def memory_limit(self) -> int | None:
+        """``memory_budget`` in bytes where it is a size."""
+        return _bytes_of(self.memory_budget) if isinstance(self.memory_budget, str) else None
+
     def cache_key(self) -> str:
         """Text of the options that change generated code."""
         return ";".join(f"{name}={getattr(self, name)!r}" for name in CACHE_KEY_FIELDS)
@@ -191,6 +200,14 @@ def _check_names(env: Mapping[str, str], known: tuple[str, ...]) -> None:
             )
 
 
+def _bytes_of(text: str) -> int | None:
+    """The bytes of a size such as ``6GB``; None for other texts."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b", text.strip().lower())
+    if found is None or (found[3] and not found[2]):
+        return None
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " "))
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -206,7 +223,7 @@ def _parse(name: str, annotation: str, raw: str) -> Any:
         if annotation.startswith("int"):
             return int(text)
         if annotation.startswith("float"):
-            return float(text)
+            return text if "str" in annotation and _bytes_of(text) is not None else float(text)
     except (KeyError, ValueError):
         raise UserError(
             f"environment variable QUINTET_{name.upper()} is {raw!r}",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
@@ -132,6 +132,21 @@ class MemoryRecord:
 
 
 @record
+class SavedRecord:
+    """What a graph saves for its backward pass, in bytes for likely sizes; parameters and other inputs do not count.
+
+    Attributes:
+        bytes: of all saved values.
+        count: how many there are.
+        largest: the largest few: ``(bytes, operator with type and shape, the user's line)``.
+    """
+
+    bytes: int
+    count: int
+    largest: tuple[tuple[int, str, str | None], ...]
+
+
+@record
 class RecompileRecord:
     """A repeated capture of one code object, and the guard that failed."""
 
@@ -176,6 +191,7 @@ class Report:
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
     memory: list[MemoryRecord] = field(default_factory=list)
+    saved: list[SavedRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     uncalled: str = ""
@@ -220,6 +236,11 @@ class Report:
     def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
         """Record a graph's memory plan."""
         self.memory.append(MemoryRecord(peak, bound, pieces, note))
+
+    def saved_for_backward(self, total: int, count: int, largest: Sequence[tuple[int, str, object]]) -> None:
+        """Record what a graph saves for its backward pass."""
+        named = tuple((size, what, _text(where)) for size, what, where in largest)
+        self.saved.append(SavedRecord(total, count, named))
 
     def fallback(self, stage: str, reason: str, where: object = None, *, eager: bool = True) -> None:
         """Record a region that runs eagerly, or (``eager=False``) that is not compiled as asked."""
@@ -293,6 +314,9 @@ class Report:
             f"memory: {m.peak} bytes at most, {m.bound} needed, in {m.pieces} pieces{f'; {m.note}' if m.note else ''}"
             for m in self.memory
         ]
+        for s in self.saved:
+            texts.append(f"saved for the backward pass: {s.bytes} bytes in {s.count} values")
+            texts += [f"saved: {size} bytes, {what}{_at(where)}" for size, what, where in s.largest]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
@@ -309,7 +333,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "kept")  # fmt: skip
+          "memory", "saved", "kept")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

@@ -39,7 +39,7 @@ def test_options_are_immutable_and_replaceable():
     [
         ("fullgraph", 1), ("dynamic", "yes"), ("mode", "fastest"), ("verify", True), ("numerics", "exact"),
         ("fuel", -1), ("fuel", 1.5), ("threads", True), ("recompile_limit", 0), ("memory_budget", 1.5),
-        ("memory_budget", True), ("cache_dir", ""),
+        ("memory_budget", True), ("memory_budget", "lots"), ("memory_budget", "6 iB"), ("cache_dir", ""),
     ],
 )  # fmt: skip
 def test_bad_values_name_the_option_and_the_value(name, value):

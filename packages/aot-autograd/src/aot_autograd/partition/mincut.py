@@ -13,8 +13,10 @@ checkpointing does.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from aot_autograd.partition.split import (
     operands_to_run_again,
 )
 from aot_autograd.trace.outcome import Joint
+from prims.errors import CompileWarning
 from prims.options import Options
 from prims.spec import TensorSpec
 
@@ -45,23 +48,71 @@ def min_cut_partition(joint: Joint, options: Options) -> list[torch.fx.Node]:
     With ``options.memory_budget`` below 1, at most that share of what :func:`default_partition` saves is kept, as far
     as that can be had by computing contractions, attention and other heavy operators again; those with the least work
     per byte come first. Random operators are never run again.
+
+    Where the budget is a size, as few of those operators run again as let the step's estimated peak fit
+    (:mod:`aot_autograd.partition.peak`). A warning says so where it does not fit even then.
     """
     problem = _Problem(joint)
     chosen = problem.solve(frozenset())
-    if options.memory_budget >= 1:
+    limit = options.memory_limit
+    if limit is not None:
+        return _fitting(joint, problem, chosen, limit)
+    share = float(options.memory_budget)
+    if share >= 1:
         return chosen
-    allowed = options.memory_budget * saved_bytes(joint, default_partition(joint, options))
+    allowed = share * saved_bytes(joint, default_partition(joint, options))
     if saved_bytes(joint, chosen) <= allowed:
         return chosen
     order = problem.heavy_by_work_per_byte()
-    low, high = 0, len(order)
+    count = _first(len(order), lambda k: saved_bytes(joint, problem.solve(frozenset(order[:k]))) <= allowed)
+    return problem.solve(frozenset(order[:count]))
+
+
+def _first(count: int, fits: Callable[[int], bool]) -> int:
+    """The least number below ``count`` that fits, where all above fit too; ``count`` if there is none."""
+    low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        if saved_bytes(joint, problem.solve(frozenset(order[:middle]))) <= allowed:
+        if fits(middle):
             high = middle
         else:
             low = middle + 1
-    return problem.solve(frozenset(order[:high]))
+    return high
+
+
+#: Choices that are looked at for a budget in bytes, before the last is refined.
+_STEPS = 16
+
+
+def _fitting(joint: Joint, problem: _Problem, chosen: list[torch.fx.Node], limit: int) -> list[torch.fx.Node]:
+    """What to save so that a step's estimated peak is at most ``limit`` bytes, or as low as it can be had."""
+    from aot_autograd.partition.peak import estimated_peak
+
+    tried = {0: (estimated_peak(joint, chosen), chosen)}
+    if tried[0][0] <= limit:
+        return chosen
+    order = problem.heavy_by_work_per_byte()
+
+    def fits(count: int) -> bool:
+        if count not in tried:
+            saved = problem.solve(frozenset(order[:count]))
+            tried[count] = (estimated_peak(joint, saved), saved)
+        return tried[count][0] <= limit
+
+    # Less saved is not always less at the peak: what is computed again at once is alive at once. So the whole range is
+    # looked at, in so many steps, and the first step that fits is then made as small as it can be.
+    steps = sorted({len(order) * k // _STEPS for k in range(_STEPS + 1)})
+    for below, above in itertools.pairwise(steps):
+        if fits(above):
+            return tried[below + _first(above - below, lambda k, below=below: fits(below + k))][1]
+    peak, best = min(tried.values(), key=lambda pair: pair[0])
+    warnings.warn(
+        f"memory_budget is {limit} bytes, but a training step takes {peak} at least, by estimate: parameters, other "
+        "inputs, gradients and what cannot be computed again. Give it more, or smaller batches.",
+        CompileWarning,
+        stacklevel=2,
+    )
+    return best
 
 
 def saved_bytes(joint: Joint, saved: list[torch.fx.Node]) -> int:

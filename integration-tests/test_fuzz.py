@@ -246,6 +246,17 @@ def test_a_sum_with_one_has_few_digits_for_every_number(at: float) -> None:
         assert bool((wrong != right).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", ["tan", "asinh", "sinh"])
+def test_rounding_leaves_a_zero_its_sign(name: str, dtype: torch.dtype) -> None:
+    """Operators whose operands the rounded runs move, too: a compiler that gives the other zero is seen."""
+    x = torch.tensor([-0.0, 0.0, -0.0, 0.75], dtype=torch.float64).to(dtype)
+    with Shadow(SAMPLES) as shadow:
+        found = getattr(x * 1.5, name)()
+    wrong, undecided = judge(found, -found, shadow.twins(found))
+    assert bool(wrong.all()) and not undecided.any()
+
+
 def test_zeros_of_several_terms_have_either_sign() -> None:
     """A normalisation's gradient adds zeros in its kernel's order; what is no zero, and zeros of one term, are judged."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -294,6 +305,25 @@ def test_the_noise_of_a_normalisations_gradient_is_small(name: str) -> None:
         out = compute(x)
         (found,) = torch.autograd.grad(out, x, torch.randn(out.shape, generator=generator))
     assert bool(judge(found, found + 0.02 * found.abs().mean(), shadow.twins(found))[0].all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_normalised_may_be_computed_again(dtype: torch.dtype) -> None:
+    """With another rounding error than when its mean was taken, which moves the gradient's sum from zero."""
+    x = torch.linspace(0.1, 0.9, 64, dtype=dtype).reshape(16, 4).requires_grad_()
+    grad = torch.linspace(-1, 2, 64, dtype=dtype).reshape(16, 4).cos()
+    eps = torch.finfo(dtype).eps
+    shift = torch.zeros(4, dtype=dtype, requires_grad=True)
+    with Shadow(SAMPLES) as shadow:
+        inner = (3 + x.sin() * 2.0**-3) - 3 + shift
+        out, mean, scale = torch.native_batch_norm(inner, None, None, None, None, True, 0.1, 0.0)
+        out.backward(grad)
+    twice = inner.detach() + 3 * eps
+    (again, _, _) = torch.ops.aten.native_batch_norm_backward(
+        grad, twice, None, None, None, mean.detach(), scale.detach(), True, 0.0, [True, False, False]
+    )
+    assert not judge(shift.grad, again.sum(0), shadow.twins(shift.grad))[0].any()
+    assert bool(judge(x.grad, x.grad + 0.02 * x.grad.abs().mean(), shadow.twins(x.grad))[0].all())
 
 
 STEPS_OF_NOISE = """
@@ -580,6 +610,16 @@ def test_a_gpus_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None
     fuzz.worker.interpret()
     inductor_gen.compile_graph(None)
     assert given[0]["triton"] and given[0]["devices"](None).name == "H200" and os.environ["TRITON_INTERPRET"] == "1"
+
+
+@pytest.mark.parametrize("line,idle", [
+    ("with torch.no_grad(): pass", True), ("x[...]", True), ("x.float().T", True), ("x.tolist(); x[0].item()", True),
+    ("x.sin()", False), ("x += 1", False), ("torch.tensor([1.0]) + x", False),
+])  # fmt: skip
+def test_programs_that_compute_nothing_are_not_counted(line: str, idle: bool) -> None:
+    """Views and reads of what is there are no computation."""
+    source = f"import torch\n\ndef f(x):\n    {line}\n\ndef program(compile, see):\n    see.call('f', compile(f), torch.ones(2))\n"
+    assert check(Program("python", 0, source), instead=lambda f: f).idle is idle
 
 
 def test_shrinking_keeps_the_difference() -> None:

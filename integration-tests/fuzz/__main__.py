@@ -38,7 +38,7 @@ def main() -> int:
     short = []
     for kind, t in totals.items():
         print(
-            f"{kind}: {t.programs} programs, {t.idle} of them without a tensor operation ({t.graphs} with graphs, {t.kernels} with generated kernels, {t.breaks} with "
+            f"{kind}: {t.programs} programs, {t.idle} of them compute nothing on tensors ({t.graphs} with graphs, {t.kernels} with generated kernels, {t.breaks} with "
             f"breaks, {t.raised} raise), {t.undecided} of {t.elements} elements undecided, {t.unstable} programs decided "
             f"by rounding, {t.refused} refused a second derivative, {t.asserted} ended with a kernel's assertion; differences: {dict(t.failures) or 'none'}"
         )
@@ -64,10 +64,11 @@ def _single(kind: str, given: argparse.Namespace) -> int:
     if given.show:
         return 0
     record = examine(kind, given.seed, given.device, given.shrinking)
-    print({k: v for k, v in record.items() if k not in ("source", "shrunk", "difference")})
-    if record["difference"] is not None:
+    print({k: v for k, v in record.items() if k not in ("source", "shrunk", "difference", "broken")})
+    failed = record.get("difference") is not None or "graphs" not in record
+    if failed:
         print(describe(record))
-    return int(record["difference"] is not None)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import compile_api
 from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, verdict
@@ -189,28 +189,25 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
     return outcome
 
 
-class _Calls(TorchFunctionMode):
-    """Counts calls of torch that compute: reads of metadata do not."""
+class _Operators(TorchDispatchMode):
+    """Counts operators that compute: views do not, nor does reading a number of a tensor that is there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += getattr(func, "__name__", "") not in _METADATA
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or func is torch.ops.aten._local_scalar_dense.default)
         return func(*args, **(kwargs or {}))
-
-
-_METADATA = frozenset(("__get__", "__len__", "__hash__", "__repr__", "__format__", "size", "dim", "numel", "stride"))
 
 
 def _computes(program: Program) -> bool:
     """Whether what the program compiles does anything on tensors, in a run without the compiler."""
-    calls = _Calls()
+    operators = _Operators()
 
     def counted(fn: Any = None, **options: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with calls:
+            with operators:
                 return fn(*args, **kwargs)
 
         return call
@@ -218,7 +215,7 @@ def _computes(program: Program) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         observe(program, counted)
-    return calls.count > 0
+    return operators.count > 0
 
 
 def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome) -> Difference | None:

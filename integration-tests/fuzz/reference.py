@@ -59,6 +59,9 @@ ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
 TERMS = frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
 ))  # fmt: skip
+#: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
+#: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
+NORM_GRADIENTS = frozenset(f"aten::native_{name}_norm_backward" for name in ("layer", "group", "batch"))
 #: Gradients of a softmax, in which a row's kernel adds without a zero to begin with and a column's with one.
 SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
@@ -161,15 +164,15 @@ class Shadow(TorchDispatchMode):
         return torch._neg_view(view) if t.is_neg() else view
 
     def _disturbed(self, twin: torch.Tensor, inexact: torch.Tensor | None, step: float) -> torch.Tensor:
-        """Some correctly or wrongly rounded value near each number (``inexact``: only those)."""
+        """Some correctly or wrongly rounded value near each number (``inexact``: only those); a zero keeps its sign."""
         if twin.is_complex():
             parts = torch.view_as_real(twin.resolve_conj().resolve_neg())
             mask = None if inexact is None else inexact.unsqueeze(-1)
             size = twin.abs().unsqueeze(-1)
-            moved = parts + self._random(parts) * size * step
-            return torch.view_as_complex(parts.where(~mask, moved) if mask is not None else moved)
-        moved = twin + self._random(twin) * twin.abs() * step
-        return moved if inexact is None else twin.where(~inexact, moved)
+            still = size == 0 if mask is None else (size == 0) | ~mask
+            return torch.view_as_complex(parts.where(still, parts + self._random(parts) * size * step))
+        still = twin == 0 if inexact is None else (twin == 0) | ~inexact
+        return twin.where(still, twin + self._random(twin) * twin.abs() * step)
 
     def _widened(self, operands: Any, k: int, moving: set[int], other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, and run 1 has them
@@ -333,6 +336,10 @@ class Shadow(TorchDispatchMode):
             grad, result, dim, *dtype = given[1][0]
             column = func(grad.unsqueeze(-1), result.unsqueeze(-1), dim % max(grad.dim(), 1), *dtype)
             answers[1] = column.squeeze(-1)
+        if name in NORM_GRADIENTS and _inner(original[0][1].dtype) == unit(original[0][1].dtype):
+            for k in range(2, self.count):
+                (grad, _, *rest), named = given[k]
+                answers[k] = func(grad, given[k + 1 if k + 1 < self.count else 2][0][1], *rest, **named)
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
 

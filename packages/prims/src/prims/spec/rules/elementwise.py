@@ -179,14 +179,19 @@ _LDEXP_OF_INTEGERS = not torch.ops.aten.ldexp.Tensor.has_kernel_for_dispatch_key
 
 @meta_rule("aten.ldexp.Tensor")
 def ldexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
-    if _LDEXP_OF_INTEGERS and x.dtype.is_floating_point and not (y.dtype.is_floating_point or y.dtype.is_complex):
+    powers = not (y.dtype.is_floating_point or y.dtype.is_complex)
+    if _LDEXP_OF_INTEGERS and x.dtype.is_floating_point and powers:
         if y.dtype == torch.bool:
             raise NotImplementedError("ldexp of a power that is a bool")
         if broadcast_shapes((x.shape, y.shape)) == x.shape:
             return with_format(x, None, x.dtype, x.device)
         return iterate((x, y), x.dtype)
     power = pow_of_a_number(2.0, y)
-    return iterate((x, power), result_dtype((x, power)))
+    dtype = result_dtype((x, power))
+    floats = x.dtype.is_floating_point or x.dtype.is_complex
+    if _LDEXP_OF_INTEGERS and floats and x.dtype != torch.float32 and broadcast_shapes((x.shape, y.shape)) != x.shape:
+        return iterate((x, y), dtype)  # laid out by the exponent itself: of float32 alone by its power, which is row-major
+    return iterate((x, power), dtype)
 
 
 @meta_rule("aten.logaddexp.default", "aten.logaddexp2.default")

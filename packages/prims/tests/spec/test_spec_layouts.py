@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from prims import decomp
+from prims.handlers import TorchHandler
 from prims.spec import AbstractMode, AbstractTensor, abstract, infer, spec_of
 from prims.spec.rules.elementwise import BINARY
 
@@ -158,6 +160,7 @@ def _of_layout(kind: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
 TWO_TYPES = [
     (torch.float32, torch.float32), (torch.int32, torch.float32), (torch.float32, torch.float64),
     (torch.bool, torch.float32), (torch.int32, torch.int64), (torch.bfloat16, torch.float32), (torch.float64, torch.float32),
+    (torch.complex64, torch.int64), (torch.float16, torch.float16),
 ]  # fmt: skip
 THREE_OPERANDS = ["where.self", "addcmul.default", "addcdiv.default", "clamp.Tensor", "lerp.Tensor"]
 TWO_OPERANDS = (
@@ -202,6 +205,20 @@ def test_operands_of_two_types_and_layouts(name: str) -> None:
             compared += 1
             assert (got.shape, got.dtype, got.strides) == (want.shape, want.dtype, want.stride()), (types, layouts)
     assert compared >= 20
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product([torch.bfloat16, torch.float32, torch.float64], repeat=4)))
+def test_a_loss_of_logits_has_the_type_of_its_target(kinds) -> None:
+    """Whatever the types of the logits and of both weights; eager computes it in the memory of ``1 - target``."""
+    logits, target, weight, positive = (torch.rand(3, 4, dtype=kind) for kind in kinds)
+    op = torch.ops.aten.binary_cross_entropy_with_logits.default
+    for weights in ((None, None), (weight, None), (None, positive), (weight, positive)):
+        want = op(logits, target, *weights)
+        got = infer(op, (spec_of(logits), spec_of(target), *(w if w is None else spec_of(w) for w in weights)), {})
+        assert got.dtype == want.dtype
+        lowered = decomp.by_name(str(op))(TorchHandler(), logits, target, *weights, 1)
+        assert lowered.dtype == want.dtype
+        torch.testing.assert_close(lowered, want, rtol=2e-2, atol=2e-2)
 
 
 def gradient(f, x, y):

@@ -196,7 +196,7 @@ def binary_cross_entropy_with_logits(
             log_sig = p.mul(log_sig, p.add(p.mul(p.sub(w, 1.0), y), 1.0))
         return _weighted(p, p.sub(p.mul(p.sub(1.0, y), x), log_sig), weight)
 
-    return _elementwise_loss(p, self, target, reduction, formula)
+    return _elementwise_loss(p, self, target, reduction, formula, target.dtype)
 
 
 # ---- negative log-likelihood ----------------------------------------------------------------------------

@@ -188,10 +188,10 @@ def ldexp(x: TensorSpec, y: TensorSpec) -> TensorSpec:
         return iterate((x, y), x.dtype)
     power = pow_of_a_number(2.0, y)
     dtype = result_dtype((x, power))
-    floats = x.dtype.is_floating_point or x.dtype.is_complex
-    if _LDEXP_OF_INTEGERS and floats and x.dtype != torch.float32 and broadcast_shapes((x.shape, y.shape)) != x.shape:
-        return iterate((x, y), dtype)  # laid out by the exponent itself: of float32 alone by its power, which is row-major
-    return iterate((x, power), dtype)
+    inexact = x.dtype.is_floating_point or x.dtype.is_complex
+    if _LDEXP_OF_INTEGERS and inexact and x.dtype != torch.float32:
+        return iterate((x, y), dtype)
+    return iterate((x, power), dtype)  # the power is row-major
 
 
 @meta_rule("aten.logaddexp.default", "aten.logaddexp2.default")

@@ -124,8 +124,8 @@ def binary_cross_entropy_backward(grad: TensorSpec, x: TensorSpec, *args: Any) -
 def bce_with_logits(
     x: TensorSpec, target: TensorSpec, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> TensorSpec:
-    """Laid out as the target: it is computed as ``(1 - target).mul_(x)``..."""
-    return _reduced(iterate((target,), result_dtype((x, target, weight))), reduction)
+    """Laid out as the target, and of its type: it is computed as ``(1 - target).mul_(x)``..."""
+    return _reduced(iterate((target,), target.dtype), reduction)
 
 
 @meta_rule("aten.multi_margin_loss.default")

@@ -7,6 +7,7 @@ elements for vectors and a tail, with steps between the elements, and on single 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -225,6 +226,21 @@ def test_products_with_a_number_in_a_tensor(name, dtype):
             for pair in ((halves, number), (number, halves)):
                 got, want = compile_api.compile(function)(*pair), function(*pair)
                 assert not other_kind(got, want).any(), (value, number.dtype, got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["floor_divide", "floor", "trunc", "remainder", "fmod"])
+def test_rounded_quotients_by_a_number_in_a_tensor(name, dtype):
+    """A quotient that is rounded jumps where its divisor is rounded first, as eager's is not."""
+    function = getattr(torch, name, None)
+    if name in ("floor", "trunc"):
+        function = functools.partial(torch.div, rounding_mode=name)
+    quarters = torch.arange(-32, 33, dtype=dtype) / 4
+    for value in (0.5001771450042725, 1.0003, 0.12345, -0.75007):
+        for number in (torch.tensor(value), torch.tensor(value, dtype=torch.double), torch.tensor(value, dtype=dtype), value):
+            got, want = compile_api.compile(function)(quarters, number), function(quarters, number)
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want), (value, number)
 
 
 @pytest.mark.parametrize("exponent", [torch.int8, torch.int32, torch.int64, torch.bool], ids=str)

@@ -299,26 +299,37 @@ def div_mode(p: Any, self: Any, other: Any, *, rounding_mode: str | None) -> Val
     """self / other, rounded towards zero ("trunc") or down ("floor"), or true division (None)."""
     if rounding_mode is None:
         return _true_div(p, self, other)
-    x, y = operands(p, self, other)
-    return p.trunc_div(x, y) if rounding_mode == "trunc" else p.floor_div(x, y)
+    return _rounded_div(p, self, other, "trunc_div" if rounding_mode == "trunc" else "floor_div")
+
+
+def _rounded_div(p: Any, self: Any, other: Any, divide: str) -> Value:
+    dtype = result_dtype(self, other)
+    x, y = operands(p, self, other, dtype=torch.float32 if _is_precise(other, dtype) else dtype)
+    return to_dtype(p, getattr(p, divide)(x, y), dtype)
 
 
 @decomposition("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(p: Any, self: Any, other: Any) -> Value:
     """self / other, rounded down."""
-    return p.floor_div(*operands(p, self, other))
+    return _rounded_div(p, self, other, "floor_div")
+
+
+def _rounded_numbers(p: Any, self: Any, other: Any) -> list[Any]:
+    """Operands of a remainder, of which eager rounds numbers to the result's type: the rest jumps with the divisor."""
+    dtype = result_dtype(self, other)
+    return operands(p, *(rounded(x, dtype) if isinstance(x, (int, float)) else x for x in (self, other)))
 
 
 @decomposition("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
 def remainder(p: Any, self: Any, other: Any) -> Value:
     """Modulus with the divisor's sign."""
-    return p.remainder(*operands(p, self, other))
+    return p.remainder(*_rounded_numbers(p, self, other))
 
 
 @decomposition("aten.fmod.Tensor", "aten.fmod.Scalar")
 def fmod(p: Any, self: Any, other: Any) -> Value:
     """Modulus with the dividend's sign."""
-    return p.fmod(*operands(p, self, other))
+    return p.fmod(*_rounded_numbers(p, self, other))
 
 
 _SMALL_POWERS = {

@@ -13,7 +13,7 @@ import torch
 from inductor_gen.codegen.renderer import Unit
 from inductor_gen.runtime import launch as launching
 from inductor_gen.runtime.compiler import load_kernels
-from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Program, as_launcher
+from inductor_gen.runtime.launch import LAUNCHER, UNALIGNED, Launcher, Layout, Program, as_launcher
 from prims.options import Options
 
 ADD = Unit(
@@ -75,6 +75,25 @@ def test_tensors_are_known_whatever_the_default_device(monkeypatch: Any) -> None
     with torch.device("meta"):
         places = launching._tensor_places()
     assert all(places) and launching._KNOWN == [places]
+
+
+def test_strides_are_compared_where_the_tensor_is_known() -> None:
+    """A layout that is not the planned one is never taken for it; what cannot be told counts as moved."""
+    address = load_kernels([LAUNCHER], Options())[0][LAUNCHER.name]
+    x = torch.randn(4, 3, 2)
+
+    class Sub(torch.Tensor):
+        pass
+
+    views = [x, x.transpose(0, 1), x[:, 0], x[0, 0, 0], x[:, ::2], x.expand(5, 4, 3, 2),
+             torch.nn.Parameter(x), x[:0], x.permute(2, 1, 0)]  # fmt: skip
+    by_method = as_launcher(address, quick=False)
+    assert all(by_method(Layout(view.stride()))(view) == 1 for view in views)
+    quick = as_launcher(address)
+    for planned in {view.stride() for view in views}:
+        moved = quick(Layout(planned))
+        assert [moved(view) for view in views] == [int(view.stride() != planned) for view in views]
+        assert moved(x.as_subclass(Sub)) == moved(torch.ones(2).to_sparse()) == moved(None) == moved() == 1
 
 
 def test_what_is_no_tensor_is_refused(launch: Launcher) -> None:

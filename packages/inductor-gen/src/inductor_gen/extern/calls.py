@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from inductor_gen.device.backends import backend
-from inductor_gen.extern.cpu import cpu_function, takes_linear
+from inductor_gen.extern.cpu import by_linear, cpu_function, is_row, linear, takes_linear
 from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
 from inductor_gen.loops.graph import Node
 from prims.options import Options
 from prims.spec import TensorSpec
 
-__all__ = ["function_for", "function_of"]
+__all__ = ["by_transpose", "function_for", "function_of"]
 
 #: Plain functions skip the overload's argument handling, about a microsecond of Python per call.
 _DIRECT: dict[str, Callable[..., Any]] = {
@@ -82,6 +82,25 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
     if function is not None and len(node.args) <= _NAMED.get(node.op, len(node.args)):
         return f"torch.{function.__name__}", function
     return node.op, with_own_memory(node.target)
+
+
+#: What computes the same of the right factor's transpose, as ``(left, transpose, bias | nothing)``.
+_OF_TRANSPOSE: dict[Callable[..., Any], tuple[str, Callable[..., Any]]] = {
+    torch.mm: ("torch.nn.functional.linear", torch.nn.functional.linear),
+    torch.addmm: ("torch.nn.functional.linear", torch.nn.functional.linear),
+    by_linear: ("linear", linear),
+}
+
+
+def by_transpose(function: Callable[..., Any], args: Sequence[Any]) -> tuple[str, Callable[..., Any]] | None:
+    """``(readable name, callable)`` for a product that is handed its right factor's transpose, which is a linear layer.
+
+    A weight that lies as a linear layer's needs no view made of it in each call then. None where there is no such call.
+    """
+    found = _OF_TRANSPOSE.get(function)
+    if found is None or not 2 <= len(args) <= 3 or (len(args) == 3 and not is_row(args[0], args[-1])):
+        return None
+    return found
 
 
 def _device_type(node: Node) -> str:

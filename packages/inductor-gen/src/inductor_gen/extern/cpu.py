@@ -99,7 +99,7 @@ def _pays(rows: int, inner: int, columns: int, *, in_rows: bool) -> bool:
     return rows * inner * columns >= SMALL and rows > 1 and (inner >= 64 or in_rows)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x [..., k] @ weight [n, ...] + bias`` by oneDNN."""
     return onednn()(x, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc,no-any-return]
 

@@ -22,7 +22,7 @@ from inductor_gen.runtime.compiler import load_kernels
 from prims.options import Options
 from prims.records import record
 
-__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Program", "Run", "as_launcher", "launcher"]
+__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher", "launcher"]
 
 UNALIGNED = -2
 METHOD_SIZE = 32  # bytes of an entry in the table of methods
@@ -46,19 +46,24 @@ static struct {
     void* type_error;
     void* (*leave)(void);
     void (*enter)(void*);
-    int (*data)(void*, void**);  /* of an at::Tensor; 0 where it or the places below are not known */
+    int (*data)(void*, void**);  /* of an at::Tensor; 0 where one of these or the places below are not known */
+    int (*dims)(void*, int64_t*);
+    int (*strides)(void*, int64_t**);
     int64_t type_at, tensor_at;  /* the bytes into a Python object at which its type and its at::Tensor stand */
     void *tensor, *parameter;    /* the types whose objects are so */
 } ql;
 
+/* The at::Tensor in a Python object; 0 where it is not known. */
+static void* ql_tensor(void* x) {
+    void* type = ql.data ? *(void**)((char*)x + ql.type_at) : 0;
+    return type && (type == ql.tensor || type == ql.parameter) ? (char*)x + ql.tensor_at : 0;
+}
+
 static int ql_pointer(void* x, char** out) {
-    void* value = 0;
-    if (ql.data) {
-        void* type = *(void**)((char*)x + ql.type_at);
-        if ((type == ql.tensor || type == ql.parameter) && !ql.data((char*)x + ql.tensor_at, &value)) {
-            *out = (char*)value;
-            return 1;
-        }
+    void *value = 0, *tensor = ql_tensor(x);
+    if (tensor && !ql.data(tensor, &value)) {
+        *out = (char*)value;
+        return 1;
     }
     void* number = ql.call_method(x, "data_ptr", 0);
     if (!number) return 0;
@@ -204,7 +209,18 @@ static void* ql_product(void* self, void* const* args, intptr_t given) {
     return ql.new_number(code);
 }
 
-static ql_method ql_methods[] = {{"run", ql_run, 0x80 /* METH_FASTCALL */, 0}, {"product", ql_product, 0x80, 0}};
+/* moved(tensor): 0 if it has the strides in the table, which follow their number; 1 if not, or if it cannot be told */
+static void* ql_moved(void* self, void* const* args, intptr_t given) {
+    const int64_t* t = (const int64_t*)ql.bytes(self);
+    int64_t dims = -1, k = 0, *strides = 0;
+    void* tensor = given == 1 ? ql_tensor(args[0]) : 0;
+    if (!tensor || ql.dims(tensor, &dims) || ql.strides(tensor, &strides) || dims != t[0]) return ql.new_number(1);
+    while (k < dims && strides[k] == t[k + 1]) k++;
+    return ql.new_number(k < dims);
+}
+
+static ql_method ql_methods[] = {{"run", ql_run, 0x80 /* METH_FASTCALL */, 0}, {"product", ql_product, 0x80, 0},
+                                 {"moved", ql_moved, 0x80, 0}};
 
 void* KERNEL(const void* places) {
     __builtin_memcpy(&ql, places, sizeof(ql));
@@ -259,6 +275,18 @@ class Program:
         return table
 
 
+@record(frozen=False)
+class Layout:
+    """The strides that a tensor is to have: a call gives 0 if it has them, 1 if not or if that cannot be told."""
+
+    strides: Sequence[int]
+    method: ClassVar[int] = 2
+
+    def words(self) -> list[int]:
+        """The table as the C side reads it."""
+        return [len(self.strides), *self.strides]
+
+
 #: A call of a program: tensors, sizes unless they are constants, the stream on a GPU; it gives 0, an error of the
 #: driver, or ``UNALIGNED`` before anything ran.
 Run = Callable[..., int]
@@ -276,7 +304,7 @@ def as_launcher(address: int, quick: bool = True) -> Launcher:
     python = ctypes.pythonapi
     words = [ctypes.cast(getattr(python, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
     words.insert(_FUNCTIONS.index("PyErr_SetString") + 1, id(TypeError))
-    words += [*(_tensor_places() if quick else (0, 0, 0)), id(torch.Tensor), id(torch.nn.Parameter)]
+    words += [*(_tensor_places() if quick else (0,) * 5), id(torch.Tensor), id(torch.nn.Parameter)]
     places = (ctypes.c_uint64 * len(words))(*words)
     methods = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)(ctypes.addressof(places))
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
@@ -290,29 +318,34 @@ def _packed(words: Sequence[int]) -> bytes:
 
 
 #: What was found out: once, for a mode that makes other tensors may be active at another time.
-_KNOWN: list[tuple[int, int, int]] = []
+_KNOWN: list[tuple[int, ...]] = []
 
 
-def _tensor_places() -> tuple[int, int, int]:
-    """PyTorch's C function for the memory of an ``at::Tensor``, where the type stands in a tensor's Python object, and
-    where the ``at::Tensor``; zeros where that cannot be found out. ``_cdata`` is what the ``at::Tensor`` holds."""
+def _tensor_places() -> tuple[int, ...]:
+    """PyTorch's C functions for the memory of an ``at::Tensor``, its dimensions and its strides, where the type stands
+    in a tensor's Python object, and where the ``at::Tensor``; zeros where that cannot be found out. ``_cdata`` is what
+    the ``at::Tensor`` holds."""
     if _KNOWN:
         return _KNOWN[0]
     try:
-        read = ctypes.CDLL(torch._C.__file__).aoti_torch_get_data_ptr
+        library = ctypes.CDLL(torch._C.__file__)
+        read, dims, strides = (getattr(library, f"aoti_torch_get_{name}") for name in ("data_ptr", "dim", "strides"))
     except (OSError, AttributeError):
-        return 0, 0, 0
+        return (0,) * 5
     places = set()
-    for tensor in (torch.empty(3, device="cpu")[1:], torch.nn.Parameter(torch.empty(2, device="cpu"))):
+    for tensor in (torch.empty(3, 2, device="cpu")[1:].t(), torch.nn.Parameter(torch.empty(2, device="cpu"))):
         words = list((ctypes.c_uint64 * (torch.Tensor.__basicsize__ // 8)).from_address(id(tensor)))
         if words.count(id(type(tensor))) != 1 or words.count(tensor._cdata) != 1:
-            return 0, 0, 0
+            return (0,) * 5
         type_at, tensor_at = 8 * words.index(id(type(tensor))), 8 * words.index(tensor._cdata)
-        memory = ctypes.c_void_p()
-        if read(ctypes.c_void_p(id(tensor) + tensor_at), ctypes.byref(memory)) or memory.value != tensor.data_ptr():
-            return 0, 0, 0
+        memory, count, steps = ctypes.c_void_p(), ctypes.c_int64(), ctypes.POINTER(ctypes.c_int64)()
+        at = ctypes.c_void_p(id(tensor) + tensor_at)
+        if read(at, ctypes.byref(memory)) or dims(at, ctypes.byref(count)) or strides(at, ctypes.byref(steps)):
+            return (0,) * 5
+        if memory.value != tensor.data_ptr() or tuple(steps[: count.value]) != tensor.stride():
+            return (0,) * 5
         places.add((type_at, tensor_at))
     if len(places) != 1:
-        return 0, 0, 0
-    _KNOWN.append((ctypes.cast(read, ctypes.c_void_p).value or 0, *places.pop()))
+        return (0,) * 5
+    _KNOWN.append((*(ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (read, dims, strides)), *places.pop()))
     return _KNOWN[0]

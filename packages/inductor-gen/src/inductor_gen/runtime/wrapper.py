@@ -12,14 +12,14 @@ from inductor_gen.codegen.cexpr import BAD_DIVISOR, BAD_INDEX
 from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, as_the_forward, mask_of, note
-from inductor_gen.extern.calls import function_of
+from inductor_gen.extern.calls import by_transpose, function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
 from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node, instances
 from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.plan.memory import Piece
-from inductor_gen.runtime.launch import Call, Launcher, Program
+from inductor_gen.runtime.launch import Call, Launcher, Layout, Program
 from prims.errors import InternalError, InvalidData
 from prims.ir import Envelope
 from prims.ir.symbols import expr_of
@@ -255,12 +255,16 @@ class Wrapper:
         owned = self._owned(node)
         args, kwargs = self.prepared.externs[node]
         name, function = call.chosen or self._function(node, owned)
+        turned = by_transpose(function, args) if not kwargs else None
         if node.op != EMPTY:
             self.externs.append(reported_name(node))
+        parts = [self._value(a) for a in args]
+        if turned is not None and parts[-1].endswith(".t()"):
+            name, function = turned
+            parts = [*parts[-2:-1], parts[-1].removesuffix(".t()"), *parts[:-2]]
         key = f"f_{name.replace('.', '_')}" + (f"_{len(self.space)}" if owned else "")
         if self.space.setdefault(key, function) is not function:
             key = self._object(function)
-        parts = [self._value(a) for a in args]
         parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
         target = self.names[node] = self.variables[self.memory.place[node][0]] = f"x{len(self.names)}"
         self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")
@@ -307,8 +311,19 @@ class Wrapper:
     def _planned_layout(self, node: Node, name: str) -> None:
         """Never read a result with other strides than those the kernels were written for."""
         if node.device is not None and node.spec.shape:
-            strides = self.sizes_text(self.layouts[node].strides)
-            self.lines.append(f"if {name}.stride() != {strides}: {name} = relayout({name}, {strides})")
+            planned = self.layouts[node].strides
+            strides = self.sizes_text(planned)
+            test = f"{name}.stride() != {strides}"
+            if all(step.is_const for step in planned):
+                test = f"{self._moved(tuple(step.value for step in planned))}({name})"
+            self.lines.append(f"if {test}: {name} = relayout({name}, {strides})")
+
+    def _moved(self, strides: tuple[int, ...]) -> str:
+        """The name of a function that tells whether a tensor has other strides than these, or may have."""
+        name = "moved_" + "_".join(map(str, strides))
+        if name not in self.space:
+            self.space[name] = self.launcher(Layout(strides))
+        return name
 
     def _value(self, x: Any) -> str:
         if isinstance(x, ViewRef):

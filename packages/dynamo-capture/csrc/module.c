@@ -94,6 +94,36 @@ native_reset_stats(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
+/* Runs in the emitted code: object.__setattr__(owner, name, value), without what calls of a slot's wrapper cost. */
+static PyObject *
+native_store_attribute(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 3) {
+        return PyErr_Format(PyExc_TypeError, "store_attribute: expected an object, a name and a value");
+    }
+    if (PyObject_GenericSetAttr(args[0], args[1], args[2]) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The same of an OrderedDict, also of a subclass with a __setitem__ of its own: the dict's items are set in order. */
+static PyObject *
+native_fill_ordered(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2 || !PyODict_Check(args[0]) || !PyDict_CheckExact(args[1])) {
+        return PyErr_Format(PyExc_TypeError, "fill_ordered: expected an OrderedDict and a dict");
+    }
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(args[1], &position, &key, &value)) { /* nobody else has this dict */
+        if (PyODict_SetItem(args[0], key, value) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef native_methods[] = {
     {"set_active", native_set_active, METH_O, "Make a context this thread's; returns the previous one."},
     {"get_active", native_get_active, METH_NOARGS, "This thread's active context."},
@@ -106,6 +136,8 @@ static PyMethodDef native_methods[] = {
     {"use_native", tensor_use_native, METH_VARARGS, "Switch the fast paths of tensor and state guards."},
     {"read_tensor", tensor_read, METH_O, "What the guards see of a tensor."},
     {"state_words", tensor_state_words, METH_NOARGS, "What the guards see of torch's global state."},
+    {"store_attribute", (PyCFunction)(void (*)(void))native_store_attribute, METH_FASTCALL, "object.__setattr__."},
+    {"fill_ordered", (PyCFunction)(void (*)(void))native_fill_ordered, METH_FASTCALL, "Set items of an OrderedDict."},
     {"stats", native_stats, METH_NOARGS, "Counters since the last reset_stats."},
     {"reset_stats", native_reset_stats, METH_NOARGS, "Set the counters to zero."},
     {NULL},

@@ -12,6 +12,7 @@ gives the same node id) with checks on the nodes. Evaluation is depth first, eac
 first failure. An accessor that raises `Exception` (a missing key or attribute ...) fails the guard.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any, Final
@@ -382,6 +383,12 @@ def read_tensor(tensor: Any) -> dict[str, Any]:
 
 def state_words() -> dict[str, int] | None:
     """torch's global state as the guards see it, by name; None without the native path."""
+
+def store_attribute(owner: object, name: str, value: object, /) -> None:
+    """``object.__setattr__``, which C code calls faster than through the slot's wrapper."""
+
+def fill_ordered(target: OrderedDict[Any, Any], items: dict[Any, Any], /) -> None:
+    """``OrderedDict.__setitem__`` of each item in turn; nothing else may have ``items``."""
 
 def stats() -> dict[str, int]:
     """Counters since the last `reset_stats`: frames looked at, hits, misses, translations."""

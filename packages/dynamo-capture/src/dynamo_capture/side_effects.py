@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from dynamo_capture import _native
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import lookup
@@ -203,7 +204,7 @@ def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
 
 def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
     collections.OrderedDict.clear(target)
-    _fill_ordered(target, items)
+    _native.fill_ordered(target, items)
 
 
 def _replay(cg: CodeGen, value: Value) -> None:
@@ -249,7 +250,7 @@ def _fill(cg: CodeGen, value: Value) -> None:
         plain = DictValue()
         plain.entries.update(payload.entries)
         is_ordered = issubclass(value.cls, collections.OrderedDict)
-        cg.call_const(_fill_ordered if is_ordered else _fill_dict, [value, plain])
+        cg.call_const(_native.fill_ordered if is_ordered else _fill_dict, [value, plain])
         cg.pop()
     elif isinstance(payload, ListValue):
         cg.call_const(type(payload.items).extend, [value, TupleValue(list(payload.items))])
@@ -262,11 +263,6 @@ def _fill(cg: CodeGen, value: Value) -> None:
 
 def _fill_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
     dict.update(target, items)
-
-
-def _fill_ordered(target: Any, items: dict[Any, Any]) -> None:
-    for key, value in items.items():
-        collections.OrderedDict.__setitem__(target, key, value)
 
 
 def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -> None:
@@ -282,7 +278,7 @@ def _store_attribute(cg: CodeGen, owner: ObjectValue, name: str, value: Value) -
     elif owner.obj is not None and issubclass(owner.cls, nn.Module):
         cg.call_const(nn.Module.__setattr__, [owner, key, value])
     elif isinstance(lookup(owner.cls, "__setattr__")[0], types.FunctionType):
-        cg.call_const(object.__setattr__, [owner, key, value])
+        cg.call_const(_native.store_attribute, [owner, key, value])
     else:
         cg.load(value)
         cg.load(owner)

@@ -152,17 +152,16 @@ def copy_all(targets: list[torch.Tensor], inputs: list[torch.Tensor], values: li
     """Copy new values into written inputs, but for those that the compiled graph has written itself."""
     left = [(t, v) for t, x, v in zip(targets, inputs, values, strict=True) if v is not x]
     if len(left) < len(targets):
-        for target, x, value in zip(targets, inputs, values, strict=True):
-            if value is x:
-                written(target)
+        written(*(t for t, x, v in zip(targets, inputs, values, strict=True) if v is x))
     if left:
         torch._foreach_copy_([t for t, _ in left], [v for _, v in left])
 
 
-def written(x: torch.Tensor) -> None:
-    """Let autograd know that a tensor was written, as an operator in place would."""
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)
+def written(*tensors: torch.Tensor) -> None:
+    """Let autograd know that tensors were written, as an operator in place would."""
+    counted = [x for x in tensors if not x.is_inference()]
+    if counted:
+        torch.autograd.graph.increment_version(counted)
 
 
 def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:

@@ -56,6 +56,7 @@ class Wrapper:
         }  # fmt: skip
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
+        self.packed: dict[Expr, str] = {}
         self.made: dict[str, Any] = {}
         self.step = 0
 
@@ -246,7 +247,13 @@ class Wrapper:
         """A size as the integer that a kernel takes: of a float its bits."""
         if e.kind == "fbits":
             return self.expr(e.args[0])
-        return f"pack_float({self.expr(e)})" if e.is_float else self.expr(e)
+        if not e.is_float:
+            return self.expr(e)
+        name = self.packed.get(e)  # many kernels take the same ones, as an optimizer's do
+        if name is None:
+            name = self.packed[e] = f"q{len(self.packed)}"
+            self.lines.append(f"{name} = pack_float({self.expr(e)})")
+        return name
 
     # ---- externs ----------------------------------------------------------------------------------------
 

@@ -78,3 +78,24 @@ def test_modules_are_made_in_one_graph_beside_pytorchs_compiler():
     """It changes ``nn.Module.__init__`` for good when it first runs."""
     torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(1, 4))
     test_one_graph(normalised)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_gradients_that_lead_to_such_leaves_alone_have_a_history(also):
+    """As in eager, where they can be differentiated though nobody gets anything of it; others go on to the inputs."""
+
+    def program(x, w):
+        return x.detach().requires_grad_() * w * (x if also else 1)
+
+    compiled = compile_api.compile(program)
+    found = []
+    for fn in (compiled, program):
+        x, w = torch.linspace(0.5, 2, 4).requires_grad_(), torch.linspace(-1, 1, 4).requires_grad_()
+        (gradient,) = torch.autograd.grad(fn(x, w).sum(), w, create_graph=True)
+        flag = gradient.requires_grad
+        (gradient * 3).sum().backward()
+        found.append((flag, gradient.detach(), x.grad, w.grad))
+    assert compiled.report().graphs
+    assert not compiled.report().breaks
+    assert found[0][0] is True
+    torch.testing.assert_close(found[0], found[1])

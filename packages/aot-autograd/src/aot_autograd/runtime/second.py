@@ -150,7 +150,10 @@ class SecondRun:
     ) -> None:  # fmt: skip
         """Put the values at some places, which lead to ``inside``, behind an exit."""
         # Nothing arrives by the gate, but its node gets its turn after what waits for it.
-        behind = (*handed.values(), gate if inside else None, *entered.tensors)
+        waits_at = gate if inside else None
+        if not handed and not entered.tensors and waits_at is None:
+            waits_at = torch.empty(0, requires_grad=True)  # they lead to leaves that the region has made
+        behind = (*handed.values(), waits_at, *entered.tensors)
         left = _Exit.apply(self, [values[i] for i in places], inside, list(handed), entered, *behind)
         for i, value in zip(places, left, strict=True):
             values[i] = value

@@ -132,6 +132,8 @@ class Capture:
         self.generators: list[Started] = []
         #: Those of them to which nothing refers any more, and which have not been closed.
         self.dropped: list[Started] = []
+        #: Classes that the region has made, by their identity, with the root frame's step and the break there.
+        self.made_classes: dict[int, tuple[type, int, GraphBreak]] = {}
         #: Whether there are tensors of subclasses with ``__torch_function__``.
         self.overriding = False
         #: How many ``DisableTorchFunctionSubclass`` the program is inside.
@@ -239,6 +241,11 @@ class Capture:
                 if started in closed:
                     started.close(self)
                 started.frame.forget()  # with the generators that it refers to
+
+    def stands_for(self, fn: types.FunctionType, value: FunctionValue) -> None:
+        """``fn``, which nobody else sees, stands for a function that the region has made."""
+        self._functions[id(fn), 0] = self._functions[id(fn), 1] = value
+        self._alive.append(fn)
 
     def keep(self, value: Value) -> None:
         """Keep a value alive to the end of the capture (its ``id`` has been given away)."""

@@ -34,6 +34,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     function_facts,
     imports,
     inference,
+    local_classes,
     optimizers,
     overrides,
     profiled,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 __all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_without_hook",
-           "skip_reason"]  # fmt: skip
+           "skip_reason", "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -80,6 +80,11 @@ def is_library_class(cls: type) -> bool:
     if known is None or known[0]() is not cls:
         known = _LIBRARY_CLASSES[id(cls)] = (weakref.ref(cls), _lives_in_library(cls))
     return known[1]
+
+
+def take_as_fixed(cls: type) -> None:
+    """A class that nobody but the capture sees, so that nobody changes it."""
+    _LIBRARY_CLASSES[id(cls)] = (weakref.ref(cls), True)
 
 
 def _lives_in_library(cls: type) -> bool:

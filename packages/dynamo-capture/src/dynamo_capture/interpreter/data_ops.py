@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import operator
 from typing import Any
@@ -10,6 +11,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.arith import BINARY, INPLACE, binary, compare, inplace, unary
 from dynamo_capture.values.base import NULL, ObservedError, Value, display
+from dynamo_capture.values.callables import BuiltinValue
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
@@ -138,7 +140,35 @@ class DataOps(FrameState):
         self.tx.side.store_global(self.globals, arg, None)
 
     def LOAD_BUILD_CLASS(self, arg: Any) -> None:
-        raise GraphBreak("QB15", "a class definition")
+        if self.builtins.get("__build_class__") is not builtins.__build_class__:
+            raise GraphBreak("QB15", "a class definition")
+        self.stack.append(BuiltinValue(builtins.__build_class__))
+
+    def LOAD_NAME(self, arg: str) -> None:  # in the body of a class, whose names are the frame's variables
+        found = self.locals.get(arg)
+        self.stack.append(self.load_global(arg) if found is None else found)
+
+    def STORE_NAME(self, arg: str) -> None:
+        self.locals[arg] = self.stack.pop()
+
+    def DELETE_NAME(self, arg: str) -> None:
+        if arg not in self.locals:
+            raise self.tx.observed(NameError(f"name {arg!r} is not defined"))
+        del self.locals[arg]
+
+    def LOAD_LOCALS(self, arg: Any) -> None:
+        self.stack.append(NULL)  # the instruction after it looks into the frame's variables
+
+    def LOAD_FROM_DICT_OR_DEREF(self, arg: str) -> None:
+        self.stack.pop()
+        self.LOAD_CLASSDEREF(arg)
+
+    def LOAD_CLASSDEREF(self, arg: str) -> None:
+        found = self.locals.get(arg)
+        if found is None:
+            self.LOAD_DEREF(arg)
+        else:
+            self.stack.append(found)
 
     def IMPORT_NAME(self, arg: str) -> None:
         from dynamo_capture.values.imports import import_name

@@ -30,9 +30,6 @@ class Ops311(DataOps, ControlOps):
         self.stack.append(NULL)
         self.stack.append(found)
 
-    def LOAD_CLASSDEREF(self, arg: str) -> None:
-        self.LOAD_DEREF(arg)
-
     def KW_NAMES(self, arg: tuple[str, ...]) -> None:
         self.kw_names = arg
 

@@ -22,6 +22,7 @@ from dynamo_capture.values.base import PREVIOUS, NullValue, ObservedError, Previ
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
+from dynamo_capture.values.local_classes import leaving_class
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from prims.errors import DataDependentError
 
@@ -230,12 +231,12 @@ class RootFrame(Frame):
                 raise SkipFrame(f"{started.describe()} is left inside a try or with statement")
 
     def check_leaves(self, plan: Plan) -> None:
-        """No tensor that the region has made a leaf of autograd leaves it.
+        """No tensor that the region has made a leaf of autograd leaves it, and no class that it has made.
 
         Raises:
             RestartCapture: one does.
         """
-        found = escaped(self.tx, plan.outputs)
+        found = escaped(self.tx, plan.outputs) or leaving_class(self.tx, plan.built)
         if found is not None:
             raise RestartCapture(*found)
 

@@ -12,7 +12,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, class_source, find, guard_found, guard_lookup, lookup
+from dynamo_capture.values.classes import Held, bind_attribute, class_source, find, guard_found, guard_lookup, lookup
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.dicts import ProxyValue
 from dynamo_capture.values.enums import iterate_members, member_by_name, members
@@ -198,6 +198,8 @@ class ClassValue(_FixedValue):
     __slots__ = ()
 
     def key(self, tx: Capture) -> Any:
+        if id(self.obj) in tx.made_classes:  # its hash is another in each call, by which sets are ordered
+            raise GraphBreak("QB15", f"the class {self.obj.__qualname__}, which is made here, as a key")
         meta = type(self.obj)
         if lookup(meta, "__hash__")[1] is not object or lookup(meta, "__eq__")[1] is not object:
             raise GraphBreak("QB06", f"the class {self.obj.__name__} as a key, whose metaclass compares in its own way")
@@ -205,6 +207,8 @@ class ClassValue(_FixedValue):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         cls = self.obj
+        if name == "__dict__" and id(cls) in tx.made_classes:
+            raise GraphBreak("QB15", f"the namespace of {cls.__qualname__}, which is made here")
         if name in ("__name__", "__qualname__", "__module__", "__doc__"):
             source = None if is_library_class(cls) else Source("attr", Source("constant", None, (cls,)), name)
             return tx.from_python(getattr(cls, name), source)
@@ -238,6 +242,8 @@ class ClassValue(_FixedValue):
         from dynamo_capture.values.functions import MethodValue
 
         guard_found(tx, self.obj, name, found, owner)
+        if type(found) is Held:
+            return found.value  # type: ignore[no-any-return]
         if isinstance(found, types.FunctionType):
             return tx.function(found, class_source(owner, name))
         if isinstance(found, staticmethod):

@@ -19,7 +19,7 @@ from dynamo_capture.values.constant import ConstantValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["NAMED_FIELD", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup"]
+__all__ = ["NAMED_FIELD", "Held", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup"]
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
               types.ClassMethodDescriptorType)  # fmt: skip
@@ -42,6 +42,15 @@ def lookup(cls: type, name: str) -> tuple[Any, type | None]:
 _MISSING = object()
 #: The descriptor of a named tuple's field.
 NAMED_FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ignore[attr-defined]
+
+
+class Held:
+    """In a class that the region has made: an attribute that is no constant and no function."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
 
 def full_name(cls: type) -> str:
@@ -112,6 +121,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
 
     kind = type(found)
     guard_found(tx, cls, name, found, owner)
+    if kind is Held:
+        return found.value  # type: ignore[no-any-return]
     if kind is types.FunctionType:
         return MethodValue(value, tx.function(found, class_source(owner, name)))
     if kind is property or (issubclass(kind, property) and kind.__get__ is property.__get__):

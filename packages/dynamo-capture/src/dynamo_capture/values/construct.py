@@ -220,10 +220,31 @@ def _named_tuple(tx: Capture, cls: Any, args: list[Value], kwargs: dict[str, Val
 
 @constructor(type)
 def _type(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if len(args) == 3 and not kwargs:
+        return _new_class(tx, *[arg.realize() for arg in args])
     if len(args) != 1:
         raise GraphBreak("QB15", "type() with three arguments")
     value = args[0].realize()
     return tx.from_python(value.pytype)
+
+
+def _new_class(tx: Capture, name: Value, bases: Value, namespace: Value) -> Value:
+    """``type(name, bases, namespace)``."""
+    from dynamo_capture.values.local_classes import make_class
+
+    known = type(name) is ConstantValue and isinstance(bases, TupleValue) and isinstance(namespace, DictValue)
+    entries = list(namespace.whole(tx).values()) if known else []  # type: ignore[attr-defined]
+    keys = [key.realize() for key, _ in entries]
+    if not known or not all(type(key) is ConstantValue and type(key.value) is str for key in keys):
+        raise GraphBreak("QB15", "type() with three arguments")
+    classes = [base.realize() for base in bases.unpack(tx)]
+    if not all(isinstance(base.const() if base.is_const else None, type) for base in classes):
+        raise GraphBreak("QB15", "type() with three arguments")
+    own = {key.const(): value for key, (_, value) in zip(keys, entries, strict=True)}
+    module = tx.frames[-1].globals.get("__name__")
+    if type(module) is str:
+        own.setdefault("__module__", ConstantValue(module))
+    return make_class(tx, name.const(), classes, own)
 
 
 @constructor(object)
@@ -444,6 +465,18 @@ def _method(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return MethodValue(args[1], args[0].realize())
 
 
-@constructor(property, staticmethod, classmethod)
-def _descriptor(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    raise GraphBreak("QB15", "a descriptor made at run time")
+def _descriptor_of(kind: type) -> Handler:
+    def make(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        from dynamo_capture.values.functions import FunctionValue
+        from dynamo_capture.values.local_classes import DescriptorValue
+
+        function = args[0].realize() if len(args) == 1 and not kwargs else None
+        if not isinstance(function, FunctionValue) or function.fn is not None:
+            raise GraphBreak("QB15", "a descriptor made at run time")
+        return DescriptorValue(kind, function)
+
+    return make
+
+
+for _kind in (property, staticmethod, classmethod):
+    constructor(_kind)(_descriptor_of(_kind))

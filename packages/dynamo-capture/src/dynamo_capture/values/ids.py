@@ -29,6 +29,8 @@ def id_of(tx: Capture, value: Value) -> Value:
         GraphBreak: nothing tells which object it is (a number or a text, a tuple).
     """
     value = value.realize()
+    if value.is_const and id(value.const()) in tx.made_classes:
+        raise GraphBreak("QB15", f"the id of {display(value)}, which is made here")
     obj = existing(value)
     if isinstance(value, ConstantValue) and not value.mutable:
         if type(obj) in _UNIQUE:

@@ -143,8 +143,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
                 raise GraphBreak("QB03", f"torch._C.{name}")
         elif module.startswith("torch._C") and module not in _OPERATOR_C_MODULES and not name.startswith(_READERS):
             raise GraphBreak("QB03", f"{module}.{name}")  # functorch's levels and the like: calling it has effects
-    if getattr(fn, "__module__", None) == "torch._tensor" and args and (name := _methods_in_python().get(fn)):
-        return args[0].realize().call_method(tx, name, args[1:], kwargs)
+    if getattr(fn, "__module__", None) == "torch._tensor" and args and fn in _methods_in_python():
+        return args[0].realize().call_method(tx, _methods_in_python()[fn], args[1:], kwargs)
     body = body_of(fn, kwargs) or visible_body(fn)
     if fn in FUSED_STEPS and tx.optimizers:
         body = FUSED_STEPS[fn]

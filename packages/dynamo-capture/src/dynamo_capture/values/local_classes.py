@@ -21,7 +21,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import take_as_fixed
-from dynamo_capture.values.base import Value
+from dynamo_capture.values.base import LazyValue, Value
 from dynamo_capture.values.builtin_functions import builtin
 from dynamo_capture.values.callables import ClassValue
 from dynamo_capture.values.classes import Held, find
@@ -153,7 +153,8 @@ def leaving_class(tx: Capture, built: Iterable[Value]) -> tuple[int, GraphBreak]
 
 
 def _classes_of(value: Value) -> Iterable[type]:
-    value = value.realize()
+    if isinstance(value, LazyValue):  # an existing object, which is not to be looked at any more
+        return ()
     classes = [value.obj] if isinstance(value, ClassValue) else []
     if isinstance(value, ConstantValue) and isinstance(value.value, type):
         classes.append(value.value)

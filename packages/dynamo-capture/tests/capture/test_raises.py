@@ -33,7 +33,7 @@ DOCUMENTED = {
         "ControlOps.BEFORE_WITH": 1, "ControlOps.RAISE_VARARGS": 1, "ControlOps.MATCH_CLASS": 1,
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
-    "interpreter/data_ops.py": {"DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
+    "interpreter/data_ops.py": {"DataOps.DELETE_NAME": 1, "DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
     "values/builtin_functions.py": {"_vars": 1, "_super": 2},
     "values/construct.py": {"user_instance": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {

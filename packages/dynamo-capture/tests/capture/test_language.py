@@ -765,7 +765,7 @@ def enums(a, c):
     return a * k + Level.HIGH, c is Color.BLUE, c.value, c.name, Level.LOW < Level.HIGH, Color("b"), Color["RED"]
 
 
-@case(x, breaks=2)
+@case(x)
 def class_in_function(a):
     class Local:
         def f(self, v):

@@ -219,6 +219,16 @@ def test_a_schedule_of_many_steps_takes_two_captures(foreach):
     assert len(compiled.report().recompiles) == 1, str(compiled.report())
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_numbers_of_a_step_are_computed_once(foreach):
+    """Counts that are equal are one input, and what is computed of it is not computed for every parameter again."""
+    (ours, theirs), compiled = pair_of(torch.optim.AdamW, lr=1e-2, foreach=foreach)
+    for n in range(3):
+        assert_equal_steps((ours, theirs), compiled, n)
+    graph = [graph for graph in compiled.report().graphs if graph.dialect == "torch"][-1]
+    assert [op.strip("_") for op in graph.ops].count("pow") == 3, graph.ops  # beta1 ** t, beta2 ** t and a root
+
+
 def test_parameters_without_gradients_and_new_groups():
     optimizers, compiled = pair_of(torch.optim.Adam, lr=1e-2)
     for n, without in enumerate([(), (), (1,), (1, 2), ()]):

@@ -79,6 +79,8 @@ class GraphBuilder:
         #: Whether a call may have written an inference tensor, which counts no writes.
         self.may_write_uncounted = False
         self._by_example: dict[int, TensorValue] = {}
+        #: What was computed of numbers alone, by the operator and its operands.
+        self._of_numbers: dict[Any, Value] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
     # --- inputs -------------------------------------------------------------------------------------------------
@@ -153,6 +155,9 @@ class GraphBuilder:
         Raises:
             GraphBreak: it cannot be captured.
         """
+        key = None if kwargs or method else _key_of_numbers(fn, args)
+        if key in self._of_numbers:
+            return self._of_numbers[key]
         if fn in _DETACHES and args[0].realize().source is not None:
             raise GraphBreak("QB06", "detach_() of a tensor that exists outside")
         if getattr(fn, "__name__", "") in _ASSERTS_DATA:
@@ -198,11 +203,11 @@ class GraphBuilder:
                 raise GraphBreak("QB17", _name_of(fn))
             result = abstract(result)  # on the meta device PyTorch makes torch.tensor's without an operator
         mark_written(fn, examples, kw_examples, result)
-        written = any(tensor._version != version for tensor, version in before)
-        if written and self.tx.raising.traced is None and any(_is_traced(inp) for inp in self.input_list()):
+        written = [tensor for tensor, version in before if tensor._version != version]
+        if written and self.tx.raising.traced is None and self._is_traced(written):
             self.tx.raising.traced = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
         if written and self.tx.levels:
-            self._check_level(fn, [tensor for tensor, version in before if tensor._version != version])
+            self._check_level(fn, written)
         if not written and not self._may_write(fn, examples):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
@@ -214,10 +219,17 @@ class GraphBuilder:
                 return self._constant(result)
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
         value = self.wrap_result(result, node)
+        if key is not None and type(value) is SymValue:
+            self._of_numbers[key] = value
+            return value
         note_int(self.tx, fn, args, kwargs, value)
         for tensor, number in numbers:
             note_number(value if tensor is None else tensor, number)
         return value
+
+    def computed(self, fn: Callable[..., Any], args: list[Value]) -> Value | None:
+        """What the graph has computed of numbers before: an optimizer computes the same for every parameter."""
+        return self._of_numbers.get(_key_of_numbers(fn, args))
 
     def _with_ints(
         self, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool, read: Callable[[Value], Value]
@@ -236,6 +248,15 @@ class GraphBuilder:
             if value is None or not level.has_made(value, self.graph):
                 self.tx.side.epoch += 1
                 raise GraphBreak("QB12", f"{_name_of(fn)} in a derivative writes to a tensor from outside of it")
+
+    def _is_traced(self, written: list[torch.Tensor]) -> bool:
+        """Whether an input has just been written, itself or as a view, so that it has another history."""
+        for tensor in written:
+            whole = tensor if tensor._base is None else tensor._base
+            value = self._by_example.get(id(whole))
+            if value is not None and value.real_tensor is not None and whole.requires_grad and not whole.is_leaf:
+                return True
+        return False
 
     def _constant(self, result: Any) -> Value:
         if isinstance(result, torch.Size):
@@ -436,9 +457,21 @@ def _is_written(inp: GraphInput) -> bool:
     return isinstance(value, TensorValue) and not value.example.is_inference() and bool(value.example._version)
 
 
-def _is_traced(inp: GraphInput) -> bool:
-    """Whether the input has been written so that it has another history."""
-    return _is_written(inp) and inp.value.example.requires_grad and not inp.value.example.is_leaf  # type: ignore[union-attr]
+def _key_of_numbers(fn: Any, args: list[Value]) -> Any:
+    """What tells a computation of symbolic numbers from others; None for any other call."""
+    if fn.__hash__ is None:
+        return None
+    parts: list[Any] = [fn]
+    symbolic = False
+    for arg in args:
+        if type(arg) is SymValue:
+            symbolic = True
+            parts.append((type(arg.example), arg.example.node.expr))
+        elif type(arg) is ConstantValue and type(arg.value) in (int, float):
+            parts.append((type(arg.value), repr(arg.value)))  # 0.0 is not -0.0
+        else:
+            return None
+    return tuple(parts) if symbolic else None
 
 
 def _run(fn: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:

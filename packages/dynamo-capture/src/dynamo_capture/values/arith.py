@@ -61,6 +61,9 @@ def binary(tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Cal
     """``fn(a, b)`` for a binary operator from ``operator``; ``written`` is the one that an error names."""
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, written or fn, a, b)
+    known = tx.graph.computed(fn, [a, b])
+    if known is not None:
+        return known
     a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, written or fn, a, b)

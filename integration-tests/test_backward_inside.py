@@ -171,3 +171,137 @@ def test_gradients_with_a_history():
         w = torch.full((3,), 2.0, requires_grad=True)
         runs.append(torch.autograd.grad(call(w), w)[0])
     torch.testing.assert_close(runs[0], runs[1])
+
+
+# ---- inputs, hooks, several optimizers -------------------------------------------------------------------------------
+
+
+def _to_some(model, optimizer, x, y):
+    optimizer.zero_grad()
+    _loss(model, x, y).backward(inputs=[model[3].weight, model[0].bias])
+    optimizer.step()
+    torch.autograd.backward([_loss(model, x, y)], inputs=model[5].weight)
+
+
+def _step_by_step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = _loss(model, x, y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def _gradient_hooks(model, optimizer):
+    model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+    model[0].weight.register_hook(lambda gradient: None)
+    model[5].bias.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+def _logging_hooks(model, optimizer):
+    """They are called in the order in which autograd comes to the leaves."""
+    log = model.__dict__["log"] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: log.append(name))
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: log.append((name, tuple(p.grad.shape))))
+
+
+def _hooks_after(model, optimizer):
+    def scale(parameter):
+        parameter.grad.mul_(0.5)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(scale)
+
+
+def _optimizer_in_backward(model, optimizer):
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+
+
+@pytest.mark.parametrize("prepare", [None, _gradient_hooks, _logging_hooks, _hooks_after, _optimizer_in_backward])
+@pytest.mark.parametrize("program", [_to_some, _step_by_step, _steps_by_parts])
+def test_hooks_and_inputs(program, prepare):
+    runs = []
+    for compiles in (False, True):
+        model = _model()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        if prepare is not None:
+            prepare(model, optimizer)
+        call = compile_api.compile(program, fullgraph=True) if compiles else program
+        x, y = torch.randn(6, 1, 4, 4, dtype=DOUBLE), torch.randint(0, 3, (6,))
+        results = [call(model, optimizer, x, y) for _ in range(4)]
+        gradients = [p.grad for p in model.parameters()]
+        runs.append((results, list(model.parameters()), gradients, model.__dict__.get("log")))
+    assert runs[0][3] == runs[1][3]
+    torch.testing.assert_close(runs[0][:3], runs[1][:3], rtol=1e-9, atol=1e-11)
+    report = call.report()
+    assert report.verdict == "compiled" and not report.breaks and not report.fallbacks and report.kernels
+    assert len(captured(report)) <= 3 or prepare is _logging_hooks  # whose list has another length in each step
+
+
+def test_hooks_that_eager_refuses():
+    def program(w):
+        (w * 2).sum().backward()
+
+    errors = []
+    for call in (program, compile_api.compile(program)):
+        w = torch.ones(3, requires_grad=True)
+        w.register_post_accumulate_grad_hook(lambda parameter: parameter.grad * 2)
+        with pytest.raises(RuntimeError, match="should return None") as caught:
+            call(w)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_patterns_of_gradients_that_repeat():
+    """A parameter that gets no gradient in some steps: each pattern is captured once."""
+
+    def program(model, optimizer, x, whole):
+        optimizer.zero_grad()
+        (model(x) if whole else model[:4](x)).pow(2).sum().backward()
+        optimizer.step()
+
+    runs = []
+    for compiles in (False, True):
+        model = _model()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        call = compile_api.compile(program, fullgraph=True) if compiles else program
+        x = torch.randn(6, 1, 4, 4, dtype=DOUBLE)
+        counts = []
+        for n in range(12):
+            call(model, optimizer, x, n % 3 != 1)
+            counts.append(len(captured(call.report())) if compiles else 0)
+        runs.append(list(model.parameters()))
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
+    assert counts[-1] == counts[6], counts
+
+
+def test_two_optimizers_of_a_game():
+    def program(maker, judge, optimizers, x, noise):
+        made = maker(noise)
+        optimizers[1].zero_grad()
+        real, false = judge(x), judge(made.detach())
+        (F.softplus(-real).mean() + F.softplus(false).mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        F.softplus(-judge(made)).mean().backward()
+        optimizers[0].step()
+
+    runs = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        maker, judge = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, n)).to(DOUBLE) for n in (4, 1))
+        optimizers = [torch.optim.Adam(m.parameters(), 1e-2) for m in (maker, judge)]
+        call = compile_api.compile(program, fullgraph=True) if compiles else program
+        for _ in range(5):
+            call(maker, judge, optimizers, torch.randn(6, 4, dtype=DOUBLE), torch.randn(6, 4, dtype=DOUBLE))
+        parameters = [*maker.parameters(), *judge.parameters()]
+        runs.append((parameters, [p.grad for p in parameters]))
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
+    assert len(captured(call.report())) <= 2, str(call.report())

@@ -1,11 +1,14 @@
 """``loss.backward()`` inside a region: gradients by autograd, added to the ``grad`` of the leaves as autograd does.
 
 In the graph it is ``torch.autograd.grad`` to all leaves. A gradient that there is is added to in place; else the
-tensor's ``grad`` is set when the graph has run.
+tensor's ``grad`` is set when the graph has run. Hooks on the leaves are captured, in the order in which autograd comes
+to them: those on a gradient change it, those after its accumulation may take an optimizer's step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +62,7 @@ def _items(value: Value) -> list[Value]:
 def _backward(
     tx: Capture, tensors: Value, gradients: Value, given: dict[str, Value], names: tuple[str, ...]
 ) -> Value:
-    if not given.keys() <= set(names) or any(not _is_none(given[n].realize()) for n in names[4:] if n in given):
+    if not given.keys() <= set(names) or not _is_none(given.get("grad_variables", ConstantValue(None)).realize()):
         raise _refuse("with these arguments")
     if "create_graph" in given and given["create_graph"].realize().const():
         raise _refuse("with create_graph")
@@ -71,15 +74,30 @@ def _backward(
     if not all(isinstance(y, TensorValue) and y.example.requires_grad for y in outputs):
         raise _refuse(f"of {display(tensors)}")
     leaves = _leaves(tx, outputs)  # type: ignore[arg-type]
+    if not _is_none(given.get("inputs", ConstantValue(None)).realize()):
+        wanted = _items(given["inputs"])
+        if not wanted or any(each not in leaves for each in wanted):
+            raise _refuse("to inputs that are no leaves, or that the outputs are not computed from")
+        leaves = [leaf for leaf in leaves if leaf in wanted]
+    hooked = {id(leaf): _hooks(tx, leaf) for leaf in leaves}
     retain = given.get("retain_graph", ConstantValue(None)).realize().const()
     tx.frees |= not retain
     options: dict[str, Value] = {"retain_graph": ConstantValue(retain), "allow_unused": ConstantValue(True)}
     existing = {id(value) for value in tx.graph.values()}
-    found = tx.graph_call(gradient, [ListValue(outputs), ListValue(list(leaves)), ListValue(seeds)], options)
-    for leaf, value in zip(leaves, found.unpack(tx), strict=True):
+    with _order_of(leaves) as order:
+        found = tx.graph_call(gradient, [ListValue(outputs), ListValue(list(leaves)), ListValue(seeds)], options)
+    pairs = list(zip(leaves, found.unpack(tx), strict=True))
+    if any(before or after for before, after in hooked.values()):
+        pairs.sort(key=lambda pair: order.index(id(pair[0])) if id(pair[0]) in order else len(order))
+    for leaf, value in pairs:
         if isinstance(value, TensorValue):
-            _accumulate(tx, leaf, value, id(value) in existing)
-            existing.add(id(value))
+            before, after = hooked[id(leaf)]
+            changed = _changed_by(tx, value, before)
+            _accumulate(tx, leaf, changed, id(changed) in existing)
+            existing.add(id(changed))
+            for hook in after:
+                if not _is_none(hook.call(tx, [leaf], {}).realize()):
+                    raise _refuse("with a hook after the accumulation that returns something")
     return ConstantValue(None)
 
 
@@ -87,7 +105,7 @@ def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
     """The leaves that gradients are accumulated in, in the order in which the graph has them.
 
     Raises:
-        GraphBreak: a gradient goes to what was computed before the region, or somebody is told of one.
+        GraphBreak: a gradient goes to what was computed before the region, or another process is told of one.
     """
     found: list[TensorValue] = []
     for node in autograd_nodes([y.example for y in outputs]):
@@ -104,13 +122,63 @@ def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
     if distributed():
         raise _refuse("while processes may be told of it")
     tx.guards.state(distributed, False, "torch.distributed is not initialized")
-    for leaf in found:
-        if not _is_plain_leaf(leaf.real_tensor):
-            raise _refuse("to a tensor with hooks")
-        assert leaf.source is not None
-        tx.guards.predicate(leaf.source, _is_plain_leaf, f"{leaf.source} is a leaf without hooks")
     order = {node: at for at, node in enumerate(tx.graph.graph.nodes)}
     return sorted(found, key=lambda leaf: order[leaf.node])
+
+
+def _hooks(tx: Capture, leaf: TensorValue) -> tuple[list[Value], list[Value]]:
+    """The hooks on a leaf's gradient, and those after its accumulation."""
+    assert leaf.source is not None and leaf.real_tensor is not None
+    real: Any = leaf.real_tensor
+    if not real.is_leaf:
+        raise _refuse("to a tensor that was computed before the region")
+    if not real._backward_hooks and not real._post_accumulate_grad_hooks:
+        tx.guards.predicate(leaf.source, _is_plain_leaf, f"{leaf.source} is a leaf without hooks")
+        return [], []
+    found = []
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        registered = tx.wrap(getattr(real, name), leaf.source.attr(name)).realize()
+        found.append([] if _is_none(registered) else registered.call_method(tx, "values", [], {}).unpack(tx))
+    tx.guards.predicate(leaf.source, _is_leaf, f"{leaf.source} is a leaf")
+    return found[0], found[1]
+
+
+def _is_leaf(tensor: Any) -> bool:
+    return bool(tensor.is_leaf)
+
+
+@contextmanager
+def _order_of(leaves: list[TensorValue]) -> Iterator[list[int]]:
+    """In which order autograd comes to leaves: their identities."""
+    order: list[int] = []
+
+    def note(leaf: TensorValue) -> Any:
+        return leaf.example.register_hook(lambda _: order.append(id(leaf)))
+
+    handles = [note(leaf) for leaf in leaves]
+    try:
+        yield order
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _changed_by(tx: Capture, gradient: TensorValue, hooks: list[Value]) -> TensorValue:
+    """A leaf's gradient as hooks on it make it."""
+    for hook in hooks:
+        result = hook.call(tx, [gradient], {}).realize()
+        if _is_none(result):
+            continue
+        if not isinstance(result, TensorValue) or not _fits(result.example, gradient.example):
+            raise _refuse(f"with a hook that returns {display(result)}")
+        gradient = result
+    return gradient
+
+
+def _fits(result: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether autograd takes one tensor as a gradient in the place of another."""
+    facts = [(x.shape, x.dtype, x.device) for x in (result, gradient)]
+    return facts[0] == facts[1] and not result.requires_grad
 
 
 def _is_plain_leaf(tensor: Any) -> bool:

@@ -1,7 +1,8 @@
 """Conditions on floats of the program, as guards.
 
 The native evaluator knows integers. All conditions that a region has met (an optimizer's ``weight_decay != 0``, RAdam's
-``rho_t > 5``) are one Python function of the object from which every path to such a float begins.
+``rho_t > 5``) are one Python function of the object from which every path to such a float begins, one for each variable
+of the frame.
 """
 
 from __future__ import annotations
@@ -39,15 +40,27 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
             groups.append(names)
         else:
             compared.append((text, names))
-    used = sorted({name for _, names in compared for name in names})
-    root, readers = _readers(tx, [inputs[name].source.base for name in used])  # type: ignore[misc]
-    if root is None:
-        groups += [names for _, names in compared]
-    elif used:
-        text = " and ".join(f"({text})" for text, _ in compared)
+    for conditions_of in _by_variable(tx, compared, inputs):
+        used = sorted({name for _, names in conditions_of for name in names})
+        root, readers = _readers(tx, [inputs[name].source.base for name in used])  # type: ignore[misc]
+        if root is None:
+            groups += [names for _, names in conditions_of]
+            continue
+        text = " and ".join(f"({text})" for text, _ in conditions_of)
         tx.guards.predicate(root, _condition(text, used, readers), text)
     for name in dict.fromkeys(name for names in groups for name in names):
         tx.guards.equals(inputs[name].source.base, float_of_bits(inputs[name].real))  # type: ignore[arg-type]
+
+
+def _by_variable(
+    tx: Capture, conditions: list[tuple[str, list[str]]], inputs: dict[str, GraphInput]
+) -> list[list[tuple[str, list[str]]]]:
+    """Conditions by the variables of the frame from which the paths to their floats begin."""
+    found: dict[frozenset[int], list[tuple[str, list[str]]]] = {}
+    for text, names in conditions:
+        roots = frozenset(_path(inputs[name].source.base)[0].node(tx.guards.tree) for name in names)  # type: ignore[arg-type]
+        found.setdefault(roots, []).append((text, names))
+    return list(found.values())
 
 
 def _condition(text: str, names: list[str], readers: list[Callable[[Any], Any]]) -> Callable[[Any], bool]:

@@ -26,7 +26,7 @@ from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
-from dynamo_capture.values.scalar_tensors import note_number, numbers_after
+from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from prims.errors import DataDependentError, QuintetError
 from prims.ir.nodes import call_node
@@ -188,6 +188,9 @@ class GraphBuilder:
                 again = self._with_ints(fn, args, kwargs, method, read)
                 if again is not None:
                     return again
+            again = self._with_numbers(fn, args, kwargs, method)
+            if again is not None:
+                return again
             raise GraphBreak("QB02", _name_of(fn)) from None
         except (GraphBreak, ObservedError):
             raise
@@ -239,6 +242,21 @@ class GraphBuilder:
         if all(new is old.realize() for new, old in zip(given, args, strict=True)):
             return None
         return self.call(fn, given, kwargs, method=method)
+
+    def _with_numbers(
+        self, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool
+    ) -> Value | None:
+        """The call with numbers in place of tensors that hold known ones: in keywords, or else the last argument."""
+
+        def read(value: Value) -> Value:
+            value = value.realize()
+            return (known_number(self.tx, value) if isinstance(value, TensorValue) else None) or value
+
+        given = {name: read(value) for name, value in kwargs.items()}
+        if any(new is not kwargs[name].realize() for name, new in given.items()):
+            return self.call(fn, args, given, method=method)
+        last = read(args[-1])
+        return None if last is args[-1].realize() else self.call(fn, [*args[:-1], last], kwargs, method=method)
 
     def _check_level(self, fn: Any, written: list[torch.Tensor]) -> None:
         """A function that a derivative is taken of writes to no tensor from outside, which eager refuses."""

@@ -118,6 +118,12 @@ for _name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_he
     special(getattr(optimizer.Optimizer, _name, None))(_check_graph_capture)
 
 
+@special_by_name("torch.optim.lr_scheduler", "step")
+def _schedule(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A schedule's step computes a rate of its own counts in Python: captured, it would be fixed to each of them."""
+    raise GraphBreak("QB06", "the step of a learning rate schedule, which goes by counts of its own")
+
+
 @special_by_code(optimizer._use_grad_for_differentiable(step_with_grad))
 def _use_grad(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     step = tx.from_python(_of_closure(fn, "func"))

@@ -4,6 +4,9 @@ Eager reads them (``step.item()``) to compute with Python floats, and decides by
 the CPU and of one element, so that reading them before the graph costs what eager's reading does: such a number is a
 float input like any other, and what the region does to the tensor is done to the number too, with the rounding of the
 tensor's dtype. Numbers that are equal at capture and were so in every capture before are one input, by a guard.
+
+So are learning rates that are such tensors, and how many models an average is of (``AveragedModel.n_averaged``): what
+is computed of them is known as a number too, for operators that take one, and for ``if``.
 """
 
 from __future__ import annotations
@@ -38,13 +41,16 @@ _IN_PLACE = {
     operator.imul: operator.mul, "mul_": operator.mul, "__imul__": operator.mul,
 }  # fmt: skip
 _IN_PLACE_LISTS = {torch._foreach_add_: operator.add, torch._foreach_mul_: operator.mul}
+#: Operators between tensors without dimensions, or with a number.
+_OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv)
+_TESTS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _COPIES = frozenset(("clone", "detach"))
 _KINDS = (torch.float32, torch.float64)
 
 
 def number_of(tensor: torch.Tensor) -> float:
     """The number that a tensor holds (a step of a guard's path)."""
-    return tensor.item()  # type: ignore[return-value]
+    return float(tensor.item())
 
 
 def known_number(tx: Capture, tensor: TensorValue) -> Value | None:
@@ -62,20 +68,28 @@ def known_number(tx: Capture, tensor: TensorValue) -> Value | None:
 
 
 def _may_hold(example: torch.Tensor) -> bool:
-    is_scalar = example.ndim == 0 and example.device.type == "cpu" and example.dtype in _KINDS
+    kinds = (*_KINDS, torch.int64, torch.bool)
+    is_scalar = example.ndim == 0 and example.device.type == "cpu" and example.dtype in kinds
     return is_scalar and not example.is_inference() and not example.requires_grad
 
 
 def _is_of_optimizer(tx: Capture, tensor: TensorValue) -> bool:
-    """Whether a tensor is of an optimizer's state, which is read in every step; by others a program may decide anew."""
-    known = tensor.source is not None and tensor.real_tensor is not None
-    return known and tensor.source.stands_in("state", tx.optimizers)  # type: ignore[union-attr]
+    """Whether a tensor is an optimizer's state or setting, or counts the models of an average.
+
+    Those are read in every step; by others a program may decide anew.
+    """
+    source: Any = tensor.source
+    if source is None or tensor.real_tensor is None:
+        return False
+    if tensor.example.dtype == torch.int64:
+        return source.kind == "module_item" and source.key == ("_buffers", "n_averaged")
+    return any(source.stands_in(name, tx.optimizers) for name in ("state", "param_groups"))
 
 
 def _input(tx: Capture, tensor: TensorValue) -> Value | None:
     source: Any = tensor.source
     with _disable_current_modes():
-        number = number_of(tensor.real())
+        number = float(number_of(tensor.real()))
     if number != number:
         return None
     held = Source("call", source, number_of)
@@ -110,7 +124,40 @@ def numbers_after(
         return _made(tx, args[1].realize(), kwargs) if len(args) == 2 and _items(args[0].realize()) == [] else []
     if fn in _COPIES and isinstance(args[0].realize(), TensorValue) and not kwargs:
         return _one(tx, None, args[0].realize(), lambda number: number)
+    if (fn in _OPERATORS or fn in _TESTS) and len(args) == 2:
+        return _between(tx, fn, args[0].realize(), args[1].realize())
+    if fn is operator.neg:
+        return _between(tx, operator.mul, args[0].realize(), ConstantValue(-1))
     return _written(tx, fn, args, kwargs)
+
+
+def _between(tx: Capture, fn: Any, a: Value, b: Value) -> list[tuple[TensorValue | None, Number]]:
+    """What an operator gives of tensors without dimensions, rounded to the dtype that it gives."""
+    tensors = [v.example for v in (a, b) if isinstance(v, TensorValue)]
+    if not tensors or not all(map(_may_hold, tensors)):
+        return []
+    numbers = [_operand(tx, a), _operand(tx, b)]
+    if None in numbers:
+        return []
+    kind = _kind(fn, [v.example if isinstance(v, TensorValue) else v.pytype() for v in (a, b)])
+
+    def result() -> Value | None:
+        from dynamo_capture.values.arith import binary, compare
+
+        x, y = (_rounded(tx, number(), kind) for number in numbers)  # type: ignore[misc]
+        if x is None or y is None:
+            return None
+        if fn in _TESTS:
+            return compare(tx, fn, x, y).realize()
+        return _rounded(tx, binary(tx, fn, x, y).realize(), kind)
+
+    return [(None, _once(result))]
+
+
+def _kind(fn: Any, operands: list[Any]) -> torch.dtype:
+    """The dtype in which an operator computes."""
+    kind = torch.result_type(*operands)
+    return torch.get_default_dtype() if kind == torch.int64 and fn is operator.truediv else kind
 
 
 def _made(tx: Capture, given: Value, kwargs: dict[str, Value]) -> list[tuple[TensorValue | None, Number]]:
@@ -118,7 +165,7 @@ def _made(tx: Capture, given: Value, kwargs: dict[str, Value]) -> list[tuple[Ten
         return []
     dtype = kwargs["dtype"].realize().const() if "dtype" in kwargs else None
     kind = torch.get_default_dtype() if dtype is None else dtype
-    return [(None, lambda: _rounded(tx, given, kind))]
+    return [(None, lambda: _rounded(tx, given, kind))] if kind in _KINDS else []
 
 
 def _written(
@@ -144,7 +191,7 @@ def _written(
 def _after(tx: Capture, tensor: TensorValue, op: Any, operand: Value) -> list[tuple[TensorValue | None, Number]]:
     kind = tensor.example.dtype
     other = _operand(tx, operand)
-    if other is None:
+    if other is None or (kind not in _KINDS and (op is None or operand.pytype is not int)):
         return []
     if op is None:
         return [(tensor, lambda: _rounded(tx, other(), kind))]
@@ -203,7 +250,7 @@ def _computed(tx: Capture, op: Any, number: Value, other: Value | None, kind: to
 
 
 def _rounded(tx: Capture, number: Value | None, kind: torch.dtype) -> Value | None:
-    if number is None or kind not in _KINDS:
+    if number is None or kind not in (*_KINDS, torch.int64):
         return None
     if isinstance(number, ConstantValue):
         value = float(number.value)

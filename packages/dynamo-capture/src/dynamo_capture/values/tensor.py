@@ -98,7 +98,12 @@ class TensorValue(Value):
         return identity_key(tx, self)
 
     def truth(self, tx: Capture) -> bool:
-        raise GraphBreak("QB01", "truth value of a tensor")
+        from dynamo_capture.values.scalar_tensors import known_number
+
+        number = known_number(tx, self)
+        if number is None:
+            raise GraphBreak("QB01", "truth value of a tensor")
+        return number.truth(tx)
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name in ("shape",):
@@ -166,7 +171,7 @@ class TensorValue(Value):
             return added.call(tx, [self, *args], kwargs)
         if name in ("item", "__int__", "__index__") and not args and not kwargs and self.number is not None:
             return self.number
-        if name in ("item", "__float__") and not args and not kwargs:
+        if name in ("item", "__float__") and not args and not kwargs and self.example.is_floating_point():
             from dynamo_capture.values.scalar_tensors import known_number
 
             number = known_number(tx, self)

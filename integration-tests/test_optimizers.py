@@ -488,3 +488,62 @@ for name in ("SGD", "AdamW", "RAdam"):
 def test_steps_are_compiled_where_pytorchs_compiler_has_run():
     """It keeps parts of optimizers from itself, in the whole process."""
     subprocess.run([sys.executable, "-c", BESIDE], check=True, timeout=300)
+
+
+def without_gradients(optimizer, step):
+    for n in range(4):
+        give_gradients(learned(optimizer), n)
+        learned(optimizer)[1].grad = None if n % 2 else torch.ones(7)
+        step()
+    optimizer.zero_grad()
+    step()
+
+
+def with_nan(optimizer, step):
+    for n in range(3):
+        give_gradients(learned(optimizer), n)
+        learned(optimizer)[0].grad[0, 0] = float("nan") if n == 1 else 1.0
+        step()
+
+
+def with_another_list(optimizer, step):
+    for n in range(4):
+        if n == 2:
+            optimizer.param_groups[0]["params"][1] = nn.Parameter(torch.ones(5))
+        give_gradients(learned(optimizer), n)
+        step()
+
+
+def with_the_state_of_another_class(optimizer, step):
+    other = torch.optim.SGD(parameters(), lr=0.1, momentum=0.9)
+    give_gradients(learned(other), 0)
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+    give_gradients(learned(optimizer), 1)
+    step()
+
+
+def with_a_gradient_of_another_size(optimizer, step):
+    give_gradients(learned(optimizer), 0)
+    step()
+    learned(optimizer)[0].grad = None
+    learned(optimizer)[0].data = torch.ones(2, 2)
+    learned(optimizer)[0].grad = torch.ones(2, 2)
+    step()
+
+
+@pytest.mark.parametrize("program", [without_gradients, with_nan, with_another_list, with_the_state_of_another_class,
+                                     with_a_gradient_of_another_size])  # fmt: skip
+def test_bad_input_is_eager_s(program):
+    ends = []
+    for wrap in (compile_api.compile, lambda step: step):
+        optimizer = torch.optim.AdamW(parameters(), lr=0.1)
+        try:
+            program(optimizer, wrap(optimizer.step))
+            ends.append(learned(optimizer))
+        except Exception as error:
+            ends.append((type(error), str(error)))
+    if type(ends[1]) is tuple:
+        assert ends[0] == ends[1]
+    else:
+        torch.testing.assert_close(*ends, equal_nan=True)

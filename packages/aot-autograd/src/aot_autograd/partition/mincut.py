@@ -104,7 +104,8 @@ def _fitting(joint: Joint, problem: _Problem, chosen: list[torch.fx.Node], limit
     steps = sorted({len(order) * k // _STEPS for k in range(_STEPS + 1)})
     for below, above in itertools.pairwise(steps):
         if fits(above):
-            return tried[below + _first(above - below, lambda k, below=below: fits(below + k))][1]
+            found = _first(above - below, lambda k: fits(below + k))  # noqa: B023  called here alone
+            return tried[below + found][1]
     peak, best = min(tried.values(), key=lambda pair: pair[0])
     warnings.warn(
         f"memory_budget is {limit} bytes, but a training step takes {peak} at least, by estimate: parameters, other "

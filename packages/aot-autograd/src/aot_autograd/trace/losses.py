@@ -355,7 +355,7 @@ class _ByChunks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, tangent: Any) -> Any:
         found: Mapping[str, torch.Tensor] = dict(zip(ctx.learns, ctx.saved_tensors, strict=True))
-        scaled = []
+        scaled: list[torch.Tensor | None] = []
         for name in ("hidden", "weight", "bias"):
             if name not in found:
                 scaled.append(None)

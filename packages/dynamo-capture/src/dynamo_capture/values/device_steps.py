@@ -39,8 +39,8 @@ def adam(
 ) -> None:  # fmt: skip
     """Adam, and AdamW where the decay is decoupled."""
     torch._foreach_add_(state_steps, 1)
-    lists = [_real(x) for x in (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)]
-    fused_adam(*lists, state_steps, decoupled=decoupled_weight_decay, **options)
+    x, g, m, v, largest = (_real(some) for some in (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs))
+    fused_adam(x, g, m, v, largest, state_steps, decoupled=decoupled_weight_decay, **options)
 
 
 def adagrad(

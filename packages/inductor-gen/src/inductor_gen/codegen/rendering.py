@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inductor_gen.codegen.multireduce import multi_tensor_kernels, reduced_row_of
-from inductor_gen.codegen.multitensor import Row, row_of
 from inductor_gen.codegen.renderer import KernelSource, Renderer
 from inductor_gen.device.backends import Backend, backend
 from inductor_gen.device.record import Asked, Device
@@ -19,6 +17,9 @@ from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import LEAST, Launch
 from prims.errors import VerifierError
 from prims.options import Options
+
+if TYPE_CHECKING:
+    from inductor_gen.codegen.multitensor import Row
 
 __all__ = ["Rendering"]
 
@@ -62,9 +63,17 @@ class Rendering:
         """What the kernel does along one tensor, where one kernel can do it to many."""
         if kernel not in self._rows:
             can = self.in_triton(kernel) and kernel not in self._texts and len(kernel.nests) == 1 and not kernel.parts
-            made = [kernel.nests[0], self._renderer(kernel, None)] if can else None
-            self._rows[kernel] = made and (row_of(*made) or reduced_row_of(*made))
+            self._rows[kernel] = self._row(kernel) if can else None
         return self._rows[kernel]
+
+    def _row(self, kernel: Kernel) -> Row | None:
+        from inductor_gen.codegen.multireduce import reduced_row_of
+        from inductor_gen.codegen.multitensor import row_of
+        from inductor_gen.codegen.triton import TritonRenderer
+
+        nest, renderer = kernel.nests[0], self._renderer(kernel, None)
+        assert isinstance(renderer, TritonRenderer)
+        return row_of(nest, renderer) or reduced_row_of(nest, renderer)
 
     def choose(self, kernel: Kernel, sources: tuple[KernelSource, ...]) -> None:
         """Let these be the kernel's text."""
@@ -109,6 +118,8 @@ class Rendering:
 
     def _alike(self, kernels: Sequence[Kernel]) -> tuple[list[KernelSource], list[Kernel]]:
         """The kernels over many tensors, and the kernels that are none: few small ones start as fast side by side."""
+        from inductor_gen.codegen.multireduce import multi_tensor_kernels
+        from inductor_gen.codegen.triton import TritonRenderer
         from inductor_gen.codegen.tritonbranch import MOST
 
         kinds: dict[object, list[Kernel]] = {}
@@ -120,7 +131,9 @@ class Rendering:
         for some in kinds.values():
             if len(some) >= LEAST and (len(some) > MOST or not all(map(self.starts_slowly, some))):
                 rows = [row for kernel in some if (row := self.row(kernel)) is not None]
-                made += multi_tensor_kernels(rows, self._renderer(some[0], None))
+                renderer = self._renderer(some[0], None)
+                assert isinstance(renderer, TritonRenderer)
+                made += multi_tensor_kernels(rows, renderer)
             else:
                 others += some
         return made, others

@@ -121,7 +121,7 @@ def _rule(control: Control) -> Callable[..., Any]:
     if form.kind in ("attention", "attention_backward"):
         return lambda *args: tuple(attention_results(form.kind, args))
     if form.kind == "linear_loss":
-        return lambda *args: _one_or_all(loss_results(form.learns, step.outputs[0].spec, args))
+        return lambda *args: _one_or_all(loss_results(form.learns, step.outputs[0].spec, args))  # type: ignore[arg-type]
 
     def rule(*args: Any) -> Any:
         given = args[1:] if form.kind == "cond" else args

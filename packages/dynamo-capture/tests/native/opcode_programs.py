@@ -73,6 +73,10 @@ class Inert(metaclass=InertMeta):
     def __class_getitem__(cls, item):
         return cls
 
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        return NotImplemented
+
     def __lt__(self, other):
         return False
 

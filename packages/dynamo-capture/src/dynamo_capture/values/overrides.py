@@ -416,13 +416,9 @@ def _handed_over(
 def _is_of_the_call(found: _Found) -> bool:
     """Whether the call itself has asked the class, from C or by ``handle_torch_function``, rather than one inside."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(found.__traceback__)][1:-1]
-    if codes and codes[0] is _BOOLEAN_DISPATCH:
+    if codes and codes[0] is torch.nn.functional.max_pool2d.__code__:  # what it and its like share
         del codes[0]  # it does nothing but call one of two functions
     return not codes or (len(codes) == 2 and codes[1] is torch.overrides.handle_torch_function.__code__)
-
-
-#: The code of ``F.max_pool2d`` and the like.
-_BOOLEAN_DISPATCH = torch.nn.functional.max_pool2d.__code__
 
 
 # --- switching it off -------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def aot_function(
             if outcome.differentiable:
                 _refuse_inference_tensors(example_inputs)
             joint = finish_joint(outcome) if outcome.differentiable and not outcome.leads_nowhere else None
-            env = None if joint is not None else finish_inference(outcome)
+            env = None if joint is not None else _whole(outcome, options)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
             if partition is not None and report is not None:
                 from aot_autograd.partition.peak import report_saved
@@ -117,6 +117,16 @@ def aot_function(
 
     backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
     return build_training(joint, partition, compiled, backward, gm, options, report)
+
+
+def _whole(outcome: Outcome, options: Options) -> Envelope:
+    """The graph of a program without gradients of its own; derivatives that it takes itself are within."""
+    env = finish_inference(outcome)
+    if options.memory_budget != 1.0 and any("derivative" in node.meta for node in env.graph.nodes):
+        from aot_autograd.partition.whole import compute_again
+
+        env = compute_again(env, outcome, options)
+    return env
 
 
 def _may_write_inputs(joint: Joint, partition: Partition) -> bool:

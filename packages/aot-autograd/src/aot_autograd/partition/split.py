@@ -26,6 +26,7 @@ from prims.spec import Sym, TensorSpec
 
 __all__ = [
     "Partition",
+    "copy_with_operands",
     "is_backward",
     "is_random",
     "is_view",
@@ -250,7 +251,7 @@ def _backward(
         inputs.append(desc)
     for node in (*(n for n in body if is_backward(n)), *results):
         if node is not None:
-            _copy_with_operands(node, graph, mapping)
+            copy_with_operands(node, graph, mapping)
     present = [(index, node) for index, node in zip(joint.gradients, results, strict=True) if node is not None]
     graph.output(tuple(mapping[node] for _, node in present))
     outputs = tuple(
@@ -269,7 +270,7 @@ def _backward(
     return envelope, tuple(symbols), tuple(index for index, _ in present)
 
 
-def _copy_with_operands(
+def copy_with_operands(
     node: torch.fx.Node, graph: torch.fx.Graph, mapping: dict[torch.fx.Node, torch.fx.Node]
 ) -> None:
     """Copy a node, after the forward values that it uses: each is computed again just before its first use."""

@@ -303,6 +303,8 @@ class Tracer(TorchDispatchMode):
         source = self._current_source()
         if source is not None:
             meta["source"] = source
+        if torch._C._current_autograd_node() is not None:
+            meta["derivative"] = True  # the program's own, where it is not the one that is traced for it
         if self.backward:
             meta["backward"] = True
             self.made_by[node] = torch._C._current_autograd_node()

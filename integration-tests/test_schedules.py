@@ -107,8 +107,11 @@ def test_averages_of_models(kind):
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs_says_what_runs_eagerly(search):
+def test_lbfgs_says_what_runs_eagerly(search, monkeypatch):
     """It decides by numbers that it reads in each of its own rounds: the closure is captured, the rest is eager's."""
+    # PyTorch's compiler, once it has run in a process, keeps from every compiler what this optimizer calls.
+    as_it_was = getattr(torch.optim.LBFGS.step, "_torchdynamo_orig_callable", torch.optim.LBFGS.step)
+    monkeypatch.setattr(torch.optim.LBFGS, "step", as_it_was)
     runs = []
     for wrap in (compile_api.compile, lambda fn: fn):
         torch.manual_seed(2)

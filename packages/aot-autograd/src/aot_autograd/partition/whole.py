@@ -8,7 +8,7 @@ others it has made again, in nodes of its own. Lowering keeps these apart from t
 
 It is done where ``memory_budget`` is below 1 or a size. It is not the default as yet: fusion may still join a kernel
 that computes something again with the one that computed it first, which then writes both (4 convolutions with batch
-norms and SiLUs in float32 take 13.0 MB instead of 11.8; 4 perceptrons in bfloat16 31 instead of 63).
+norms and SiLUs in float32 take 13.0 MB instead of 11.8; 4 perceptrons in bfloat16 29.6 instead of 63.2).
 """
 
 from __future__ import annotations

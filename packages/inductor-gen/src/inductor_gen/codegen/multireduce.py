@@ -40,7 +40,7 @@ from prims.spec.expr import Expr
 __all__ = ["multi_tensor_kernels", "reduced_row_of"]
 
 #: Elements of a block, and blocks of a chunk: 2,048 elements in four warps are what split rows take at once, and eight
-#: of them leave few parts to be put together.
+#: of them leave few parts to be put together. No sweep has been made.
 BLOCK, BLOCKS = 2048, 8
 
 #: Parts that the second kernel takes at once.

@@ -15,6 +15,7 @@ from compile_api.modes import make_options
 from inductor_gen.runtime import compiler
 from prims.errors import CompileWarning, Unsupported, UserError
 from prims.ir import Envelope
+from prims.logs import set_logs, wanted
 from prims.options import MODES, Options
 
 #: Judged elsewhere: by GPU tests of templates and of CUDA graphs, and by the tests of what is rounded where.
@@ -210,6 +211,17 @@ def debug(tmp_path, monkeypatch):
     assert "aten.sin" in kept["aten forward"] and "aten.cos" in kept["aten backward"]
     assert "prim.cos" in kept["prim"] and "cosf" in kept["generated code"]  # the last of its name: the backward's
     assert not compiled(wave, torch.ones(3)).report().kept
+
+
+@effect
+def logs(tmp_path, monkeypatch):
+    try:
+        compiled(wave, torch.ones(3), logs="code")
+        assert wanted("code") and not wanted("breaks")
+    finally:
+        set_logs()
+    compiled(wave, torch.ones(3), logs="")
+    assert not wanted("code")
 
 
 @effect

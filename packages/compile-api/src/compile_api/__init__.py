@@ -13,6 +13,7 @@ from compile_api.compile import compile
 from compile_api.module import CompiledModule, strip_prefix
 from prims import errors
 from prims.errors import CompileWarning
+from prims.logs import set_logs
 from prims.options import Options
 from prims.report import Report
 
@@ -36,6 +37,7 @@ __all__ = [
     "mark_dynamic",
     "register_backend",
     "reset",
+    "set_logs",
     "strip_prefix",
     "supports_dynamic_shapes",
 ]

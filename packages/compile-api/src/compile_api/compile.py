@@ -18,6 +18,7 @@ from prims.eager import leave_to_eager
 from prims.errors import UserError
 from prims.forking import compiling
 from prims.imports import forget_broken_imports
+from prims.logs import show_logs
 from prims.options import Options
 from prims.report import Report
 
@@ -62,6 +63,7 @@ def compile(
         "disable": disable,
     }
     opts = make_options(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
+    show_logs(opts.logs)
     report = Report(progress=watcher() if opts.max_autotune else None)
     chosen = make_backend(backend, opts, report)
     if model is None:

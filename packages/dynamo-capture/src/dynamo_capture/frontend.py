@@ -52,6 +52,7 @@ from prims.errors import QuintetError, Unsupported, UserError
 from prims.forking import compiling
 from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
+from prims.logs import show_logs
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
@@ -212,7 +213,7 @@ class Optimizer:
         where = place_of(code)
         if entries:
             reason = _miss_reason(entries, request)
-            self.report.recompile(code.co_qualname, reason)
+            self.report.recompile(code.co_qualname, reason, where)
             limit = self.options.recompile_limit
             if len(entries) >= limit + min(state.sizes.generalised, limit):
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
@@ -245,7 +246,7 @@ class Optimizer:
         self.on_capture(captured)
         brk = captured.brk
         if brk is not None:
-            self.report.graph_break(brk.reason, brk.where)
+            self.report.graph_break(brk.reason, brk.where, brk.hint)
         if captured.graph is not None:
             self.report.status("frame", "compiled", where=where)
         elif brk is not None:
@@ -343,6 +344,7 @@ def optimize(
         raise UserError(f"cannot compile {fn!r}: it is not callable", todo="Pass a function, a method or a module.")
     if not callable(backend):
         raise UserError(f"backend {backend!r} is not callable", todo="Pass a function of (gm, example_inputs).")
+    show_logs(options.logs if options is not None else "")
     optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
     target = _unwrapped(fn)
     function = _function_of(target)

@@ -41,6 +41,7 @@ from prims.debug import keep
 from prims.errors import DataDependentError, Unsupported
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.logs import say
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
@@ -232,8 +233,10 @@ def _finish(
     if builder.has_tensor_ops():
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
-            ops = [str(getattr(n.target, "__name__", n.target)) for n in gm.graph.nodes if n.op.startswith("call")]
-            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where)
+            calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
+            ops = [str(getattr(n.target, "__name__", n.target)) for n in calls]
+            lines = [n.meta.get("source") for n in calls]
+            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where, lines=lines)
         with tx.inference.around():
             compiled = compile_graph(gm, builder.inputs)
         if not callable(compiled):
@@ -286,6 +289,9 @@ def _finish(
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())
     captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
     keep(options, report, f"captured {name}", lambda: _in_full(captured))
+    if report is not None and gm is not None:
+        report.guarded(name, captured.guards)
+    say("guards", report, lambda: "\n  ".join([f"{name} at {where} assumes", *map(str, captured.guards)]))
     return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
 
 

@@ -25,6 +25,7 @@ from inductor_gen.runtime.wrapper import Wrapper
 from prims.debug import keep
 from prims.ir import Envelope
 from prims.ir.reference import draws
+from prims.logs import say
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
@@ -37,7 +38,8 @@ __all__ = ["CompiledGraph", "Kernel", "compile_graph", "free_memory", "get_ready
 class Kernel:
     """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
 
-    ``parts``: how many kernels it is made of that share nothing but the launch.
+    ``parts``: how many kernels it is made of that share nothing but the launch. ``lines``: the user's lines that it
+    computes. ``moved``: bytes to and from memory, each element once, for likely sizes.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Kernel:
     source: str
     loops: int = 1
     parts: int = 1
+    lines: tuple[str, ...] = ()
+    moved: int = 0
 
 
 class CompiledGraph:
@@ -175,9 +179,14 @@ def _compiled(
 
         call = while_precision(lowered.precision, call, otherwise)
     kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered) and call.sources]
-    keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]))
+    keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]), log="")
+    distinct = len({source.name for source in lowered.sources()}) + 1  # and the launcher
+    report.cache(distinct - compiled, compiled)
+    say("cache", None, lambda: f"{distinct} kernels: {distinct - compiled} found, {compiled} compiled")
     for k in kernels:
-        report.kernel(k.name, k.ops, k.loops, k.parts)
+        report.kernel(k.name, k.ops, k.loops, k.parts, lines=k.lines, source=k.source, moved=k.moved)
+        say("code", report, lambda k=k: _told(k))  # type: ignore[misc]
+    say("code", report, lambda: f"the function that runs the graph\n{wrapper.source}")
     for name in wrapper.externs:
         report.extern(name)
     return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
@@ -225,4 +234,12 @@ def _kernel(call: Rendered) -> Kernel:
     parts = {p.name: p for p in call.sources}
     text = "\n".join(p.named() for p in parts.values())
     pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.sources)  # stages of one are no paste
-    return Kernel(call.sources[0].name, call.sources[0].ops, text, sum(p.loops for p in call.sources), pasted)
+    lines = tuple(dict.fromkeys(str(n.source) for k in call.launch.kernels for n in k.nodes if n.source is not None))
+    moved = sum(kernel.moved for kernel in call.launch.kernels)
+    loops = sum(p.loops for p in call.sources)
+    return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, moved)
+
+
+def _told(kernel: Kernel) -> str:
+    """A kernel for the log."""
+    return "\n".join([f"kernel {kernel.name}: {' '.join(kernel.ops)}", *(f"  of {x}" for x in kernel.lines), kernel.source])

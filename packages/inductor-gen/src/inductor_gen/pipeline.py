@@ -74,12 +74,12 @@ def planned(
     fuel = Fuel(options.fuel)  # the rows' changes count first, then fusions
     with report.phase("inductor.rewrite"):
         rewritten = rewritten_graph(env, options, masks or {}, devices, fuel)
-    keep(options, report, "rewritten", lambda: str(rewritten))
+    keep(options, report, "rewritten", lambda: str(rewritten), log="schedule")
     with report.phase("inductor.layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
     with report.phase("inductor.fuse"):
         fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel)
-    keep(options, report, "fused", lambda: text(fusion))
+    keep(options, report, "fused", lambda: text(fusion), log="schedule")
     with report.phase("inductor.kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
         made = list(builder.steps())
@@ -90,7 +90,7 @@ def planned(
     if options.verify == "every_pass":
         verify(fusion)
         _verify(steps, prepared)
-    keep(options, report, "kernels", lambda: ir.text(steps))
+    keep(options, report, "kernels", lambda: ir.text(steps), log="schedule")
     return builder, steps
 
 
@@ -148,7 +148,7 @@ def lower_graph(
         calls = tuple(
             replace(c, sources=()) if isinstance(c, Rendered) and c.moves_nothing(memory.renewed) else c for c in calls
         )
-    keep(options, report, "memory", lambda: memory_text(memory))
+    keep(options, report, "memory", lambda: memory_text(memory), log="schedule")
     lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
     _bound(env, lowered.sources())
     return lowered

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from prims.eager import warn_user
 from prims.forking import lock
+from prims.logs import say, wanted
 from prims.options import Options
 from prims.report import Report
 
@@ -22,24 +23,26 @@ _numbers = itertools.count(1)
 _folders: dict[tuple[str, int], str | None] = {}
 
 
-def keep(options: Options, report: Report | None, what: str, text: Callable[[], str], suffix: str = ".txt") -> None:
-    """Under ``options.debug``: write a stage's text into a folder under ``cache_dir``, and print where it is.
+def keep(
+    options: Options, report: Report | None, what: str, text: Callable[[], str], suffix: str = ".txt", log: str = "graphs"
+) -> None:
+    """Log a stage's text, and under ``options.debug`` write it into a folder under ``cache_dir`` and print where it is.
 
     Args:
         report: gets a record of the file.
         what: names the text, such as ``"aten forward"``; part of the file's name.
         text: makes the text; an exception of it is kept in its place.
         suffix: of the file's name.
+        log: the log that it belongs to (:data:`prims.logs.LOGS`); empty where it is logged elsewhere.
     """
+    if log and wanted(log):
+        say(log, report, lambda: f"{what}\n{_made(text)}")
     if not options.debug:
         return
     folder = _folder(options.cache_dir)
     if folder is None:
         return
-    try:
-        content = text()
-    except Exception as error:
-        content = f"cannot be written down: {type(error).__name__}: {error}\n"
+    content = _made(text)
     name = re.sub(r"[^A-Za-z0-9.]+", "-", what).strip("-")[:80]
     path = os.path.join(folder, f"{next(_numbers):04}-{name}{suffix}")
     try:
@@ -51,6 +54,13 @@ def keep(options: Options, report: Report | None, what: str, text: Callable[[], 
     print(f"quintet: {what}: {path}", file=sys.stderr)
     if report is not None:
         report.keep(what, path)
+
+
+def _made(text: Callable[[], str]) -> str:
+    try:
+        return text()
+    except Exception as error:
+        return f"cannot be written down: {type(error).__name__}: {error}\n"
 
 
 def _folder(cache_dir: str) -> str | None:

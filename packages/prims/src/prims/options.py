@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prims.errors import CompileWarning, UserError
+from prims.logs import parse_logs
 from prims.records import record
 
 __all__ = ["CACHE_KEY_FIELDS", "MODES", "Options"]
@@ -61,6 +62,8 @@ class Options:
         debug: write what each stage makes (captured graphs with their guards and breaks, ATen and primitive graphs,
             generated code) into files of a folder ``debug`` under ``cache_dir``, print where each is, and list them in
             the report.
+        logs: what the stages are to log, such as ``"breaks,recompiles"`` (names of :data:`prims.logs.LOGS`, or
+            ``"all"``), by the loggers ``quintet.<name>``, for the whole process from the first such ``compile()`` on.
         numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1; or a text such as
@@ -90,6 +93,7 @@ class Options:
     compile_workers: int = 0
     compile_timeout: int = 600
     debug: bool = False
+    logs: str = ""
     numerics: str = "fast"
     memory_budget: float | str = 1.0
     fallback_random: bool = False
@@ -116,6 +120,8 @@ class Options:
         is_share = isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1
         is_size = isinstance(budget, str) and _bytes_of(budget) is not None
         self._require("memory_budget", is_share or is_size, "a number from 0 to 1, or a size such as '6GB' or '800MiB'")
+        self._require("logs", isinstance(self.logs, str), "a text such as 'breaks,recompiles'")
+        parse_logs(self.logs)
         self._require("cache_dir", isinstance(self.cache_dir, str) and bool(self.cache_dir), "a folder's path")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 
+from prims.logs import say
 from prims.records import record
 
 __all__ = [
@@ -31,31 +32,48 @@ __all__ = [
 
 @record
 class GraphRecord:
-    """A captured or derived graph: its name, dialect, number of operator nodes and their names."""
+    """A captured or derived graph: its name, dialect, number of operator nodes and their names.
+
+    ``lines``: the user's line of each operator, where known.
+    """
 
     name: str
     dialect: str
     nodes: int
     ops: tuple[str, ...] = ()
     where: str | None = None
+    lines: tuple[str | None, ...] = ()
 
 
 @record
 class BreakRecord:
-    """Where capture had to stop, and why."""
+    """Where capture had to stop, why, and what to do about it."""
 
     reason: str
     where: str | None = None
+    hint: str = ""
 
 
 @record
 class KernelRecord:
-    """A generated kernel: its operators, the number of its loop nests, and of the kernels pasted into it."""
+    """A generated kernel.
+
+    Attributes:
+        ops: the operators fused into it.
+        loops: the number of its loop nests.
+        parts: how many kernels were pasted into it.
+        lines: the user's lines that it computes.
+        source: its text.
+        bytes: to and from memory, each element once, for likely sizes; 0 where not known.
+    """
 
     name: str
     ops: tuple[str, ...]
     loops: int = 1
     parts: int = 1
+    lines: tuple[str, ...] = ()
+    source: str = field(default="", repr=False)
+    bytes: int = 0
 
 
 @record
@@ -152,6 +170,25 @@ class RecompileRecord:
 
     code: str
     reason: str
+    where: str | None = None
+
+
+@record
+class CacheRecord:
+    """Where a graph's kernels came from: how many were loaded from memory or disk, and how many were compiled."""
+
+    found: int
+    compiled: int
+
+
+@record
+class SpanRecord:
+    """A phase as it ran: seconds since the report's first phase began, and how many phases it was nested in."""
+
+    name: str
+    start: float
+    seconds: float
+    depth: int
 
 
 @record
@@ -193,41 +230,65 @@ class Report:
     memory: list[MemoryRecord] = field(default_factory=list)
     saved: list[SavedRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
+    caches: list[CacheRecord] = field(default_factory=list)
+    spans: list[SpanRecord] = field(default_factory=list)
+    #: What each captured graph assumes: its name and its guards, whose text is made where it is shown.
+    guards: list[tuple[str, Sequence[object]]] = field(default_factory=list, repr=False)
     seconds: dict[str, float] = field(default_factory=dict)
     uncalled: str = ""
     progress: Callable[[str, int, int], None] | None = field(default=None, repr=False, compare=False)
     _warned: set[str] = field(default_factory=set, repr=False)
+    _said: set[int] = field(default_factory=set, repr=False)
     _running: list[float] = field(default_factory=list, repr=False)
+    _began: float | None = field(default=None, repr=False)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent inside to ``seconds[name]``, less that of nested phases."""
         self._running.append(0.0)
         start = time.perf_counter()
+        if self._began is None:
+            self._began = start
         try:
             yield
         finally:
             spent = time.perf_counter() - start
             nested = self._running.pop()
             self.seconds[name] = self.seconds.get(name, 0.0) + spent - nested
+            self.spans.append(SpanRecord(name, start - self._began, spent, len(self._running)))
             if self._running:
                 self._running[-1] += spent
+            say("perf", None, lambda: f"{name}: {spent:.4f} s")
 
     def graph(
-        self, name: str, *, dialect: str = "torch", nodes: int = 0, ops: Iterable[str] = (), where: object = None
-    ) -> None:
-        """Record a graph."""
-        self.graphs.append(GraphRecord(name, dialect, nodes, tuple(ops), _text(where)))
+        self, name: str, *, dialect: str = "torch", nodes: int = 0, ops: Iterable[str] = (), where: object = None,
+        lines: Iterable[object] = (),
+    ) -> None:  # fmt: skip
+        """Record a graph; ``lines`` are the user's source locations of its operators."""
+        self.graphs.append(GraphRecord(name, dialect, nodes, tuple(ops), _text(where), tuple(map(_text, lines))))
 
-    def graph_break(self, reason: str, where: object = None) -> None:
+    def graph_break(self, reason: str, where: object = None, hint: str = "") -> None:
         """Record a graph break, once; ``where`` is the user's source location."""
-        record = BreakRecord(reason, _text(where))
+        record = BreakRecord(reason, _text(where), hint)
         if record not in self.breaks:
             self.breaks.append(record)
+            say("breaks", self, f"graph break: {reason}" + (f"\n  hint: {hint}" if hint else ""), where)
 
-    def kernel(self, name: str, ops: Iterable[str], loops: int = 1, parts: int = 1) -> None:
-        """Record a generated kernel."""
-        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts))
+    def kernel(
+        self, name: str, ops: Iterable[str], loops: int = 1, parts: int = 1, *, lines: Iterable[object] = (),
+        source: str = "", moved: int = 0,
+    ) -> None:  # fmt: skip
+        """Record a generated kernel; see :class:`KernelRecord`."""
+        places = tuple(dict.fromkeys(map(str, lines)))
+        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts, places, source, moved))
+
+    def cache(self, found: int, compiled: int) -> None:
+        """Record where a graph's kernels came from."""
+        self.caches.append(CacheRecord(found, compiled))
+
+    def guarded(self, name: str, guards: Sequence[object]) -> None:
+        """Record what a captured graph assumes; ``guards`` have a text each."""
+        self.guards.append((name, guards))
 
     def extern(self, name: str) -> None:
         """Record a call into a library kernel."""
@@ -236,6 +297,7 @@ class Report:
     def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
         """Record a graph's memory plan."""
         self.memory.append(MemoryRecord(peak, bound, pieces, note))
+        say("perf", self, lambda: f"memory: {peak} bytes at most, {bound} needed, in {pieces} pieces")
 
     def saved_for_backward(self, total: int, count: int, largest: Sequence[tuple[int, str, object]]) -> None:
         """Record what a graph saves for its backward pass."""
@@ -245,6 +307,8 @@ class Report:
     def fallback(self, stage: str, reason: str, where: object = None, *, eager: bool = True) -> None:
         """Record a region that runs eagerly, or (``eager=False``) that is not compiled as asked."""
         self.fallbacks.append(FallbackRecord(stage, reason, _text(where), eager))
+        what = "left to eager" if eager else "compiled in another way than asked"
+        say("breaks", self, f"{what} by {stage}: {reason}", where)
 
     def status(self, subject: str, status: str, reason: str | None = None, where: object = None) -> bool:
         """Record how a part of the program runs, once; whether that is new. See :class:`StatusRecord`."""
@@ -264,19 +328,28 @@ class Report:
         self._warned.add(reason)
         return new
 
+    def is_new(self, message: str) -> bool:
+        """Whether a message is to be logged: the first time, and no more."""
+        key = hash(message)
+        new = key not in self._said
+        self._said.add(key)
+        return new
+
     def not_exact(self, op: str, reason: str, where: object = None) -> None:
         """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
         self.inexact.append(InexactRecord(op, reason, _text(where)))
 
-    def recompile(self, code: str, reason: str) -> None:
+    def recompile(self, code: str, reason: str, where: object = None) -> None:
         """Record that ``code`` had to be captured again."""
-        self.recompiles.append(RecompileRecord(code, reason))
+        self.recompiles.append(RecompileRecord(code, reason, _text(where)))
+        say("recompiles", self, f"{code} is captured again, because this did not hold: {reason}", where)
 
     def tuning(
         self, problem: str, winner: str, *, times: Mapping[str, float], dropped: Mapping[str, str], cached: bool = False
     ) -> None:
         """Record a choice by measurement; ``times`` are milliseconds."""
         self.tunings.append(TuningRecord(problem, winner, dict(times), dict(dropped), cached))
+        say("perf", self, lambda: f"tuned {problem}: {winner} of {len(times)}{', cached' if cached else ''}")
 
     def extern_counts(self) -> dict[str, int]:
         """Extern calls by operator name."""
@@ -289,8 +362,9 @@ class Report:
 
     def clear(self) -> None:
         """Forget everything recorded so far."""
-        for name in (*_LISTS, "seconds"):
+        for name in (*_LISTS, "guards", "seconds"):
             getattr(self, name).clear()
+        self._began = None
 
     def to_json(self) -> str:
         """The verdict and all records as one JSON object."""
@@ -333,7 +407,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept")  # fmt: skip
+          "memory", "saved", "kept", "caches", "spans")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

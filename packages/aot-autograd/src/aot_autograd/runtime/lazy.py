@@ -39,7 +39,8 @@ def compile_or_run(
     """
     if report is not None:
         ops = [str(node.target) for node in env.op_nodes]
-        report.graph(name, dialect="aten", nodes=len(ops), ops=ops)
+        lines = [node.meta.get("source") for node in env.op_nodes]
+        report.graph(name, dialect="aten", nodes=len(ops), ops=ops, lines=lines)
     keep(options, report, f"aten {name}", lambda: str(env))
     try:
         cut_off = why_cut_off()

@@ -242,4 +242,5 @@ def _kernel(call: Rendered) -> Kernel:
 
 def _told(kernel: Kernel) -> str:
     """A kernel for the log."""
-    return "\n".join([f"kernel {kernel.name}: {' '.join(kernel.ops)}", *(f"  of {x}" for x in kernel.lines), kernel.source])
+    head = [f"kernel {kernel.name}: {' '.join(kernel.ops)}", *(f"  of {line}" for line in kernel.lines)]
+    return "\n".join([*head, kernel.source])

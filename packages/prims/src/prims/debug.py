@@ -24,8 +24,9 @@ _folders: dict[tuple[str, int], str | None] = {}
 
 
 def keep(
-    options: Options, report: Report | None, what: str, text: Callable[[], str], suffix: str = ".txt", log: str = "graphs"
-) -> None:
+    options: Options, report: Report | None, what: str, text: Callable[[], str], suffix: str = ".txt",
+    log: str = "graphs",
+) -> None:  # fmt: skip
     """Log a stage's text, and under ``options.debug`` write it into a folder under ``cache_dir`` and print where it is.
 
     Args:

@@ -50,7 +50,7 @@ def test_a_resolver_that_imports_is_seen(hostile, monkeypatch):
 
 @pytest.mark.parametrize("check", ["contents", "find"])
 def test_a_cache_that_does_not_check_is_seen(hostile, monkeypatch, check):
-    from inductor_gen.runtime import cache
+    from prims.disk import cache
 
     if check == "contents":
         monkeypatch.setattr(cache.KernelCache, "contents", lambda self, lib: lib.read_bytes() if lib.is_file() else None)

@@ -26,10 +26,10 @@ import torch
 import aot_autograd
 import dynamo_capture
 import inductor_gen
-from inductor_gen.runtime import folders
-from inductor_gen.runtime.cache import KernelCache
 from inductor_gen.templates.decisions import Decisions
 from prims import ir
+from prims.disk import folders
+from prims.disk.cache import KernelCache
 from prims.errors import StoredGraphError, VerifierError
 from prims.lower import lower
 from prims.options import Options

@@ -19,9 +19,10 @@ import torch
 from gen_support import build
 
 import inductor_gen
-from inductor_gen.runtime import cache as cache_module
-from inductor_gen.runtime import compiler, folders
-from inductor_gen.runtime.cache import KernelCache
+from inductor_gen.runtime import compiler
+from prims.disk import cache as cache_module
+from prims.disk import folders
+from prims.disk.cache import KernelCache
 from prims.errors import CompileWarning, InternalError, UserError
 from prims.options import Options
 

@@ -22,6 +22,7 @@ __all__ = [
     "InexactRecord",
     "KeptRecord",
     "KernelRecord",
+    "LoadedRecord",
     "MemoryRecord",
     "RecompileRecord",
     "Report",
@@ -74,6 +75,21 @@ class KernelRecord:
     lines: tuple[str, ...] = ()
     source: str = field(default="", repr=False)
     bytes: int = 0
+
+
+@record
+class LoadedRecord:
+    """A compiled part that an earlier process kept and this one has loaded: nothing was traced or compiled for it.
+
+    Attributes:
+        what: the part: ``"graph"``.
+        name: which of its kind, for people to read.
+        key: under which it is kept.
+    """
+
+    what: str
+    name: str
+    key: str
 
 
 @record
@@ -223,6 +239,7 @@ class Report:
     breaks: list[BreakRecord] = field(default_factory=list)
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
+    loaded: list[LoadedRecord] = field(default_factory=list)
     fallbacks: list[FallbackRecord] = field(default_factory=list)
     inexact: list[InexactRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
@@ -293,6 +310,10 @@ class Report:
     def extern(self, name: str) -> None:
         """Record a call into a library kernel."""
         self.externs.append(ExternRecord(name))
+
+    def load(self, what: str, name: str, key: str) -> None:
+        """Record a part that was loaded, not compiled."""
+        self.loaded.append(LoadedRecord(what, name, key))
 
     def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
         """Record a graph's memory plan."""
@@ -381,6 +402,7 @@ class Report:
             f"{len(self.recompiles)} recompiles",
         ]
         texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
+        texts += [f"loaded {part.what} {part.name}: {part.key}" for part in self.loaded]
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
         texts += [f"kernel {k.name} ({k.loops} loops): {' '.join(k.ops)}" for k in self.kernels]
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
@@ -407,7 +429,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept", "caches", "spans")  # fmt: skip
+          "memory", "saved", "kept", "loaded", "caches", "spans")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

@@ -22,8 +22,8 @@ from pathlib import Path
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.codegen.renderer import Unit
 from inductor_gen.device.cpu import facts
-from inductor_gen.runtime.cache import KernelCache, open_cache
-from inductor_gen.runtime.folders import warn_of
+from prims.disk.cache import KernelCache, open_cache
+from prims.disk.folders import warn_of
 from prims.errors import InternalError, UserError
 from prims.forking import lock
 from prims.options import Options

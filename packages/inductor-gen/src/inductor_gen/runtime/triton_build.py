@@ -19,13 +19,13 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
-from inductor_gen.runtime.cache import KernelCache, open_cache
 from inductor_gen.runtime.compiler import load_kernels
-from inductor_gen.runtime.folders import private_folder, read_private, warn_of, write_private
 from inductor_gen.runtime.launch import LAUNCHER
 from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
+from prims.disk.cache import KernelCache, open_cache
+from prims.disk.folders import private_folder, read_private, warn_of, write_private
 from prims.errors import InternalError, QuintetError, UserError
 from prims.forking import lock
 from prims.options import Options

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_gen.runtime.cache import Entries
-from inductor_gen.runtime.folders import UnsafeFolder, private_folder, warn_of
+from prims.disk.cache import Entries
+from prims.disk.folders import UnsafeFolder, private_folder, warn_of
 from prims.options import Options
 
 __all__ = ["Decisions"]

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from inductor_gen.runtime.folders import (
+from prims.disk.folders import (
     UnsafeFolder,
     private_folder,
     read_private,

@@ -14,8 +14,7 @@ from dynamo_capture.frontend import (
     optimize,
     reset,
 )
-from dynamo_capture.values.torch_calls import graph_break_here as graph_break
-from dynamo_capture.values.torch_calls import is_compiling
+from dynamo_capture.marks import graph_break, is_compiling
 
 __all__ = [
     "BreakInfo",

@@ -32,10 +32,11 @@ from prims.spec import SymbolContext
 if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
     from dynamo_capture.interpreter.frame import Frame
+    from dynamo_capture.request import FrameRequest
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import Started
 
-__all__ = ["Capture", "FrameRequest"]
+__all__ = ["Capture"]
 
 #: Modules of torch whose functions may be replaced.
 _PATCHED = frozenset((torch, torch.nn.functional, torch.linalg, torch.fft, torch.special))
@@ -43,31 +44,6 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAX_DEPTH = 160
 #: Instructions of one capture after which it is given up (a loop that would unroll without end).
 _MAX_INSTRUCTIONS = 4_000_000
-
-
-class FrameRequest:
-    """A frame to translate, as the hook hands it over."""
-
-    __slots__ = ("args", "builtins", "closure", "code", "devices", "func", "globals")
-
-    def __init__(
-        self,
-        code: types.CodeType,
-        func: Any,
-        args: dict[str, Any],
-        globals_: dict[str, Any],
-        builtins: dict[str, Any],
-        closure: tuple[Any, ...],
-        devices: tuple[torch.device, ...] = (),
-    ) -> None:
-        self.code = code
-        self.func = func
-        self.args = args
-        self.globals = globals_
-        self.builtins = builtins
-        self.closure = closure
-        #: The default devices, the innermost last.
-        self.devices = devices
 
 
 class Capture:

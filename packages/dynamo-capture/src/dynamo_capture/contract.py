@@ -8,12 +8,14 @@ one for each size, unless it says that it reads symbolic sizes as such.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dynamo_capture.graph_builder import GraphInput
 from prims.options import Options
 from prims.records import record
 from prims.spec import AbstractTensor, abstract_from_spec
+
+if TYPE_CHECKING:
+    from dynamo_capture.graph_builder import GraphInput
 
 __all__ = ["Contract", "supports_dynamic_shapes"]
 

@@ -9,42 +9,19 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from dynamo_capture import _native, hook
 from dynamo_capture.breaks import BreakInfo, SkipFrame
-from dynamo_capture.capture import FrameRequest
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
-from dynamo_capture.default_device import entered_devices, without_function_modes
+from dynamo_capture.device_modes import entered_devices, without_function_modes
 from dynamo_capture.dynamic import DynamicSizes
-from dynamo_capture.graph_builder import GraphInput
+from dynamo_capture.request import FrameRequest
 from dynamo_capture.rules import runs_without_hook, skip_reason
-from dynamo_capture.translate import Backend, CapturedGraph, CodeState, translate
-from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
-    accumulated,
-    autograd_functions,
-    checkpoints,
-    control_flow,
-    derivatives,
-    flex_attention,
-    frame_functions,
-    function_facts,
-    imports,
-    inference,
-    local_classes,
-    optimizers,
-    overrides,
-    profiled,
-    scaled_steps,
-    stand_ins,
-    vmapped,
-    warned,
-    written,
-)
-from dynamo_capture.values.torch_calls import ALLOWED
+from dynamo_capture.state import Backend, CapturedGraph, CodeState
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.eager import leave_to_eager
@@ -56,6 +33,9 @@ from prims.logs import show_logs
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
+
+if TYPE_CHECKING:
+    from dynamo_capture.graph_builder import GraphInput
 
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
 
@@ -101,6 +81,8 @@ class Optimizer:
             optimizer = self_ref()
             if optimizer is not None:
                 optimizer.ran_plainly(when)
+
+        import dynamo_capture.language  # noqa: F401  (what it knows of torch it knows by the objects that are there now)
 
         hook.init_torch()
         self.context = _native.Context(_filter, translate_frame, notice=notice)
@@ -220,6 +202,8 @@ class Optimizer:
                 return self._left(state, Why(text, where, self._contract.about_the_limit))
         forget_broken_imports()
         try:
+            from dynamo_capture.language import translate  # the interpreter, which a stored program does without
+
             unbacked = self._contract.unbacked
             result = translate(request, self._backend, self.options, self.report, state, unbacked)
         except SkipFrame as skip:
@@ -418,6 +402,8 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
 
 def allow_in_graph(fn: F) -> F:
     """Put calls of a Python function into graphs whole, instead of inlining it. Stored graphs may name it then."""
+    from dynamo_capture.values.torch_calls import ALLOWED
+
     ALLOWED.add(fn)
     return register_callable(fn)
 

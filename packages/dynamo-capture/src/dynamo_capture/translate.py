@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,24 +18,24 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dynamo_capture import __version__, _native
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
-from dynamo_capture.capture import Capture, FrameRequest
+from dynamo_capture.capture import Capture
 from dynamo_capture.codegen import CodeGen
-from dynamo_capture.default_device import entered_devices, run_without_devices
-from dynamo_capture.dynamic import DynamicSizes
+from dynamo_capture.device_modes import entered_devices
+from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
-from dynamo_capture.guards import Guard
-from dynamo_capture.interpreter.catching import Again
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
+from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_code
+from dynamo_capture.running import Running
 from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.sources import Source
 from dynamo_capture.spent import let_go_of_spent
+from dynamo_capture.state import CapturedGraph, CodeState
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.written import too_early
-from dynamo_capture.whynot import Why
 from prims.debug import keep
 from prims.errors import DataDependentError, Unsupported
 from prims.forking import lock
@@ -46,58 +45,11 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 from prims.spec import AbstractMode, plain_saving
-from prims.undo import undoing
 
-__all__ = ["CapturedGraph", "CodeState", "Translation", "translate"]
+__all__ = ["Translation", "translate"]
 
 #: Restarts of one capture after which it is given up.
 _MAX_RESTARTS = 8
-
-
-@record
-class CapturedGraph:
-    """What one captured region amounts to, for ``explain`` and the report."""
-
-    name: str
-    graph: torch.fx.GraphModule | None
-    guards: list[Guard]
-    brk: BreakInfo | None
-    where: str
-
-
-@record(frozen=False)
-class CodeState:
-    """What is remembered between captures of one code object."""
-
-    sizes: DynamicSizes
-    #: How often translation was asked for.
-    looks: int = 0
-    raised: int = 0
-    empty: int = 0
-    #: What the hook has been told but, on another thread, may not have noted yet: the identity of a new entry, and
-    #: that the frames are to be left alone.
-    new_entry: int = 0
-    left_alone: bool = False
-    #: Why its frames come to no compiled code, where they do not.
-    why: Why | None = None
-    waits: int = 0
-    #: Values that only the data tells are read between graphs, for a stage could not do with symbols for them.
-    reads_between: bool = False
-
-    def answered(self, answer: Any) -> None:
-        """The hook is about to be told."""
-        self.left_alone = type(answer) is int and answer == _native.SKIP
-        self.new_entry = 0 if type(answer) is int else id(answer)
-        self.waits = 0
-
-    def wait_for(self, entries: list[Any]) -> bool:
-        """Whether the newest entry is still on its way into the cache (for a while; it may have been dropped)."""
-        if not self.new_entry or any(id(entry) == self.new_entry for entry in entries) or self.waits > 100:
-            self.new_entry = 0
-            return False
-        self.waits += 1
-        time.sleep(0.0001)
-        return True
 
 
 @record
@@ -111,8 +63,6 @@ class Translation:
     goes_on: bool
 
 
-#: ``backend(gm, example_inputs) -> callable``.
-Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 #: The same of the graph's inputs, with what is known of each.
 CompileGraph = Callable[[torch.fx.GraphModule, list[GraphInput]], Callable[..., Any]]
 
@@ -230,6 +180,7 @@ def _finish(
     gm: torch.fx.GraphModule | None = None
     compiled: Any = None
     may_run_again = False
+    undone: Sequence[int] = ()
     if builder.has_tensor_ops():
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
@@ -243,11 +194,12 @@ def _finish(
             from prims.errors import UserError
 
             raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
-        compiled, may_run_again = _all_or_nothing(compiled, tx)
+        undone, may_run_again = _all_or_nothing(compiled, tx)
     elif plan.outputs:
         gm = _graph_module(tx, plan.outputs, name)
         compiled = gm.forward
 
+    running = Running(tuple(undone), bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
     inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
     tree = tx.guards.tree
     slots: dict[int, int] = {}
@@ -264,7 +216,7 @@ def _finish(
     if compiled is not None:
         if begin is not None:
             cg.instructions.append(begin)
-        cg.begin_call(_native.activate(tx.inference.running(_restoring(compiled, tx)), None))
+        cg.begin_call(_native.activate(running.around(compiled), None))
         for slot in input_slots:
             cg.emit("LOAD_FAST", cg.parameter_name(slot))
         cg.end_call(len(inputs))
@@ -295,8 +247,8 @@ def _finish(
     return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
 
 
-def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Callable[..., Any], bool]:
-    """A compiled graph that has written nothing when it raises, and whether the frame is then run again eagerly.
+def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence[int], bool]:
+    """What a compiled graph writes and has to be put back when it raises; whether the frame is then run again eagerly.
 
     Raises:
         RestartCapture: it has to be two graphs for that.
@@ -305,14 +257,19 @@ def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Callable
     raising = tx.raising
     seen = raising.met is not None
     if not written or getattr(compiled, "writes_when_done", False) is True:
-        return compiled, seen or bool(written)
+        return (), seen or bool(written)
     step = raising.between()
     if step is not None:
         reason = "an input is written where autograd sees it, and another operator may raise where that is noticed"
         raise RestartCapture(step, GraphBreak("QB08", reason))
     if not seen or raising.traced is not None:
-        return compiled, False
-    return undoing(compiled, written), True
+        return (), False
+    return written, True
+
+
+def _settings(tx: Capture) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+    """By what calls the thread's modes are as the frame found them."""
+    return tuple((setter, (*leading, at_entry)) for (setter, *leading), (at_entry, _) in tx.modes.items())
 
 
 def _in_full(captured: CapturedGraph) -> str:
@@ -322,25 +279,6 @@ def _in_full(captured: CapturedGraph) -> str:
     if captured.brk is not None:
         lines += [f"# break: {line}" for line in captured.brk.describe().splitlines()]
     return "\n".join(lines)
-
-
-def _restoring(compiled: Callable[..., Any], tx: Capture) -> Callable[..., Any]:
-    """A compiled graph that runs without default devices; when it raises, the thread's modes are as they were."""
-    if tx.devices.at_entry:
-        compiled = run_without_devices(compiled)
-    settings = [(setter, (*leading, at_entry)) for (setter, *leading), (at_entry, _) in tx.modes.items()]
-    if not settings:
-        return compiled
-
-    def run(*args: Any) -> Any:
-        try:
-            return compiled(*args)
-        except BaseException:
-            for setter, arguments in settings:
-                setter(*arguments)
-            raise
-
-    return run
 
 
 def _stack_size(cg: CodeGen) -> int:

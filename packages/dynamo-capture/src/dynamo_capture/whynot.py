@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from dynamo_capture.default_device import entered_devices
+from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.rules import GENERATOR_FLAGS, skip_reason
 from dynamo_capture.wrappers import is_disabled
 from prims.forking import why_cut_off

@@ -1,38 +1,34 @@
 """Operators that raise when the graph runs, and the program's clauses that run then.
 
-A graph runs at one place of the emitted code, not where its operators stand in the program. An operator whose exception
-a handler of the program may catch is first tried on tensors like its own, so that a call which eager refuses breaks the
-graph; and should the graph raise nevertheless, because of what its tensors hold, the whole frame is run again eagerly
-(:class:`Again`): handlers, ``finally`` clauses and context managers see it then, and what the program has changed
-before the operator is changed. That is possible as the graph comes first and, when it raises, has changed nothing:
-either it says so (``prims.undo.writes_when_done``), or what it writes is put back. Autograd's history cannot be: where
-it sees a write into an input, the graph breaks between that and operators inside such clauses.
+A graph runs at one place of the emitted code, not where its operators stand in the program. An operator whose
+exception a handler of the program may catch is first tried on tensors like its own, so that a call which eager
+refuses breaks the graph; and should the graph raise nevertheless, because of what its tensors hold, the whole frame
+is run again eagerly (:class:`dynamo_capture.emitted.Again`): handlers, ``finally`` clauses and context managers see
+it then, and what the program has changed before the operator is changed. That is possible as the graph comes first
+and, when it raises, has changed nothing: either it says so (``prims.undo.writes_when_done``), or what it writes is
+put back. Autograd's history cannot be: where it sees a write into an input, the graph breaks between that and
+operators inside such clauses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_capture import _native
 from dynamo_capture.rules import is_library_class, is_library_name
 from dynamo_capture.values.base import Value
-from prims.errors import QuintetError
 from prims.records import record
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.interpreter.frame import Frame
-    from prims.report import Report
 
-__all__ = ["Again", "Raising", "is_refused", "may_be_caught", "may_be_met"]
+__all__ = ["Raising", "is_refused", "may_be_caught", "may_be_met"]
 
 #: Elements of all tensors of a call, above which it is not tried.
 _MOST_ELEMENTS = 1 << 22
@@ -192,42 +188,3 @@ def _same_random_numbers() -> Iterator[None]:
         torch.set_rng_state(state)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu)
-
-
-class Again:
-    """Runs in the emitted code where a graph has raised: the frame from its beginning, without capture.
-
-    Args:
-        code: the frame's code.
-        names: the names of its parameters, in the order in which their values are given; after them come its cells.
-        report: told once.
-    """
-
-    def __init__(self, code: types.CodeType, names: tuple[str, ...], report: Report | None, where: str) -> None:
-        self.code = weakref.ref(code)  # which owns the emitted code, and lives as long as the frame
-        self.names = names
-        self.report = report
-        self.where = where
-
-    def __call__(self, error: BaseException, *values: Any) -> Any:
-        if not isinstance(error, Exception) or isinstance(error, QuintetError):
-            raise error
-        if self.report is not None:
-            self.report.fallback("capture", "an operator raised: such calls run eagerly", self.where)
-            self.report = None
-        code: Any = self.code()
-        given = dict(zip(self.names, values, strict=False))
-        globals_ = sys._getframe(1).f_globals
-        function = types.FunctionType(code, globals_, code.co_name, None, values[len(self.names) :])
-        positional = code.co_varnames[: code.co_argcount]
-        by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-        at = code.co_argcount + code.co_kwonlyargcount
-        rest: tuple[Any, ...] = ()
-        named: dict[str, Any] = {}
-        if code.co_flags & 0x04:
-            rest = given[code.co_varnames[at]]
-            at += 1
-        if code.co_flags & 0x08:
-            named = given[code.co_varnames[at]]
-        args = [given[name] for name in positional]
-        return _native.activate(function, None)(*args, *rest, **{name: given[name] for name in by_name}, **named)

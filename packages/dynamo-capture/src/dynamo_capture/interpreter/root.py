@@ -7,12 +7,12 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-import torch
 from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame, without_frames
 from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
-from dynamo_capture.default_device import change_devices
+from dynamo_capture.device_modes import change_devices
+from dynamo_capture.emitted import NextPart, nest_autocast, run_loop
 from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
 from dynamo_capture.interpreter.frame import Frame, kinds_of, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
@@ -39,33 +39,6 @@ class LoopEnd:
 
     text = "the end of a loop's body"
     where = None
-
-
-class NextPart(tuple):  # type: ignore[type-arg]
-    """What code resumed in a loop returns: the function that goes on, and its arguments.
-
-    Were it called from there, a loop of a thousand rounds would be a thousand calls deep.
-    """
-
-    __slots__ = ()
-
-
-def run_loop(fn: Callable[..., Any], *args: Any) -> Any:
-    """Runs in the emitted code: what ``fn`` returns, when all parts of the loop that it is in have run."""
-    result = fn(*args)
-    while type(result) is NextPart:
-        fn, *rest = result
-        result = fn(*rest)
-    return result
-
-
-def nest_autocast(levels: int) -> None:
-    """Runs in the emitted code: autocast regions that were entered (negative: left) since the frame began."""
-    for _ in range(levels):
-        torch.autocast_increment_nesting()
-    for _ in range(-levels):
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
 
 
 class RestartCapture(Exception):

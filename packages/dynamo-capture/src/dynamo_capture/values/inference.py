@@ -6,7 +6,6 @@ mode is entered when it has operators by then, and before the first operator aft
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -73,17 +72,6 @@ class InferenceRegion:
     def around(self) -> AbstractContextManager[Any]:
         """The mode in which the graph is compiled and run."""
         return torch.inference_mode() if self.entered else nullcontext()
-
-    def running(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The compiled graph in its mode."""
-        if not self.entered:
-            return compiled
-
-        def run(*args: Any) -> Any:
-            with torch.inference_mode():
-                return compiled(*args)
-
-        return run
 
     def check_operator(self, tx: Capture) -> None:
         """Break before an operator that is outside of the mode in which the graph runs."""

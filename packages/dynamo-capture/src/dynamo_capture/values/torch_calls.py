@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
+from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.composites import TENSOR_MAKERS, body_of, of_float
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
@@ -394,19 +395,10 @@ def _is_enabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     return ConstantValue(ask())
 
 
-def graph_break_here(msg: str = "") -> None:
-    """Break the graph here; does nothing when the program runs eagerly."""
-
-
-@special(graph_break_here)
+@special(graph_break)
 def _graph_break(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     message = (args[0] if args else kwargs.get("msg", ConstantValue(""))).realize()
     raise GraphBreak("QB20", message.const() if message.is_const else "")
-
-
-def is_compiling() -> bool:
-    """Whether the program is being captured: True inside captured code, False when it runs eagerly."""
-    return False
 
 
 special(is_compiling)(_constant(True))

@@ -18,8 +18,10 @@ import torch.fx
 from compile_api.environment import unsupported_device
 from prims.eager import leave_to_eager
 from prims.errors import InvalidData, NotCompiled, QuintetError, Refused, UserError
+from prims.generators import RandomState
 from prims.ir import Envelope
 from prims.ir.blame import blaming
+from prims.ir.reference import drawn_devices
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
@@ -269,11 +271,12 @@ class _Guarded:
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 
-    __slots__ = ("compiled", "env", "filled", "options", "proved", "report")
+    __slots__ = ("compiled", "drawn", "env", "filled", "options", "proved", "report")
 
     def __init__(self, compiled: Callable[..., Any], env: Envelope, options: Options, report: Report) -> None:
         self.compiled = compiled
         self.env = env
+        self.drawn = drawn_devices(env)
         self.options = options
         self.report = report
         self.proved = False
@@ -290,11 +293,13 @@ class _Guarded:
             results = self(*inputs)
             inputs.clear()
             return results
+        before = RandomState(self.drawn)
         try:
             return direct(inputs)
         except Exception as error:
             if self._raises(error):
                 raise
+            before.put_back()
             kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
             if kept is None and not isinstance(error, (torch.OutOfMemoryError, InvalidData)):
                 self.compiled = _eager_graph(self.env)
@@ -309,11 +314,13 @@ class _Guarded:
         return self._instead(failure, kept)
 
     def __call__(self, *inputs: Any) -> Any:
+        before = RandomState(self.drawn)
         try:
             results = self.compiled(*inputs)
         except Exception as error:
             if self._raises(error):
                 raise
+            before.put_back()
             failure = error
         else:
             if not self.proved:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +77,8 @@ class Capture:
         self._cells: dict[int, CellValue] = {}
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
         self.raising = Raising()
+        #: The devices on which the region may draw random numbers.
+        self.drawn: Set[torch.device] = frozenset()
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
         self.nesting = 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dynamo_capture.device_modes import run_without_devices
+from prims.generators import rewinding
 from prims.records import record
 from prims.undo import undoing
 
@@ -20,12 +21,14 @@ class Running:
 
     Attributes:
         undone: arguments that the graph writes, of which copies are put back when it raises.
+        drawn: devices from whose generators the graph may draw, which are put back when it raises.
         without_devices: it runs without the thread's default devices.
         settings: ``(setter, arguments)`` by which the thread's modes are made what they were when it raises.
         inference: it runs in inference mode, which the frame has entered.
     """
 
     undone: tuple[int, ...] = ()
+    drawn: tuple[str, ...] = ()
     without_devices: bool = False
     settings: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
     inference: bool = False
@@ -34,6 +37,8 @@ class Running:
         """The compiled graph with all that."""
         if self.undone:
             compiled = undoing(compiled, self.undone)
+        if self.drawn:
+            compiled = rewinding(compiled, map(torch.device, self.drawn))
         if self.without_devices:
             compiled = run_without_devices(compiled)
         if self.settings:

@@ -84,7 +84,8 @@ def translate(
         tx = Capture(request, _native.GuardTree(), state.sizes, unbacked and not state.reads_between)
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
-            with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False), tx.inference:
+            with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
+                tx.drawn = mode.drawn
                 brk = root.interpret()
                 if isinstance(brk, GraphBreak) and options.fullgraph:
                     raise _fullgraph_error(tx, brk, request)
@@ -199,7 +200,8 @@ def _finish(
         gm = _graph_module(tx, plan.outputs, name)
         compiled = gm.forward
 
-    running = Running(tuple(undone), bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
+    drawn = tuple(sorted(map(str, tx.drawn))) if may_run_again else ()
+    running = Running(tuple(undone), drawn, bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
     inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
     tree = tx.guards.tree
     slots: dict[int, int] = {}
@@ -257,7 +259,7 @@ def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence
     raising = tx.raising
     seen = raising.met is not None
     if not written or getattr(compiled, "writes_when_done", False) is True:
-        return (), seen or bool(written)
+        return (), bool(seen or written or tx.drawn)
     step = raising.between()
     if step is not None:
         reason = "an input is written where autograd sees it, and another operator may raise where that is noticed"

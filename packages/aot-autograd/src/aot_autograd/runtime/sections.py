@@ -22,8 +22,10 @@ import torch.fx
 from torch.fx import Node
 
 from aot_autograd.trace.opinfo import draws_random, op_info
+from prims.generators import RandomState
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.nodes import copy_node
+from prims.ir.reference import drawn_devices
 from prims.ir.run import value_made
 from prims.ir.symbols import Made, expr_of, made_symbols, symbols_in, symbols_of
 from prims.records import record
@@ -73,6 +75,7 @@ class Sections:
         self.env = env
         self.placeholders = env.placeholders()
         self.results = env.results()
+        self.drawn = drawn_devices(env)
         self.made = made_symbols(env.graph)
         self.bindings = [(e.name, e.binding) for e in env.symbols if e.binding is not None]
         self.ranges = {e.name: (e.min, e.max) for e in SymbolTable.from_inputs((), env.symbols.context, env.graph)}
@@ -89,6 +92,7 @@ class Sections:
             name: inputs[at.input_index] if at.dim is None else inputs[at.input_index].shape[at.dim]
             for name, at in self.bindings
         }
+        before = RandomState(self.drawn)
         for section in self.sections:
             if section.compiled is not None:
                 given = [values[node] for node in section.inputs]
@@ -102,6 +106,7 @@ class Sections:
                     numbers[one.name] = number = value_made(result, one.element, one.dim)
                     low, high = self.ranges[one.name]
                     if low is not None and number < low or high is not None and number > high:
+                        before.put_back()
                         return list(self.env.module()(*inputs))  # where an operator refuses such a size
                 del result
             for node in section.dropped:

@@ -6,8 +6,8 @@ refuses breaks the graph; and should the graph raise nevertheless, because of wh
 is run again eagerly (:class:`dynamo_capture.emitted.Again`): handlers, ``finally`` clauses and context managers see
 it then, and what the program has changed before the operator is changed. That is possible as the graph comes first
 and, when it raises, has changed nothing: either it says so (``prims.undo.writes_when_done``), or what it writes is
-put back. Autograd's history cannot be: where it sees a write into an input, the graph breaks between that and
-operators inside such clauses.
+put back. So are the generators that it draws random numbers from. Autograd's history cannot be: where it sees a write
+into an input, the graph breaks between that and operators inside such clauses.
 """
 
 from __future__ import annotations

@@ -13,14 +13,16 @@ import torch
 import torch.fx
 
 from prims.errors import VerifierError
+from prims.generators import may_draw
 from prims.ir.constraints import CONSTRAINTS
 from prims.ir.envelope import Envelope
 from prims.ir.symbols import expr_of
+from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
     from prims.report import Report
 
-__all__ = ["compare", "draws", "sample_inputs"]
+__all__ = ["compare", "drawn_devices", "draws", "sample_inputs"]
 
 #: Largest difference allowed, relative to the largest reference value of the output: what reordered sums may cost.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -54,13 +56,15 @@ def _sample(spec: Any, generator: torch.Generator) -> Any:
 
 def draws(node: torch.fx.Node) -> bool:
     """Does the operator advance a random generator? The tag says so of attention that drops nothing out, too."""
-    target = node.target
-    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
-        return False
-    for k, argument in enumerate(target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            return (node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", 0.0)) != 0.0
-    return True
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and may_draw(node.target, node.args, node.kwargs)
+
+
+def drawn_devices(env: Envelope) -> frozenset[torch.device]:
+    """The devices whose generators the graph's operators advance; seeds that are inputs are not drawn by them."""
+    specs = [node.meta.get("spec") for node in env.graph.nodes if draws(node)]
+    flat = [part for spec in specs for part in (spec if isinstance(spec, (tuple, list)) else (spec,))]
+    return frozenset(spec.device for spec in flat if isinstance(spec, TensorSpec))
 
 
 def _is_seed(node: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
+from prims.generators import may_draw
 from prims.spec import unbacked
 from prims.spec.calls import SymbolicCalls
 from prims.spec.infer import resolve, to_spec
@@ -240,6 +241,16 @@ def _itself(x: Any) -> Any:
     return x
 
 
+def _devices(values: Any) -> Iterator[torch.device]:
+    if isinstance(values, torch.Tensor):
+        yield values.device
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _devices(value)
+    elif isinstance(values, dict):
+        yield from _devices(tuple(values.values()))
+
+
 class AbstractMode(TorchDispatchMode):
     """Makes factory calls (``torch.zeros``, ``arange``, ``torch.tensor`` constants) give AbstractTensors.
 
@@ -262,7 +273,10 @@ class AbstractMode(TorchDispatchMode):
             if func.name() == "triton_kernel_wrapper_mutation":
                 return None  # a launch inside torch.library.triton_op: it fills tensors that exist
             raise Unsupported(f"the higher-order operator {func.name()}")
-        return dispatch(func, args, kwargs or {})
+        result = dispatch(func, args, kwargs or {})
+        if may_draw(func, args, kwargs or {}):
+            self.drawn.update(_devices((result, args, kwargs)))
+        return result
 
     def __enter__(self) -> AbstractMode:
         super().__enter__()
@@ -277,6 +291,8 @@ class AbstractMode(TorchDispatchMode):
 
     def __init__(self, symbolic_calls: bool = True) -> None:
         super().__init__()
+        #: The devices on which operators may have drawn random numbers.
+        self.drawn: set[torch.device] = set()
         self._symbolic_calls = SymbolicCalls() if symbolic_calls else None
 
     @classmethod

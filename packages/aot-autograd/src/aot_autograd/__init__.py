@@ -15,6 +15,7 @@ from aot_autograd.entry import (
     joint_graph,
     partition_joint,
     run_eagerly,
+    whole_graph,
 )
 from aot_autograd.trace.outcome import Joint
 
@@ -36,6 +37,7 @@ __all__ = [
     "run_eagerly",
     "saved_bytes",
     "split_joint",
+    "whole_graph",
 ]
 
 _ON_USE = {"default_partition": "default", "min_cut_partition": "mincut", "saved_bytes": "mincut"}

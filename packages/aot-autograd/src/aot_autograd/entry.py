@@ -22,7 +22,9 @@ from prims.spec.unbacked import asks_data
 if TYPE_CHECKING:  # what graphs without gradients need not import
     from aot_autograd.partition.split import Partition
 
-__all__ = ["PartitionFn", "aot_function", "inference_graph", "joint_graph", "partition_joint", "run_eagerly"]
+__all__ = [
+    "PartitionFn", "aot_function", "inference_graph", "joint_graph", "partition_joint", "run_eagerly", "whole_graph",
+]  # fmt: skip
 
 #: ``partition_fn(joint, options)`` returns the forward values to save for the backward pass.
 PartitionFn = Callable[[Joint, Options], Sequence[torch.fx.Node]]
@@ -170,6 +172,24 @@ def inference_graph(
         Unsupported: the graph cannot be traced.
     """
     return finish_inference(trace(gm, example_inputs, options or Options()))
+
+
+def whole_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
+) -> tuple[Envelope, dict[int, torch.Tensor]]:
+    """As :func:`inference_graph`, and the tensors that the graph takes beside ``gm``'s inputs, by input index.
+
+    Raises:
+        Unsupported: the graph cannot be traced.
+    """
+    outcome = trace(gm, example_inputs, options or Options())
+    env = finish_inference(outcome)
+    program, own = outcome.program, {}
+    for index, desc in enumerate(env.inputs):
+        if index >= program.arguments and desc.kind != "rng_seed":
+            store, name = program.lifted.get(index, (program.tracer.constants, index))
+            own[index] = store[name]  # type: ignore[index]
+    return env, own
 
 
 def joint_graph(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compile_api.backends import list_backends, lookup_backend, register_backend
 from compile_api.compile import compile
@@ -17,11 +17,18 @@ from prims.logs import set_logs
 from prims.options import Options
 from prims.report import Report
 
+if TYPE_CHECKING:
+    from compile_api.deploy.contract import Dim
+    from compile_api.deploy.export import export
+    from compile_api.deploy.exported import Exported, load_exported
+
 __version__ = "0.1.0"
 
 __all__ = [
     "CompileWarning",
     "CompiledModule",
+    "Dim",
+    "Exported",
     "Options",
     "Report",
     "allow_in_graph",
@@ -29,10 +36,12 @@ __all__ = [
     "disable",
     "errors",
     "explain",
+    "export",
     "export_graph",
     "graph_break",
     "is_compiling",
     "list_backends",
+    "load_exported",
     "lookup_backend",
     "mark_dynamic",
     "register_backend",
@@ -49,11 +58,16 @@ _FROM_CAPTURE = frozenset(
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _FROM_CAPTURE:
-        import dynamo_capture
+#: What programs ahead of time need, and where it is.
+_DEPLOYED = {"Dim": "contract", "Exported": "exported", "export": "export", "load_exported": "exported"}
 
-        value = getattr(dynamo_capture, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_CAPTURE or name in _DEPLOYED:
+        import importlib
+
+        where = f"compile_api.deploy.{_DEPLOYED[name]}" if name in _DEPLOYED else "dynamo_capture"
+        value = getattr(importlib.import_module(where), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'compile_api' has no attribute {name!r}")

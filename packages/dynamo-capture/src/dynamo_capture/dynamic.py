@@ -10,22 +10,47 @@ from dynamo_capture.sources import Source
 from prims.errors import UserError
 from prims.spec.expr import bits_of_float
 
-__all__ = ["DynamicSizes", "mark_dynamic", "mark_static"]
+__all__ = ["DynamicSizes", "mark_dynamic", "mark_static", "said_of"]
 
 _DYNAMIC_MARK = "_quintet_dynamic_dims"
 _STATIC_MARK = "_quintet_static_dims"
+_SAID_MARK = "_quintet_said_dims"
 #: The marks of ``torch._dynamo.mark_dynamic`` and ``maybe_mark_dynamic``, honoured when present.
 _TORCH_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
 
 
-def mark_dynamic(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -> None:
+def mark_dynamic(
+    tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...], *, min: int = 2, max: int | None = None,
+    name: str | None = None,
+) -> None:  # fmt: skip
     """Make dimensions of an input symbolic from the first capture on.
 
     Args:
         tensor: a tensor that will be passed to a compiled function.
         dims: dimension index or indices; negative ones count from the end.
+        min, max: between which the sizes are, both ends included; capture counts on it, and guards it.
+        name: sizes of dimensions of one name are equal, which capture counts on and guards too.
+
+    Raises:
+        UserError: no tensor, or its size is not in that range.
     """
     _mark(tensor, _DYNAMIC_MARK, dims)
+    if (min, max, name) != (2, None, None):
+        said = dict(getattr(tensor, _SAID_MARK, {}))
+        for dim in {dims} if isinstance(dims, int) else set(dims):
+            size = tensor.shape[dim]
+            if size < min or (max is not None and size > max):
+                raise UserError(
+                    f"dimension {dim} is {size}, outside of [{min}, {'inf' if max is None else max}]",
+                    todo="Give an example of a size in the range.",
+                )
+            said[dim % tensor.dim()] = (min, max, name)
+        setattr(tensor, _SAID_MARK, said)
+
+
+def said_of(tensor: torch.Tensor, dim: int) -> tuple[int, int | None, str | None]:
+    """The least and largest size of a dimension and its name, as :func:`mark_dynamic` was told."""
+    return getattr(tensor, _SAID_MARK, {}).get(dim, (2, None, None))  # type: ignore[no-any-return]
 
 
 def mark_static(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ Every torch call is run once on abstract tensors (``prims.spec``), which gives t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import torch.fx
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import check_custom, mark_written
+from dynamo_capture.dynamic import said_of
 from dynamo_capture.interpreter.catching import is_refused, may_be_caught, may_be_met
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
@@ -33,6 +34,7 @@ from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
 from prims.spec import SymbolicCalls, abstract
+from prims.spec import expr as ex
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits, float_to_single
 from prims.spec.unbacked import making_symbols
@@ -79,6 +81,8 @@ class GraphBuilder:
         #: Whether a call may have written an inference tensor, which counts no writes.
         self.may_write_uncounted = False
         self._by_example: dict[int, TensorValue] = {}
+        #: The first size of each name that the user gave dimensions.
+        self._named_sizes: dict[str, Any] = {}
         #: What was computed of numbers alone, by the operator and its operands.
         self._of_numbers: dict[Any, Value] = {}
         self._last_placeholder: torch.fx.Node | None = None
@@ -107,13 +111,34 @@ class GraphBuilder:
         Args:
             dynamic: dimensions to make symbolic, or a mapping from dimension to size.
         """
-        example = abstract(real, self.ctx, dynamic, source=str(source))
+        example = abstract(real, self.ctx, self._as_said(source, real, dynamic), source=str(source))
         node = self._placeholder(source)
         node.meta["spec"] = example.spec
         value = TensorValue(node, example, source, real)
         self._by_example[id(example)] = value
         self.inputs.append(GraphInput(source, node, value, real))
         return value
+
+    def _as_said(self, source: Source, real: torch.Tensor, dynamic: Any) -> Any:
+        """The symbolic dimensions with what the user said of them: a range, a name that others have too."""
+        if isinstance(dynamic, Mapping) or not real.__dict__:
+            return dynamic
+        sizes: dict[int, Any] = {}
+        for dim in dynamic:
+            low, high, name = said_of(real, dim)
+            if (low, high, name) == (2, None, None):
+                sizes[dim] = None
+                continue
+            size = self.ctx.new_symbol(real.shape[dim], f"{source}.size({dim})", min=min(low, 2))
+            why = f"dimension {dim} of {source} was marked so"
+            if low > 2:
+                self.ctx.add_guard(ex.ge(size.expr, low), why)
+            if high is not None:
+                self.ctx.add_guard(ex.le(size.expr, high), why)
+            if name is not None and (other := self._named_sizes.setdefault(name, size)) is not size:
+                self.ctx.add_guard(ex.eq(size.expr, other.expr), why)
+            sizes[dim] = self.ctx.make(self.ctx.simplify(size.expr))
+        return sizes
 
     def size_input(self, source: Source, real: int, low: int) -> SymValue:
         """An int of the frame as a symbolic graph input of at least ``low``."""

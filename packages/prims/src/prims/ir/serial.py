@@ -28,7 +28,6 @@ from prims.ir.envelope import (
 from prims.ir.metadata import is_tensor_spec
 from prims.ir.names import storable_name
 from prims.ir.stored import (
-    MAX_CONSTANTS,
     MAX_DEPTH,
     MAX_FILE,
     call_node,
@@ -47,6 +46,7 @@ from prims.ir.stored import (
     torch_value,
 )
 from prims.ir.symbols import expr_of
+from prims.ir.tensors import read_tensors
 from prims.ir.verifier import verify
 
 __all__ = ["FILE_VERSION", "from_json", "load", "save", "to_json"]
@@ -428,7 +428,7 @@ def load(path: str | os.PathLike[str]) -> Envelope:
     data = read_file(source, MAX_FILE)
     constants: dict[str, torch.Tensor] = {}
     if os.path.lexists(source + ".safetensors"):
-        constants = _read_constants(source + ".safetensors")
+        constants = read_tensors(source + ".safetensors")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -436,13 +436,3 @@ def load(path: str | os.PathLike[str]) -> Envelope:
     env = from_json(text, constants)
     with checked_form(source):
         return verify(env)
-
-
-def _read_constants(path: str) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load as load_tensors
-
-    data = read_file(path, MAX_CONSTANTS)
-    try:
-        return load_tensors(data)
-    except Exception as error:
-        raise StoredGraphError("FILE-C4", f"{path!r} is no safetensors file: {error}") from error

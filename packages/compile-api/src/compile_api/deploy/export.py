@@ -1,0 +1,415 @@
+"""``export()``: one full graph of a model, with the contract of its arguments and results.
+
+Capture runs on the model as it does for ``compile()``, but for what it captures: the graph's outputs are stand-ins in
+whose place the model's own code then puts its result together, so that the result's structure says which output is
+where; nothing is computed and nothing of the model changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from compile_api.deploy import trees
+from compile_api.deploy.contract import Contract, Dim, Input, Result, dtype_name
+from compile_api.deploy.dynamic import dims_of
+from compile_api.deploy.exported import Exported
+from compile_api.modes import make_options
+from compile_api.module import CompiledModule
+from prims.errors import NotCompiled, Unsupported, UserError
+from prims.ir import Envelope
+from prims.ir.symbols import expr_of
+from prims.options import Options
+from prims.report import Report
+from prims.spec import SymbolContext, TensorSpec
+from prims.spec import expr as ex
+
+__all__ = ["export"]
+
+
+def export(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> Exported:
+    """One full graph of ``model(*args, **kwargs)``, without gradients, that runs without the model's code.
+
+    Nothing is computed, and the model is left as it was. A module is exported in the mode in which it is: call
+    ``model.eval()`` first for inference.
+
+    Args:
+        model: a ``torch.nn.Module`` or a function of tensors.
+        args, kwargs: examples of its arguments. What is no tensor in them stays as it is in every call.
+        dynamic_shapes: sizes that may differ between calls, by argument name: ``{"x": {0: "batch"}}``. In the place of
+            the name may stand a :class:`Dim`, ``(min, max)``, or True; without a range a size is at least 2. Nested as
+            the argument is, or a list with one entry per argument.
+        options: names and values of :class:`compile_api.Options`.
+
+    Raises:
+        UserError: the model cannot be exported, with the line of it that prevents that; a range in ``dynamic_shapes``
+            is wider than what the program can do.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise UserError(f"args is a {type(args).__name__}", todo="Give a tuple of the arguments: export(model, (x,)).")
+    if isinstance(model, CompiledModule):
+        model = model._orig_mod
+    opts = make_options(fullgraph=True, dynamic=None, mode=None, options=options)
+    positional, keywords, values = _arguments(model, tuple(args), dict(kwargs or {}))
+    dims = dims_of(dynamic_shapes, (*positional, *keywords), values)
+    leaves: list[Any] = []
+    named = zip((*positional, *keywords), values, strict=True)
+    takes = {"tuple": [trees.flatten(value, leaves, _is_leaf, name) for name, value in named]}
+    taken = _marked(leaves, dims)
+    parts = trees.build(takes, taken)
+    call = parts[: len(positional)], dict(zip(keywords, parts[len(positional) :], strict=True))
+    captured = _Capture(model, opts)
+    result = captured.run(*call)
+    names = [path for name, part in zip((*positional, *keywords), takes["tuple"], strict=True)
+             for path in trees.paths(part, name)]  # fmt: skip
+    return _assembled(captured, result, positional, keywords, takes, names, taken, dims, opts)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, (torch.Tensor, int, float, bool, str))
+
+
+def _arguments(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[str], list[str], list[Any]]:
+    """Names of what is given by place and by name, and the values in this order."""
+    function = model.forward if isinstance(model, torch.nn.Module) else model
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the model cannot be called with these arguments: {error}") from error
+    positional: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if name not in bound.arguments or len(positional) == len(args):
+            break
+        several = parameter.kind == inspect.Parameter.VAR_POSITIONAL
+        count = len(bound.arguments[name]) if several else 1
+        positional += [f"{name}_{k}" for k in range(count)] if several else [name]
+    return positional, list(kwargs), [*args, *kwargs.values()]
+
+
+def _marked(leaves: list[Any], dims: list[dict[int, Dim]]) -> list[Any]:
+    """The leaves, tensors as new ones of the same memory with their dynamic dimensions marked."""
+    import dynamo_capture
+
+    rows = iter(dims)
+    found: list[Any] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+            continue
+        one = leaf.detach()
+        for at, dim in next(rows).items():
+            dynamo_capture.mark_dynamic(one, at, min=dim.min, max=dim.max, name=dim.name)
+        found.append(one)
+    return found
+
+
+# ---- capture ---------------------------------------------------------------------------------------------------------
+
+
+class _SizeOf(int):
+    """A size among a graph's outputs."""
+
+
+class _Capture:
+    """Captures one call of a model; afterwards the graph, its inputs, and what stood for its outputs."""
+
+    def __init__(self, model: Callable[..., Any], options: Options) -> None:
+        self.model = model
+        self.options = options.replace(dynamic=None, data_dependent=False)
+        self.graph: torch.fx.GraphModule | None = None
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The model's result, with stand-ins for what the graph computes.
+
+        Raises:
+            UserError: the call is not one graph, or does something beside it.
+        """
+        import dynamo_capture
+
+        report = Report()
+
+        @dynamo_capture.supports_dynamic_shapes
+        def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            self.graph, self.inputs = gm, list(inputs)
+            env: Envelope = gm.meta["envelope"]
+            self.outputs = [_stand_in(desc.spec) for desc in env.outputs]
+            return lambda *_: list(self.outputs)
+
+        modules = dict(self.model.named_modules()) if isinstance(self.model, torch.nn.Module) else {}
+        before = {name: _state(m) for name, m in modules.items()}
+        compiled = dynamo_capture.optimize(self.model, backend, options=self.options, report=report)
+        try:
+            with torch.no_grad():
+                result = compiled(*args, **kwargs)
+        except NotCompiled as error:
+            raise _refused(error) from error
+        except Unsupported as error:
+            raise _refused(error) from error
+        finally:
+            changed = [
+                (path, name, old, new) for path, m in modules.items() for name, old, new in _put_back(m, before[path])
+            ]
+        if self.graph is None:
+            reason = report.verdict.removeprefix("eager: ")
+            raise UserError(f"the model cannot be exported: nothing of it was captured ({reason})")
+        _refuse_settings(changed)
+        return result
+
+
+def _refuse_settings(changed: list[tuple[str, str, Any, Any]]) -> None:
+    for path, name, old, new in changed:
+        full = f"{path}.{name}" if path else name
+        todo = "Pass the value as an argument and return the new one, or write into a registered buffer."
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+            todo = f"Write into the tensor instead: self.{name}.copy_(...)."
+        raise UserError(
+            f"the model cannot be exported: running it sets its attribute {full!r}, which an exported program does not "
+            "have",
+            todo=todo,
+        )
+
+
+def _refused(error: Unsupported) -> UserError:
+    return UserError(
+        f"the model cannot be exported as one graph: {error.reason}", where=error.where,
+        todo="Change that line, or take it out of what is exported.",
+    )  # fmt: skip
+
+
+def _stand_in(spec: Any) -> Any:
+    if isinstance(spec, TensorSpec):
+        def number(size: Any) -> int:
+            e = expr_of(size)
+            return size if e is None else int(size.ctx.hint(e))
+
+        shape, strides = [number(s) for s in spec.shape], [number(s) for s in spec.strides]
+        return torch.empty_strided(shape, strides, dtype=spec.dtype, device=spec.device)
+    return spec if expr_of(spec) is None else _SizeOf(spec.ctx.hint(expr_of(spec)))
+
+
+_PARTS = ("_parameters", "_buffers", "_modules")
+
+
+def _state(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    own = {name: value for name, value in module.__dict__.items() if name not in _PARTS}
+    return {"": own, **{part: dict(module.__dict__[part]) for part in _PARTS}}
+
+
+def _put_back(module: torch.nn.Module, before: dict[str, dict[str, Any]]) -> list[tuple[str, Any, Any]]:
+    """Undo what was set on a module; ``(name, old, new)`` of each."""
+    changed = []
+    for part, old in before.items():
+        now = module.__dict__ if part == "" else module.__dict__[part]
+        for name in [n for n in now if part or n not in _PARTS]:
+            if name not in old or now[name] is not old[name]:
+                changed.append((name, old.get(name), now[name]))
+                if name in old:
+                    now[name] = old[name]
+                else:
+                    del now[name]
+        for name in old.keys() - now.keys():
+            changed.append((name, old[name], None))
+            now[name] = old[name]
+    return changed
+
+
+# ---- assembling ------------------------------------------------------------------------------------------------------
+
+
+def _assembled(
+    captured: _Capture, result: Any, positional: list[str], keywords: list[str], takes: Any, names: list[str],
+    taken: list[Any], dims: list[dict[int, Dim]], options: Options,
+) -> Exported:  # fmt: skip
+    import aot_autograd
+
+    gm = captured.graph
+    assert gm is not None
+    torch_env: Envelope = gm.meta["envelope"]
+    try:
+        with torch.no_grad():
+            env, own = aot_autograd.whole_graph(gm, captured.inputs, captured.options)
+    except Unsupported as error:
+        raise _refused(error) from error
+    sources, weights = _sources(captured, env, own, taken)
+    bound = _check_dims(torch_env, env, captured.inputs, taken, dims)
+    rows = iter(dims)
+    inputs = []
+    for name, leaf in zip(names, taken, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            inputs.append(Input(name, value=leaf))
+            continue
+        row = next(rows)
+        shape = tuple(row[at].name if at in row else size for at, size in enumerate(leaf.shape))
+        inputs.append(Input(name, dtype_name(leaf.dtype), str(leaf.device), shape))
+    leaves: list[Any] = []
+    gives = trees.flatten(result, leaves, _is_leaf)
+    results = _results(captured, torch_env, env, leaves)
+    for index, _ in env.mutations:
+        if sources[index][0] == "weight":  # the program's own from now on
+            weights[sources[index][1]] = weights[sources[index][1]].clone()
+    used = list({dim.name: dim for row in dims for dim in row.values()}.values())
+    contract = Contract(
+        tuple(positional), tuple(keywords), takes, tuple(inputs), gives, tuple(results), tuple(used), tuple(sources),
+        bound,
+    )  # fmt: skip
+    return Exported(env, contract, weights, options)
+
+
+def _sources(
+    captured: _Capture, env: Envelope, own: Mapping[int, torch.Tensor], taken: list[Any]
+) -> tuple[list[tuple[str, Any]], dict[str, torch.Tensor]]:
+    """Where each input of the graph comes from, and the tensors that do not come with a call, by qualified name."""
+    known = {id(leaf): at for at, leaf in enumerate(taken) if isinstance(leaf, torch.Tensor)}
+    named: dict[int, str] = {}
+    if isinstance(captured.model, torch.nn.Module):
+        for name, tensor in (*captured.model.named_parameters(), *captured.model.named_buffers()):
+            named.setdefault(id(tensor), name)
+    sources: list[tuple[str, Any]] = []
+    weights: dict[str, torch.Tensor] = {}
+    for at, desc in enumerate(env.inputs):
+        if desc.kind == "rng_seed":
+            sources.append(("seed", str(desc.spec.device)))  # type: ignore[union-attr]
+            continue
+        value = captured.inputs[at] if at < len(captured.inputs) else own[at]
+        if not isinstance(value, torch.Tensor):
+            raise UserError(f"the model cannot be exported: it computes with the number {desc.source}, which changes")
+        if id(value) in known:
+            sources.append(("argument", known[id(value)]))
+            continue
+        name = named.get(id(value)) or _free_name(desc.source or desc.name, weights)
+        weights[name] = value.detach()
+        sources.append(("weight", name))
+    return sources, weights
+
+
+def _free_name(text: str, taken: Mapping[str, Any]) -> str:
+    """A name for a tensor that is no parameter or buffer."""
+    base = "constant." + "".join(c if c.isalnum() or c in "._" else "_" for c in text)
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}_{count}", count + 1
+    return name
+
+
+def _results(
+    captured: _Capture, torch_env: Envelope, env: Envelope, leaves: list[Any]
+) -> list[Result]:  # fmt: skip
+    """What each leaf of the model's result is."""
+    aliases = {alias.output_index: alias for alias in env.aliases}
+    plain = iter(k for k, desc in enumerate(env.outputs) if desc.kind == "output")
+    by_output: list[Result] = []
+    for at, desc in enumerate(torch_env.outputs):
+        spec = desc.spec
+        if not isinstance(spec, TensorSpec):
+            e = expr_of(spec)
+            by_output.append(Result("literal", value=spec) if e is None else Result("size", value=str(e)))
+            continue
+        alias = aliases.get(at)
+        if alias is None:
+            kind, index, view = "output", next(plain), None
+        else:
+            kind, index, view = alias.base_kind, alias.base_index, alias.view
+        base = (env.outputs if kind == "output" else env.inputs)[index].spec
+        shape = tuple(map(_size, spec.shape))
+        if view is None:
+            by_output.append(Result(kind, index, dtype=dtype_name(spec.dtype), shape=shape))
+            continue
+        offset = view.storage_offset - base.storage_offset  # type: ignore[union-attr]
+        strides = tuple(map(_size, view.strides))
+        by_output.append(Result(kind, index, None, dtype_name(view.dtype), shape, strides, _size(offset)))
+    found: list[Result] = []
+    for leaf in leaves:
+        place = next((k for k, out in enumerate(captured.outputs) if out is leaf), None)
+        if place is not None:
+            found.append(by_output[place])
+        elif not isinstance(leaf, torch.Tensor):
+            found.append(Result("literal", value=leaf))
+        else:
+            found.append(_given(captured, env, leaf))
+    return found
+
+
+def _given(captured: _Capture, env: Envelope, leaf: torch.Tensor) -> Result:
+    """A result that is an input of the graph as it is."""
+    at = next((k for k, value in enumerate(captured.inputs) if value is leaf), None)
+    if at is None:
+        raise UserError(
+            "the model cannot be exported: it returns a tensor that it is given and does not compute with",
+            todo="Leave it out of the result.",
+        )
+    shape = tuple(map(_size, env.inputs[at].spec.shape))  # type: ignore[union-attr]
+    return Result("input", at, dtype=dtype_name(leaf.dtype), shape=shape)
+
+
+def _size(size: Any) -> int | str:
+    e = expr_of(size)
+    return size if e is None else str(e)
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def _check_dims(
+    torch_env: Envelope, env: Envelope, given: Sequence[Any], taken: list[Any], dims: list[dict[int, Dim]]
+) -> dict[str, str]:
+    """Which dimension each symbol of the graph is.
+
+    Raises:
+        UserError: the program needs more of a dimension than ``dynamic_shapes`` says.
+    """
+    rows = iter(dims)
+    wanted = {id(leaf): next(rows) for leaf in taken if isinstance(leaf, torch.Tensor)}
+    known = SymbolContext()
+    sizes: dict[str, ex.Expr] = {}
+    replaced: dict[ex.Expr, Any] = {}
+    bound: dict[str, str] = {}
+    context = torch_env.symbols.context
+    for desc, value in zip(torch_env.inputs, given, strict=False):
+        for at, dim in wanted.get(id(value), {}).items():
+            size = desc.spec.shape[at]  # type: ignore[union-attr]
+            if dim.name not in sizes:
+                hint = int(value.shape[at])
+                sizes[dim.name] = known.declare(dim.name, hint, dim.min, dim.max).expr
+            e = expr_of(size)
+            if e is None:
+                raise UserError(
+                    f"dynamic_shapes says that {dim.name} may differ, and the program needs it to be {size}",
+                    todo="Leave it out of dynamic_shapes.",
+                )
+            if e.is_symbol:
+                replaced[e] = sizes[dim.name]
+                bound.setdefault(e.symbol_name, dim.name)
+    if context is None:
+        return bound
+    for info in context:  # a symbol that was found equal to another one
+        own = context.simplify(ex.symbol(info.name))
+        if own in replaced:
+            replaced.setdefault(ex.symbol(info.name), replaced[own])
+    for guard in context.guards:
+        needed = ex.substitute(guard.expr, replaced)
+        if known.statically_known(needed) is not True:
+            raise UserError(
+                f"the program needs {needed}, which dynamic_shapes does not promise "
+                f"({'; '.join(map(str, {d.name: d for r in dims for d in r.values()}.values()))}): {guard.reason}",
+                where=guard.where,
+                todo="Narrow the range, give dimensions that are equal one name, or leave the dimension out.",
+            )
+    return bound

@@ -71,6 +71,9 @@ REASONS = _table(
     ("QB24", "a function given to vmap could not be captured",
      "Let it take and return tensors, and neither write to tensors from outside nor keep its own for later. PyTorch's "
      "own implementation is called instead."),
+    ("QB25", "a module synchronises with other processes here",
+     "Its own part runs as in eager, and the module inside is captured whole. Compile that module, the wrapped module "
+     "itself (compile(DDP(m)), without a break) or the parts beside it for fewer graphs."),
 )  # fmt: skip
 
 

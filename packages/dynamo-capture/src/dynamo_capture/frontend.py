@@ -20,7 +20,7 @@ from dynamo_capture.contract import Contract, supports_dynamic_shapes
 from dynamo_capture.device_modes import entered_devices, without_function_modes
 from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.request import FrameRequest
-from dynamo_capture.rules import runs_without_hook, skip_reason
+from dynamo_capture.rules import runs_around, runs_without_hook, skip_reason
 from dynamo_capture.state import Backend, CapturedGraph, CodeState
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
@@ -332,7 +332,8 @@ def optimize(
     optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
     target = _unwrapped(fn)
     function = _function_of(target)
-    if function is not None and why_plain(function.__code__) is None and not is_disabled(target):
+    plain = function is None or why_plain(function.__code__) is not None or is_disabled(target)
+    if function is not None and not plain and not runs_around(function.__code__):
         _native.mark(function.__code__, _native.TRACE)
     optimizer.begins_with(target, function)
     active = _native.activate(target, optimizer.context)

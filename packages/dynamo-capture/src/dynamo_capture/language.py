@@ -20,6 +20,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     local_classes,
     optimizers,
     overrides,
+    parallel,
     profiled,
     scaled_steps,
     stand_ins,

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_without_hook",
-           "skip_reason", "take_as_fixed"]  # fmt: skip
+__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_around",
+           "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -115,6 +115,14 @@ def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
     """
     name = globals_.get("__name__")
     return code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd."))
+
+
+def runs_around(code: types.CodeType) -> bool:
+    """Whether frames of this code stay as they are though they are what is to be compiled: what they call counts.
+
+    What :mod:`dynamo_capture.values.parallel` says of modules that synchronise with other processes.
+    """
+    return code is torch.nn.parallel.DistributedDataParallel.forward.__code__
 
 
 def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from dynamo_capture.values.classes import bind_attribute, find, lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue
 from dynamo_capture.values.objects import ObjectValue, is_data_descriptor
+from dynamo_capture.values.parallel import is_sharded, synchronised
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -97,6 +98,8 @@ class ModuleValue(ObjectValue):
             return bind_attribute(tx, self, self.cls, "__call__", found, owner).call(tx, args, kwargs)  # type: ignore[arg-type]
         if any(base.__module__ == "torch.jit._script" for base in self.cls.__mro__):
             raise GraphBreak("QB06", "a TorchScript module")
+        if is_sharded(self.cls):
+            synchronised(f"the hooks of fully_shard() on {self.describe()}")
         if self._has_hooks(tx):
             call_impl = nn.Module.__dict__["_call_impl"]
             return tx.function(call_impl, None).call(tx, [self, *args], kwargs)

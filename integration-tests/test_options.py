@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
+import planted
 import pytest
 import torch
 
@@ -222,6 +224,20 @@ def logs(tmp_path, monkeypatch):
         set_logs()
     compiled(wave, torch.ones(3), logs="")
     assert not wanted("code")
+
+
+@effect
+def check(tmp_path, monkeypatch):
+    def found(value):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = compiled(lambda x: x.log(), -torch.ones(3), check=value)
+        return [finding.check for finding in made.report().findings]
+
+    assert found("off") == [] and found("nan") == ["nan"]
+    planted.in_codegen(monkeypatch)
+    with pytest.warns(CompileWarning, match="check='shadow'"):
+        assert compiled(wave, torch.ones(3), check="shadow").report().findings
 
 
 @effect

@@ -32,6 +32,7 @@ __all__ = [
     "Options",
     "Report",
     "allow_in_graph",
+    "compare",
     "compile",
     "disable",
     "errors",
@@ -58,15 +59,18 @@ _FROM_CAPTURE = frozenset(
 )  # fmt: skip
 
 
-#: What programs ahead of time need, and where it is.
-_DEPLOYED = {"Dim": "contract", "Exported": "exported", "export": "export", "load_exported": "exported"}
+#: What programs ahead of time need, and tools that look for what is wrong: where each is.
+_LATER = {
+    "Dim": "deploy.contract", "Exported": "deploy.exported", "export": "deploy.export",
+    "load_exported": "deploy.exported", "compare": "comparison",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM_CAPTURE or name in _DEPLOYED:
+    if name in _FROM_CAPTURE or name in _LATER:
         import importlib
 
-        where = f"compile_api.deploy.{_DEPLOYED[name]}" if name in _DEPLOYED else "dynamo_capture"
+        where = f"compile_api.{_LATER[name]}" if name in _LATER else "dynamo_capture"
         value = getattr(importlib.import_module(where), name)
         globals()[name] = value
         return value

@@ -27,7 +27,7 @@ from prims.report import Report
 from prims.spec import TensorSpec
 from prims.spec.unbacked import asks_data
 
-__all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "register_backend"]
+__all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "raw_backend", "register_backend"]
 
 log = logging.getLogger("quintet")
 
@@ -79,8 +79,13 @@ def make_backend(backend: str | Backend, options: Options, report: Report) -> Ba
     """The backend for one ``compile()`` call, made to fall back to eager when it fails.
 
     Raises:
-        UserError: an unknown name, or neither a name nor a callable.
+        UserError: an unknown name, neither a name nor a callable, or ``check="nan"`` with one that makes no ATen graph.
     """
+    if options.check == "nan" and backend not in ("inductor", "aot_eager"):
+        raise UserError(
+            f"check='nan' with backend {backend!r}, which makes no ATen graphs to look into",
+            todo="Use the backend 'inductor' or 'aot_eager'.",
+        )
     if isinstance(backend, str):
         if backend in _BUILTIN:
             made: Any = _BUILTIN[backend](options, report)
@@ -102,6 +107,20 @@ def make_backend(backend: str | Backend, options: Options, report: Report) -> Ba
     return _soft(backend, getattr(backend, "__name__", type(backend).__name__), options, report)
 
 
+def raw_backend(backend: str | Backend, options: Options, report: Report) -> Backend:
+    """The backend as it is: what it raises is raised.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    if isinstance(backend, str) and backend in _BUILTIN:
+        made: Any = _BUILTIN[backend](options, report)
+        made.supports_dynamic_shapes = True
+        return made  # type: ignore[no-any-return]
+    make_backend(backend, options, report)  # for its errors
+    return _REGISTERED[backend] if isinstance(backend, str) else backend
+
+
 def _soft(backend: Backend, name: str, options: Options, report: Report) -> Backend:
     says_itself = getattr(backend, "reports_status", False)
 
@@ -119,6 +138,10 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
             return gm.forward
         if not says_itself:
             report.status("graph", "compiled")
+        if options.check == "shadow":
+            from compile_api.shadow import shadowed
+
+            return shadowed(compiled, gm, options, report, name)
         return compiled
 
     compile_or_run_eagerly.reports_status = True  # type: ignore[attr-defined]
@@ -154,7 +177,7 @@ def _aot_eager(options: Options, report: Report) -> Backend:
         import aot_autograd
 
         def run_as_it_is(env: Envelope, report: Report | None = None) -> Callable[..., Any]:
-            return blaming(env.module())
+            return _looked_at(blaming(env.module()), env, options, report)
 
         with report.phase("aot"):
             return aot_autograd.aot_function(
@@ -189,7 +212,7 @@ def _inductor(options: Options, report: Report) -> Backend:
                 example_inputs,
                 fw_compiler=generate,
                 bw_compiler=generate,
-                in_place_compiler=_Generator(options, report, in_place=True),
+                in_place_compiler=_Generator(options, report, in_place=options.check != "nan"),
                 partition_fn=lambda joint, options: aot_autograd.min_cut_partition(joint, options),
                 options=options,
                 report=report,
@@ -231,7 +254,16 @@ class _Generator:
                 raise
             _fall_back(stage, error, self.options, self.report)
             return _eager_graph(env)
-        return _Guarded(compiled, env, self.options, self.report)
+        return _looked_at(_Guarded(compiled, env, self.options, self.report), env, self.options, self.report)
+
+
+def _looked_at(compiled: Any, env: Envelope, options: Options, report: Report) -> Callable[..., Any]:
+    """The compiled graph, under ``check="nan"`` with its results looked at."""
+    if options.check != "nan":
+        return compiled  # type: ignore[no-any-return]
+    from compile_api.nans import nan_checked
+
+    return nan_checked(compiled, env, report)
 
 
 def _device_types(env: Envelope) -> set[str]:

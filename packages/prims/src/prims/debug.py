@@ -15,7 +15,7 @@ from prims.logs import say, wanted
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["keep"]
+__all__ = ["keep", "place_for"]
 
 _lock = lock()
 _numbers = itertools.count(1)
@@ -40,12 +40,10 @@ def keep(
         say(log, report, lambda: f"{what}\n{_made(text)}")
     if not options.debug:
         return
-    folder = _folder(options.cache_dir)
-    if folder is None:
+    path = place_for(options, what, suffix)
+    if path is None:
         return
     content = _made(text)
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", what).strip("-")[:80]
-    path = os.path.join(folder, f"{next(_numbers):04}-{name}{suffix}")
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(content if content.endswith("\n") else content + "\n")
@@ -55,6 +53,13 @@ def keep(
     print(f"quintet: {what}: {path}", file=sys.stderr)
     if report is not None:
         report.keep(what, path)
+
+
+def place_for(options: Options, what: str, suffix: str) -> str | None:
+    """The path of a new file in this process's folder under ``cache_dir``; None, and a warning, where there is none."""
+    folder = _folder(options.cache_dir)
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", what).strip("-")[:80]
+    return None if folder is None else os.path.join(folder, f"{next(_numbers):04}-{name}{suffix}")
 
 
 def _made(text: Callable[[], str]) -> str:

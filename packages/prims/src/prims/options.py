@@ -17,6 +17,7 @@ __all__ = ["CACHE_KEY_FIELDS", "MODES", "Options"]
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _VERIFY = ("off", "boundaries", "every_pass", "reference")
+_CHECKS = ("off", "shadow", "nan")
 _NUMERICS = ("fast", "eager_close", "eager_exact")
 
 #: The fields that change generated code, and so belong to every cache key.
@@ -64,6 +65,10 @@ class Options:
             the report.
         logs: what the stages are to log, such as ``"breaks,recompiles"`` (names of :data:`prims.logs.LOGS`, or
             ``"all"``), by the loggers ``quintet.<name>``, for the whole process from the first such ``compile()`` on.
+        check: ``"off"``; ``"shadow"``: the first calls of each graph, then one in 64, are run eagerly too, on copies of
+            the inputs, and a graph whose values, gradients or written inputs differ is left to eager, with a script
+            that reproduces it in the debug folder; ``"nan"``: names the first operator whose result has a NaN or an
+            infinity that its operands have not, where one comes to be in a result.
         numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1; or a text such as
@@ -94,6 +99,7 @@ class Options:
     compile_timeout: int = 600
     debug: bool = False
     logs: str = ""
+    check: str = "off"
     numerics: str = "fast"
     memory_budget: float | str = 1.0
     fallback_random: bool = False
@@ -110,6 +116,7 @@ class Options:
         self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))
         self._require("verify", self.verify in _VERIFY, "one of " + ", ".join(map(repr, _VERIFY)))
         self._require("numerics", self.numerics in _NUMERICS, "one of " + ", ".join(map(repr, _NUMERICS)))
+        self._require("check", self.check in _CHECKS, "one of " + ", ".join(map(repr, _CHECKS)))
         self._require("fuel", self.fuel is None or _is_count(self.fuel), "None or an integer >= 0")
         for name in ("cache_size_limit", "threads", "compile_workers", "compile_timeout"):
             self._require(name, _is_count(getattr(self, name)), "an integer >= 0")

@@ -18,6 +18,7 @@ __all__ = [
     "BreakRecord",
     "ExternRecord",
     "FallbackRecord",
+    "FindingRecord",
     "GraphRecord",
     "InexactRecord",
     "KeptRecord",
@@ -208,6 +209,16 @@ class SpanRecord:
 
 
 @record
+class FindingRecord:
+    """What a check of results found (``Options.check``): what is wrong, where, and the script that reproduces it."""
+
+    check: str
+    text: str
+    where: str | None = None
+    path: str | None = None
+
+
+@record
 class TuningRecord:
     """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
 
@@ -247,6 +258,7 @@ class Report:
     memory: list[MemoryRecord] = field(default_factory=list)
     saved: list[SavedRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
+    findings: list[FindingRecord] = field(default_factory=list)
     caches: list[CacheRecord] = field(default_factory=list)
     spans: list[SpanRecord] = field(default_factory=list)
     #: What each captured graph assumes: its name and its guards, whose text is made where it is shown.
@@ -356,6 +368,14 @@ class Report:
         self._said.add(key)
         return new
 
+    def finding(self, check: str, text: str, where: object = None, path: str | None = None) -> bool:
+        """Record what a check of results found, once; whether it is new."""
+        record = FindingRecord(check, text, _text(where), path)
+        new = not any((f.check, f.text, f.where) == (check, text, record.where) for f in self.findings)
+        if new:
+            self.findings.append(record)
+        return new
+
     def not_exact(self, op: str, reason: str, where: object = None) -> None:
         """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
         self.inexact.append(InexactRecord(op, reason, _text(where)))
@@ -414,6 +434,10 @@ class Report:
             texts.append(f"saved for the backward pass: {s.bytes} bytes in {s.count} values")
             texts += [f"saved: {size} bytes, {what}{_at(where)}" for size, what, where in s.largest]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
+        texts += [
+            f"found by check={f.check!r}: {f.text}{_at(f.where)}{f'; reproduced by {f.path}' if f.path else ''}"
+            for f in self.findings
+        ]
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
         # Equal lines are one line with their number, where the first of them stood.
@@ -429,7 +453,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept", "loaded", "caches", "spans")  # fmt: skip
+          "memory", "saved", "kept", "loaded", "findings", "caches", "spans")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

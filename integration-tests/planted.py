@@ -1,0 +1,104 @@
+"""Planted bugs, one in each stage: where it is, a sine (in capture, a call of ``cos``) is computed as the other.
+
+Each is a function of pytest's ``monkeypatch`` that puts the bug in; ``STAGES`` has them by the stage's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import aot_autograd.entry
+import dynamo_capture.translate
+import inductor_gen.kernel.build
+import prims
+import prims.lower
+from inductor_gen.codegen import cexpr
+from prims.handlers.graph import Rewrite
+from prims.lower import rewrites
+
+aten = torch.ops.aten
+
+
+def in_capture(patch: Any) -> None:
+    """The captured graph calls ``sin`` where the program calls ``cos``."""
+    real = dynamo_capture.translate._graph_module
+
+    def spoiled(tx, outputs, name):
+        for node in tx.graph.graph.nodes:
+            if node.op == "call_method" and node.target == "cos":
+                node.target = "sin"
+        return real(tx, outputs, name)
+
+    patch.setattr(dynamo_capture.translate, "_graph_module", spoiled)
+
+
+def _spoil(env: Any, target: Any, other: Any) -> Any:
+    graph, _ = env.copy_graph()
+    for node in graph.nodes:
+        if node.target is target:
+            node.target = other
+    return env.replace(graph=graph)
+
+
+def in_aot(patch: Any) -> None:
+    """The ATen graph computes a cosine."""
+    real = aot_autograd.entry.compile_or_run
+
+    def spoiled(env, *rest):
+        return real(_spoil(env, aten.sin.default, aten.cos.default), *rest)
+
+    patch.setattr(aot_autograd.entry, "compile_or_run", spoiled)
+
+
+def in_backward(patch: Any) -> None:
+    """The backward graph adds where it is to multiply."""
+    from aot_autograd.runtime import lazy
+
+    real = lazy.compile_or_run
+
+    def spoiled(env, *rest):
+        return real(_spoil(env, aten.mul.Tensor, aten.add.Tensor), *rest)
+
+    patch.setattr(lazy, "compile_or_run", spoiled)
+
+
+def in_lower(patch: Any) -> None:
+    """The primitive graph computes a cosine."""
+    real = prims.lower.lower
+
+    def spoiled(env, **settings):
+        return _spoil(real(env, **settings), prims.ops.sin, prims.ops.cos)
+
+    patch.setattr(prims.lower, "lower", spoiled)
+
+
+def in_rewrite(patch: Any) -> None:
+    """A rewrite turns sines into cosines."""
+    planted = Rewrite("planted", "sin", lambda p, args, spec: p.cos(args[0]))
+    patch.setitem(rewrites.LOWER_REWRITES, "sin", [planted])
+
+
+def in_fusion(patch: Any) -> None:
+    """A kernel that computes a sine together with something else computes a cosine."""
+    real = inductor_gen.kernel.build.trace
+
+    def spoiled(fusion, cluster, *rest):
+        body = real(fusion, cluster, *rest)
+        if len(cluster.nodes) > 1:
+            for value in body.vals:
+                value.op = "cos" if value.op == "sin" else value.op
+        return body
+
+    patch.setattr(inductor_gen.kernel.build, "trace", spoiled)
+
+
+def in_codegen(patch: Any) -> None:
+    """The C code of a sine is a cosine's."""
+    (renderer,) = (c for c in vars(cexpr).values() if isinstance(c, type) and "expression" in vars(c))
+    real = renderer.expression
+    patch.setattr(renderer, "expression", lambda self, v: real(self, v).replace("sinf(", "cosf("))
+
+
+STAGES = {"aot": in_aot, "lower": in_lower, "rewrite": in_rewrite, "fusion": in_fusion, "codegen": in_codegen}

@@ -1,0 +1,218 @@
+"""``compare()``: does the compiled program compute what eager computes? And if not, which stage's doing is it?"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from compile_api.backends import Backend, raw_backend
+from compile_api.function import original_of
+from compile_api.judge import Difference, Ran, judge
+from compile_api.modes import make_options
+from compile_api.module import CompiledModule
+from compile_api.shadow import compared, place_of
+from compile_api.trial import Copies, copies_of, keeping_random_state, tangents_for
+from prims.options import Options
+from prims.records import record
+from prims.report import Report
+
+__all__ = ["Comparison", "Region", "compare", "compare_regions", "plain_of"]
+
+
+@record(eq=False)
+class Region:
+    """A captured graph, the inputs that came to it, and how its compiled form differs from it.
+
+    Attributes:
+        args: copies of the inputs of its first call.
+        differences: what is not eager's; empty where an error came instead.
+        error: what compiling or running it raised.
+        told: whether anything could be compared: not where other random numbers are drawn.
+    """
+
+    gm: torch.fx.GraphModule
+    args: tuple[Any, ...]
+    differences: tuple[Difference, ...] = ()
+    error: Exception | None = None
+    told: bool = True
+
+    @property
+    def name(self) -> str:
+        """The captured function's name."""
+        return str(self.gm.meta.get("name", "graph"))
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"{self.name}: {type(self.error).__name__}: {self.error}"
+        if not self.told:
+            return f"{self.name}: not compared, as it draws random numbers (fallback_random=True makes them eager's)"
+        texts = []
+        for difference in self.differences:
+            name, where = place_of(self.gm, difference)
+            texts.append(f"{self.name}: {name}: {difference.detail}" + (f" at {where}" if where else ""))
+        return "\n".join(texts) or f"{self.name}: as eager"
+
+
+@record(eq=False)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        capture: how the captured graphs, run eagerly, differ from the program: capture's doing.
+        regions: each captured graph.
+        error: what capture raised.
+    """
+
+    capture: tuple[Difference, ...]
+    regions: tuple[Region, ...]
+    error: Exception | None = None
+
+    @property
+    def same(self) -> bool:
+        """Nothing differs and nothing was raised."""
+        return not self.capture and self.error is None and self.failing is None
+
+    @property
+    def failing(self) -> Region | None:
+        """The first graph that differs, or fails."""
+        return next((r for r in self.regions if r.differences or r.error is not None), None)
+
+    def __str__(self) -> str:
+        lines = [f"capture: {type(self.error).__name__}: {self.error}"] if self.error is not None else []
+        lines += [f"capture: {d.what} {d.index}: {d.detail}" for d in self.capture]
+        return "\n".join([*lines, *map(str, self.regions)]) or "nothing was captured"
+
+
+def compare(
+    fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Comparison:  # fmt: skip
+    """Run one call compiled and eagerly, on copies, and compare values, gradients and what was written.
+
+    Results that are not close are judged by their distance from a float64 run, against eager's own. Each captured graph
+    is compared by itself, on the inputs that eager gives it. A module is copied; other state that a function changes
+    (globals, closures) is changed by each of the runs.
+
+    Args:
+        fn: a function, method or module; a compiled one stands for its original.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        UserError: a bad backend or option.
+        Unsupported: an argument cannot be copied.
+        Exception: what the program itself raises.
+    """
+    fn = plain_of(fn)
+    opts = checking_options(options)
+    eager = _run(fn, args, kwargs or {})
+    regions: list[Region] = []
+    try:
+        captured = _run(fn, args, kwargs or {}, _recording(backend, opts, regions), opts)
+    except Exception as error:
+        return Comparison((), tuple(regions), error)
+    return Comparison(tuple(judge(captured, eager, lambda: None)), tuple(regions))
+
+
+def checking_options(options: Mapping[str, Any] | None) -> Options:
+    """The options of a run that is to show what goes wrong: errors are raised, nothing is checked twice."""
+    given = {**(options or {}), "check": "off", "strict": True}
+    return make_options(fullgraph=False, dynamic=None, mode=None, options=given)
+
+
+def compare_regions(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: str | Backend, options: Options
+) -> list[Region]:
+    """The captured graphs of a call, each compared."""
+    regions: list[Region] = []
+    _run(fn, args, kwargs, _recording(backend, options, regions), options)
+    return regions
+
+
+def plain_of(fn: Any) -> Any:
+    """The program's own callable behind a compiled one."""
+    return fn._orig_mod if isinstance(fn, CompiledModule) else original_of(fn)
+
+
+def check_region(gm: torch.fx.GraphModule, args: Sequence[Any], backend: Backend, options: Options) -> Region:
+    """Compile a graph and compare one call of it; ``args`` stay as they are."""
+    kept = copies_of(tuple(args)).args
+    try:
+        compiled = backend(gm, list(args))
+        answer = compared(compiled, gm.forward, args, eager_random=options.eager_random)
+    except Exception as error:
+        return Region(gm, kept, error=error)
+    return Region(gm, kept, tuple(answer[0]) if answer else (), told=answer is not None)
+
+
+def _recording(backend: str | Backend, options: Options, regions: list[Region]) -> Backend:
+    """A backend that compiles each graph and compares its first call, and goes on with eager's results."""
+    inner = raw_backend(backend, options, Report())
+
+    def record_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        compiled: Any = None
+        failed: Exception | None = None
+        try:
+            compiled = inner(gm, example_inputs)
+        except Exception as error:
+            failed = error
+        seen = False
+
+        def run(*args: Any) -> Any:
+            nonlocal seen
+            if not seen:
+                seen = True
+                known = (lambda *_: compiled) if failed is None else _raising(failed)
+                regions.append(check_region(gm, args, known, options))
+            return gm.forward(*args)
+
+        return run
+
+    record_graph.supports_dynamic_shapes = getattr(inner, "supports_dynamic_shapes", False)  # type: ignore[attr-defined]
+    return record_graph
+
+
+def _raising(error: Exception) -> Backend:
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        raise error
+
+    return backend
+
+
+def _run(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
+    options: Options | None = None,
+) -> Ran:  # fmt: skip
+    """A run of the program on copies: eagerly, or captured for ``backend``."""
+    fn, model = _copied(fn)
+    copies: Copies = copies_of((tuple(args), dict(kwargs)))
+    run = fn
+    if backend is not None:
+        import dynamo_capture
+
+        run = dynamo_capture.optimize(fn, backend, options=options)
+    state = [] if model is None else [*model.parameters(), *model.buffers()]
+    leaves = [*copies.leaves, *(x for x in state if x.requires_grad)]
+    with keeping_random_state((args, state)) as moved:
+        outputs = tuple(pytree.tree_leaves(run(*copies.args[0], **copies.args[1])))
+        roots = [y for y in outputs if isinstance(y, torch.Tensor) and y.grad_fn is not None]
+        gradients: tuple[Any, ...] = ()
+        if leaves and roots:
+            gradients = torch.autograd.grad(roots, leaves, tangents_for(roots), allow_unused=True)
+        return Ran(outputs, gradients, (*pytree.tree_leaves(copies.args), *state), moved())
+
+
+def _copied(fn: Any) -> tuple[Any, torch.nn.Module | None]:
+    """The callable on a copy of the module that it belongs to, and that copy."""
+    if isinstance(fn, torch.nn.Module):
+        model = copy.deepcopy(fn)
+        return model, model
+    if isinstance(fn, types.MethodType) and isinstance(fn.__self__, torch.nn.Module):
+        model = copy.deepcopy(fn.__self__)
+        return types.MethodType(fn.__func__, model), model
+    return fn, None

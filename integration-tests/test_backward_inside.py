@@ -131,6 +131,27 @@ def _told_after(w, log):
     w.register_post_accumulate_grad_hook(lambda tensor: log.append(tensor.grad.clone()))
 
 
+@pytest.mark.parametrize("kind", ["backward", "grad"])
+def test_a_pass_that_is_refused_for_a_write_frees_nothing(kind):
+    """What autograd says is what eager says: the graph is retained, and a weight has been written since."""
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(3, 4)
+
+    def fn():
+        h = (x @ weight).tanh() @ weight
+        h.pow(2).sum().backward(retain_graph=True)
+        with torch.no_grad():
+            weight.mul_(0.5)
+        if kind == "backward":
+            h.sum().backward()
+        else:
+            torch.autograd.grad(h.sum(), weight)
+
+    compiled = compile_api.compile(fn)
+    for each in (fn, compiled, compiled):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            each()
+
+
 @pytest.mark.parametrize("tell", [_told, _told_after])
 def test_hooks_that_come_later(tell):
     def program(w):

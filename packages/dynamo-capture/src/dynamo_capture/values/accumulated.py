@@ -82,6 +82,7 @@ def _backward(
     hooked = {id(leaf): _hooks(tx, leaf) for leaf in leaves}
     retain = given.get("retain_graph", ConstantValue(None)).realize().const()
     tx.frees |= not retain
+    tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
     options: dict[str, Value] = {"retain_graph": ConstantValue(retain), "allow_unused": ConstantValue(True)}
     existing = {id(value) for value in tx.graph.values()}
     with _order_of(leaves) as order:

@@ -332,6 +332,7 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     check_history(tx, outputs, inputs)
     if not (options.get("retain_graph") or options.get("create_graph")):
         tx.frees = True
+    tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
     named: dict[str, Value] = {name: ConstantValue(value) for name, value in options.items() if value is not None}
     return tx.graph_call(gradient, [ListValue(list(outputs)), ListValue(list(inputs)), ListValue(seeds)], named)
 

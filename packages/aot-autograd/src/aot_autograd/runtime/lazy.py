@@ -113,7 +113,7 @@ class LazyBackward:
         if full is None:
             with compiling():
                 if self._full is None:
-                    self._full = self._compile(self.env, "backward")
+                    self._full = self.compile(self.env, "backward")
             full = self._full
         return full(inputs)
 
@@ -123,7 +123,7 @@ class LazyBackward:
             with compiling():
                 if absent not in self._partial:
                     env, places = without_tangents(self.env, absent)
-                    self._partial[absent] = (self._compile(env, "backward for some outputs"), places)
+                    self._partial[absent] = (self.compile(env, "backward for some outputs"), places)
         compiled, places = self._partial[absent]
         results: list[Any] = [None] * len(self.env.outputs)
         inputs[-self._tangents :] = [tangent for tangent in inputs[-self._tangents :] if tangent is not None]
@@ -136,7 +136,8 @@ class LazyBackward:
         env, _ = without_tangents(self.env, absent)
         return {i for i, node in enumerate(env.placeholders()) if node.users}
 
-    def _compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
+    def compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
+        """A compiled graph as a function of a list of inputs that is given up."""
         if self._report is None:
             return self._ready(compile_or_run(env, self._compiler, self._options, None, name))
         with self._report.phase("backward"):

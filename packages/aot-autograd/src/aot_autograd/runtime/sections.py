@@ -30,7 +30,7 @@ from prims.ir.run import value_made
 from prims.ir.symbols import Made, expr_of, made_symbols, symbols_in, symbols_of
 from prims.records import record
 
-__all__ = ["Sections", "makes_symbols"]
+__all__ = ["Section", "Sections", "cross", "makes_symbols", "part"]
 
 aten = torch.ops.aten
 #: Compiles one graph without unbacked symbols: ``(envelope, its number)``.
@@ -43,7 +43,7 @@ def makes_symbols(env: Envelope) -> bool:
 
 
 @record(frozen=False)
-class _Section:
+class Section:
     """One graph, and what is called with its results.
 
     Attributes:
@@ -80,10 +80,10 @@ class Sections:
         self.bindings = [(e.name, e.binding) for e in env.symbols if e.binding is not None]
         self.ranges = {e.name: (e.min, e.max) for e in SymbolTable.from_inputs((), env.symbols.context, env.graph)}
         self.sections = _divided(env, self.made)
-        _cross(self.sections, self.results)
+        cross(self.sections, self.results)
         for k, section in enumerate(self.sections):
             if section.outputs:
-                section.compiled = compile_one(_part(env, section), k)
+                section.compiled = compile_one(part(env, section), k)
         _drop(self.sections, self.placeholders, self.results)
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -133,7 +133,7 @@ def _resolved(value: Any, values: dict[Node, Any], numbers: dict[str, Any]) -> A
 # -- which node is in which section --------------------------------------------------------------------------------
 
 
-def _divided(env: Envelope, made: dict[Node, list[Made]]) -> list[_Section]:
+def _divided(env: Envelope, made: dict[Node, list[Made]]) -> list[Section]:
     """The sections with their nodes.
 
     The first in which a node can be is that after all data it needs was read; the last, that of its first user.
@@ -159,7 +159,7 @@ def _divided(env: Envelope, made: dict[Node, list[Made]]) -> list[_Section]:
     for node in reversed(nodes):
         for x in needs[node] - alone:
             latest[x] = min(latest[x], latest[node])
-    sections = [_Section() for _ in range(count)]
+    sections = [Section() for _ in range(count)]
     for node in nodes:
         section = sections[latest[node]]
         (section.calls if node in alone else section.nodes).append(node)
@@ -172,7 +172,7 @@ def _runs_alone(node: Node, made: dict[Node, list[Made]]) -> bool:
     return node in made or node.target is aten._assert_scalar.default
 
 
-def _cross(sections: list[_Section], results: Iterable[Any]) -> None:
+def cross(sections: list[Section], results: Iterable[Any]) -> None:
     """Find what each section takes from those before it. Views are made again rather than handed over."""
     place = {node: k for k, section in enumerate(sections) for node in (*section.nodes, *section.calls)}
     returned = {result for result in results if isinstance(result, Node)}
@@ -205,7 +205,7 @@ def _is_cheap(node: Node) -> bool:
     return op_info(node.target).kind == "view" or not node.all_input_nodes
 
 
-def _prune(section: _Section) -> None:
+def _prune(section: Section) -> None:
     """Leave out of a section what nobody takes from it."""
     live = set(section.outputs)
     for node in reversed(section.nodes):
@@ -216,7 +216,7 @@ def _prune(section: _Section) -> None:
     section.inputs = [node for node in section.inputs if node in live]
 
 
-def _drop(sections: list[_Section], placeholders: list[Node], results: Sequence[Any]) -> None:
+def _drop(sections: list[Section], placeholders: list[Node], results: Sequence[Any]) -> None:
     """Note after which section each value is needed no more."""
     last: dict[Node, int] = dict.fromkeys(placeholders, 0)
     for k, section in enumerate(sections):
@@ -232,25 +232,29 @@ def _drop(sections: list[_Section], placeholders: list[Node], results: Sequence[
 # -- a section as a graph ------------------------------------------------------------------------------------------
 
 
-def _part(env: Envelope, section: _Section) -> Envelope:
-    """The envelope of one section. Sizes are inputs of their own, behind the tensors."""
+def part(env: Envelope, section: Section, between: str = "input") -> Envelope:
+    """The envelope of one section. Sizes are inputs of their own, behind the tensors.
+
+    Args:
+        between: the kind of input that a value of an earlier section is.
+    """
     given = dict(zip(env.placeholders(), env.inputs, strict=True))
     graph = torch.fx.Graph()
     mapping: dict[Node, Node] = {}
     inputs = []
     for node in section.inputs:
-        desc = given.get(node) or InputDesc(node.name, "input", node.meta["spec"])
+        desc = given.get(node) or InputDesc(node.name, between, node.meta["spec"])
         mapping[node] = graph.placeholder(desc.name)
         mapping[node].meta["spec"] = desc.spec
         inputs.append(desc)
     context = env.symbols.context
-    assert context is not None
     metadata = [(n.args, dict(n.kwargs), n.meta.get("spec")) for n in section.nodes]
     names = set(symbols_of([*metadata, *(desc.spec for desc in inputs)]))
-    known = [context.simplify(context.symbol(name).expr).free_symbols() for name in names]
+    assert context is not None or not names
+    known = [context.simplify(context.symbol(name).expr).free_symbols() for name in names]  # type: ignore[union-attr]
     section.sizes = sorted(names.union(*known)) if known else []
     for name in section.sizes:
-        symbol = context.symbol(name)
+        symbol = context.symbol(name)  # type: ignore[union-attr]
         graph.placeholder(f"size_{name}").meta["spec"] = symbol
         inputs.append(InputDesc(f"size_{name}", "size", symbol))
     for node in section.nodes:

@@ -17,6 +17,7 @@ import torch
 from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.runtime.again import RunAgain
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
+from aot_autograd.runtime.handing import Buckets, bucket_limits
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
@@ -50,7 +51,9 @@ def build_training(
     outcome = joint.outcome
     source = Source()
     again = RunAgain(joint, partition, eager, backward, _kept_results(joint, partition))
-    source.globals["enter"] = _apply_of(_make_gate(joint, partition, backward, again))
+    entering = _entering(joint, partition)
+    whole = _apply_of(_make_gate(joint, partition, backward, again))
+    source.globals["enter"] = whole
     source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again, backward))
     source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
     source.line("if transforms(): return eager(*args)")
@@ -60,11 +63,15 @@ def build_training(
     start = len(source.lines)
     returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    entering = ", ".join(f"args[{i}]" for i in _entering(joint, partition))
+    gate = f"enter({', '.join(f'args[{i}]' for i in entering)})"
+    if partition.gradients:
+        source.globals["limits"] = bucket_limits
+        source.globals["by_buckets"] = Buckets(joint, partition, backward, again, whole, entering).enter
+        gate = f"{gate} if limits() is None else by_buckets(args)"
     told = unbacked_of_results(outcome)
     if told:
         source.line("told = {}")
-    source.line(f"{', '.join(outputs[i] for i in returned)} = apply(enter({entering}), args{', told' if told else ''})")
+    source.line(f"{', '.join(outputs[i] for i in returned)} = apply({gate}, args{', told' if told else ''})")
     for size in told:
         source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
     inputs = outcome.program.tracer.inputs

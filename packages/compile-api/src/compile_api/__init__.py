@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from compile_api.deploy.contract import Dim
     from compile_api.deploy.export import export
     from compile_api.deploy.exported import Exported, load_exported
+    from compile_api.deploy.package import Package, load_package, package
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "Dim",
     "Exported",
     "Options",
+    "Package",
     "Report",
     "allow_in_graph",
     "compare",
@@ -43,8 +45,10 @@ __all__ = [
     "is_compiling",
     "list_backends",
     "load_exported",
+    "load_package",
     "lookup_backend",
     "mark_dynamic",
+    "package",
     "register_backend",
     "reset",
     "set_logs",
@@ -63,6 +67,7 @@ _FROM_CAPTURE = frozenset(
 _LATER = {
     "Dim": "deploy.contract", "Exported": "deploy.exported", "export": "deploy.export",
     "load_exported": "deploy.exported", "compare": "comparison",
+    "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
 }  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""Texts to one shared library."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from inductor_gen.codegen.cexpr import prelude
+from inductor_gen.codegen.lowered import Lowered
+from inductor_gen.device.cpu import facts
+from inductor_gen.native_host.host import host_text
+from inductor_gen.native_host.interface import Interface
+from inductor_gen.runtime.compiler import _flags, find_compiler
+from prims.errors import InternalError
+
+__all__ = ["LIBRARY", "build_library", "processor"]
+
+LIBRARY = "libprogram.so"
+
+#: What of an x86 processor decides which instructions the compiler has used, as it and the kernel name it.
+_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+
+#: The files that stand beside a program's own.
+_COMMON = ("quintet.h", "runtime.c", "torch.c", "entry.c")
+
+
+def processor() -> list[str]:
+    """The features of this machine's processor that code compiled here may rely on."""
+    flags = facts().get("flags", "").split() if platform.machine() == "x86_64" else []
+    return [name for name in _FEATURES if name in flags]
+
+
+def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
+    """Write a program's C files and the library made of them into a folder; tells whether it calls PyTorch.
+
+    Raises:
+        Unsupported: something in the graph cannot run without Python, on the CPU.
+        UserError: there is no C compiler.
+        InternalError: it refused the text.
+    """
+    text, calls_torch = host_text(lowered, interface)
+    sources = {s.name: s for s in lowered.sources()}
+    kernels = "\n".join([prelude("\n".join(s.text for s in sources.values())), *(s.named() for s in sources.values())])
+    needs = " ".join(f'QR_NEEDS("{name}")' for name in processor())
+    (folder / "kernels.c").write_text(kernels or "\n", encoding="utf-8")
+    (folder / "program.c").write_text(f"#define QR_PROCESSOR {needs}\n{text}", encoding="utf-8")
+    for name in _COMMON:
+        shutil.copyfile(Path(__file__).parent / name, folder / name)
+    compiler = find_compiler()
+    flags = [f for f in _flags(lowered.options) if f != "-shared"]
+    objects = []
+    for name in ("kernels", "program"):
+        made = folder / f"{name}.o"
+        hidden = ["-fvisibility=hidden"]
+        _run([*compiler.command, *flags, *hidden, "-c", str(folder / f"{name}.c"), "-o", str(made)])
+        objects.append(made)
+    made_of = [*map(str, objects), "-o", str(folder / LIBRARY)]
+    link = [*compiler.command, "-shared", "-fopenmp", *made_of, "-lm", "-lpthread"]
+    if calls_torch:
+        place = Path(torch.__file__).parent / "lib"
+        link += [f"-L{place}", "-Wl,--no-as-needed", "-ltorch_cpu", "-lc10"]
+        link += ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{place}"]  # what lies beside the library comes first
+    _run(link)
+    for made in objects:
+        made.unlink()
+    return calls_torch
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise InternalError(f"{command[0]} refused generated code:\n{done.stderr[:4000]}")

@@ -34,6 +34,7 @@ __all__ = [
     "Package",
     "Report",
     "allow_in_graph",
+    "cache",
     "compare",
     "compile",
     "disable",
@@ -72,6 +73,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "cache":
+        import importlib
+
+        return importlib.import_module("compile_api.cache")
     if name in _FROM_CAPTURE or name in _LATER:
         import importlib
 

@@ -13,6 +13,7 @@ from compile_api.environment import unsupported_environment, unsupported_kind, w
 from compile_api.function import compile_function, original_of
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule, compile_module
+from compile_api.programs import DiskPrograms, programs_of
 from compile_api.progress import watcher
 from prims.eager import leave_to_eager
 from prims.errors import UserError
@@ -78,14 +79,14 @@ def compile(
     if disable:
         return model
     model = model._orig_mod if isinstance(model, CompiledModule) else original_of(model)
-    optimize = _optimizer(model, chosen, opts, report)
+    optimize = _optimizer(model, chosen, opts, report, programs_of(backend, opts, report))
     if isinstance(model, torch.nn.Module):
         return compile_module(model, optimize, settings, report)
     return compile_function(model, optimize, settings, report)
 
 
 def _optimizer(
-    model: Any, backend: Backend, options: Options, report: Report
+    model: Any, backend: Backend, options: Options, report: Report, programs: DiskPrograms | None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Capture's entry for this call, or one that leaves functions alone where nothing can be compiled."""
     problem = unsupported_environment() or unsupported_kind(model)
@@ -99,6 +100,6 @@ def _optimizer(
             forget_broken_imports()
             import dynamo_capture
 
-        return dynamo_capture.optimize(fn, backend, options=options, report=report)
+        return dynamo_capture.optimize(fn, backend, options=options, report=report, programs=programs)
 
     return optimize

@@ -359,6 +359,7 @@ class Capture:
             return Source("global_", None, name)
         owner = globals_.get("__name__")
         if isinstance(owner, str) and rules.is_library_name(owner):
+            self.guards.read_global(globals_, name, globals_[name])
             return None
         return Source("item", Source("constant", None, (globals_,)), name)
 
@@ -370,6 +371,7 @@ class Capture:
         """
         if rules.is_library_name(module.__name__) and module is not sys:
             if module not in _PATCHED or not isinstance(getattr(module, name), _FUNCTIONS):
+                self.guards.read_attribute(module, name, getattr(module, name))
                 return None
             source = None  # one node for all files that have the module under a name of theirs
         return Source("attr", source or Source("constant", None, (module,)), name)

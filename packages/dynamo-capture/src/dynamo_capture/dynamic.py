@@ -121,6 +121,29 @@ class DynamicSizes:
             self._symbolic = symbolic
             self.generalised += 1
 
+    def known(self) -> dict[str, Any]:
+        """What the captures have seen, as JSON."""
+        return {
+            "shapes": {source: list(shape) for source, shape in self._shapes.items()},
+            "changed": {source: sorted(dims) for source, dims in self._changed.items() if dims},
+            "ints": self._ints, "changed_ints": sorted(self._changed_ints),
+            "floats": self._floats, "changed_floats": sorted(self._changed_floats),
+            "sharing": self._sharing, "generalised": self.generalised,
+        }  # fmt: skip
+
+    def take(self, known: dict[str, Any]) -> None:
+        """Go on from what the captures of another process have seen."""
+        self._shapes |= {source: tuple(shape) for source, shape in known["shapes"].items()}
+        for source, dims in known["changed"].items():
+            self._changed.setdefault(source, set()).update(dims)
+        self._ints |= known["ints"]
+        self._changed_ints |= set(known["changed_ints"])
+        self._floats |= known["floats"]
+        self._changed_floats |= set(known["changed_floats"])
+        self._sharing |= known["sharing"]
+        self.generalised = max(self.generalised, known["generalised"])
+        self._symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints) + len(self._changed_floats)
+
     def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> list[int]:
         """The symbolic dimensions of a tensor input."""
         shape = tuple(tensor.shape)

@@ -22,6 +22,7 @@ from dynamo_capture.dynamic import DynamicSizes
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.rules import runs_around, runs_without_hook, skip_reason
 from dynamo_capture.state import Backend, CapturedGraph, CodeState
+from dynamo_capture.stored.programs import Programs, store_program, stored_program
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
 from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
 from prims.eager import leave_to_eager
@@ -36,6 +37,7 @@ from prims.report import Report
 
 if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
+    from dynamo_capture.stored.reading import Restored
 
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
 
@@ -55,10 +57,12 @@ class Optimizer:
         backend: ``backend(gm, example_inputs) -> callable``.
         options: how to capture.
         report: collects graphs, breaks, fallbacks and recompilations.
+        programs: a store of captured frames, which is asked before a frame is interpreted.
     """
 
-    def __init__(self, backend: Backend, options: Options, report: Report) -> None:
+    def __init__(self, backend: Backend, options: Options, report: Report, programs: Programs | None = None) -> None:
         self.backend = backend
+        self.programs = programs
         self.options = options
         self.report = report
         #: Is told of every captured region.
@@ -82,7 +86,8 @@ class Optimizer:
             if optimizer is not None:
                 optimizer.ran_plainly(when)
 
-        import dynamo_capture.language  # noqa: F401  (what it knows of torch it knows by the objects that are there now)
+        if programs is None:  # what it knows of torch it knows by the objects that are there now
+            import dynamo_capture.language  # noqa: F401
 
         hook.init_torch()
         self.context = _native.Context(_filter, translate_frame, notice=notice)
@@ -114,7 +119,7 @@ class Optimizer:
             return _native.RUN
         before = self._looks(code)
         devices = entered_devices() or ()
-        with without_function_modes(), compiling(), self.report.phase("capture"):
+        with without_function_modes(), compiling():
             if self._looks(code) != before:
                 return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
             state = self._state(code)
@@ -201,11 +206,27 @@ class Optimizer:
                 text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
                 return self._left(state, Why(text, where, self._contract.about_the_limit))
         forget_broken_imports()
+        if self.programs is not None:
+            with self.report.phase("load"):
+                stored = stored_program(self.programs, request, self.options, self.report, state)
+            if stored is not None:
+                return self._loaded(state, stored, where)
+        with self.report.phase("capture"):
+            return self._captured(state, request, where)
+
+    def _loaded(self, state: CodeState, stored: Restored, where: str | None) -> Any:
+        """The answer to the hook where a program of the store serves."""
+        if stored.nothing:
+            return self._nothing(state, where)
+        return self._entry(state, stored.code, stored.tree, stored.captured, stored.compiled, where)
+
+    def _captured(self, state: CodeState, request: FrameRequest, where: str | None) -> Any:
+        """The answer to the hook by a translation."""
         try:
             from dynamo_capture.language import translate  # the interpreter, which a stored program does without
 
-            unbacked = self._contract.unbacked
-            result = translate(request, self._backend, self.options, self.report, state, unbacked)
+            unbacked, keeps = self._contract.unbacked, self.programs is not None
+            result = translate(request, self._backend, self.options, self.report, state, unbacked, keeps)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
         except UserError:
@@ -221,21 +242,35 @@ class Optimizer:
         except Exception as error:
             return self._failed(state, error, where)
         captured = result.captured
-        if captured.graph is None and not result.goes_on:
-            # Nothing to compile in it: the frame runs as it is, and after a second look always does.
-            state.empty += 1
-            state.why = Why(NOTHING.reason, where)
-            return _native.RUN if state.empty < 3 else _native.SKIP
-        state.sizes.commit()
+        is_empty = captured.graph is None and not result.goes_on
+        if not is_empty:
+            state.sizes.commit()
+        if self.programs is not None and result.kept is not None:
+            store_program(self.programs, result.kept, self.options, state)
+        if is_empty:
+            return self._nothing(state, where)
+        return self._entry(state, result.code, result.tree, captured, captured.graph is not None, where)
+
+    def _nothing(self, state: CodeState, where: str | None) -> Any:
+        """Nothing to compile in it: the frame runs as it is, and after a second look always does."""
+        state.empty += 1
+        state.why = Why(NOTHING.reason, where)
+        return _native.RUN if state.empty < 3 else _native.SKIP
+
+    def _entry(
+        self, state: CodeState, code: types.CodeType, tree: Any, captured: CapturedGraph, compiled: bool,
+        where: str | None,
+    ) -> Any:  # fmt: skip
+        """The cache entry of a program."""
         self.on_capture(captured)
         brk = captured.brk
         if brk is not None:
             self.report.graph_break(brk.reason, brk.where, brk.hint)
-        if captured.graph is not None:
+        if compiled:
             self.report.status("frame", "compiled", where=where)
         elif brk is not None:
             state.why = Why(brk.reason, brk.where, brk.hint)
-        return _native.Entry(result.code, result.tree, tag=captured, compiled=captured.graph is not None)
+        return _native.Entry(code, tree, tag=captured, compiled=compiled)
 
     def forget(self) -> None:
         """Forget what was captured; the report keeps it."""
@@ -307,8 +342,9 @@ def _miss_reason(entries: list[Any], request: FrameRequest) -> str:
 
 
 def optimize(
-    fn: Any, backend: Backend, *, options: Options | None = None, report: Report | None = None
-) -> Callable[..., Any]:
+    fn: Any, backend: Backend, *, options: Options | None = None, report: Report | None = None,
+    programs: Programs | None = None,
+) -> Callable[..., Any]:  # fmt: skip
     """Compile a function, method or module by capturing the tensor programs that it runs.
 
     Args:
@@ -317,6 +353,8 @@ def optimize(
             ``supports_dynamic_shapes`` (see :func:`supports_dynamic_shapes`), each size has a graph of its own.
         options: see :class:`prims.options.Options`.
         report: collects what happened.
+        programs: where captured frames are kept from process to process: a
+            :class:`dynamo_capture.stored.programs.Programs`.
 
     Returns:
         A callable with the signature of ``fn``.
@@ -329,7 +367,7 @@ def optimize(
     if not callable(backend):
         raise UserError(f"backend {backend!r} is not callable", todo="Pass a function of (gm, example_inputs).")
     show_logs(options.logs if options is not None else "")
-    optimizer = Optimizer(backend, options or Options(), report if report is not None else Report())
+    optimizer = Optimizer(backend, options or Options(), report if report is not None else Report(), programs)
     target = _unwrapped(fn)
     function = _function_of(target)
     plain = function is None or why_plain(function.__code__) is not None or is_disabled(target)

@@ -6,13 +6,17 @@ Every check is recorded once, with the user's line that needed it, and put on th
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from prims.ir import SourceLoc
+
+if TYPE_CHECKING:
+    from dynamo_capture.stored.log import Reads
 
 __all__ = ["Guard", "GuardSet"]
 
@@ -52,6 +56,23 @@ class GuardSet:
         self._keyed: dict[int, Source] = {}
         #: Names looked up in classes, and where they were found, by identity (inverted: what was found is guarded too).
         self.lookups: set[tuple[int, str, int]] = set()
+        #: What is read of libraries, and not guarded; kept where the capture is to be stored.
+        self.reads: Reads | None = None
+
+    def read_global(self, globals_: dict[str, Any], name: str, obj: Any) -> None:
+        """A library's global name gave this."""
+        if self.reads is not None:
+            self.reads.globals[id(globals_), name] = globals_, name, obj
+
+    def read_attribute(self, module: Any, name: str, obj: Any) -> None:
+        """An attribute of a library's module gave this."""
+        if self.reads is not None:
+            self.reads.attributes[id(module), name] = module, name, obj
+
+    def read_class(self, cls: type, name: str) -> None:
+        """A class was asked for a name."""
+        if self.reads is not None:
+            self.reads.lookups[id(cls), name] = cls, name
 
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
@@ -165,7 +186,7 @@ class GuardSet:
         if (node := self._new("hasattr", source, (name, present), name)) is not None:
             self.tree.check_lambda(
                 node,
-                lambda obj: hasattr(obj, name) is present,
+                functools.partial(_attribute_is_there, name, present),
                 text=f"hasattr({source}, {name!r}) is {present}",
                 reason=self._reason(),
             )
@@ -239,3 +260,7 @@ class GuardSet:
         value = fn()
         self.state(fn, value, text)
         return value
+
+
+def _attribute_is_there(name: str, present: bool, obj: Any) -> bool:
+    return hasattr(obj, name) is present

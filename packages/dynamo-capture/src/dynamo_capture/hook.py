@@ -33,7 +33,7 @@ def init_torch() -> dict[str, bool]:
 
     lib = Path(torch.__file__).parent / "lib"
     libraries = tuple(str(lib / name) for name in ("libtorch_cpu.so", "libc10.so"))
-    state = _state_readers()
+    state = state_readers()
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     with torch.no_grad():
         probes = _probes()
@@ -80,7 +80,7 @@ def _probe_facts(tensor: torch.Tensor, scalar_type: int) -> dict[str, int]:
     }
 
 
-def _state_readers() -> dict[str, Callable[[], object]]:
+def state_readers() -> dict[str, Callable[[], object]]:
     """The global state that a compiled graph depends on, by name."""
     import torch
 

@@ -33,7 +33,7 @@ from dynamo_capture.codemap import CodeMap
 
 __all__ = [
     "ResumePoint", "cell_slots", "generator_code", "implicit_reads", "parameters", "resume_code", "resume_info",
-    "super_here",
+    "resume_point", "super_here",
 ]  # fmt: skip
 
 _OP = opcode.opmap
@@ -104,6 +104,7 @@ class ResumePoint:
 
 
 _infos: CodeMap[ResumeInfo] = CodeMap()
+_points: CodeMap[tuple[ResumePoint, int]] = CodeMap()
 #: The codes that continue a code object; they live as long as it does.
 _made: CodeMap[dict[ResumePoint | None, CodeType]] = CodeMap()
 
@@ -117,6 +118,18 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 def resume_info(code: CodeType) -> ResumeInfo | None:
     """Where a code made by `resume_code` comes from; None for any other code."""
     return _infos.get(code)
+
+
+def resume_point(code: CodeType) -> tuple[ResumePoint, int]:
+    """Where a code made by `resume_code` continues the original, and the user's line there.
+
+    Raises:
+        ValueError: it was not made so.
+    """
+    found = _points.get(code)
+    if found is None:
+        raise ValueError(f"{code.co_qualname} continues nothing")
+    return found
 
 
 def cell_slots(code: CodeType) -> frozenset[str]:
@@ -199,6 +212,7 @@ def _make(code: CodeType, point: ResumePoint, line: int) -> CodeType:
     body, consts, grown, growth = _body(code)
     new, count = _continued(code, point, name, body, consts, _instruction("RESUME"), b"")
     _infos[new] = ResumeInfo(weakref.ref(code), point.index, count, tuple(grown), growth)
+    _points[new] = point, line
     return new
 
 

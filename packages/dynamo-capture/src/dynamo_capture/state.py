@@ -50,6 +50,8 @@ class CodeState:
     #: Why its frames come to no compiled code, where they do not.
     why: Why | None = None
     waits: int = 0
+    #: It knows what a store knows of the sizes that the code object has met.
+    informed: bool = False
     #: Values that only the data tells are read between graphs, for a stage could not do with symbols for them.
     reads_between: bool = False
 

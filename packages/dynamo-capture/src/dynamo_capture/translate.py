@@ -31,6 +31,8 @@ from dynamo_capture.sizes import add_size_guards
 from dynamo_capture.sources import Source
 from dynamo_capture.spent import let_go_of_spent
 from dynamo_capture.state import CapturedGraph, CodeState
+from dynamo_capture.stored.log import GuardLog, Reads
+from dynamo_capture.stored.writing import Kept
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import ExceptionValue
@@ -40,6 +42,7 @@ from prims.debug import keep
 from prims.errors import DataDependentError, Unsupported
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.ir.blame import blaming
 from prims.logs import say
 from prims.options import Options
 from prims.records import record
@@ -61,6 +64,8 @@ class Translation:
     captured: CapturedGraph
     #: Whether it ends in a call of a resume function.
     goes_on: bool
+    #: What it takes to store it, where that was asked for.
+    kept: Kept | None = None
 
 
 #: The same of the graph's inputs, with what is known of each.
@@ -69,9 +74,13 @@ CompileGraph = Callable[[torch.fx.GraphModule, list[GraphInput]], Callable[..., 
 
 def translate(
     request: FrameRequest, compile_graph: CompileGraph, options: Options, report: Report | None, state: CodeState,
-    unbacked: bool = False,
+    unbacked: bool = False, keeps: bool = False,
 ) -> Translation:  # fmt: skip
-    """Capture one frame; ``unbacked``: what only the data tells becomes symbols of the graph.
+    """Capture one frame.
+
+    Args:
+        unbacked: what only the data tells becomes symbols of the graph.
+        keeps: note what it takes to store the program.
 
     Raises:
         SkipFrame: the frame is left to eager.
@@ -81,7 +90,9 @@ def translate(
     raises: tuple[str, Any] | None = None
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
-        tx = Capture(request, _native.GuardTree(), state.sizes, unbacked and not state.reads_between)
+        tree = GuardLog() if keeps else _native.GuardTree()
+        tx = Capture(request, tree, state.sizes, unbacked and not state.reads_between)
+        tx.guards.reads = Reads.none() if keeps else None
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
@@ -198,7 +209,7 @@ def _finish(
         undone, may_run_again = _all_or_nothing(compiled, tx)
     elif plan.outputs:
         gm = _graph_module(tx, plan.outputs, name)
-        compiled = gm.forward
+        compiled = blaming(gm) if isinstance(tx.guards.tree, GuardLog) else gm.forward
 
     drawn = tuple(sorted(map(str, tx.drawn))) if may_run_again else ()
     running = Running(tuple(undone), drawn, bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
@@ -215,10 +226,12 @@ def _finish(
         cg.call_const(fn, [ConstantValue(argument) for argument in arguments])
         cg.pop()
     begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
+    run: Any = None
     if compiled is not None:
         if begin is not None:
             cg.instructions.append(begin)
-        cg.begin_call(_native.activate(running.around(compiled), None))
+        run = _native.activate(running.around(compiled), None)
+        cg.begin_call(run)
         for slot in input_slots:
             cg.emit("LOAD_FAST", cg.parameter_name(slot))
         cg.end_call(len(inputs))
@@ -246,7 +259,12 @@ def _finish(
     if report is not None and gm is not None:
         report.guarded(name, captured.guards)
     say("guards", report, lambda: "\n  ".join([f"{name} at {where} assumes", *map(str, captured.guards)]))
-    return Translation(code, tx.guards.tree, captured, goes_on=brk is not None)
+    kept = None
+    if isinstance(tree, GuardLog) and tx.guards.reads is not None:
+        text = {"name": name, "where": where, "goes_on": brk is not None, "compiled": gm is not None}
+        kept = Kept(request, tree, tx.guards.reads, code, run, compiled, running, text, state_brk)
+        tree = tree.tree
+    return Translation(code, tree, captured, brk is not None, kept)
 
 
 def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence[int], bool]:

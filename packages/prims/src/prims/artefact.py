@@ -75,7 +75,7 @@ class Artefact:
 
 
 #: The loader of each kind, as ``module:function``.
-_LOADERS: dict[str, str] = {}
+_LOADERS: dict[str, str] = {"prims.graph": "prims.ir.blame:load"}
 
 
 def register_loader(kind: str, place: str) -> None:

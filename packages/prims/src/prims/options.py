@@ -54,6 +54,9 @@ class Options:
         fuel: stop optimising after this many optional passes or rewrites; ``None`` is no limit.
         strict: an internal failure raises instead of falling back to eager.
         cache: whether the disk caches are used.
+        program_cache: whole programs are kept on disk, so that another process runs them without interpreting, tracing
+            or compiling anything. What a program assumed is checked when it is loaded; a call that reads something of
+            the process which no guard watches is not kept, as far as capture knows. (Off by default while that is new.)
         cache_dir: folder of the disk caches.
         cache_size_limit: bytes that the disk caches may take.
         recompile_limit: captures of one code object before it is left to eager.
@@ -91,6 +94,7 @@ class Options:
     fuel: int | None = None
     strict: bool = False
     cache: bool = True
+    program_cache: bool = False
     cache_dir: str = dataclasses.field(default_factory=_environment_cache_dir)
     cache_size_limit: int = 4 << 30
     recompile_limit: int = 8
@@ -110,7 +114,7 @@ class Options:
 
     def __post_init__(self) -> None:
         switches = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune", "epilogue_fusion")
-        for name in (*switches, "cudagraphs", "data_dependent"):
+        for name in (*switches, "cudagraphs", "program_cache", "data_dependent"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")
         self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))

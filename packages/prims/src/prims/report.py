@@ -94,6 +94,25 @@ class LoadedRecord:
 
 
 @record
+class ProgramRecord:
+    """What became of a frame that was looked for among the stored programs.
+
+    Attributes:
+        name: the function.
+        status: ``"loaded"``, ``"missed"`` (once for each stored variant), ``"stored"`` or ``"not stored"``.
+        reason: what is different, or what ties it to this process.
+    """
+
+    name: str
+    status: str
+    reason: str | None = None
+    where: str | None = None
+
+    def __str__(self) -> str:
+        return f"program {self.name}: {self.status}{f' ({self.reason})' if self.reason else ''}{_at(self.where)}"
+
+
+@record
 class ExternRecord:
     """One call into a library kernel, by operator name."""
 
@@ -251,6 +270,7 @@ class Report:
     kernels: list[KernelRecord] = field(default_factory=list)
     externs: list[ExternRecord] = field(default_factory=list)
     loaded: list[LoadedRecord] = field(default_factory=list)
+    programs: list[ProgramRecord] = field(default_factory=list)
     fallbacks: list[FallbackRecord] = field(default_factory=list)
     inexact: list[InexactRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
@@ -326,6 +346,10 @@ class Report:
     def load(self, what: str, name: str, key: str) -> None:
         """Record a part that was loaded, not compiled."""
         self.loaded.append(LoadedRecord(what, name, key))
+
+    def program(self, name: str, status: str, reason: str | None = None, where: str | None = None) -> None:
+        """Record what became of a frame that was looked for among the stored programs."""
+        self.programs.append(ProgramRecord(name, status, reason, where))
 
     def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
         """Record a graph's memory plan."""
@@ -423,6 +447,7 @@ class Report:
         ]
         texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
         texts += [f"loaded {part.what} {part.name}: {part.key}" for part in self.loaded]
+        texts += map(str, self.programs)
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
         texts += [f"kernel {k.name} ({k.loops} loops): {' '.join(k.ops)}" for k in self.kernels]
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
@@ -453,7 +478,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept", "loaded", "findings", "caches", "spans")  # fmt: skip
+          "memory", "saved", "kept", "loaded", "programs", "findings", "caches", "spans")  # fmt: skip
 
 
 def _verdict(report: Report) -> str:

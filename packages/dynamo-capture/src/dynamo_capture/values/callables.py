@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 import types
 from collections.abc import Callable, Iterator
@@ -157,7 +158,7 @@ class PyModuleValue(_FixedValue):
         found = tx.exact(getattr, module, name)
         if type(module) is not types.ModuleType and hasattr(type(module), name) and type(found) in CONST_TYPES:
             # A setting that is computed when it is read, as those of torch.backends are.
-            tx.guards.state(lambda: getattr(module, name), found, f"{module.__name__}.{name}")
+            tx.guards.state(functools.partial(getattr, module, name), found, f"{module.__name__}.{name}")
         return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
 
     def _guard_missing(self, tx: Capture, name: str) -> None:

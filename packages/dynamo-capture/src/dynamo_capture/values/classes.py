@@ -82,6 +82,7 @@ def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -
     if mark in known:
         return
     known.add(mark)
+    tx.guards.read_class(cls, name)
     tx.guards.mro(cls)
     for base in cls.__mro__:
         if base is owner:

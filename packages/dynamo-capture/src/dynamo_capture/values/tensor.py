@@ -106,6 +106,7 @@ class TensorValue(Value):
         return number.truth(tx)
 
     def getattr(self, tx: Capture, name: str) -> Value:
+        tx.guards.read_class(torch.Tensor, name)
         if name in ("shape",):
             return size_value(tx, self)
         if name in _CONST_ATTRIBUTES:
@@ -166,6 +167,7 @@ class TensorValue(Value):
         return type(value) is ConstantValue and value.value is None
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        tx.guards.read_class(torch.Tensor, name)
         added = _added_method(tx, name)
         if added is not None:
             return added.call(tx, [self, *args], kwargs)

@@ -7,7 +7,8 @@ where the tensors that compiled code makes would tell something else than eager'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
@@ -68,9 +69,13 @@ def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
     leaf = real.is_leaf
     if tensor.source is not None:
         text = f"{tensor.source} is {'a' if leaf else 'no'} leaf of the autograd graph"
-        tx.guards.predicate(tensor.source, lambda found: found.is_leaf is leaf, text)
+        tx.guards.predicate(tensor.source, functools.partial(_is_leaf_as, leaf), text)
     if name == "is_leaf":
         return ConstantValue(leaf)
     if leaf:
         return ConstantValue({"grad_fn": None, "output_nr": 0, "retains_grad": False}[name])
     raise GraphBreak("QB06", f"attribute {name!r} of a tensor")
+
+
+def _is_leaf_as(leaf: bool, found: Any) -> bool:
+    return found.is_leaf is leaf

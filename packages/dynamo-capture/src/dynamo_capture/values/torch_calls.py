@@ -203,7 +203,7 @@ def _guard_setting(tx: Capture, fn: Any, args: list[Any], kwargs: dict[str, Any]
     except Exception:
         return  # the call itself will say so
     if type(value) in CONST_TYPES:
-        tx.guards.state(lambda: fn(*args, **kwargs), value, f"{fn.__name__}({', '.join(map(repr, args))})")
+        tx.guards.state(functools.partial(fn, *args, **kwargs), value, f"{fn.__name__}({', '.join(map(repr, args))})")
 
 
 def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
@@ -336,11 +336,13 @@ def _default_device(tx: Capture, args: list[Value], kwargs: dict[str, Value]) ->
     if device.index is not None:
         return ConstantValue(device)
 
-    def current() -> torch.device:
-        return torch.empty(0, device=device).device
-
+    current = functools.partial(_current_device, device)
     tx.guards.state(current, current(), f"the current {device.type} device")
     return ConstantValue(current())
+
+
+def _current_device(device: torch.device) -> torch.device:
+    return torch.empty(0, device=device).device
 
 
 def _fallback_device() -> Any:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.fx
 
-__all__ = ["blaming"]
+from prims.artefact import Artefact, NotPortable
+from prims.errors import StoredGraphError
+from prims.ir.serial import from_json, to_json
+
+if TYPE_CHECKING:
+    from prims.options import Options
+    from prims.report import Report
+
+__all__ = ["blaming", "load"]
 
 #: What ``fx`` calls the file of a graph's generated code.
 _GENERATED = "<eval_with_key>"
@@ -24,7 +33,26 @@ def blaming(module: torch.fx.GraphModule) -> Callable[..., Any]:
             _blame(error, module.graph)
             raise
 
+    run.artefact = functools.partial(_artefact, module)  # type: ignore[attr-defined]
     return run
+
+
+def _artefact(module: torch.fx.GraphModule) -> Artefact:
+    env = module.meta.get("envelope")
+    if env is None or env.constants:
+        raise NotPortable("a graph with constants, or without its description, is not stored")
+    return Artefact("prims.graph", "1", {}, {"graph": to_json(env).encode()})
+
+
+def load(artefact: Artefact, options: Options, report: Report | None) -> Callable[..., Any]:
+    """The graph of an artefact that :func:`blaming` gave, run operator by operator (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, or no graph.
+    """
+    if artefact.version != "1":
+        raise StoredGraphError("ART-C4", f"a graph of version {artefact.version!r}")
+    return blaming(from_json(artefact.files["graph"].decode()).module())
 
 
 def _blame(error: Exception, graph: torch.fx.Graph) -> None:

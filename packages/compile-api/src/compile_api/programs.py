@@ -1,0 +1,232 @@
+"""The disk store of whole programs: what capture wrote of frames, under the keys of their code.
+
+``<cache_dir>/programs/<key>/<digest>.program`` is one program; a key has one for each variant of the frame (other
+types, other sizes). A file is named by the SHA-256 of its content, appears by an atomic rename, and says itself under
+which key it stands, so that writers do not disturb each other and no program can be exchanged for another's. Folders
+are their owner's only, and the programs that were used least recently go when the size limit is passed. Losing any file
+at any time, or finding anything else in its place, costs doing its work again and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from prims.artefact import Artefact, from_bytes, to_bytes
+from prims.disk.cache import Entries
+from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
+from prims.errors import StoredGraphError
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["DiskPrograms", "ProgramFolder", "programs_of", "text_of_packages"]
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_MAX_PROGRAM = 1 << 30
+#: Variants of one frame that are kept.
+_MAX_VARIANTS = 16
+_SUFFIX = ".program"
+
+
+class ProgramFolder:
+    """The files.
+
+    Args:
+        root: the folder ``programs``.
+        limit: bytes that they may take.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], limit: int) -> None:
+        self.root = Path(root)
+        self.limit = limit
+
+    def find(self, key: str) -> Iterator[Artefact]:
+        """The programs under a key, the newest first, which count as used. What is damaged or another's is left out."""
+        if not _KEY.fullmatch(key):
+            return
+        for path in self._files(self.root / key):
+            try:
+                data = read_private(path, _MAX_PROGRAM)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._strange(f"{path.name} is no file of this user's")
+                continue
+            entry = self._entry(path, key, data)
+            if entry is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+                yield entry
+
+    def put(self, key: str, entry: Artefact) -> None:
+        """Keep one more program.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = to_bytes(Artefact(entry.kind, entry.version, {**entry.text, "key": key}, entry.files, entry.children))
+        private_folder(self.root, key)
+        path = self._place(key, data)
+        write_private(path, data)
+        for old in self._files(self.root / key)[_MAX_VARIANTS:]:
+            _unlink(old)
+        self._evict(path)
+
+    def everything(self) -> Iterator[tuple[str, bytes]]:
+        """All programs that can be read, each with its key."""
+        for folder in sorted(self.root.iterdir()) if self.root.is_dir() else ():
+            if _KEY.fullmatch(folder.name):
+                for path in self._files(folder):
+                    with contextlib.suppress(OSError):
+                        yield folder.name, read_private(path, _MAX_PROGRAM)
+
+    def _place(self, key: str, data: bytes) -> Path:
+        return self.root / key / f"{hashlib.sha256(data).hexdigest()}{_SUFFIX}"
+
+    def _entry(self, path: Path, key: str, data: bytes) -> Artefact | None:
+        try:
+            if hashlib.sha256(data).hexdigest() != path.stem:
+                raise StoredGraphError("ART-C2", "the content is not what the name says")
+            entry = from_bytes(data)
+            if entry.text.get("key") != key:
+                raise StoredGraphError("ART-C3", "it is of another key")
+        except StoredGraphError:
+            self._strange(f"{path.name} is damaged")
+            _unlink(path)
+            return None
+        return entry
+
+    def _files(self, folder: Path) -> list[Path]:
+        """The files of a folder, the newest first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for each in os.scandir(folder):
+                if each.name.endswith(_SUFFIX):
+                    with contextlib.suppress(OSError):
+                        found.append((each.stat(follow_symlinks=False).st_mtime_ns, each.path))
+        return [Path(path) for _, path in sorted(found, reverse=True)]
+
+    def _evict(self, keep: Path) -> None:
+        files = []
+        for path in self.root.glob(f"*/*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                info = path.lstat()
+                files.append((info.st_mtime, info.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self.limit:
+                return
+            if path != keep:
+                _unlink(path)
+                total -= size
+
+    def _strange(self, what: str) -> None:
+        warn_of(str(self.root), what, "Remove it, so that it is made anew.")
+
+
+class DiskPrograms:
+    """The store of one compiled function or module (``dynamo_capture.stored.programs.Programs``).
+
+    Args:
+        backend: whose programs these are.
+        folder: where they are kept.
+        report: is told what becomes of each frame.
+    """
+
+    def __init__(self, backend: str, folder: ProgramFolder, report: Report) -> None:
+        self.backend = backend
+        self.folder = folder
+        self.report = report
+
+    def find(self, key: str) -> Sequence[Artefact]:
+        """The programs under a key, the newest first, those of ``load_artifacts`` behind those of the disk."""
+        return [*self.folder.find(key), *(entry for entry in _loaded.get(key, ()))]
+
+    def put(self, key: str, entry: Artefact) -> None:
+        """Keep one more program, also for ``save_artifacts``."""
+        with _lock:
+            _made.append((key, entry))
+        try:
+            self.folder.put(key, entry)
+        except UnsafeFolder as error:
+            why = f"it is not used, because {error}"
+            warn_of(str(self.folder.root), why, "Set QUINTET_CACHE_DIR to another folder.")
+        except OSError as error:
+            why = f"nothing can be written into it ({error.strerror or error})"
+            warn_of(str(self.folder.root), why, "Make room, or set QUINTET_CACHE_DIR to another folder.")
+
+    def note(self, name: str, status: str, reason: str | None, where: str | None) -> None:
+        """Be told what became of a frame."""
+        self.report.program(name, status, reason, where)
+
+    def used(self, key: str, entry: Artefact) -> None:
+        """A program has served; ``save_artifacts`` takes it along."""
+        with _lock:
+            _made.append((key, entry))
+
+
+#: What this process has made or used, for ``save_artifacts``; what ``load_artifacts`` has read, by key.
+_made: list[tuple[str, Artefact]] = []
+_loaded: dict[str, list[Artefact]] = {}
+_lock = threading.Lock()
+
+
+def programs_of(backend: object, options: Options, report: Report) -> DiskPrograms | None:
+    """The store for one ``compile()`` call; None where none is asked for, or the backend has no name to keep it by.
+
+    Under ``check`` graphs are compared with eager, for which they have to be captured.
+    """
+    if not (options.program_cache and options.cache and isinstance(backend, str) and options.check == "off"):
+        return None
+    root = os.path.join(options.cache_dir, "programs")
+    return DiskPrograms(f"{backend} {text_of_packages(root)}", ProgramFolder(root, options.cache_size_limit), report)
+
+
+_PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
+
+
+@functools.cache
+def text_of_packages(root: str) -> str:
+    """A digest of the text of the packages that make programs.
+
+    To read them all takes 0.1 s, so that the digest is kept under names, sizes and times of the files.
+    """
+    places = [p for name in _PACKAGES for p in getattr(find_spec(name), "submodule_search_locations", None) or ()]
+    files = sorted(path for place in places for path in _files_below(place))
+    seen = hashlib.sha256(repr([(path, size, time) for path, size, time in files]).encode()).hexdigest()
+    entries = Entries(Path(root) / "text")
+    with contextlib.suppress(ValueError):
+        known = entries.find(seen)
+        if known is not None and isinstance(known.get("text"), str):
+            return str(known["text"])
+    held = hashlib.sha256()
+    for path, _, _ in files:
+        place = next(place for place in places if path.startswith(place))
+        held.update(f"{os.path.basename(place)}/{os.path.relpath(path, place)}\0".encode())
+        held.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    with contextlib.suppress(OSError):
+        private_folder(root, "text")
+        entries.keep(seen, {"text": held.hexdigest()})
+        entries.limit(64)
+    return held.hexdigest()
+
+
+def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
+    for each in os.scandir(folder):
+        if each.name.endswith(".py"):
+            info = each.stat()
+            yield each.path, info.st_size, info.st_mtime_ns
+        elif each.is_dir() and each.name != "__pycache__":
+            yield from _files_below(each.path)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

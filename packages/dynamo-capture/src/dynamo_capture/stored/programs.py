@@ -1,0 +1,152 @@
+"""What capture asks of a store of whole programs, and under which key."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from dynamo_capture import __version__
+from dynamo_capture.stored.facts import code_digest, fact_of, instance_fact
+from dynamo_capture.whynot import place_of
+from prims.artefact import Artefact, NotPortable
+from prims.options import Options
+
+if TYPE_CHECKING:
+    from dynamo_capture.request import FrameRequest
+    from dynamo_capture.state import CodeState
+    from dynamo_capture.stored.reading import Restored
+    from dynamo_capture.stored.writing import Kept
+    from prims.report import Report
+
+__all__ = ["NOT_IN_KEY", "Programs", "frame_key", "store_program", "stored_program"]
+
+#: Options under which a frame comes to the same program.
+NOT_IN_KEY = frozenset((
+    "cache", "cache_dir", "cache_size_limit", "program_cache", "compile_workers", "compile_timeout", "debug",
+    "recompile_limit", "verify", "strict", "logs",
+))  # fmt: skip
+
+
+class Programs(Protocol):
+    """A store. None of its methods raises.
+
+    Attributes:
+        backend: whose programs these are: the backend's name, and the text of the packages that make them.
+    """
+
+    backend: str
+
+    def find(self, key: str) -> Sequence[Artefact]:
+        """The entries under a key, the newest first."""
+
+    def put(self, key: str, entry: Artefact) -> None:
+        """Keep one more entry."""
+
+    def used(self, key: str, entry: Artefact) -> None:
+        """Be told that an entry serves."""
+
+    def note(self, name: str, status: str, reason: str | None, where: str | None) -> None:
+        """Be told what became of a frame: ``"loaded"``, ``"missed"``, ``"stored"`` or ``"not stored"``, and why."""
+
+
+def frame_key(request: FrameRequest, options: Options, backend: str) -> str:
+    """The key of a frame's programs: its code and module, the options and the backend, and what all captures rest on.
+
+    Raises:
+        NotPortable: the code holds a constant that is no plain value.
+    """
+    module = request.globals.get("__name__")
+    parts = (code_digest(request.code), str(module), _options(options), backend, *_surroundings())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _options(options: Options) -> str:
+    values = {name: getattr(options, name) for name in sorted(options.names()) if name not in NOT_IN_KEY}
+    values["threads"] = options.threads or torch.get_num_threads()
+    return repr(values)
+
+
+@functools.cache
+def _surroundings() -> tuple[str, ...]:
+    """Python, torch, and what is patched in the class of tensors."""
+    return (
+        sys.version, sys.implementation.cache_tag or "", torch.__version__, str(torch.version.git_version), __version__,
+        _of_tensors(),
+    )  # fmt: skip
+
+
+def _of_tensors() -> str:
+    """What ``torch.Tensor`` and its base define: capture knows its methods, which a program may have replaced."""
+    said = []
+    for cls in (torch.Tensor, torch._C.TensorBase):
+        for name, obj in sorted(vars(cls).items()):
+            try:
+                fact: Any = fact_of(obj)
+            except NotPortable:
+                fact = instance_fact(obj)
+            said.append([name, fact])
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def stored_program(
+    programs: Programs, request: FrameRequest, options: Options, report: Report, state: CodeState
+) -> Restored | None:
+    """The first program of a store that serves a frame; None where none does, and the store is told why."""
+    from dynamo_capture.stored.reading import Missed, read
+
+    code = request.code
+    name, where = code.co_qualname, place_of(code)
+    try:
+        key = frame_key(request, options, programs.backend)
+        entries = programs.find(key)
+    except NotPortable as error:
+        programs.note(name, "missed", error.reason, where)
+        return None
+    if not entries:
+        programs.note(name, "missed", "code: none is stored of this code, with these options and versions", where)
+    found = None
+    for entry in entries:
+        try:
+            found = read(entry, request, options, report)
+            programs.used(key, entry)
+            break
+        except Missed as missed:
+            programs.note(name, "missed", str(missed), where)
+        except Exception as error:  # likewise
+            if options.strict:
+                raise
+            programs.note(name, "missed", f"entry: {type(error).__name__}: {error}", where)
+    if entries and not state.informed:
+        state.informed = True
+        sizes = entries[0].text.get("sizes")
+        if isinstance(sizes, dict):  # of the last capture: what changed then is symbolic from the first capture here
+            state.sizes.take(sizes)
+    if found is not None:
+        programs.note(name, "loaded", None, where)
+    return found
+
+
+def store_program(programs: Programs, kept: Kept, options: Options, state: CodeState) -> None:
+    """Put a translation into a store, or tell it why it cannot be."""
+    from dynamo_capture.stored.writing import entry_of
+
+    code = kept.request.code
+    name, where = code.co_qualname, place_of(code)
+    try:
+        key = frame_key(kept.request, options, programs.backend)
+        entry = entry_of(kept, state.sizes.known())
+    except NotPortable as error:
+        programs.note(name, "not stored", error.reason, str(error.where or where))
+        return
+    except Exception as error:  # what the program's own objects raise when they are looked at
+        if options.strict:
+            raise
+        programs.note(name, "not stored", f"{type(error).__name__}: {error}", where)
+        return
+    programs.put(key, entry)
+    programs.note(name, "stored", None, where)

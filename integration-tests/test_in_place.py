@@ -247,6 +247,74 @@ def test_an_error_before_the_write_leaves_the_state():
     assert torch.equal(ours, before)
 
 
+def gathered(x, at):
+    return x.gather(0, at)
+
+
+def indexed(x, at):
+    return x[at] * 2 + 1
+
+
+def embedded(x, at):
+    return torch.nn.functional.embedding(at, x[:, None].expand(4, 4)).relu().sum(1)
+
+
+def divided(x, at):
+    return torch.arange(1, 5) // (at - 9)
+
+
+def inverted(x, at):
+    return torch.linalg.inv((at - 9).float().diag()).sum(0)
+
+
+REFUSING = [gathered, indexed, embedded, divided, inverted]
+WRITES = {
+    "index_copy": lambda cache, new: cache.index_copy_(0, torch.tensor([2, 5]), new),
+    "rows": lambda cache, new: cache[1:3].copy_(new),
+    "by tensor": lambda cache, new: cache.__setitem__(torch.tensor([0, 7]), new),
+    "twice": lambda cache, new: (cache.index_copy_(0, torch.tensor([2, 5]), new), cache[6:].copy_(new * 2)),
+}
+READS = {
+    "beside": lambda z, cache: (cache[:4] * z).exp(),
+    "sums": lambda z, cache: (cache.sum(1)[:4] + z).sum(),
+    "several": lambda z, cache: (cache[:4, 0] * z, (cache * z.repeat(2)[:, None]).sum(1), z + 1, cache.amax() * z),
+    "apart": lambda z, cache: (cache * 2, z * 2),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("refusing", REFUSING, ids=lambda f: f.__name__)
+def test_data_that_is_refused_before_the_write(refusing, write, reads):
+    """Whatever is computed together: the state is not written, as the program does not come to that."""
+
+    def fn(x, at, cache, new):
+        z = refusing(x, at)
+        WRITES[write](cache, new)
+        return READS[reads](z, cache)
+
+    compiled = compile_api.compile(fn, options={"verify": "every_pass"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for at in ([0, 1, 2, 3], [3, 9, 1, 2], [3, 3, 3, 3], [0, 0, 0, 9]):
+            runs = []
+            for call in (fn, compiled):
+                torch.manual_seed(0)
+                x, cache, new = torch.randn(4), torch.zeros(8, 4), torch.randn(2, 4)
+                try:
+                    result = call(x, torch.tensor(at), cache, new)
+                except (RuntimeError, IndexError) as error:
+                    result = type(error)
+                runs.append((cache, result))
+            (expected, wanted), (cache, result) = runs
+            assert torch.equal(cache, expected)
+            if 9 in at:
+                assert result is wanted
+            else:
+                torch.testing.assert_close(result, wanted)
+    assert compiled.report().kernels and not compiled.report().breaks
+
+
 def test_a_part_that_moves():
     def step(k, x, at: int):
         k[:, at : at + 1] = x

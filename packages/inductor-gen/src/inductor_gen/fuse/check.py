@@ -20,6 +20,7 @@ CONSTRAINTS = {
     "FUSE-C5": "A node's index tells apart all outer variables of its cluster, and all inner ones or none.",
     "FUSE-C6": "Operators that draw random numbers run in the order of the graph.",
     "FUSE-C7": "A node is computed at indices within its shape.",
+    "FUSE-C8": "What may refuse the program's data is in a cluster, and not behind a later write into an input.",
 }
 
 
@@ -42,6 +43,13 @@ def verify(fusion: Fusion) -> None:
     for cluster in fusion.clusters.values():
         _verify_cluster(fusion, cluster)
     _verify_order(fusion)
+    for node in fusion.refusing:
+        later = [fusion.of[u] for u in fusion.updates if u.id > node.id]
+        cluster = fusion.of.get(node)
+        before = cluster is not None and all(
+            c is cluster or fusion.order.label(cluster.id) < fusion.order.label(c.id) for c in later
+        )
+        _demand(before, "FUSE-C8", node)
 
 
 def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from inductor_gen.fuse.order import Move, Order
-from inductor_gen.loops.graph import Graph, Node, reached
+from inductor_gen.loops.graph import Graph, Node, may_refuse, reached
 from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
 from inductor_gen.loops.views import Branch, Index, pull
 from prims.ir import Fuel
@@ -97,6 +97,9 @@ class Fusion:
     Attributes:
         kept: the nodes that must end up in memory.
         live: the nodes that something in memory, an operator or a write is made of; others get no cluster.
+        updates: the scatters that write an input.
+        refusing: the nodes before the last of these that may refuse the program's data. Each is computed before the
+            updates that the program makes after it, which are not to be seen if it raises.
         fuel: is asked before each fusion.
         of: the cluster of each node that has one.
         inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
@@ -104,13 +107,18 @@ class Fusion:
         extents: the number of values of every loop variable.
     """
 
-    def __init__(self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None) -> None:
+    def __init__(
+        self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None, updates: Iterable[Node] = ()
+    ) -> None:
         self.graph = graph
         self.kept = set(kept)
         self.live = set(self.kept)
         for node in reversed(graph.nodes):
             if node in self.live or node.kind in ("extern", "scatter"):
                 self.live.update((node, *node.ins))
+        self.updates = set(updates)
+        last = max((n.id for n in self.updates), default=-1)
+        self.refusing = [n for n in graph.nodes if n.id < last and n in self.live and may_refuse(n)]
         self.fuel = fuel or Fuel()
         self.clusters: dict[int, Cluster] = {}
         self.of: dict[Node, Cluster] = {}
@@ -190,16 +198,18 @@ class Fusion:
 
     # ---- clusters ---------------------------------------------------------------------------------------
 
-    def new_cluster(self, node: Node, loops: bool, shape: Iterable[Expr] = (), after: Node | None = None) -> Cluster:
-        """A cluster of one node over variables of these extents, behind what it reads (and behind ``after``)."""
+    def new_cluster(
+        self, node: Node, loops: bool, shape: Iterable[Expr] = (), after: Iterable[Node] = ()
+    ) -> Cluster:
+        """A cluster of one node over variables of these extents, behind what it reads (and behind those ``after``)."""
         cluster = Cluster(self._count, loops)
         self._count += 1
         self.clusters[cluster.id] = cluster
         index = self.fresh_index(cluster, shape)
         if node.kind in ("reduce", "scan"):
             cluster.inner = tuple(index[d] for d in inner_dims(node) if index[d] is not ZERO)
-        behind = [] if after is None else [self.of[after].id]
-        self.order.append(cluster.id, [*(c.id for c in self.owners(node)), *behind])
+        behind = [self.of[x].id for x in after if x in self.of]
+        self.order.append(cluster.id, dict.fromkeys([*(c.id for c in self.owners(node)), *behind]))
         self._place(cluster, node, index)
         return cluster
 

@@ -32,10 +32,11 @@ LARGE, SLOWER = 1 << 20, 1 / 16
 def inline_clusters(fusion: Fusion, costs: Costs) -> None:
     """Compute pointwise clusters inside their readers where that is faster."""
     consumers = costs.consumers
+    staying = fusion.kept.union(fusion.refusing)
     carried: dict[int, list[Node]] = {}  # what a cluster already computes in place
     works: dict[int, Work] = {}
     for cluster in sorted(fusion.clusters.values(), key=lambda c: max((n.id for n in c.nodes), default=0)):
-        if not cluster.loops or any(n.kind != "pointwise" or n in fusion.kept for n in cluster.nodes):
+        if not cluster.loops or any(n.kind != "pointwise" or n in staying for n in cluster.nodes):
             continue
         users = list(dict.fromkeys(u for n in cluster.nodes for u in consumers.get(n, ()) if u in fusion.of))
         readers = {c.id: c for u in users if (c := fusion.of[u]) is not cluster}
@@ -108,7 +109,7 @@ def _made_of(fusion: Fusion, costs: Costs, cluster: Cluster, value: Node) -> tup
     todo = [value]
 
     def again(x: Node) -> bool:
-        if x.kind != "pointwise" or x in fusion.kept or x not in cluster.homes:
+        if x.kind != "pointwise" or x in fusion.kept or x in fusion.refusing or x not in cluster.homes:
             return False
         return x is value or not (costs.stored(x) or costs.size(x) * 8 <= costs.size(value))
 

@@ -19,14 +19,15 @@ __all__ = ["fuse"]
 
 
 def fuse(
-    graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: Fuel | None = None
-) -> Fusion:
+    graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: Fuel | None = None,
+    updates: Iterable[Node] = (),
+) -> Fusion:  # fmt: skip
     """Cluster the nodes of a graph.
 
     ``hint`` gives a likely number for a size, ``devices`` the record of a device; ``kept`` are the nodes that must end
-    up in memory; ``fuel`` limits the number of fusions.
+    up in memory; ``fuel`` limits the number of fusions; ``updates`` are the scatters that write an input.
     """
-    fusion = Fusion(graph, kept, fuel)
+    fusion = Fusion(graph, kept, fuel, updates)
     costs = Costs(fusion, hint, devices)
     cluster_nodes(fusion, costs)
     inline_clusters(fusion, costs)

@@ -24,13 +24,14 @@ def cluster_nodes(fusion: Fusion, costs: Costs) -> None:
             _extern(fusion, node)
         elif node.kind == "scatter":
             shape = node.args[1].shape if node.op == "scatter" else node.args[3].shape
-            refine(fusion, node, fusion.new_cluster(node, False, shape))  # which runs over the values that it writes
+            before = [x for x in fusion.refusing if x.id < node.id] if node in fusion.updates else ()
+            refine(fusion, node, fusion.new_cluster(node, False, shape, before))  # over the values that it writes
 
 
 def _extern(fusion: Fusion, node: Node) -> None:
     """A cluster of one operator. Those that draw random numbers stay in the order of the graph."""
     random = draws_random(node)
-    fusion.new_cluster(node, False, after=fusion.random[-1] if random and fusion.random else None)
+    fusion.new_cluster(node, False, after=fusion.random[-1:] if random else ())
     if random:
         fusion.random.append(node)
 

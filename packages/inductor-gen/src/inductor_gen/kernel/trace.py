@@ -10,7 +10,7 @@ import torch
 from inductor_gen.fuse.cluster import Cluster, Fusion, inner_dims
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.layout.record import Layout
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, is_whole_division
 from inductor_gen.loops.index import ONE, ZERO, flatten, lower, nonneg, size, upper
 from inductor_gen.loops.views import Index
 from prims.dtypes import HALVES
@@ -29,9 +29,6 @@ _NEVER_ROUNDED = frozenset(
 )  # fmt: skip
 
 _COMPARISONS = frozenset("eq ne lt le gt ge".split())
-
-#: Operators whose integer form has no result for a divisor of 0.
-_DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 
 
 class _Tracer:
@@ -211,8 +208,7 @@ class _Tracer:
         compared = node.args[1:] if node.op == "where" else node.args
         operand = next((a.dtype for a in compared if isinstance(a, Node)), node.dtype)
         args = tuple(self.value(a, index, where) if isinstance(a, Node) else self.const(a, operand) for a in node.args)
-        whole = node.op in _DIVISIONS and node.dtype is not None and not node.dtype.is_floating_point
-        if whole:
+        if is_whole_division(node.op, node.dtype):
             low, high = _limits(args[1], self.body.space)
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
         if node.op in _COMPARISONS and operand in HALVES and not any(a.op == "const" for a in args):

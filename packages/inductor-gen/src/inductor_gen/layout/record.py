@@ -87,6 +87,10 @@ class Prepared:
         """The node whose buffer holds a node's value."""
         return whole(self.scattered.get(node, node))
 
+    def updates(self) -> list[Node]:
+        """The scatters that write an input."""
+        return [node for node, target in self.scattered.items() if target.kind == "input"]
+
     def returned(self) -> list[Node]:
         """The buffers that outlive the graph."""
         return list(dict.fromkeys(self.storage(out.base) for out in self.outputs if isinstance(out, ViewRef)))

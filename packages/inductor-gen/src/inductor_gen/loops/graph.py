@@ -23,7 +23,8 @@ from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Graph", "Node", "build_graph", "draws_random", "instances", "is_training", "kind_of", "overload_name", "reached",
+    "Graph", "Node", "build_graph", "draws_random", "instances", "is_training", "is_whole_division", "kind_of",
+    "may_refuse", "overload_name", "reached",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ _KIND_OF_ROW = {
     "dot": "extern",
 }
 _ANY_STRIDES = frozenset[str]().union(*map(claims, BACKENDS)) - KERNELS - {CUDNN_BACKWARD}
+_DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
+#: How the names of operators begin that any data suits.
+_NEVER_REFUSE = (
+    "dot", "mm.", "addmm.", "bmm.", "baddbmm.", "convolution", "_scaled_dot_product", "sort.", "topk.", "_fft_",
+)  # fmt: skip
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 
@@ -256,6 +262,20 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
 def draws_random(node: Node | torch.fx.Node) -> bool:
     """Does the operator advance a random generator?"""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def may_refuse(node: Node) -> bool:
+    """May computing the node raise because of what its operands hold? On a GPU a kernel ends the process instead."""
+    if node.kind == "extern":
+        return not node.op.removeprefix("aten.").startswith(_NEVER_REFUSE)
+    if node.on_gpu:
+        return False
+    return node.kind == "scatter" or node.op in ("gather", "index") or is_whole_division(node.op, node.dtype)
+
+
+def is_whole_division(op: str, dtype: torch.dtype | None) -> bool:
+    """Does an operator divide whole numbers? Zeros are checked for on the CPU."""
+    return op in _DIVISIONS and dtype is not None and not dtype.is_floating_point
 
 
 def _live(env: Envelope) -> set[Any]:

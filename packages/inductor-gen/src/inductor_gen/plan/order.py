@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from inductor_gen.kernel.ir import Kernel, Step
 from inductor_gen.layout.record import Prepared
-from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.graph import Node, draws_random, may_refuse
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.peak import Orders, footprint
 
@@ -27,9 +27,9 @@ def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[
     """The steps, by position, that must run before each step: those that write what it reads or changes, those that
     read what it changes, and the operator before it that draws random numbers.
 
-    What changes an input also waits for the kernels that may refuse the program's data and hold something that eager
-    computes before the change: it would have raised its error by then. What makes ``renewed`` buffers waits for
-    everything that may fail, where that does not wait for it.
+    What changes an input also waits for what may refuse the program's data and holds something that eager computes
+    before the change: it would have raised its error by then (fusion keeps that apart from what reads the change).
+    What makes ``renewed`` buffers waits for everything that may fail, where that does not wait for it.
     """
     needs: list[set[int]] = []
     writer: dict[Node, int] = {}
@@ -51,7 +51,10 @@ def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[
         before.discard(k)
         needs.append(before)
     updates = [k for k, step in enumerate(steps) if any(node.kind == "input" for node in step.updates)]
-    checks = [k for k, step in enumerate(steps) if isinstance(step, Kernel) and step.checks]
+    checks = [
+        k for k, step in enumerate(steps)
+        if (step.checks if isinstance(step, Kernel) else may_refuse(step.node))
+    ]  # fmt: skip
     _wait(updates, checks, steps, needs, "before")
     last = [k for k, step in enumerate(steps) if renewed and not set(renewed).isdisjoint(step.writes)]
     _wait(last, [k for k, step in enumerate(steps) if footprint(step).fails], steps, needs, "all")

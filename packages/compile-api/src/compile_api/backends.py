@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from compile_api.environment import unsupported_device
+from prims.collectives import exchanges
 from prims.eager import leave_to_eager
 from prims.errors import InvalidData, NotCompiled, QuintetError, Refused, UserError
 from prims.generators import RandomState
@@ -363,7 +364,9 @@ class _Guarded:
         return self._instead(failure, inputs)
 
     def _raises(self, error: Exception) -> bool:
-        """Whether the error is to be seen as it is."""
+        """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
+        if exchanges(self.env.graph):
+            return True
         return isinstance(error, Refused) or (self.options.strict and not isinstance(error, InvalidData))
 
     def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:

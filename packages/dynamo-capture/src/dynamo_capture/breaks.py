@@ -71,9 +71,10 @@ REASONS = _table(
     ("QB24", "a function given to vmap could not be captured",
      "Let it take and return tensors, and neither write to tensors from outside nor keep its own for later. PyTorch's "
      "own implementation is called instead."),
-    ("QB25", "a module synchronises with other processes here",
-     "Its own part runs as in eager, and the module inside is captured whole. Compile that module, the wrapped module "
-     "itself (compile(DDP(m)), without a break) or the parts beside it for fewer graphs."),
+    ("QB25", "processes synchronise here",
+     "What DistributedDataParallel and fully_shard() do around a module runs as in eager, and the module inside is "
+     "captured whole: compile the wrapped module itself (compile(DDP(m))) to have no break. A collective is captured "
+     "where it waits and no gradient flows; for gradients use torch.distributed._functional_collectives."),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     accumulated,
     autograd_functions,
     checkpoints,
+    collectives,
     control_flow,
     derivatives,
     flex_attention,

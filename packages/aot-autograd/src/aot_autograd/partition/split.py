@@ -15,7 +15,7 @@ import torch.fx
 
 import aot_autograd
 from aot_autograd.partition.norms import operands_of_norm, rebuild_norm
-from aot_autograd.trace.opinfo import draws_random, op_info
+from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint, symbols_of_results
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
@@ -69,10 +69,10 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers, so that computing it again would give others."""
+    """Whether a node must not run again: it draws random numbers, or exchanges data with other processes."""
     if node.target is operator.getitem:
         return is_random(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and draws_random(node.target, node.args, node.kwargs)
+    return isinstance(node.target, torch._ops.OpOverload) and runs_once(node.target, node.args, node.kwargs)
 
 
 def needed_by_backward(joint: Joint) -> list[torch.fx.Node]:

@@ -25,6 +25,7 @@ from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.redraw import Redraw
 from aot_autograd.runtime.second import REFUSAL, SecondRun, enter
 from aot_autograd.trace.outcome import Joint, flatten
+from prims.collectives import exchanges
 
 __all__ = ["RunAgain", "Unknown"]
 
@@ -94,6 +95,8 @@ class RunAgain:
     def _find_obstacle(self) -> str | None:
         joint = self._joint
         tracer = joint.outcome.program.tracer
+        if exchanges(joint.envelope.graph):
+            return "it exchanges data with other processes"
         if any(map(is_random, joint.envelope.graph.nodes)):
             return "it draws random numbers from a generator's state"
         if self._seeds and tracer.draws_again:

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 from torch.fx import Node
 
-from aot_autograd.trace.opinfo import draws_random, op_info
+from aot_autograd.trace.opinfo import op_info, runs_once
 from prims.generators import RandomState
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.nodes import copy_node
@@ -147,7 +147,7 @@ def _divided(env: Envelope, made: dict[Node, list[Made]]) -> list[Section]:
         names = symbols_of((node.args, dict(node.kwargs), node.meta.get("spec")))
         needs[node] = {x for x in node.all_input_nodes if x.op == "call_function"}
         needs[node] |= {maker[name] for name in names if name in maker} - {node}
-        if isinstance(node.target, torch._ops.OpOverload) and draws_random(node.target, node.args, node.kwargs):
+        if isinstance(node.target, torch._ops.OpOverload) and runs_once(node.target, node.args, node.kwargs):
             needs[node] |= {drawn} - {None}  # type: ignore[arg-type]
             drawn = node
     earliest: dict[Node, int] = {}
@@ -200,7 +200,7 @@ def _is_cheap(node: Node) -> bool:
     """Made again sooner than kept: a view, and what is made of no tensor at all."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if draws_random(node.target, node.args, node.kwargs):
+    if runs_once(node.target, node.args, node.kwargs):
         return False
     return op_info(node.target).kind == "view" or not node.all_input_nodes
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
-__all__ = ["OpInfo", "bind", "draws_random", "op_info"]
+from prims.collectives import is_collective
+
+__all__ = ["OpInfo", "bind", "draws_random", "op_info", "runs_once"]
 
 aten = torch.ops.aten
 
@@ -155,6 +157,14 @@ def draws_random(func: OpOverload, args: Any, kwargs: Any) -> bool:
     if "dropout_p" in info.names:
         return bind(info, args, kwargs, "dropout_p", info.names.index("dropout_p")) not in (None, 0, 0.0)
     return True
+
+
+def runs_once(func: OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether a call runs exactly once, in its order among others of the kind.
+
+    It draws random numbers, or exchanges data with other processes.
+    """
+    return is_collective(func) or draws_random(func, args, kwargs)
 
 
 def bind(info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], name: str, position: int) -> Any:

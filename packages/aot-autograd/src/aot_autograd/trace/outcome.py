@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 import aot_autograd
-from aot_autograd.trace.opinfo import draws_random, op_info
+from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.unused import check_unused, tie
@@ -389,7 +389,7 @@ def remove_dead(
         if serves(node) or node.op != "call_function":
             continue
         if isinstance(node.target, torch._ops.OpOverload):
-            if op_info(node.target).effect or draws_random(node.target, node.args, node.kwargs):
+            if op_info(node.target).effect or runs_once(node.target, node.args, node.kwargs):
                 used.update(symbols_of(node.args))
                 continue
         if check is not None and check(node):

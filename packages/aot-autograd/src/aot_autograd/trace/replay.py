@@ -13,7 +13,7 @@ from typing import Any
 import torch.fx
 from torch._ops import OpOverload
 
-from aot_autograd.trace.opinfo import draws_random
+from aot_autograd.trace.opinfo import runs_once
 from prims.records import record
 
 __all__ = ["Draw", "first_draw", "runs_a_checkpoint_again"]
@@ -63,7 +63,7 @@ class _Numbers:
         number = self.known.get(node)
         if number is None:
             unique = node.op != "call_function" or (
-                isinstance(node.target, OpOverload) and draws_random(node.target, node.args, node.kwargs)
+                isinstance(node.target, OpOverload) and runs_once(node.target, node.args, node.kwargs)
             )
             key = ("itself", node) if unique else self.key(node.target, node.args, node.kwargs)
             number = self.known[node] = self.table.setdefault(key, len(self.table))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from aot_autograd.trace.opinfo import draws_random, op_info
+from aot_autograd.trace.opinfo import op_info, runs_once
 from prims.errors import Unsupported
 from prims.registry import define_operator
 from prims.spec import TensorSpec, meta_rule
@@ -70,7 +70,7 @@ def check_unused(node: torch.fx.Node) -> bool:
 
 
 def _check_sizes(node: torch.fx.Node, func: torch._ops.OpOverload) -> None:
-    if op_info(func).kind != "pure" or draws_random(func, node.args, node.kwargs):
+    if op_info(func).kind != "pure" or runs_once(func, node.args, node.kwargs):
         return
     specs = [source.meta["spec"] for source in node.all_input_nodes] or [node.meta["spec"]]
     if not all(isinstance(s, TensorSpec) and s.device.type == "cpu" for s in specs):

@@ -152,6 +152,12 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         return _scripted(tx, value)
     if kind is NAMED_FIELD and isinstance(getattr(value, "payload", None), Value):
         return value.payload.items[found.__reduce__()[1][0]]  # type: ignore[attr-defined, no-any-return]
+    if kind.__name__ == "instancemethod":  # of a class that pybind has made
+        from dynamo_capture.values.collectives import fact_of_group
+
+        fact = fact_of_group(tx, value, cls, name)
+        if fact is not None:
+            return fact
     get, getter = find(tx, kind, "__get__")
     if get is None or kind in (types.GetSetDescriptorType, types.MemberDescriptorType):
         return tx.from_python(found, class_source(owner, name))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from inductor_gen.loops.graph import Node, instances
+from prims.collectives import is_wait
 from prims.twins import functional_twin_in_place, twin_of
 
 __all__ = ["EMPTY", "custom_function", "is_custom", "reported_name", "with_own_memory"]
@@ -39,6 +40,8 @@ def custom_function(node: Node, owned: Sequence[int] = ()) -> tuple[str, Callabl
     """
     name = reported_name(node)
     target = node.target
+    if is_wait(target):  # gives what it is given, which may be written anew unless it ends here
+        return name, target if owned else lambda x: target(x).clone()
     if twin_of(target) is not None:
         return name, _checked(functional_twin_in_place(target, frozenset(owned)), name, frozenset(owned))
     fresh = all(r.alias_info is None for r in target._schema.returns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from inductor_gen.fuse.cluster import LOOP_KINDS, Cluster, Fusion
 from inductor_gen.fuse.legality import MAX_NODES, merger, operand_in, refine
 from inductor_gen.fuse.score import Costs
-from inductor_gen.loops.graph import Node, draws_random
+from inductor_gen.loops.graph import Node, runs_once
 from inductor_gen.loops.index import ZERO
 
 __all__ = ["cluster_nodes"]
@@ -29,8 +29,8 @@ def cluster_nodes(fusion: Fusion, costs: Costs) -> None:
 
 
 def _extern(fusion: Fusion, node: Node) -> None:
-    """A cluster of one operator. Those that draw random numbers stay in the order of the graph."""
-    random = draws_random(node)
+    """A cluster of one operator. Those that draw random numbers, and collectives, stay in the order of the graph."""
+    random = runs_once(node)
     fusion.new_cluster(node, False, after=fusion.random[-1:] if random else ())
     if random:
         fusion.random.append(node)

@@ -16,6 +16,7 @@ from inductor_gen.kernel.trace import trace, trace_scatter
 from inductor_gen.layout.record import Layout, Prepared, channels_last, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
+from prims.collectives import is_collective, is_wait
 
 __all__ = ["Builder"]
 
@@ -96,10 +97,17 @@ class Builder:
 
     def _call(self, node: Node) -> Call:
         items = tuple(user for user in node.users if user.kind == "item")
-        reads = tuple(dict.fromkeys(map(self.prepared.storage, node.ins)))
+        reads = tuple(dict.fromkeys(map(self.prepared.storage, self._held(node))))
         moved = node.ins if node.op in _REORDERING else ()
         workspace = sum(ir.nbytes(n, self.hint) for n in moved if not self._in_channels_last(n))
         return Call(node, reads, (node, *items), workspace, is_custom(node))
+
+    def _held(self, node: Node) -> tuple[Node, ...]:
+        """What an operator takes; a wait takes what the collective still reads, too."""
+        if not is_wait(node.target):
+            return tuple(node.ins)
+        begun = [x.args[0] if x.kind == "item" else x for x in node.ins]
+        return (*node.ins, *(operand for x in begun if is_collective(x.target) for operand in x.ins))
 
 
 def _stored(fusion: Fusion, prepared: Prepared) -> dict[int, set[Node]]:

@@ -12,6 +12,7 @@ import torch
 from inductor_gen.device.backends import BACKENDS
 from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
+from prims.collectives import is_collective
 from prims.errors import InternalError
 from prims.handlers.base import map_values
 from prims.ir import Envelope
@@ -23,7 +24,7 @@ from prims.spec import Sym, TensorSpec
 from prims.spec.expr import Expr
 
 __all__ = [
-    "Graph", "Node", "build_graph", "draws_random", "instances", "is_training", "is_whole_division", "kind_of",
+    "Graph", "Node", "build_graph", "runs_once", "instances", "is_training", "is_whole_division", "kind_of",
     "may_refuse", "overload_name", "reached",
 ]  # fmt: skip
 
@@ -259,9 +260,10 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
     return made
 
 
-def draws_random(node: Node | torch.fx.Node) -> bool:
-    """Does the operator advance a random generator?"""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def runs_once(node: Node | torch.fx.Node) -> bool:
+    """Does the operator run exactly once, in its order: does it advance a random generator, or exchange data with other
+    processes?"""
+    return is_collective(node.target) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def may_refuse(node: Node) -> bool:
@@ -281,7 +283,7 @@ def is_whole_division(op: str, dtype: torch.dtype | None) -> bool:
 def _live(env: Envelope) -> set[Any]:
     live: set[Any] = set()
     for node in reversed(list(env.graph.nodes)):
-        if node.op == "output" or node in live or draws_random(node):
+        if node.op == "output" or node in live or runs_once(node):
             live.update(node.all_input_nodes)
             live.add(node)
     return live

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from inductor_gen.kernel.ir import Kernel, Step
 from inductor_gen.layout.record import Prepared
-from inductor_gen.loops.graph import Node, draws_random, may_refuse
+from inductor_gen.loops.graph import Node, may_refuse, runs_once
 from inductor_gen.loops.index import Hint
 from inductor_gen.plan.peak import Orders, footprint
 
@@ -25,7 +25,7 @@ def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]
 
 def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[set[int]]:
     """The steps, by position, that must run before each step: those that write what it reads or changes, those that
-    read what it changes, and the operator before it that draws random numbers.
+    read what it changes, and the operator before it that draws random numbers or exchanges data with other processes.
 
     What changes an input also waits for what may refuse the program's data and holds something that eager computes
     before the change: it would have raised its error by then (fusion keeps that apart from what reads the change).
@@ -40,7 +40,7 @@ def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[
         for node in step.updates:
             before.update(readers.get(node, ()))
             before.update({writer[node]} if node in writer else ())
-        if any(node.kind == "extern" and draws_random(node) for node in step.writes):
+        if any(node.kind == "extern" and runs_once(node) for node in step.writes):
             before.update({random} if random >= 0 else ())
             random = k
         for node in step.reads:

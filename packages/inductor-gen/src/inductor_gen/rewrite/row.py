@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from inductor_gen.device.record import Asked, Device
-from inductor_gen.loops.graph import Graph, Node, draws_random, kind_of, overload_name
+from inductor_gen.loops.graph import Graph, Node, kind_of, overload_name, runs_once
 from inductor_gen.loops.index import Hint
 from prims.handlers import BaseHandler
 from prims.handlers.base import map_values
@@ -149,7 +149,7 @@ class Editor(BaseHandler):
         while todo:
             x = todo.pop()
             needed = x.users or x in self.results or x in self.gone or x.kind in ("input", "size", "constant")
-            if not needed and not draws_random(x):
+            if not needed and not runs_once(x):
                 self.gone.add(x)
                 for operand in x.ins:
                     operand.users.remove(x)

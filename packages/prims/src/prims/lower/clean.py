@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from prims.collectives import is_collective
 from prims.ir.envelope import Envelope
 from prims.lower.context import LowerContext
 
 
 def has_effect(node: torch.fx.Node) -> bool:
     """Must the node stay even when nobody reads it? Placeholders are the signature; drawing random
-    numbers moves the generator's state, which the program can see."""
+    numbers moves the generator's state, which the program can see, and other processes wait for a collective."""
     if node.op in ("placeholder", "output"):
         return True
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and (
-        torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+        torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable or is_collective(target)
     )
 
 

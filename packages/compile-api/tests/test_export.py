@@ -138,6 +138,18 @@ def test_written_arguments_are_written():
     assert float(cache.sum()) == 4
 
 
+def test_arguments_that_share_memory_with_a_written_one_are_refused():
+    def step(cache, x):
+        cache.add_(1)
+        return cache + x
+
+    program = export(step, (torch.zeros(4), torch.ones(4)))
+    x = torch.zeros(8)
+    assert program(x[:4], torch.ones(4)).tolist() == [2.0] * 4
+    with pytest.raises(UserError, match="cache, which the program writes, shares memory with x"):
+        program(x[:4], x[2:6])
+
+
 # ---- dynamic_shapes -------------------------------------------------------------------------------------------------
 
 

@@ -236,6 +236,38 @@ def test_views_writes_and_several_types(tmp_path):
     assert float(found["row"].sum()) == 0 and found["best"].shape == (2, 3)
 
 
+class Remembers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(64, 16))
+        self.into = torch.nn.Linear(16, 16)
+
+    def forward(self, x, at):
+        self.cache.index_copy_(0, at, self.into(x))
+        return (self.cache @ x.t()).softmax(0)
+
+
+def test_a_cache_is_written_where_it_is(tmp_path):
+    torch.manual_seed(0)
+    model = Remembers()
+    x, at = torch.randn(1, 16), torch.tensor([3])
+    program = export(model, (x, at))
+    package(program, tmp_path)
+    packed = load_package(tmp_path)
+    text = (tmp_path / "native" / "program.c").read_text()
+    assert "#define QR_WRITES 1" in text and "qr_rows(" not in text
+    for k in (3, 5, 3, 60):
+        x, at = torch.randn(1, 16), torch.tensor([k])
+        with torch.no_grad():
+            eager = model(x, at)
+        wanted = program(x, at)
+        torch.testing.assert_close(wanted, eager)
+        assert torch.equal(packed(x, at), wanted)
+    torch.testing.assert_close(program.weights["cache"], model.cache)
+    found, said, code = run_client(tmp_path, [x, at], threads=3, calls=20)  # one after the other
+    assert code == 0 and len(found) == 3 * len(as_file([wanted])), said
+
+
 def test_a_client_writes_what_the_program_writes(tmp_path):
     def step(cache, x):
         cache.mul_(2).add_(x)

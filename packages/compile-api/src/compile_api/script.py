@@ -107,10 +107,10 @@ def write_script(
         imports, program = text
     tensors, given = _inputs(args)
     if tensors:
-        from safetensors.torch import save_file
+        from prims.ir.tensors import write_tensors
 
         others.append(base + ".safetensors")
-        save_file(tensors, others[-1])
+        write_tensors(tensors, others[-1])
     lines = [
         f'"""{why.replace(chr(92), "/").replace(chr(34), chr(39))}', "",
         "Compares the program below, compiled, with eager and float64; ends with 1 where they differ.",

@@ -92,6 +92,7 @@ class Contract:
         dims: the sizes that may differ.
         sources: of each input of the graph ``["argument", leaf]``, ``["weight", name]`` or ``["seed", device]``.
         bound: symbol of the graph -> the dimension that it is.
+        writes: the leaves that the program writes.
     """
 
     positional: tuple[str, ...]
@@ -103,6 +104,7 @@ class Contract:
     dims: tuple[Dim, ...] = ()
     sources: tuple[tuple[str, Any], ...] = ()
     bound: Mapping[str, str] = field(default_factory=dict)
+    writes: tuple[int, ...] = ()
 
     # ---- a call ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +137,21 @@ class Contract:
             else:
                 raise UserError(f"the argument {name} is missing", todo=f"The program takes {', '.join(names)}.")
         self.sizes(found)
+        if self.writes:
+            self._check_apart(found)
         return found
+
+    def _check_apart(self, leaves: Sequence[Any]) -> None:
+        """The program takes an argument that it writes to be apart from the others."""
+        tensors = [(k, leaf) for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        memory_of = {k: leaf.untyped_storage()._cdata for k, leaf in tensors}
+        for at in self.writes:
+            for k, memory in memory_of.items():
+                if k != at and memory == memory_of[at]:
+                    raise UserError(
+                        f"{self.inputs[at].name}, which the program writes, shares memory with {self.inputs[k].name}",
+                        todo="Pass a copy of one of them.",
+                    )
 
     def sizes(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The value of each dimension in a call.
@@ -210,7 +226,7 @@ class Contract:
             made = {row.name: data[row.name] for row in dataclasses.fields(Contract)}
             for name, kind in (("inputs", Input), ("results", Result), ("dims", Dim)):
                 made[name] = tuple(kind(**{k: _tuples(v) for k, v in one.items()}) for one in made[name])
-            for name in ("positional", "keywords", "sources"):
+            for name in ("positional", "keywords", "sources", "writes"):
                 made[name] = _tuples(made[name])
             contract = Contract(**made)
             if sorted(_leaves(contract.takes)) != list(range(len(contract.inputs))):

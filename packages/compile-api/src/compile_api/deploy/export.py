@@ -268,7 +268,7 @@ def _assembled(
     used = list({dim.name: dim for row in dims for dim in row.values()}.values())
     contract = Contract(
         tuple(positional), tuple(keywords), takes, tuple(inputs), gives, tuple(results), tuple(used), tuple(sources),
-        bound,
+        bound, tuple(sources[index][1] for index, _ in env.mutations if sources[index][0] == "argument"),
     )  # fmt: skip
     return Exported(env, contract, weights, options)
 

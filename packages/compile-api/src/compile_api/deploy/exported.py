@@ -61,13 +61,13 @@ class Exported:
     def lowered(self) -> Envelope:
         """The graph in the prim dialect, for the devices that it is on."""
         import inductor_gen
-        from prims.lower import lower
+        from prims.lower import UPDATES, lower
         from prims.spec import TensorSpec
 
         specs: list[Any] = [d.spec for d in self.envelope.inputs]
         specs += [d.spec for d in self.envelope.outputs]
         kinds = {s.device.type for s in specs if isinstance(s, TensorSpec)} or {"cpu"}
-        claims = frozenset().union(*(inductor_gen.claims(kind) for kind in kinds))
+        claims = frozenset({UPDATES}).union(*(inductor_gen.claims(kind) for kind in kinds))
         with self._report.phase("lower"):
             return lower(self.envelope, claims=claims, options=self.options, report=self._report)
 
@@ -76,7 +76,7 @@ class Exported:
 
         env = self.lowered()
         with self._report.phase("codegen"):
-            return inductor_gen.compile_graph(env, options=self.options, report=self._report)
+            return inductor_gen.compile_graph(env, options=self.options, report=self._report, in_place=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the program into a folder: ``contract.json``, ``graph.json``, ``weights.safetensors``.

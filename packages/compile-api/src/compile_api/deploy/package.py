@@ -54,7 +54,7 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
     native.mkdir()
     try:
         env = exported.lowered()
-        lowered = lower_graph(env, exported.options, exported.report())
+        lowered = lower_graph(env, exported.options, exported.report(), in_place=True)
         calls_torch = build_library(lowered, _interface(exported), native)
     except Unsupported as error:
         raise UserError(

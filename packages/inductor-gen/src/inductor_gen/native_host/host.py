@@ -143,6 +143,9 @@ class _Host(Calls):
             self.lines.append(f"char* const {name} = qr_laid(&in[{what}], {strides}, r);")
             self.lines.append(f"if (!{name}) goto memory;")
 
+        for made, given in self.memory.renewed.items():
+            self.names[made] = self.names[given]
+
     def _constants(self) -> None:
         total = 0
         for node in self.prepared.graph.nodes:
@@ -233,7 +236,8 @@ class _Host(Calls):
         place, steps = self._place(new.base, new.offset), self._array(new.strides)
         sizes, own = self._array(new.shape), self._array(strides_of(self.layouts, node))
         width = node.dtype.itemsize  # type: ignore[union-attr]
-        self.lines.append(f"qr_rows(a{index}, {own}, {place}, {steps}, {sizes}, {len(new.shape)}, {width});")
+        if place != f"a{index}":  # else kernels have written it themselves
+            self.lines.append(f"qr_rows(a{index}, {own}, {place}, {steps}, {sizes}, {len(new.shape)}, {width});")
         kind, what = self.interface.sources[index]
         if kind == "argument":
             self.lines.append(f"qr_give_back(&in[{what}], a{index}, {own});")

@@ -38,7 +38,7 @@ int64_t quintet_model_output_count(const quintet_model* model);
 const char* quintet_model_output_name(const quintet_model* model, int64_t at); /* NULL behind the last one */
 
 /* Run the program on as many inputs as it takes, in the order of their names; 0, or another number if it fails, and then
- * there is no result. Inputs that the program writes are written in place. */
+ * there is no result. Inputs that the program writes are written in place, and share no memory with others. */
 int quintet_model_run(quintet_model* model, const quintet_tensor* inputs, int64_t count, quintet_result** result,
                       char** error);
 

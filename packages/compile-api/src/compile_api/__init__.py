@@ -34,6 +34,7 @@ __all__ = [
     "Package",
     "Report",
     "allow_in_graph",
+    "bisect",
     "cache",
     "compare",
     "compile",
@@ -49,6 +50,7 @@ __all__ = [
     "load_package",
     "lookup_backend",
     "mark_dynamic",
+    "minify",
     "package",
     "register_backend",
     "reset",
@@ -67,7 +69,7 @@ _FROM_CAPTURE = frozenset(
 #: What programs ahead of time need, and tools that look for what is wrong: where each is.
 _LATER = {
     "Dim": "deploy.contract", "Exported": "deploy.exported", "export": "deploy.export",
-    "load_exported": "deploy.exported", "compare": "comparison",
+    "load_exported": "deploy.exported", "compare": "comparison", "bisect": "bisector", "minify": "minifier",
     "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
 }  # fmt: skip
 

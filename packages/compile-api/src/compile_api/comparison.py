@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,34 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 
-__all__ = ["Comparison", "Region", "compare", "compare_regions", "plain_of"]
+__all__ = ["Comparison", "Modes", "Region", "check_region", "checking_options", "compare", "plain_of"]
+
+
+@record
+class Modes:
+    """Gradients, inference mode and autocast of a thread, in which a graph was compiled."""
+
+    gradients: bool
+    inference: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Modes:
+        """Those of this moment."""
+        devices = ("cpu", "cuda")
+        casts = ((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), tuple(casts))
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """In these modes."""
+        with ExitStack() as stack:
+            for device, enabled, dtype in self.autocast:
+                if enabled:
+                    stack.enter_context(torch.autocast(device, dtype))
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.gradients))
+            yield
 
 
 @record(eq=False)
@@ -34,6 +62,7 @@ class Region:
         differences: what is not eager's; empty where an error came instead.
         error: what compiling or running it raised.
         told: whether anything could be compared: not where other random numbers are drawn.
+        modes: those in which it ran.
     """
 
     gm: torch.fx.GraphModule
@@ -41,6 +70,12 @@ class Region:
     differences: tuple[Difference, ...] = ()
     error: Exception | None = None
     told: bool = True
+    modes: Modes | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether it differs or raises."""
+        return bool(self.differences) or self.error is not None
 
     @property
     def name(self) -> str:
@@ -81,7 +116,7 @@ class Comparison:
     @property
     def failing(self) -> Region | None:
         """The first graph that differs, or fails."""
-        return next((r for r in self.regions if r.differences or r.error is not None), None)
+        return next((r for r in self.regions if r.fails), None)
 
     def __str__(self) -> str:
         lines = [f"capture: {type(self.error).__name__}: {self.error}"] if self.error is not None else []
@@ -125,15 +160,6 @@ def checking_options(options: Mapping[str, Any] | None) -> Options:
     return make_options(fullgraph=False, dynamic=None, mode=None, options=given)
 
 
-def compare_regions(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: str | Backend, options: Options
-) -> list[Region]:
-    """The captured graphs of a call, each compared."""
-    regions: list[Region] = []
-    _run(fn, args, kwargs, _recording(backend, options, regions), options)
-    return regions
-
-
 def plain_of(fn: Any) -> Any:
     """The program's own callable behind a compiled one."""
     return fn._orig_mod if isinstance(fn, CompiledModule) else original_of(fn)
@@ -146,8 +172,8 @@ def check_region(gm: torch.fx.GraphModule, args: Sequence[Any], backend: Backend
         compiled = backend(gm, list(args))
         answer = compared(compiled, gm.forward, args, eager_random=options.eager_random)
     except Exception as error:
-        return Region(gm, kept, error=error)
-    return Region(gm, kept, tuple(answer[0]) if answer else (), told=answer is not None)
+        return Region(gm, kept, error=error, modes=Modes.now())
+    return Region(gm, kept, tuple(answer[0]) if answer else (), told=answer is not None, modes=Modes.now())
 
 
 def _recording(backend: str | Backend, options: Options, regions: list[Region]) -> Backend:

@@ -16,10 +16,11 @@ import torch
 import torch.fx
 
 from prims.debug import place_for
+from prims.ir.tensors import write_tensors
 from prims.options import Options
 from prims.records import record
 
-__all__ = ["Script", "program_text", "write_script"]
+__all__ = ["Script", "function_script", "program_text", "write_script"]
 
 #: What a line of generated code does beside its call: it lets go of values.
 _RELEASES = re.compile(r";  .*")
@@ -107,28 +108,46 @@ def write_script(
         imports, program = text
     tensors, given = _inputs(args)
     if tensors:
-        from prims.ir.tensors import write_tensors
-
         others.append(base + ".safetensors")
         write_tensors(tensors, others[-1])
+    stored = others[-1] if tensors else None
+    _write(path, why, imports, program, "program", given, stored, bool(others), _changed(options), backend)
+    return Script(path, tuple(others))
+
+
+def function_script(path: str, why: str, text: str, name: str, args: Sequence[Any]) -> Script:
+    """Write a script that runs the function ``name``, whose source is ``text``, compiled and eagerly on ``args``."""
+    tensors, given = _inputs(args)
+    stored = None
+    if tensors:
+        stored = path[: -len(".py")] + ".safetensors"
+        write_tensors(tensors, stored)
+    _write(path, why, ["import torch"], text, name, given, stored, bool(stored), {}, "inductor")
+    return Script(path, (stored,) if stored else ())
+
+
+def _write(
+    path: str, why: str, imports: Sequence[str], program: str, name: str, given: Sequence[str], stored: str | None,
+    reads: bool, options: dict[str, Any], backend: str,
+) -> None:  # fmt: skip
     lines = [
         f'"""{why.replace(chr(92), "/").replace(chr(34), chr(39))}', "",
         "Compares the program below, compiled, with eager and float64; ends with 1 where they differ.",
         '"""', "",
-        *(["import os"] if others else []), "import sys", "", *imports,
-        *(["from safetensors.torch import load_file"] if tensors else []), "", "import compile_api", "",
-        *([f"tensors = load_file({_beside(base + '.safetensors')})"] if tensors else []), "", "",
+        *(["import os"] if reads else []), "import sys", "", *imports,
+        "", "import compile_api",
+        *(["from prims.ir.tensors import read_tensors"] if stored else []), "",
+        *([f"tensors = read_tensors({_beside(stored)})"] if stored else []), "", "",
         program, "", "",
-        _GIVEN if tensors else "",
+        _GIVEN if stored else "",
         "inputs = [", *(f"    {text}," for text in given), "]", "",
-        f"options = {_changed(options)!r}",
-        f"found = compile_api.compare(program, *inputs, backend={backend!r}, options=options)",
+        f"options = {options!r}",
+        f"found = compile_api.compare({name}, *inputs, backend={backend!r}, options=options)",
         "print(found)",
         "sys.exit(0 if found.same else 1)", "",
     ]  # fmt: skip
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(lines))
-    return Script(path, tuple(x for x in others if x))
 
 
 _GIVEN = '''def given(name, strides, requires_grad=False, leaf=True):
@@ -164,7 +183,7 @@ def _inputs(args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
         back = ""
         if plain.is_complex():
             plain, back = torch.view_as_real(plain.resolve_conj()), ", complex"
-        tensors[name] = plain.resolve_neg().to("cpu", copy=True).contiguous()
+        tensors[name] = plain.resolve_neg()
         if back:
             texts.append(f"torch.view_as_complex(tensors[{name!r}]).requires_grad_({value.requires_grad})")
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from prims.errors import VerifierError
 from prims.ir.envelope import Envelope
@@ -10,7 +11,7 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 
-__all__ = ["Fuel", "Observer", "Pass", "print_observer", "run_passes"]
+__all__ = ["Fuel", "Observer", "Pass", "Steps", "counting_steps", "print_observer", "run_passes"]
 
 #: Called after each pass with its name and result.
 Observer = Callable[[str, Envelope], None]
@@ -31,9 +32,44 @@ class Fuel:
         """True when there was fuel left for ``what``, which is remembered as the last step taken."""
         if self.limit is not None and self.spent >= self.limit:
             return False
+        if _counted is not None and not _counted.take(what):
+            return False
         self.spent += 1
         self.last = what
         return True
+
+
+class Steps:
+    """The optional steps of all stages together, in their order; those from ``limit`` on are not taken."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.taken: list[str] = []
+
+    def take(self, what: str) -> bool:
+        """Whether one more may be taken."""
+        if self.limit is not None and len(self.taken) >= self.limit:
+            return False
+        self.taken.append(what)
+        return True
+
+
+_counted: Steps | None = None
+
+
+@contextmanager
+def counting_steps(limit: int | None = None) -> Iterator[Steps]:
+    """Count the optional steps of whatever is compiled meanwhile, in this process, and stop after ``limit`` of them.
+
+    ``Options.fuel`` limits each stage by itself; this numbers the steps of all stages, so that one number names one.
+    A tool for one thread: what other threads compile counts too.
+    """
+    global _counted
+    before, _counted = _counted, Steps(limit)
+    try:
+        yield _counted
+    finally:
+        _counted = before
 
 
 @record

@@ -1,0 +1,349 @@
+"""``minify()``: from a compiled call that is wrong, or fails, to a small stand-alone script that is, too.
+
+The first captured graph that differs from eager, or raises, is cut down: to its first operators, to its last ones (what
+comes before is computed eagerly and given as inputs), to fewer in between, to one result and to smaller sizes. A step
+is kept where the smaller program still fails in the same way, compared with eager on the very same inputs; what it
+computes beside that is of no interest. The script is written by :mod:`compile_api.script`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import time
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from compile_api.backends import Backend, raw_backend
+from compile_api.comparison import Comparison, Region, check_region, checking_options, compare, plain_of
+from compile_api.script import write_script
+from compile_api.trial import copies_of, keeping_random_state
+from prims.debug import place_for
+from prims.errors import UserError
+from prims.options import Options
+from prims.records import record
+from prims.report import Report
+from prims.spec import spec_of
+
+__all__ = ["Minified", "minify"]
+
+
+@record
+class Minified:
+    """What :func:`minify` found.
+
+    Attributes:
+        path: the script; None where none can stand alone.
+        nodes: operators in it, of ``of`` in the captured graph.
+        text: the program.
+        detail: what is wrong with it.
+        tried: how many programs were compiled.
+    """
+
+    path: str | None
+    nodes: int
+    of: int
+    text: str
+    detail: str
+    tried: int
+
+    def __str__(self) -> str:
+        at = f"python {self.path}" if self.path else "no script can stand alone"
+        return f"{self.nodes} of {self.of} operators ({at}): {self.detail}\n{self.text}"
+
+
+def minify(
+    fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None, seconds: float = 300.0,
+) -> Minified:  # fmt: skip
+    """Write a small script that shows how the compiled ``fn(*args, **kwargs)`` differs from eager, or fails.
+
+    Args:
+        seconds: how long smaller programs are looked for.
+
+    Raises:
+        UserError: it neither differs nor fails.
+    """
+    opts = checking_options(options)
+    found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
+    if found.capture or found.error is not None:
+        return _of_capture(fn, found, args, opts)
+    region = found.failing
+    if region is None:
+        raise UserError(
+            "the compiled program does what eager does: there is nothing to minify",
+            todo="Give the arguments and options with which it is wrong. " + str(found),
+        )
+    search = _Search(region, backend, opts, time.monotonic() + seconds)
+    least = search.run()
+    name = backend if isinstance(backend, str) else "inductor"
+    detail = str(search.last).splitlines()[0]
+    script = write_script("minified", detail, least.module(), least.args, opts, name)
+    own = isinstance(backend, str)
+    return Minified(
+        script.path if script is not None and own else None, least.size, search.first.size,
+        str(least.graph).strip(), detail, search.tried,
+    )  # fmt: skip
+
+
+class _Program:
+    """A graph of the torch dialect and its inputs."""
+
+    def __init__(self, graph: torch.fx.Graph, args: Sequence[Any], root: torch.nn.Module, name: str) -> None:
+        self.graph = graph
+        self.args = tuple(args)
+        self.root = root
+        self.name = name
+        self.nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+        self.size = len(self.nodes)
+
+    def module(self) -> torch.fx.GraphModule:
+        gm = torch.fx.GraphModule(self.root, self.graph)
+        gm.meta["name"] = self.name
+        return gm
+
+    def values(self, until: int, args: Sequence[Any]) -> dict[torch.fx.Node, Any]:
+        """What the inputs and the first ``until`` operators come to."""
+        given, left = iter(args), until
+        known: dict[torch.fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(given)
+                continue
+            if node.op == "output" or left == 0:
+                break
+            left -= 1
+            known[node] = self._call(node, known)
+        return known
+
+    def _call(self, node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> Any:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        if node.op == "get_attr":
+            value: Any = self.root
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            return value
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def annotated(self) -> _Program:
+        """With the metadata of every value, by running it eagerly.
+
+        Raises:
+            Exception: it does not run.
+        """
+        with keeping_random_state(self.args):
+            for node, value in self.values(self.size, copies_of(self.args).args).items():
+                node.meta["spec"] = _spec(value)
+        return self
+
+    def cut(self, start: int, stop: int, given: Iterable[torch.fx.Node] = (), results: Any = None) -> _Program | None:
+        """The operators from ``start`` to ``stop`` without ``given``: the values of others that they need are inputs.
+
+        Args:
+            results: the nodes to return; by default those that nothing in the part reads.
+        """
+        given = set(given)
+        kept = [n for n in self.nodes[start:stop] if n not in given]
+        with keeping_random_state(self.args):
+            # What comes before has written what it writes; what is left out has not.
+            before = self.values(start, copies_of(self.args).args)
+            whole = self.values(stop, copies_of(self.args).args) if given else {}
+        needed = {x for n in kept for x in n.all_input_nodes}.difference(kept)
+        order = [n for n in self.graph.nodes if n in needed]
+        values = copies_of([before[n] if n in before else whole[n] for n in order]).args
+        graph, mapping, args = torch.fx.Graph(), {}, []
+        for node, value in zip(order, values, strict=True):
+            if isinstance(value, torch.Tensor):
+                mapping[node] = graph.placeholder(node.name)
+                args.append(value)
+            elif value is None or isinstance(value, (int, float, bool, str, torch.dtype, torch.device, torch.Size)):
+                mapping[node] = tuple(value) if isinstance(value, torch.Size) else value
+            else:
+                return None
+        if not args:
+            return None
+        for node in kept:
+            taken = torch.fx.node.map_arg((node.args, node.kwargs), mapping.__getitem__)
+            new = graph.create_node(node.op, node.target, taken[0], taken[1], name=node.name)
+            new.meta = {"source": node.meta.get("source")}
+            mapping[node] = new
+        found = [n for n in kept if n in results] if results is not None else _unread(kept)
+        graph.output(tuple(mapping[n] for n in found))
+        return _Program(graph, args, self.root, self.name)
+
+    def smaller(self, old: int, new: int) -> _Program:
+        """Every dimension and literal of ``old`` becomes ``new``."""
+        graph, mapping = torch.fx.Graph(), {}
+
+        def literal(value: Any) -> Any:
+            return new if type(value) is int and value == old else value
+
+        for node in self.graph.nodes:
+            taken = torch.fx.node.map_aggregate((node.args, node.kwargs), lambda x: mapping.get(x, literal(x)))
+            mapping[node] = graph.create_node(node.op, node.target, taken[0], taken[1], name=node.name)
+            mapping[node].meta = {"source": node.meta.get("source")}
+        return _Program(graph, [_cropped(x, old, new) for x in self.args], self.root, self.name)
+
+
+def _cropped(x: Any, old: int, new: int) -> Any:
+    if not isinstance(x, torch.Tensor) or old not in x.shape:
+        return x
+    with torch.no_grad():
+        part = x.detach()[tuple(slice(new if n == old else n) for n in x.shape)]
+        copy = torch.empty_like(part).copy_(part)  # as dense as it was, in the same order
+    return copy.requires_grad_(x.requires_grad)
+
+
+def _unread(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Those whose values nothing among them reads; of operators that write, too."""
+    read = {x for n in nodes for x in n.all_input_nodes}
+    return [n for n in nodes if n not in read]
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    return tuple(map(_spec, value)) if isinstance(value, (tuple, list)) else value
+
+
+class _Search:
+    """Ever smaller programs that fail as the first one does."""
+
+    def __init__(self, region: Region, backend: str | Backend, options: Options, deadline: float) -> None:
+        self.region = region
+        self.options = options
+        self.deadline = deadline
+        self.compiles = lambda: raw_backend(backend, options, Report())
+        self.tried = 0
+        self.last = region
+        self.first = _Program(region.gm.graph, region.args, region.gm, region.name)
+
+    def run(self) -> _Program:
+        """The smallest that was found."""
+        assert self.region.modes is not None
+        with self.region.modes.again():
+            program = self._prefix(self.first)
+            program = self._suffix(program)
+            program = self._fewer(program)
+            program = self._one_result(program)
+            return self._sizes(program)
+
+    def fails(self, program: _Program | None) -> bool:
+        """Whether a program fails in the way that is looked for."""
+        if program is None or program.size == 0 or time.monotonic() > self.deadline:
+            return False
+        try:
+            program.annotated()
+            self.tried += 1
+            found = check_region(program.module(), program.args, self.compiles(), self.options)
+        except Exception:  # it does not run eagerly
+            return False
+        wanted = self.region.error
+        same = found.error is None if wanted is None else type(found.error) is type(wanted)
+        if same and found.fails:
+            self.last = found
+            return True
+        return False
+
+    def _halved(self, low: int, high: int, made: Callable[[int], _Program | None], best: _Program) -> _Program:
+        """By halving, the program of the number nearest to ``low`` that fails; ``high`` stands for ``best``."""
+        while abs(high - low) > 0:
+            middle = (low + high) // 2 if high > low else -((-low - high) // 2)
+            tried = self._made(made, middle)
+            if self.fails(tried):
+                high, best = middle, tried  # type: ignore[assignment]
+            else:
+                low = middle + 1 if high > low else middle - 1
+        return best
+
+    @staticmethod
+    def _made(made: Callable[[int], _Program | None], number: int) -> _Program | None:
+        try:
+            return made(number)
+        except Exception:  # a part that cannot be cut out
+            return None
+
+    def _prefix(self, p: _Program) -> _Program:
+        return self._halved(1, p.size, lambda stop: p.cut(0, stop), p)
+
+    def _suffix(self, p: _Program) -> _Program:
+        return self._halved(p.size - 1, 0, lambda start: p.cut(start, p.size), p)
+
+    def _fewer(self, p: _Program) -> _Program:
+        """Chunks of operators, ever smaller ones, are taken as given."""
+        chunk = max(p.size // 2, 1)
+        while p.size > 1:
+            for at in range(0, p.size, chunk):
+                tried = self._made(lambda at: p.cut(0, p.size, p.nodes[at : at + chunk]), at)  # noqa: B023
+                if self.fails(tried):
+                    p = tried  # type: ignore[assignment]
+                    break
+            else:
+                if chunk == 1:
+                    break
+                chunk = max(chunk // 2, 1)
+        return p
+
+    def _one_result(self, p: _Program) -> _Program:
+        results = list(p.graph.output_node().args[0])  # type: ignore[arg-type]
+        for node in results if len(results) > 1 else ():
+            tried = self._made(lambda _: p.cut(0, p.size, (), [node]), 0)  # noqa: B023
+            if self.fails(tried):
+                return tried  # type: ignore[return-value]
+        return p
+
+    def _sizes(self, p: _Program) -> _Program:
+        sizes = sorted({n for x in p.args if isinstance(x, torch.Tensor) for n in x.shape if n > 2}, reverse=True)
+        for size in sizes:
+            for new in dict.fromkeys((2, 3, size // 4, size // 2)):
+                if not 1 < new < size:
+                    continue
+                tried = self._made(lambda new: p.smaller(size, new), new)  # noqa: B023
+                if self.fails(tried):
+                    p = tried  # type: ignore[assignment]
+                    break
+        return p
+
+
+# ---- capture -----------------------------------------------------------------------------------------------------
+
+
+def _of_capture(fn: Any, found: Comparison, args: Sequence[Any], options: Options) -> Minified:
+    """Capture's own mistakes are about Python: the script is the function's source, where that can stand alone."""
+    detail = str(found).splitlines()[0]
+    count = sum(len(r.gm.graph.nodes) for r in found.regions)
+    fn = plain_of(fn)
+    text = _source(fn)
+    if text is None:
+        return Minified(None, count, count, "", detail, 0)
+    path = place_for(options, "minified capture", ".py")
+    if path is None:
+        return Minified(None, count, count, text, detail, 0)
+    from compile_api.script import function_script
+
+    function_script(path, detail, text, fn.__name__, args)
+    return Minified(path, count, count, text, detail, 0)
+
+
+def _source(fn: Any) -> str | None:
+    """The source of a plain function that needs nothing but imported modules."""
+    if not isinstance(fn, types.FunctionType) or fn.__closure__ or fn.__name__ == "<lambda>":
+        return None
+    try:
+        text = textwrap.dedent(inspect.getsource(fn))
+    except (OSError, TypeError):
+        return None
+    imports = []
+    for name in fn.__code__.co_names:
+        value = fn.__globals__.get(name)
+        if isinstance(value, types.ModuleType):
+            imports.append(f"import {value.__name__} as {name}")
+        elif value is not None:
+            return None
+    return "\n".join([*imports, "", "", text]) if text.startswith("def ") else None

@@ -136,6 +136,16 @@ def cache_dir(tmp_path, monkeypatch):
 
 
 @effect
+def program_cache(tmp_path, monkeypatch):
+    def kept(choice):
+        folder = tmp_path / str(choice)
+        compiled(wave, torch.ones(3), cache=True, program_cache=choice, cache_dir=str(folder))
+        return files(folder / "programs")
+
+    assert kept(True) and not kept(False)
+
+
+@effect
 def cache_size_limit(tmp_path, monkeypatch):
     def stays(limit):
         folder = tmp_path / str(limit)

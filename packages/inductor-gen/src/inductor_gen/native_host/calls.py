@@ -15,7 +15,7 @@ from inductor_gen.kernel.ir import Call
 from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, contiguous_strides, product
-from inductor_gen.native_host.interface import CODES
+from inductor_gen.native_host.interface import code_of
 from inductor_gen.native_host.operators import BUILD, Values, arguments_of, operator_name, refuse
 from prims.errors import InternalError, Unsupported
 from prims.ir.symbols import expr_of
@@ -106,13 +106,14 @@ class Calls:
         self.torch = True
         args, kwargs = self.prepared.externs[node]
         name, function = function_of(node, *self.prepared.call_of(node), self.lowered.options, [])
+        name = name.lstrip("_")
         self.lines.append(f'at = "{node.op}";')
         self.lines.append("{")
         first = self.count
         if node.target is linear:
             x, weight, bias = (*args, None)[:3]
             made = [self._pointwise(node, x, self._flat(node, weight), bias)]
-        elif name in ("linear", "_conv1x1", "_strided_conv1x1"):
+        elif name in ("linear", "conv1x1", "strided_conv1x1"):
             made = [self._linear(node, name, function, args)]
         elif node.op in ("aten.addmm.default", "aten.baddbmm.default") :
             made = [self._added(node, args, kwargs)]
@@ -138,11 +139,11 @@ class Calls:
             kept.add(handle)
             self.handles[item] = handle
             shape, strides = item.shape, strides_of(self.layouts, item)
-            if name in ("_conv1x1", "_strided_conv1x1"):  # the product's rows are pixels
+            if name in ("conv1x1", "strided_conv1x1"):  # the product's rows are pixels
                 order = (0, 2, 3, 1)
                 shape, strides = tuple(shape[d] for d in order), tuple(strides[d] for d in order)
             self.lines.append(
-                f"if (qr_planned(&h[{handle}], {CODES[item.dtype]}, {len(shape)}, {self._array(shape)}, "  # type: ignore[index]
+                f"if (qr_planned(&h[{handle}], {code_of(item.dtype)}, {len(shape)}, {self._array(shape)}, "
                 f"{self._array(strides)})) goto torch;"
             )
             piece = self.memory.place[item][0]
@@ -164,9 +165,7 @@ class Calls:
         if isinstance(ref, _Made):
             return str(ref)
         base = self.prepared.storage(ref.base)
-        code = CODES.get(ref.base.dtype)  # type: ignore[arg-type]
-        if code is None:
-            raise Unsupported(f"a tensor of {ref.base.dtype} goes into an operator")
+        code = code_of(ref.base.dtype)
         handle = self.handles.get(base)
         own = (base.shape, strides_of(self.layouts, base), ZERO, base.dtype)
         if handle is not None and (ref.shape, ref.strides, ref.offset, ref.base.dtype) == own:
@@ -231,7 +230,7 @@ class Calls:
         source = self._tensor(ref)
         k = self._handle()
         shape, strides = self._array(ref.shape), self._array(contiguous_strides(ref.shape))
-        code = CODES[ref.base.dtype]  # type: ignore[index]
+        code = code_of(ref.base.dtype)
         self.lines.append(
             f"if (aoti_torch_empty_strided({len(ref.shape)}, {shape}, {strides}, {code}, 0, 0, &h[{k}]) || "
             f"aoti_torch_copy_(h[{k}], {source}, 0)) goto torch;"
@@ -244,8 +243,8 @@ class Calls:
         shape = self._array(node.shape)
         strides = self._array(contiguous_strides(node.shape))
         self.lines.append(
-            f"if (aoti_torch_empty_strided({len(node.shape)}, {shape}, {strides}, {CODES[node.dtype]}, 0, 0, &h[{k}])) "  # type: ignore[index]
-            "goto torch;"
+            f"if (aoti_torch_empty_strided({len(node.shape)}, {shape}, {strides}, {code_of(node.dtype)}, 0, 0, "
+            f"&h[{k}])) goto torch;"
         )
         return k
 
@@ -267,7 +266,7 @@ class Calls:
         """A linear layer by oneDNN, of a product's operands or of a convolution's with a kernel of one position."""
         if name != "linear":
             x, weight, bias = args[:3]
-            if name == "_strided_conv1x1":
+            if name == "strided_conv1x1":
                 down, right = args[3][0], args[3][-1]
                 x = _strided(x, down, right)
             shape, strides = (tuple(v[d] for d in (0, 2, 3, 1)) for v in (x.shape, x.strides))

@@ -17,7 +17,7 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.index import contiguous_strides
 from inductor_gen.native_host.calls import Calls
-from inductor_gen.native_host.interface import CODES, Interface, Output
+from inductor_gen.native_host.interface import Interface, Output, code_of
 from inductor_gen.plan.memory import Piece
 from prims.errors import Unsupported
 from prims.spec import expr as ex
@@ -81,7 +81,7 @@ class _Host(Calls):
         for k, x in enumerate(i.inputs):
             sizes = [n if isinstance(n, int) else -1 - dims[n] for n in x.shape]
             lines.append(f"static const int64_t qi{k}[] = {_braces(sizes)};")
-        inputs = [f"{{{_quoted(x.name)}, {CODES[x.dtype]}, {len(x.shape)}, qi{k}}}" for k, x in enumerate(i.inputs)]
+        inputs = [f"{{{_quoted(x.name)}, {code_of(x.dtype)}, {len(x.shape)}, qi{k}}}" for k, x in enumerate(i.inputs)]
         placed = {at: node for node, at in zip(self.prepared.graph.inputs, range(len(i.sources)), strict=False)}
         strides = {what: placed[at] for at, (kind, what) in enumerate(i.sources) if kind == "weight"}
         weights = []
@@ -90,7 +90,7 @@ class _Host(Calls):
             rows = contiguous_strides(tuple(map(ex.const, x.shape)))  # type: ignore[arg-type]
             steps = rows if node is None else strides_of(self.layouts, node)
             lines.append(f"static const int64_t qw{k}[] = {_braces(x.shape)}, qx{k}[] = {_braces(map(self.c, steps))};")
-            weights.append(f"{{{_quoted(x.name)}, {CODES[x.dtype]}, {len(x.shape)}, qw{k}, qx{k}}}")
+            weights.append(f"{{{_quoted(x.name)}, {code_of(x.dtype)}, {len(x.shape)}, qw{k}, qx{k}}}")
         ranges = [f"{{{_quoted(n)}, {low}, {-1 if high is None else high}}}" for n, low, high in i.dims]
         names = [_quoted(o.name) for o in i.outputs]
         writes = any(i.sources[at][0] == "weight" for at, _ in i.mutations)
@@ -260,7 +260,7 @@ class _Host(Calls):
                 self.lines.append(f"if (qr_output_size(r, {at}, {self.c(ref)})) goto memory;")
                 return
             place, shape, strides = self._place(ref.base, ref.offset), ref.shape, ref.strides
-        code = CODES[out.dtype]  # type: ignore[index]
+        code = code_of(out.dtype)
         if out.strides is not None:
             width = out.dtype.itemsize  # type: ignore[union-attr]
             place = f"{place} + {width} * {self.c(out.offset)}"

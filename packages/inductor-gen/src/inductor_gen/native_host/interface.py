@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from prims.errors import Unsupported
 from prims.records import record
 
-__all__ = ["CODES", "Interface", "Output", "Tensor"]
+__all__ = ["CODES", "Interface", "Output", "Tensor", "code_of"]
 
 #: PyTorch's numbers of dtypes, which ``quintet.h`` has too.
 CODES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
 }  # fmt: skip
+
+
+def code_of(dtype: torch.dtype | None) -> int:
+    """The number of a dtype.
+
+    Raises:
+        Unsupported: ``quintet.h`` has none.
+    """
+    if dtype not in CODES:
+        raise Unsupported(f"a tensor has the dtype {dtype}, which the C interface does not have")
+    return CODES[dtype]
 
 
 @record

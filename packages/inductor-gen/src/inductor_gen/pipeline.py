@@ -38,7 +38,7 @@ from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
 from inductor_gen.plan.parts import in_parts
-from inductor_gen.plan.peak import footprint
+from inductor_gen.plan.peak import footprint, largest_at_peak
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.control import control_of
@@ -144,7 +144,10 @@ def lower_graph(
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with report.phase("inductor.memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
-        report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note)
+        footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
+        held = largest_at_peak(footprints, memory.dies, lambda node: nbytes(node, hint))
+        named = [(size, f"{node.op}, {_shape(node)}", node.source) for size, node in held]
+        report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note, named)
         calls = tuple(
             replace(c, sources=()) if isinstance(c, Rendered) and c.moves_nothing(memory.renewed) else c for c in calls
         )
@@ -175,6 +178,11 @@ def _kind(kernel: Kernel, rendering: Rendering, prepared: Prepared) -> tuple[Has
     little = all(nbytes(n, rendering.hint) <= SMALL for n in kernel.writes)
     row = rendering.row(kernel) if in_place or given or little else None
     return None if row is None else (row.key(), given)
+
+
+def _shape(node: Node) -> str:
+    """A value's type and shape, for people."""
+    return f"{str(node.dtype).removeprefix('torch.')} [{', '.join(map(str, node.shape))}]"
 
 
 def _memory(

@@ -4,6 +4,7 @@ recompilations and time."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -177,12 +178,14 @@ class MemoryRecord:
         bound: the most that is needed at once in the order chosen.
         pieces: how many allocations it comes from.
         note: what kept memory from being shared.
+        held: the largest values alive at the peak: ``(bytes, operator with type and shape, the user's line)``.
     """
 
     peak: int
     bound: int
     pieces: int
     note: str | None = None
+    held: tuple[tuple[int, str, str | None], ...] = ()
 
 
 @record
@@ -351,9 +354,13 @@ class Report:
         """Record what became of a frame that was looked for among the stored programs."""
         self.programs.append(ProgramRecord(name, status, reason, where))
 
-    def planned_memory(self, peak: int, bound: int, pieces: int, note: str | None = None) -> None:
+    def planned_memory(
+        self, peak: int, bound: int, pieces: int, note: str | None = None,
+        held: Sequence[tuple[int, str, object]] = (),
+    ) -> None:  # fmt: skip
         """Record a graph's memory plan."""
-        self.memory.append(MemoryRecord(peak, bound, pieces, note))
+        named = tuple((size, what, _text(where)) for size, what, where in held)
+        self.memory.append(MemoryRecord(peak, bound, pieces, note, named))
         say("perf", self, lambda: f"memory: {peak} bytes at most, {bound} needed, in {pieces} pieces")
 
     def saved_for_backward(self, total: int, count: int, largest: Sequence[tuple[int, str, object]]) -> None:
@@ -438,6 +445,17 @@ class Report:
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1)
 
+    def to_html(self, path: str | os.PathLike[str], title: str = "Compilation report") -> None:
+        """Write the report as one HTML page that loads nothing from elsewhere.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from prims.page import page
+
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page(self, title))
+
     def __str__(self) -> str:
         lines = [
             self.verdict,
@@ -449,7 +467,7 @@ class Report:
         texts += [f"loaded {part.what} {part.name}: {part.key}" for part in self.loaded]
         texts += map(str, self.programs)
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
-        texts += [f"kernel {k.name} ({k.loops} loops): {' '.join(k.ops)}" for k in self.kernels]
+        texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
         texts += [
             f"memory: {m.peak} bytes at most, {m.bound} needed, in {m.pieces} pieces{f'; {m.note}' if m.note else ''}"
@@ -479,6 +497,19 @@ class Report:
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
           "memory", "saved", "kept", "loaded", "programs", "findings", "caches", "spans")  # fmt: skip
+
+
+def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:
+    """A text for each kernel. Those that compute the same for other shapes are told by one."""
+    groups: dict[tuple[Any, ...], list[KernelRecord]] = {}
+    for kernel in kernels:
+        groups.setdefault((kernel.ops, kernel.loops), []).append(kernel)
+    texts = []
+    for (ops, loops), alike in groups.items():
+        names = list(dict.fromkeys(kernel.name for kernel in alike))
+        others = f" and {len(names) - 1} like it" if len(names) > 1 else ""
+        texts += [f"kernel {names[0]}{others} ({loops} loops): {' '.join(ops)}"] * len(alike)
+    return texts
 
 
 def _verdict(report: Report) -> str:

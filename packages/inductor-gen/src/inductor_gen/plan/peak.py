@@ -9,7 +9,8 @@ Every function here takes time that grows with the steps and the buffers that th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 
 from inductor_gen.kernel.ir import Call, Kernel, nbytes
 from inductor_gen.loops.graph import Node
@@ -17,7 +18,7 @@ from inductor_gen.loops.index import Hint
 from inductor_gen.plan.launches import Launch
 from prims.records import record
 
-__all__ = ["Footprint", "Orders", "footprint", "last_reads"]
+__all__ = ["Footprint", "Orders", "footprint", "largest_at_peak", "last_reads"]
 
 #: Of the peak, what an order must be below to be taken for another one, and how often one is made of the last.
 WORTH, ROUNDS = 0.999, 8
@@ -56,6 +57,22 @@ def footprint(step: Kernel | Launch | Call, partial: Sequence[Node] = ()) -> Foo
     kernels = step.kernels if isinstance(step, Launch) else (step,)
     fails = any(k.checks and (k.device is None or k.device.type == "cpu") for k in kernels)
     return Footprint((*step.writes, *partial), step.reads, overwrites=step.overwrites, fails=fails)
+
+
+def largest_at_peak(
+    steps: Sequence[Footprint], dies: Mapping[Node, int], size: Callable[[Node], int], count: int = 8
+) -> list[tuple[int, Node]]:
+    """The largest buffers that the steps make and that are alive when most bytes are, with their bytes."""
+    born = {node: k for k, step in reversed(list(enumerate(steps))) for node in step.made}
+    sizes = {node: size(node) for node in born}
+    change = [0] * (len(steps) + 2)
+    for node, k in born.items():
+        change[k] += sizes[node]
+        change[min(dies.get(node, k), len(steps)) + 1] -= sizes[node]
+    alive = list(accumulate(change))
+    peak = max(range(len(alive)), key=alive.__getitem__)
+    held = [(sizes[node], node) for node, k in born.items() if k <= peak <= dies.get(node, k) and sizes[node]]
+    return sorted(held, key=lambda pair: -pair[0])[:count]
 
 
 def last_reads(steps: Sequence[Footprint], returned: Collection[Node]) -> dict[Node, int]:

@@ -7,6 +7,9 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import inspect
+import io
+import math
 from typing import Any
 
 import torch
@@ -410,5 +413,162 @@ def settings() -> Any:
         if torch.backends.cudnn.deterministic or torch.get_default_dtype() is torch.float64:
             scale += 1
         return x * scale + torch.finfo(x.dtype).eps
+
+    return run, [((rows(3),), {})]
+
+
+@case
+def a_signature() -> Any:
+    def given(fn: Any, first: int | None = 1, *, last: list[int] | None = None) -> Any:
+        return fn
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            accepted = [name for name in inspect.signature(self.forward).parameters if name != "x"]
+            known = inspect.signature(given).parameters["first"].default
+            return x * len(accepted) + known
+
+    return Model(), [((rows(3),), {})]
+
+
+@case
+def an_ordered_dict() -> Any:
+    def run(x: torch.Tensor) -> Any:
+        out = collections.OrderedDict(a=x + 1)
+        out["b"] = x * 2
+        return out
+
+    return run, [((rows(3),), {})]
+
+
+@case
+def random_numbers() -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return F.dropout(x, 0.5) + torch.rand(3)
+
+    return run, [((rows(3),), {})]
+
+
+@case
+def a_masked_attention() -> Any:
+    def run(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.transpose(-1, -2) / math.sqrt(x.size(-1))
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return F.scaled_dot_product_attention(x[None], x[None], x[None])[0] + scores.softmax(-1) @ x
+
+    return run, [((rows(3, 4), torch.ones(3, 3).tril().bool()), {})]
+
+
+class Slotted:
+    __slots__ = ("by", "unset")
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __repr__(self) -> str:
+        return f"Slotted({self.by})"
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0.5
+
+
+@case
+def slots_and_getattr() -> Any:
+    def run(x: torch.Tensor, holder: Slotted) -> torch.Tensor:
+        return x * holder.by + holder.missing
+
+    return run, [((rows(3), Slotted(2.0)), {})]
+
+
+def not_a_graph(n: int) -> int:
+    return n + 1
+
+
+@case
+def a_call_that_breaks() -> Any:
+    hidden = compile_api.disable(lambda x: x + not_a_graph(3))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return hidden(x * 2) * 3
+
+    return run, [((rows(3),), {})]
+
+
+# --- what is not stored, or looked at again -------------------------------------------------------------------------
+
+UNSTORED: dict[str, str] = {
+    "gradients_inside": "prims.transforms.gradient cannot be named",  # under this backend
+    "an_optimizer": "prims.transforms.gradient cannot be named",
+    "an_autograd_function": "attach_Double cannot be named",
+    "a_frame_left_to_eager": "",
+    "an_object_told_by_identity": "has no name",
+    "slots_and_getattr": "has no name",
+}
+
+
+@case
+def gradients_inside() -> Any:
+    def run(x: torch.Tensor) -> Any:
+        y = (x * x).sum()
+        (grad,) = torch.autograd.grad(y, x)
+        return grad * 2
+
+    return run, [((rows(3).requires_grad_(),), {})]
+
+
+@case
+def an_optimizer() -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return run, [((rows(3, 4),), {})] * 2
+
+
+@case
+def a_frame_left_to_eager() -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("seen", end="", file=io.StringIO())
+        return y + 1
+
+    return run, [((rows(3),), {})]
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 3
+
+
+@case
+def an_autograd_function() -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return Double.apply(x)
+
+    return run, [((rows(3).requires_grad_(),), {})]
+
+
+@case
+def an_object_told_by_identity() -> Any:
+    key = object()
+    table = {key: 2.0}
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x * table[key]
 
     return run, [((rows(3),), {})]

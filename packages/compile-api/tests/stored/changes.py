@@ -257,7 +257,7 @@ def make():
 """
 change("an autograd function's forward", "return x * 2", "return x * 20", "", FUNCTIONS)
 change("an autograd function's backward", "return g * 7", "return g * 8", "", FUNCTIONS)
-change("a custom operator", "return x * 3", "return x * 30", None,
+change("a custom operator", "return x * 3", "return x * 30", "",
        FUNCTIONS.replace("FIRST = Double.apply", "FIRST = scale").replace(".requires_grad_()", ""))  # fmt: skip
 change("a function in the graph", "return x * 4", "return x * 40", "code",
        FUNCTIONS.replace("FIRST = Double.apply", "FIRST = inside"))  # fmt: skip

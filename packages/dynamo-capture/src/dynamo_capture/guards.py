@@ -74,6 +74,11 @@ class GuardSet:
         if self.reads is not None:
             self.reads.lookups[id(cls), name] = cls, name
 
+    def made(self, obj: Any, fn: Any, *args: Any) -> None:
+        """Capture made an object that guards look into: ``fn(*args)``."""
+        if self.reads is not None:
+            self.reads.made[id(obj)] = obj, fn, args
+
     def _new(self, kind: str, source: Source, value: Any, key: Any = None) -> int | None:
         """The node to check, or None when this very check is recorded already."""
         node = source.node(self.tree)

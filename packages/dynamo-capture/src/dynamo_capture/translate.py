@@ -262,7 +262,7 @@ def _finish(
     kept = None
     if isinstance(tree, GuardLog) and tx.guards.reads is not None:
         text = {"name": name, "where": where, "goes_on": brk is not None, "compiled": gm is not None}
-        kept = Kept(request, tree, tx.guards.reads, code, run, compiled, running, text, state_brk)
+        kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
         tree = tree.tree
     return Translation(code, tree, captured, brk is not None, kept)
 

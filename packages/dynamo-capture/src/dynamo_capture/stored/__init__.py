@@ -4,6 +4,7 @@
 ``plain``     values as JSON
 ``names``     where an object is found, written down
 ``finding``   the object there, with what was said of it checked
+``making``    objects that capture makes and guards look into
 ``log``       the guards of a capture, as they are put on its tree
 ``writing``   a translation as an artefact
 ``reading``   the artefact as a translation, where its guards hold

@@ -21,9 +21,10 @@ import torch
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name
 from dynamo_capture.stored.plain import NotPlain, packed
+from dynamo_capture.wrappers import is_disabled
 from prims.artefact import NotPortable
 
-__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "module_of_globals", "of_class"]
+__all__ = ["C_KINDS", "code_digest", "fact_of", "instance_fact", "is_type_form", "module_of_globals", "of_class"]
 
 C_KINDS = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
@@ -95,6 +96,8 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         raise NotPortable("an object is nested too deeply")
     cls = type(obj)
+    if is_disabled(obj):
+        return ["disabled"]  # a graph ends before a call of it
     if cls is types.FunctionType:
         return _function(obj, deep, depth)
     if isinstance(obj, types.ModuleType):
@@ -109,6 +112,8 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
         return ["member", of_class(cls), obj._name_]
     if isinstance(obj, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return ["operator", str(obj)]
+    if is_type_form(obj):
+        return ["form", cls.__qualname__, repr(obj)]
     inside = _INSIDE.get(cls)
     if inside is not None:
         parts = [getattr(obj, name) for name in inside]
@@ -137,6 +142,11 @@ def fact_of(obj: Any, *, deep: bool = False, depth: int = 0) -> Any:
 def _state(obj: Any) -> bool:
     """Whether an object holds anything."""
     return bool(getattr(obj, "__dict__", None)) or bool(getattr(type(obj), "__slots__", ()))
+
+
+def is_type_form(obj: Any) -> bool:
+    """Whether it is what an annotation says beside classes: ``int | None``, ``list[int]``, ``typing.Optional[int]``."""
+    return isinstance(obj, (types.GenericAlias, types.UnionType)) or type(obj).__module__ == "typing"
 
 
 #: Objects that are what their parts are.
@@ -188,7 +198,8 @@ def _made_in_c(obj: Any) -> list[Any]:
             raise NotPortable(f"{obj!r:.80}, of a library that is not in the key")
     elif owner is None or isinstance(owner, types.ModuleType):
         place = [owner.__name__ if owner is not None else ""]
-        if module is not None and not is_library_name(module) and module.partition(".")[0] != "numpy":
+        known = module is None or is_library_name(module) or module.partition(".")[0] in ("numpy", "dynamo_capture")
+        if not known:
             raise NotPortable(f"the function {module}.{obj.__name__} in C, of a library that is not in the key")
     else:
         raise NotPortable(f"{obj!r:.80}, which is bound to an object")

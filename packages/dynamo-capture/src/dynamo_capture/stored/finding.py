@@ -184,6 +184,9 @@ class Finder:
         kind = self.obj(cls)
         return kind(self.unpack(dtype)) if kind in (torch.finfo, torch.iinfo) else _ABSENT
 
+    def _at_made(self, fn: int, args: Any) -> Any:
+        return self.obj(fn)(*self.unpack(args))
+
     def _at_globals(self) -> Any:
         return self.request.globals
 

@@ -5,8 +5,9 @@ A place is JSON: ``["module", name]``, ``["attr", module, qualified name]``, ``[
 ``["node", number]`` (where a path from the frame leads), ``["type", number]`` (the class of that),
 ``["keeper", module, name]`` (a container in a module), ``["nested", indices]`` (a code object inside the frame's),
 ``["partial", function, args, kwargs]``, ``["operator", name]``, ``["limits", class, dtype]`` (what ``torch.finfo``
-gives), ``["globals"]`` and ``["builtins"]`` (the frame's). Objects in a place are numbers of the table ``refs``, whose
-rows are a place and a fact, ordered so that each needs only those before it.
+gives), ``["made", function, args]`` (what a function gives), ``["globals"]`` and ``["builtins"]`` (the frame's).
+Objects in a place are numbers of the table ``refs``, whose rows are a place and a fact, ordered so that each needs only
+those before it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Namer:
         #: Nodes by the classes of their values, which may have no other place.
         self.types: dict[int, int] = {}
         self._places: dict[int, list[Any]] = {}
+        self._made = reads.made
         #: Classes and names by what they were found to hold.
         self._owners: dict[int, tuple[type, str]] = {}
         for globals_, name, obj in reads.globals.values():
@@ -109,7 +111,8 @@ class Namer:
             found = place or self._place(obj)
             if found is None:
                 raise NotPortable(f"{_described(obj)} has no name by which another process finds it")
-            fact = None if found[0] in _BY_THEMSELVES else _fact(obj, deep, found == self._places.get(id(obj)))
+            of_library = found == self._places.get(id(obj)) or obj is torch.default_generator
+            fact = None if found[0] in _BY_THEMSELVES else _fact(obj, deep, of_library)
             self.refs.append([found, fact, deep] if deep else [found, fact])
             number = self._numbers[key] = len(self.refs) - 1
             self._alive.append(obj)
@@ -118,6 +121,9 @@ class Namer:
     # --- places -------------------------------------------------------------------------------------------------
 
     def _place(self, obj: Any) -> list[Any] | None:
+        if id(obj) in self._made:
+            _, fn, args = self._made[id(obj)]
+            return ["made", self.ref(fn), {"l": [self.object(arg) for arg in args]}]
         if isinstance(obj, types.ModuleType):
             name = obj.__name__
             if sys.modules.get(name) is obj:
@@ -134,6 +140,8 @@ class Namer:
             return ["operator", str(obj)]
         if type(obj) in (torch.finfo, torch.iinfo):
             return ["limits", self.ref(type(obj)), packed(getattr(torch, obj.dtype))]
+        if obj is torch.default_generator:
+            return ["attr", "torch", "default_generator"]
         if isinstance(obj, enum.Enum):
             return ["of", self.ref(type(obj)), obj._name_]
         found = self._by_name(obj) or self._in_class(obj) or self._of_type(obj)
@@ -208,7 +216,8 @@ def _fact(obj: Any, deep: bool, of_library: bool) -> Any:
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType, types.WrapperDescriptorType,
           functools._lru_cache_wrapper)  # fmt: skip
 #: Places that say all.
-_BY_THEMSELVES = frozenset(("module", "dict", "globals", "builtins", "partial", "operator", "keeper", "limits"))
+_BY_THEMSELVES = frozenset(("module", "dict", "globals", "builtins", "partial", "operator", "keeper", "limits",
+                            "made"))
 
 
 def _described(obj: Any) -> str:

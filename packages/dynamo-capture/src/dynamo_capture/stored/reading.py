@@ -85,7 +85,8 @@ def _read(entry: Artefact, request: FrameRequest, options: Options, report: Repo
     where = text["where"]
     run = None
     if "graph" in entry.children:
-        compiled = restore(entry.children["graph"], options=options, report=report)
+        with report.phase("restore"):
+            compiled = restore(entry.children["graph"], options=options, report=report)
         run = _native.activate(_running(text["running"], finder).around(compiled), None)
     consts = tuple(_const(const, run, finder, report) for const in text["consts"])
     code = marshal.loads(entry.files["code"]).replace(

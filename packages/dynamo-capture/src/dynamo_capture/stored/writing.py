@@ -10,15 +10,19 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.fx
+
 from dynamo_capture.breaks import BreakInfo
 from dynamo_capture.emitted import Again
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_info, resume_point
-from dynamo_capture.rules import is_library_class
+from dynamo_capture.rules import is_library_class, is_library_name
 from dynamo_capture.running import Running
-from dynamo_capture.stored.facts import fact_of, instance_fact, module_of_globals
+from dynamo_capture.stored.facts import fact_of, instance_fact, is_type_form, module_of_globals
 from dynamo_capture.stored.log import ACCESSORS, GuardLog, Reads, Row
 from dynamo_capture.stored.names import Namer
+from dynamo_capture.wrappers import is_disabled
 from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.records import record
 
@@ -39,6 +43,7 @@ class Kept:
         reads: what was read of libraries.
         code: the emitted code.
         run: what stands for the compiled graph among the code's constants; None where there is none.
+        graph: the captured graph, where there is one.
         compiled: what the backend returned, or the graph that merely hands values on.
         running: what is around it.
         text: further values of JSON (``name``, ``where``, ``goes_on``, ``compiled``).
@@ -50,6 +55,7 @@ class Kept:
     reads: Reads
     code: types.CodeType
     run: Any
+    graph: torch.fx.GraphModule | None
     compiled: Callable[..., Any] | None
     running: Running
     text: dict[str, Any]
@@ -68,6 +74,8 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
     if kept.request.devices:
         raise NotPortable("it was captured under a default device")
     children = {}
+    if kept.graph is not None:
+        _check_functions(kept.graph)
     if kept.compiled is not None:
         graph = artefact_of(kept.compiled)
         if isinstance(graph, NotPortable):
@@ -88,6 +96,31 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
     text["refs"] = names.refs
     code = marshal.dumps(kept.code.replace(co_consts=(), co_filename="", co_firstlineno=1))
     return Artefact(KIND, VERSION, text, {"code": code}, children)
+
+
+#: Namespaces of operators that torch itself registers.
+_OF_TORCH = frozenset(("aten", "prim", "prims", "profiler", "inductor", "_c10d_functional", "c10d_functional", "c10d"))
+
+
+def _check_functions(graph: torch.fx.GraphModule) -> None:
+    """No operator or function of the program's is in the graph: what it does is in the compiled graph, and unguarded.
+
+    Raises:
+        NotPortable: there is one.
+    """
+    for module in graph.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            target = node.target
+            if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+                if str(target).partition(".")[0] not in _OF_TORCH:
+                    raise NotPortable(f"the custom operator {target} is in the graph")
+            elif node.op == "call_function":
+                module_name = getattr(target, "__module__", None)
+                if not (is_library_name(module_name) or str(module_name).partition(".")[0] in _OURS):
+                    raise NotPortable(f"the function {module_name}.{node.name} is in the graph")
+
+
+_OURS = frozenset(("prims", "dynamo_capture"))
 
 
 # --- guards ---------------------------------------------------------------------------------------------------------
@@ -118,7 +151,7 @@ def _type(row: Row, names: Namer, roots: Any) -> list[Any]:
 
 def _identity(row: Row, names: Namer, roots: Any) -> list[Any]:
     node, obj = row.args
-    if type(obj) is types.FunctionType:
+    if type(obj) in (types.FunctionType, types.CodeType) or is_type_form(obj) or is_disabled(obj):
         return [node, {"r": names.ref(obj, deep=True, place=["node", node])}]
     return [node, names.object(obj)]
 

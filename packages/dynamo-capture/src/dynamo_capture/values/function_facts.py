@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture import rules
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
+from dynamo_capture.stored.making import signature_of
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.callables import BuiltinValue, ClassValue
 from dynamo_capture.values.constant import CONST_TYPES
@@ -42,7 +43,10 @@ def _signature(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
         isinstance(value, ClassValue) and rules.is_library_class(value.obj)
     ):
         raise GraphBreak("QB07", f"inspect.signature() of {display(value)}")
-    return tx.from_python(tx.exact(inspect.signature, value.real()))
+    of = function.real(), isinstance(value, MethodValue)
+    signature = tx.exact(signature_of, *of)
+    tx.guards.made(signature, signature_of, *of)
+    return tx.from_python(signature)
 
 
 def _guard_signature(tx: Capture, function: FunctionValue) -> None:

@@ -46,7 +46,7 @@ def run_client(folder, inputs, threads=1, calls=1, place=None, omp="1"):
     (folder / "out").unlink(missing_ok=True)
     names = [folder / f"in{k}" for k in range(len(inputs))]
     done = subprocess.run(
-        [program, place or folder, str(threads), str(calls), folder / "out", *names], capture_output=True, text=True,
+        [program, place or folder, str(threads), str(calls), folder / "out", *names], capture_output=True, errors="replace",
         env={"OMP_NUM_THREADS": omp},
     )  # fmt: skip
     out = folder / "out"

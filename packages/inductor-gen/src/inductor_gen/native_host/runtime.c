@@ -395,8 +395,8 @@ static quintet_result* qr_result_new(int64_t outputs, int64_t owned, int64_t hel
 static void qr_output_set(quintet_result* r, int64_t at, const void* data, int32_t dtype, int32_t ndim,
                           const int64_t* sizes, const int64_t* strides) {
     qr_output* o = &r->outputs[at];
-    memcpy(o->sizes, sizes, (size_t)ndim * sizeof(int64_t));
-    memcpy(o->strides, strides, (size_t)ndim * sizeof(int64_t));
+    if (ndim) memcpy(o->sizes, sizes, (size_t)ndim * sizeof(int64_t));
+    if (ndim) memcpy(o->strides, strides, (size_t)ndim * sizeof(int64_t));
     o->tensor = (quintet_tensor){(void*)data, dtype, ndim, o->sizes, o->strides};
 }
 

@@ -172,16 +172,22 @@ def test_in_python_nothing_that_compiles_is_imported(packaged, tmp_path):
     assert torch.equal(torch.load(tmp_path / "y.pt"), program(x))
 
 
-def test_an_example_in_cpp(packaged):
-    folder, _ = packaged
-    native = folder / "native"
-    subprocess.run(
-        ["g++", "-Wall", "-Werror", EXAMPLES / "client.cpp", "-I", native, "-L", native, "-lprogram",
-         f"-Wl,-rpath,{native}", "-o", folder / "cpp"], check=True,
-    )  # fmt: skip
-    done = subprocess.run([folder / "cpp", folder, "3", "64"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("compiler", "example", "flags"),
+    [
+        ("g++", "client.cpp", ["-Wall", "-Werror", "-I", "NATIVE", "-L", "NATIVE", "-lprogram", "-Wl,-rpath,NATIVE"]),
+        ("rustc", "client.rs", ["-D", "warnings", "-L", "NATIVE", "-l", "program", "-C", "link-arg=-Wl,-rpath,NATIVE"]),
+    ],
+)
+def test_examples_in_other_languages(packaged, tmp_path, compiler, example, flags):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    folder, program = packaged[0], tmp_path / "client"
+    flags = [flag.replace("NATIVE", str(folder / "native")) for flag in flags]
+    subprocess.run([compiler, EXAMPLES / example, *flags, "-o", program], check=True)
+    done = subprocess.run([program, folder, "3", "64"], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["takes input", "gives result[3, 10]"], done.stderr
-    done = subprocess.run([folder / "cpp", folder, "3", "65"], capture_output=True, text=True)
+    done = subprocess.run([program, folder, "3", "65"], capture_output=True, text=True)
     assert done.returncode == 1 and "size 65" in done.stderr
 
 

@@ -1,0 +1,89 @@
+"""The tables of the documentation that are made from the code: ``python docs_tables.py`` writes them anew.
+
+A table stands between ``<!-- NAME: generated -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+
+
+def _plain(text: str) -> str:
+    """Docstring markup as Markdown."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
+
+
+def option_rows() -> dict[str, str]:
+    """What the docstring of ``Options`` says of each option."""
+    from prims.options import Options
+
+    text = (Options.__doc__ or "").partition("Attributes:")[2]
+    found = re.findall(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", text, flags=re.S | re.M)
+    return {name: _plain(what) for name, what in found}
+
+
+def options() -> str:
+    """A row for each option: its name, default and meaning."""
+    from prims.options import CACHE_KEY_FIELDS, Options
+
+    said = option_rows()
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(Options):
+        default = "`~/.cache/quintet`" if field.name == "cache_dir" else f"`{field.default!r}`"
+        key = " (part of the kernels' cache key)" if field.name in CACHE_KEY_FIELDS else ""
+        lines.append(f"| `{field.name}` | {default} | {_cell(said[field.name])}{key} |")
+    return "\n".join(lines)
+
+
+def modes() -> str:
+    """A row for each mode: the options that it sets."""
+    from compile_api.modes import MODE_OPTIONS
+
+    lines = ["| mode | sets |", "|---|---|"]
+    for name, changes in MODE_OPTIONS.items():
+        sets = ", ".join(f"`{option}={value}`" for option, value in changes.items())
+        lines.append(f"| `{name}` | {sets or 'nothing'} |")
+    return "\n".join(lines)
+
+
+def breaks() -> str:
+    """A row for each reason why a graph may end: its number, what it is, and what to do."""
+    from dynamo_capture.breaks import REASONS
+
+    lines = ["| id | why the graph ends | what to do |", "|---|---|---|"]
+    lines += [f"| {r.number} | {_cell(r.title)} | {_cell(r.hint)} |" for r in REASONS.values()]
+    return "\n".join(lines)
+
+
+def logs() -> str:
+    """A row for each logger."""
+    from prims.logs import LOGS
+
+    return "\n".join(["| logger | says |", "|---|---|", *(f"| `quintet.{name}` | {what} |" for name, what in LOGS.items())])
+
+
+TABLES = {"options": ("options.md", options), "modes": ("options.md", modes),
+          "breaks": ("troubleshooting.md", breaks), "logs": ("logging.md", logs)}  # fmt: skip
+
+
+def filled(text: str, name: str, table: str) -> str:
+    """A page with a table put in its place."""
+    made, count = re.subn(
+        rf"(<!-- {name}: generated -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{table}\n\n{m[2]}", text, flags=re.S
+    )
+    assert count == 1, f"no place for the table {name}"
+    return made
+
+
+if __name__ == "__main__":
+    for name, (page, make) in TABLES.items():
+        path = DOCS / page
+        path.write_text(filled(path.read_text(), name, make()))

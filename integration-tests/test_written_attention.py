@@ -131,6 +131,21 @@ def test_what_is_something_else_stays(name):
     check(OTHER[name], seen(), kernel="neither")
 
 
+@pytest.mark.parametrize("equation", ["...i,...i->...", "i,i->", "i,j->ij", "i,ij->j", "ij,j->i", "...i,j->...ij"])
+@pytest.mark.parametrize("softmax_first", [True, False])
+def test_products_of_vectors_with_a_softmax(equation, softmax_first):
+    """Sums of products of fewer dimensions than an attention's are computed as they are."""
+    dims = [1 if "j" not in part or "i" not in part else 2 for part in equation.split("->")[0].split(",")]
+    x, y = (torch.randn((4,) * d) for d in dims)
+
+    def fn(x, y):
+        x, y = (x.softmax(-1), y) if softmax_first else (x, y.softmax(-1))
+        return torch.einsum(equation, x, y)
+
+    compiled = compile_api.compile(fn, fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(compiled(x, y), fn(x, y))
+
+
 def same_without_kernel(fn, **options):
     compiled = compile_api.compile(fn, fullgraph=True, options={"strict": True, **options})
     inputs = [x.detach() for x in operands()]

@@ -43,7 +43,11 @@ class Outer:
             return 3
 
 
+#: The interpreter cuts long names of classes off, in some texts.
+Long = type("L" * 49 + "\u00e9" * 60, (), {})
+
 OBJECTS = {
+    "long": "Long()", "of a list": "type('L' * 120, (list,), {'__slots__': ()})()",
     "nested": "Outer.Inner()", "plain": "Outer()", "namespace": "types.SimpleNamespace()",
     "partial": "functools.partial(len, [1])", "chain": "itertools.chain([1])", "repeat": "itertools.repeat(1, 2)",
     "deque": "collections.deque()", "iterator of a deque": "iter(collections.deque())",
@@ -58,7 +62,8 @@ OBJECTS = {
 USES = (
     "o.none", "o.none = 1", "del o.none", "o()", "o[0]", "o[o]", "o['a'] = 1", "del o[0]", "len(o)", "iter(o)",
     "next(o)", "o + 1", "1 + o", "o < 1", "-o", "[0][o]", "{o: 1}", "{[]: o}", "int(o)", "abs(o)", "1 in o", "o.gi_code",
-    "o.__dict__", "bool(o)", "[].__getitem__(o)", "range(o)", "o @ o", "with o: pass", "a, b = o", "f(*o)", "f(**o)",
+    "getattr(o, \"it's\")", "getattr(o, 'a\\n')", "o.__dict__", "bool(o)", "[].__getitem__(o)",
+    "range(o)", "o @ o", "with o: pass", "a, b = o", "f(*o)", "f(**o)",
 )  # fmt: skip
 
 

@@ -188,6 +188,7 @@ class _Graph:
             weights, values, chain = right, left, [last]
             softmax, dropout = self._weights(weights, chain)
         labels = weights[1]
+        require(len(labels) >= 2)
         if _kind(weights[0]) == "swap":
             labels = (*labels[:-2], labels[-1], labels[-2])
         *lead, row, column = labels
@@ -502,6 +503,7 @@ def _score_operands(node: Node) -> tuple[Any, Any, tuple[Any, ...]]:
         q, k, out = (a, ("0", "m", "k")), (b, ("0", "k", "n")), ("0", "m", "n")
     else:
         q, k, out = _product(node)  # type: ignore[assignment]
+    require(len(out) >= 2)
     *lead, row, column = out
     if row in k[1]:
         q, k = k, q

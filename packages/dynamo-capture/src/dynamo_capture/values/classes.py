@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ from dynamo_capture.values.constant import ConstantValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["NAMED_FIELD", "Held", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup"]
+__all__ = [
+    "NAMED_FIELD", "Held", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup",
+    "no_attribute",
+]  # fmt: skip
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
               types.ClassMethodDescriptorType)  # fmt: skip
@@ -51,6 +55,17 @@ class Held:
 
     def __init__(self, value: Value) -> None:
         self.value = value
+
+
+#: Bytes of a class's name in the interpreter's AttributeError: "'%.100s' object has no attribute '%U'".
+_NAMED_BYTES = 50 if sys.version_info < (3, 12) else 100
+
+
+def no_attribute(kind: str, name: str) -> AttributeError:
+    """The interpreter's error of an object, by its class's full name, that lacks an attribute; names are not quoted by
+    ``repr``, whatever they hold."""
+    kind = kind.encode()[:_NAMED_BYTES].decode(errors="replace")
+    return AttributeError(f"'{kind}' object has no attribute '{name}'")
 
 
 def full_name(cls: type) -> str:

@@ -14,7 +14,7 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import ObservedError, Value, display
-from dynamo_capture.values.classes import NAMED_FIELD, find, full_name, guard_lookup, lookup
+from dynamo_capture.values.classes import NAMED_FIELD, find, full_name, guard_lookup, lookup, no_attribute
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue
@@ -545,7 +545,7 @@ def method_of_container(tx: Capture, owner: Value, cls: type, name: str) -> Valu
             raise GraphBreak("QB06", f"attribute {name!r} of {owner.describe()}")
         if owner.source is not None:
             tx.guards.no_instance_attr(owner.source, name)
-    raise tx.observed(AttributeError(f"{full_name(cls)!r} object has no attribute {name!r}"))
+    raise tx.observed(no_attribute(full_name(cls), name))
 
 
 class BoundMethodOfContainer(Value):

@@ -11,7 +11,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import bind_attribute, class_source
+from dynamo_capture.values.classes import bind_attribute, class_source, no_attribute
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.identity import identity_key, pin
@@ -202,7 +202,7 @@ class FunctionValue(Value):
                 return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
             if not hasattr(self.fn, name):
                 tx.guards.no_instance_attr(self.root(), name)
-                raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
+                raise tx.observed(no_attribute("function", name))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
         if name == "__kwdefaults__":
             from dynamo_capture.values.dicts import DictValue
@@ -219,7 +219,7 @@ class FunctionValue(Value):
             from dynamo_capture.values.dicts import DictValue
 
             return DictValue.named({k: v for k, v in self._attrs.items() if not hasattr(types.FunctionType, k)})
-        raise tx.observed(AttributeError(f"'function' object has no attribute {name!r}"))
+        raise tx.observed(no_attribute("function", name))
 
     def attribute_set(self, name: str) -> Value | None:
         """An attribute that the region has set."""
@@ -382,7 +382,7 @@ class PartialValue(Value):
             return self
         if self.source is not None or hasattr(functools.partial, name):
             raise GraphBreak("QB06", f"attribute {name!r} of a functools.partial")
-        raise tx.observed(AttributeError(f"'functools.partial' object has no attribute {name!r}"))
+        raise tx.observed(no_attribute("functools.partial", name))
 
     def children(self) -> Iterator[Value]:
         yield self.func
@@ -425,7 +425,7 @@ class SuperValue(Value):
                 return bind_attribute(tx, self.owner, self.owner_type, name, found, base)
         if name in ("__thisclass__", "__self__", "__self_class__"):
             raise GraphBreak("QB06", f"attribute {name!r} of super()")
-        raise tx.observed(AttributeError(f"'super' object has no attribute {name!r}"))
+        raise tx.observed(no_attribute("super", name))
 
     def children(self) -> Iterator[Value]:
         yield self.owner

@@ -23,6 +23,7 @@ from dynamo_capture.values.classes import (
     guard_found,
     guard_lookup,
     lookup,
+    no_attribute,
 )
 from dynamo_capture.values.compare import existing, identical
 from dynamo_capture.values.constant import ConstantValue
@@ -268,7 +269,7 @@ class ObjectValue(Value):
             tx.guards.no_instance_attr(self.source, name)
 
     def _no_attribute(self, tx: Capture, name: str) -> ObservedError:
-        return tx.observed(AttributeError(f"{full_name(self.cls)!r} object has no attribute {name!r}"))
+        return tx.observed(no_attribute(full_name(self.cls), name))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         setter, owner = find(tx, self.cls, "__setattr__")
@@ -653,7 +654,7 @@ class InstanceDictValue(DictValue):
     def __init__(self, tx: Capture, owner: ObjectValue) -> None:
         real = None if owner.obj is None else own_dict(owner.obj)
         if not owner.cls.__dictoffset__:
-            raise tx.observed(AttributeError(f"{full_name(owner.cls)!r} object has no attribute '__dict__'"))
+            raise tx.observed(no_attribute(full_name(owner.cls), "__dict__"))
         source = owner.source and Source("instance_dict", owner.source)
         super().__init__(dict, source, real)
         self.owner = owner

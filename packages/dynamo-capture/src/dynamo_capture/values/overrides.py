@@ -24,7 +24,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.builtin_functions import builtin
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue
-from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
+from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup, no_attribute
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.construct import constructor
 from dynamo_capture.values.containers import ListValue, TupleValue
@@ -100,7 +100,7 @@ class OverridingTensorValue(Value):
             return bind_attribute(tx, self, self.cls, name, found, owner)  # type: ignore[arg-type]
         find(tx, self.cls, name)
         if owner is None:
-            raise tx.observed(AttributeError(f"{full_name(self.cls)!r} object has no attribute {name!r}"))
+            raise tx.observed(no_attribute(full_name(self.cls), name))
         if name in _OF_THE_OBJECT:
             raise GraphBreak("QB17", f"Tensor.{name} of a {self.cls.__name__}")
         if callable(getattr(torch.Tensor, name)):

@@ -12,7 +12,7 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import full_name
+from dynamo_capture.values.classes import full_name, no_attribute
 from dynamo_capture.values.composites import body_of
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
@@ -138,7 +138,7 @@ class TensorValue(Value):
             if self.source is not None and not hasattr(self.cls, name):
                 tx.guards.has_attr(self.source, name, False)
         if not hasattr(self.cls, name):
-            raise tx.observed(AttributeError(f"{full_name(self.cls)!r} object has no attribute {name!r}"))
+            raise tx.observed(no_attribute(full_name(self.cls), name))
         if callable(getattr(torch.Tensor, name, None)):
             return TensorMethodValue(self, name)
         raise GraphBreak("QB06", f"attribute {name!r} of a tensor")

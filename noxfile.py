@@ -33,7 +33,7 @@ LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
 #: What the stages' own tests need besides the stage.
-STAGE_TESTS = ["pytest", "hypothesis", "numpy", "expecttest"]
+STAGE_TESTS = ["pytest", "pytest-xdist", "hypothesis", "numpy", "expecttest"]
 TESTS = ["hook-3.11", "hook-3.12", "hook-3.13", *STAGES, "integration", "lint", "types"]
 
 
@@ -66,9 +66,13 @@ def install_libraries(session: nox.Session) -> None:
     install(session, "--no-deps", *LIBRARIES_WITHOUT_DEPENDENCIES)
 
 
-def run_pytest(session: nox.Session, *args: str) -> None:
-    """pytest with single-threaded tensors: on few cores threads of several processes only get in each other's way."""
-    session.run("python", "-m", "pytest", *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+def run_pytest(session: nox.Session, *args: str, workers: str = "auto") -> None:
+    """pytest by a process for each core, file by file, as many files share what is costly to make.
+
+    Tensors are single-threaded: threads of several processes only get in each other's way.
+    """
+    parallel = ["-n", workers, "--dist", "loadfile"]
+    session.run("python", "-m", "pytest", *parallel, *args, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 def test_stage(session: nox.Session, stage: str) -> None:
@@ -116,7 +120,7 @@ def api(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Real programs and models through all stages; the architecture's tests."""
-    install_packages(session, EVERYTHING, "pytest", "hypothesis", "expecttest", "build", "hatchling", "triton")
+    install_packages(session, EVERYTHING, *STAGE_TESTS, "build", "hatchling", "triton")
     install_libraries(session)
     run_pytest(session, "-q", str(ROOT / "integration-tests"))
 
@@ -124,18 +128,18 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def gpu(session: nox.Session) -> None:
     """Kernels, programs, models and modes on an NVIDIA GPU; skipped, with the reason, where there is none."""
-    install_packages(session, EVERYTHING, "triton", "pytest", "hypothesis", "expecttest")
+    install_packages(session, EVERYTHING, "triton", *STAGE_TESTS)
     install_libraries(session)
-    run_pytest(session, "-q", "-rs", str(ROOT / "integration-tests" / "gpu"))
+    run_pytest(session, "-q", "-rs", str(ROOT / "integration-tests" / "gpu"), workers="8")
     own = ROOT / "packages" / "inductor-gen"
     cases = str(own / "tests" / "gpu" / "triton_cases.py")
-    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", cases)
+    run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", cases, workers="8")
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])
 def hook(session: nox.Session) -> None:
     """The frame hook and guard evaluator on each Python; needs no torch."""
-    session.install("pytest", "bytecode")
+    session.install("pytest", "pytest-xdist", "bytecode")
     session.install("--no-deps", str(ROOT / "packages" / "dynamo-capture"))
     own = ROOT / "packages" / "dynamo-capture"
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests" / "native"))

@@ -152,6 +152,37 @@ def test_slow_imports_are_lazy(imports):
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
+#: Capture's interpreter and the values that it computes with still know each other.
+CIRCLES = {("dynamo_capture", "interpreter"), ("dynamo_capture", "values")}
+
+
+def in_circles(edges: dict[tuple[str, str], set[tuple[str, str]]]) -> set[tuple[str, str]]:
+    """The nodes from which a way leads back to them."""
+
+    def reached(start: tuple[str, str]) -> set[tuple[str, str]]:
+        seen, todo = set(), [start]
+        while todo:
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo.extend(new)
+        return seen
+
+    return {node for node in edges if node in reached(node)}
+
+
+def test_folders_form_no_circle(imports):
+    """Each folder of a package imports only those before it, in annotations too."""
+    folders = {(package_of(path), path.parent.name) for path in SOURCES if path.parent.parent.name == package_of(path)}
+    edges: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for path, name, _, _ in imports:
+        inside = path.relative_to(PACKAGES).parts[2:]
+        to = tuple(name.split(".")[:2])
+        if len(inside) > 2 and to in folders and to != inside[:2] and to[0] == inside[0]:
+            edges.setdefault(inside[:2], set()).add(to)
+    assert in_circles({(a, a): {(b, b)} for a, b in ("xy", "yz", "zx", "wx")}) == {(a, a) for a in "xyz"}
+    assert len(edges) > 20 and in_circles(edges) == CIRCLES
+
+
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml")))
 def test_declared_dependencies(folder):
     """A package declares the siblings that it may import, and no others."""

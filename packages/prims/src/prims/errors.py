@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prims.ir.source import SourceLoc
+    from prims.source import SourceLoc
 
 __all__ = [
     "CompileWarning",

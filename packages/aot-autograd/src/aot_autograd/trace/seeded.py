@@ -8,7 +8,7 @@ eager's operators. Each draw has its own range of Philox counters under the call
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.fx
@@ -17,16 +17,27 @@ from aot_autograd.trace.opinfo import bind, op_info
 from prims.ops.rng import counters
 from prims.spec import TensorSpec, infer
 
-if TYPE_CHECKING:
-    from aot_autograd.runtime.redraw import Redraw
-    from aot_autograd.trace.tracer import Tracer
-
 __all__ = ["HANDLERS"]
 
 aten = torch.ops.aten
 
+
+class Draws(Protocol):
+    """What makes numbers of a seed: a tracer, whose values are nodes, or the runtime, whose values are tensors."""
+
+    seeded: bool
+
+    def spec(self, tensor: Any) -> TensorSpec: ...
+    def seed(self, device: torch.device) -> Any: ...
+    def counter_of(self, func: Any, args: Any, kwargs: Any, count: Any) -> Any: ...
+    def emit(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]: ...
+    def pure(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+    def read(self, tensor: Any) -> Any: ...
+    def wrap(self, value: Any, spec: Any, wanted: Any) -> Any: ...
+    def write(self, target: Any, value: Any, spec: Any) -> None: ...
+
+
 #: ``rule(tracer, draw, spec, arguments by name) -> (value, spec)``; ``draw("random_uniform")`` gives such a pair.
-#: The tracer's values are graph nodes; those of ``Redraw``, which draws a call's numbers again, are tensors.
 Rule = Callable[..., tuple[Any, Any]]
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
@@ -43,7 +54,7 @@ def _handles(*overloads: str) -> Callable[[Rule], Rule]:
 
 
 def _handler(rule: Rule) -> Callable[..., Any]:
-    def handle(tracer: Tracer | Redraw, func: Any, args: Any, kwargs: Any) -> Any:
+    def handle(tracer: Draws, func: Any, args: Any, kwargs: Any) -> Any:
         if not tracer.seeded:
             return NotImplemented
         info = op_info(func)
@@ -74,7 +85,7 @@ def _default(func: Any, position: int) -> Any:
 
 
 def _draw(
-    tracer: Tracer | Redraw, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any
+    tracer: Draws, kind: str, spec: TensorSpec, func: Any, args: Any, kwargs: Any
 ) -> tuple[Any, TensorSpec]:
     """Numbers in float32 (float64 for doubles) of the result's shape."""
     dtype = torch.float64 if spec.dtype == torch.float64 else torch.float32
@@ -87,16 +98,16 @@ def _draw(
 
 
 @_handles("bernoulli_.float", "bernoulli.p")
-def _bernoulli(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _bernoulli(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     return tracer.emit(aten.lt.Scalar, (draw("random_uniform")[0], given["p"]), {})
 
 
 @_handles("bernoulli.default")
-def _bernoulli_of(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _bernoulli_of(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     return tracer.emit(aten.lt.Tensor, (draw("random_uniform")[0], tracer.read(given["self"])), {})
 
 
-def _native_dropout(tracer: Tracer | Redraw, func: Any, args: Any, kwargs: Any) -> Any:
+def _native_dropout(tracer: Draws, func: Any, args: Any, kwargs: Any) -> Any:
     """``(input * mask / (1 - p), mask)``: what dropout is on a GPU."""
     value, p, train = args
     if not tracer.seeded or train is False or not 0 < p < 1:
@@ -113,23 +124,23 @@ HANDLERS[aten.native_dropout.default] = _native_dropout
 
 
 @_handles("rand.default", "rand_like.default")
-def _rand(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _rand(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     return draw("random_uniform")
 
 
 @_handles("randn.default", "randn_like.default")
-def _randn(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _randn(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     return draw("random_normal")
 
 
 @_handles("uniform_.default", "uniform.default")
-def _uniform(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _uniform(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     low, high = given["from"], given["to"]
     node, _ = tracer.emit(aten.mul.Scalar, (draw("random_uniform")[0], high - low), {})
     return tracer.emit(aten.add.Scalar, (node, low), {})
 
 
 @_handles("normal_.default", "normal_functional.default")
-def _normal(tracer: Tracer | Redraw, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
+def _normal(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
     node, _ = tracer.emit(aten.mul.Scalar, (draw("random_normal")[0], given["std"]), {})
     return tracer.emit(aten.add.Scalar, (node, given["mean"]), {})

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,14 +19,13 @@ from prims.control.form import Form, run
 from prims.control.losses import loss_results
 from prims.control.scored import attention_results
 from prims.errors import InternalError
+from prims.ir import Envelope
+from prims.ir.bodies import keep_bodies
 from prims.records import record
 from prims.registry import define_operator
 from prims.spec import TensorSpec
 from prims.spec.expr import Expr, substitute, symbol, to_expr
 from prims.spec.infer import RULES, op_name
-
-if TYPE_CHECKING:
-    from prims.ir import Envelope
 
 __all__ = ["Control", "control_of", "control_operator"]
 
@@ -94,6 +93,7 @@ def control_operator(form: Form, bodies: Sequence[Envelope]) -> Any:
     define_operator(f"{name}({taken}) -> ({returned})", _implementation(control))
     overload = getattr(torch.ops.quintet, name).default
     RULES[op_name(overload)] = _rule(control)
+    keep_bodies(overload, control.bodies)
     _CONTROLS[overload] = control  # last: an operator that is known is whole
     return overload
 

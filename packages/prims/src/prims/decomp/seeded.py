@@ -1,10 +1,10 @@
-"""The seeded random operators (`prims.spec.rules.seeded`) are primitives under another name."""
+"""The seeded random operators (`prims.ops.seeded`) are primitives under another name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import prims.spec.rules.seeded  # noqa: F401  (defines the operators)
+import prims.ops.seeded  # noqa: F401  (defines the operators)
 from prims.decomp.registry import decomposition
 
 

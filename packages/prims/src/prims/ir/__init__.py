@@ -24,8 +24,8 @@ from prims.ir.envelope import (
     SymbolTable,
 )
 from prims.ir.passes import Fuel, Observer, Pass, print_observer, run_passes
-from prims.ir.source import SourceLoc
 from prims.ir.verifier import verify
+from prims.source import SourceLoc
 
 if TYPE_CHECKING:
     from prims.ir.equality import structural_difference

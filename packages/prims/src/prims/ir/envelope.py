@@ -25,7 +25,7 @@ from prims.ir.nodes import copy_node
 from prims.records import record
 
 if TYPE_CHECKING:
-    from prims.ir.source import SourceLoc
+    from prims.source import SourceLoc
     from prims.spec import Sym, SymbolContext, TensorSpec
 
 __all__ = [

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional
 
 from prims.errors import StoredGraphError
+from prims.ir.bodies import bodies_of
 from prims.ir.callables import listed, operator_of, registered, registered_name
 
 __all__ = ["storable_name", "target_name", "target_of"]
@@ -95,9 +96,7 @@ def storable_name(target: Any) -> str:
     """
     name = target_name(target)
     if name.startswith("quintet."):
-        from prims.control import control_of
-
-        if control_of(target) is not None:
+        if bodies_of(target):
             raise StoredGraphError("FILE-C1", f"{name}, a branch or loop, stands for graphs that a file does not hold")
     try:
         same = target_of(name) == target

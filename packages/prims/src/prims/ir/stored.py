@@ -21,7 +21,7 @@ import torch.fx
 from prims.errors import StoredGraphError, VerifierError
 from prims.ir.callables import is_method, is_property
 from prims.ir.names import target_of
-from prims.ir.source import SourceLoc
+from prims.source import SourceLoc
 
 __all__ = [
     "MAX_CONSTANTS", "MAX_DEPTH", "MAX_FILE", "call_node", "callable_value", "checked_form", "constant_name",

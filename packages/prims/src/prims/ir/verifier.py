@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from prims.errors import UserError, VerifierError
+from prims.ir.bodies import bodies_of
 from prims.ir.constraints import CONSTRAINTS
 from prims.ir.envelope import DIALECTS, INPUT_KINDS, OUTPUT_KINDS, Envelope
 from prims.ir.metadata import describe_spec, is_tensor_spec, same_metadata, same_spec
@@ -279,10 +280,7 @@ class _Verifier:
         if problem:
             _fail(schema_label, problem, node.name)
         if node.target.namespace == "quintet":  # type: ignore[union-attr]
-            from prims.control import control_of
-
-            control = control_of(node.target)
-            for body in () if control is None else control.bodies:
+            for body in bodies_of(node.target):
                 verify(body, "every_pass" if self.metadata else "boundaries")
 
     def getitem(self, node: torch.fx.Node) -> None:

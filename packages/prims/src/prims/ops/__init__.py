@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prims.ops import elementwise, indexing, reduction, rng, structure  # noqa: F401 - the table's order
+from prims.ops import elementwise, indexing, reduction, rng, seeded, structure  # noqa: F401 - the table's order
 from prims.ops.row import TABLE, Param, PrimOp, Sample, define, lookup
 
 __all__ = ["TABLE", "Param", "PrimOp", "Sample", "define", "lookup"]

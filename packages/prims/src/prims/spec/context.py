@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from prims.errors import DataDependentError
 from prims.records import record
+from prims.source import SourceLoc
 from prims.spec import expr as E
 from prims.spec.expr import Expr
 from prims.spec.ranges import Interval, interval, shifted_bounds
 
 if TYPE_CHECKING:
-    from prims.ir.source import SourceLoc
     from prims.spec.sym import Sym
 
 # Frames under these folders are never the user's: torch itself and the five packages.
@@ -56,8 +56,6 @@ def _internal_roots() -> tuple[str, ...]:
 
 def user_location() -> SourceLoc | None:
     """The innermost frame outside torch and the five packages, or None."""
-    from prims.ir.source import SourceLoc
-
     roots = _internal_roots()
     frame = sys._getframe(1)
     while frame is not None:

@@ -13,7 +13,6 @@ from prims.spec.rules import (
     norms,
     recurrent,
     reductions,
-    seeded,
     shaping,
     views,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "norms",
     "recurrent",
     "reductions",
-    "seeded",
     "shaping",
     "views",
 ]

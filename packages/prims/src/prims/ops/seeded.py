@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from prims.ops.row import TABLE
 from prims.registry import define_operator
 from prims.spec.infer import meta_rule
 from prims.spec.tensorspec import TensorSpec
@@ -18,8 +19,6 @@ from prims.spec.tensorspec import TensorSpec
 
 def _kernel(name: str) -> Any:
     def run(size: Any, seed: torch.Tensor, offset: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        from prims.ops import TABLE
-
         made: torch.Tensor = TABLE[name](tuple(size), seed, offset, dtype, device)
         return made
 

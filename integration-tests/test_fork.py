@@ -9,7 +9,9 @@ import sys
 import pytest
 
 HEAD = """
-import os, signal, sys, threading, time, torch, compile_api
+import faulthandler, os, signal, sys, threading, time, torch, compile_api
+faulthandler.register(signal.SIGALRM, chain=True)  # what hangs says where, before the alarm ends it; in children, too
+signal.alarm(200)
 torch.set_num_threads(1)
 x = torch.ones(4)
 
@@ -63,7 +65,7 @@ def work(number):
 t = threading.Thread(target=busy, args=(5, 500))
 t.start()
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    pids = pool.map(work, range(4), chunksize=1)
+    pids = pool.map_async(work, range(4), chunksize=1).get(120)  # a worker that is killed never answers
 t.join()
 assert os.getpid() not in pids
 print("fine")
@@ -111,6 +113,84 @@ def test_fork_while_threads_compile(program, cold, tmp_path):
         env={**os.environ, "QUINTET_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.strip().endswith("fine"), done.stdout + done.stderr
+
+
+LATE = """
+import os, sys, tempfile, threading, traceback, torch, compile_api
+from prims.forking import COMPILING
+
+late = {}
+
+def look(event, what):
+    if event != "import" or COMPILING._is_owned() or what[0] in sys.modules:
+        return
+    frames = [f for f in traceback.extract_stack() if f.name != "<module>" and "importlib" not in f.filename]
+    by = frames[-2].filename if len(frames) > 1 else ""  # the last is this function
+    if any(f"{os.sep}{name}{os.sep}" in by for name in PACKAGES) and frames[-2].name != "__getattr__":
+        late.setdefault(by, f"{what[0]}\\n" + "".join(traceback.format_list(frames[-6:-1])))
+
+PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
+sys.addaudithook(look)
+x = torch.ones(4, 4)
+folder = tempfile.mkdtemp(dir=os.environ["QUINTET_CACHE_DIR"])
+
+def f(q):
+    return (q.sin() @ q).cumsum(0)
+
+def gradient(fn):
+    y = x.clone().requires_grad_()
+    out = fn(y)
+    (out[0] if isinstance(out, (list, tuple)) else out).sum().backward()
+"""
+
+USES = {
+    "compile": """
+c = compile_api.compile(f)
+gradient(c), c(x), c(torch.ones(5, 5)), c(torch.ones(6, 6))
+gradient(compile_api.compile(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout())))
+gradient(compile_api.compile(lambda q: q.cos() * q.sum().item()))
+""",
+    "checked": """
+for options in ({"check": "shadow"}, {"check": "nan"}, {"verify": "every_pass"}, {"program_cache": True}):
+    for again in range(2):
+        gradient(compile_api.compile(lambda q: (q.sin() @ q).cumsum(0), options=options))
+""",
+    "stages": """
+import aot_autograd, dynamo_capture, inductor_gen
+from prims.lower import lower
+dynamo_capture.optimize(f, lambda gm, inputs: gm.forward)(x)
+gm = torch.fx.symbolic_trace(f)
+def compiler(env, report):
+    return inductor_gen.compile_graph(lower(env, claims=inductor_gen.claims("cpu")))
+gradient(aot_autograd.aot_function(gm, [x.clone().requires_grad_()], fw_compiler=compiler))
+""",
+    "export": """
+e = compile_api.export(torch.nn.Linear(4, 4), (x,))
+e(x)
+e.save(folder + "/exported")
+""",
+    "package": """
+compile_api.package(compile_api.export(torch.nn.Linear(4, 4), (x,)), folder + "/packaged")
+compile_api.load_package(folder + "/packaged")(x)
+""",
+    "load": """
+import subprocess
+subprocess.run([sys.executable, "-c", f"import torch, compile_api; compile_api.export(torch.nn.Linear(4, 4),"
+                f"(torch.ones(4, 4),)).save({folder!r} + '/e')"], check=True)
+compile_api.load_exported(folder + "/e")(x)
+""",
+    "compare": "assert compile_api.compare(f, x)\n",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_imported_late_is_imported_while_forks_wait(use, tmp_path):
+    """A module that a thread is importing is never finished in a child that is forked meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LATE + USES[use] + "print(*late.values(), 'fine', sep='\\n')"],
+        env={**os.environ, "QUINTET_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "fine\n", done.stdout + done.stderr
 
 
 COLLECTOR = """

@@ -14,6 +14,7 @@ from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, ou
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
 from prims.eager import leave_to_eager
 from prims.errors import Unsupported, UserError
+from prims.forking import compiling
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -39,6 +40,7 @@ def _phase(report: Report | None, name: str) -> AbstractContextManager[Any]:
     return nullcontext() if report is None else report.phase(name)
 
 
+@compiling()
 def aot_function(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -163,6 +165,7 @@ def _leave_to_eager(
     return gm.forward  # hooks that the program has put on all modules are none of the graph's business
 
 
+@compiling()
 def inference_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
 ) -> Envelope:
@@ -174,6 +177,7 @@ def inference_graph(
     return finish_inference(trace(gm, example_inputs, options or Options()))
 
 
+@compiling()
 def whole_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
 ) -> tuple[Envelope, dict[int, torch.Tensor]]:
@@ -192,6 +196,7 @@ def whole_graph(
     return env, own
 
 
+@compiling()
 def joint_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
 ) -> Joint:
@@ -210,6 +215,7 @@ def joint_graph(
     return finish_joint(outcome)
 
 
+@compiling()
 def partition_joint(
     joint: Joint, partition_fn: PartitionFn | None = None, options: Options | None = None
 ) -> Partition:

@@ -377,9 +377,9 @@ class _Guarded:
         full = isinstance(error, torch.OutOfMemoryError)
         _let_go(error)
         if full:
-            import inductor_gen
-
-            inductor_gen.free_memory()
+            generated = sys.modules.get("inductor_gen")  # no import here: another thread may be compiling
+            if generated is not None:
+                generated.free_memory()
         eager = _eager_graph(self.env)
         with torch.no_grad():
             results = eager(*inputs)

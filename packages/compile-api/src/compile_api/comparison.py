@@ -19,6 +19,7 @@ from compile_api.modes import make_options
 from compile_api.module import CompiledModule
 from compile_api.shadow import compared, place_of
 from compile_api.trial import Copies, copies_of, keeping_random_state, tangents_for
+from prims.forking import compiling
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
@@ -219,7 +220,8 @@ def _run(
     copies: Copies = copies_of((tuple(args), dict(kwargs)))
     run = fn
     if backend is not None:
-        import dynamo_capture
+        with compiling():
+            import dynamo_capture
 
         run = dynamo_capture.optimize(fn, backend, options=options)
     state = [] if model is None else [*model.parameters(), *model.buffers()]

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from prims.artefact import Artefact, from_bytes, to_bytes
 from prims.disk.cache import Entries
 from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
 from prims.errors import StoredGraphError
+from prims.forking import lock
 from prims.options import Options
 from prims.report import Report
 
@@ -175,7 +175,7 @@ class DiskPrograms:
 #: What this process has made or used, for ``save_artifacts``; what ``load_artifacts`` has read, by key.
 _made: list[tuple[str, Artefact]] = []
 _loaded: dict[str, list[Artefact]] = {}
-_lock = threading.Lock()
+_lock = lock()
 
 
 def programs_of(backend: object, options: Options, report: Report) -> DiskPrograms | None:

@@ -87,7 +87,8 @@ class Optimizer:
                 optimizer.ran_plainly(when)
 
         if programs is None:  # what it knows of torch it knows by the objects that are there now
-            import dynamo_capture.language  # noqa: F401
+            with compiling():
+                import dynamo_capture.language  # noqa: F401
 
         hook.init_torch()
         self.context = _native.Context(_filter, translate_frame, notice=notice)

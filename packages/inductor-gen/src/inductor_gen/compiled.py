@@ -23,6 +23,7 @@ from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.wrapper import Wrapper
 from prims.debug import keep
+from prims.forking import compiling
 from prims.ir import Envelope
 from prims.ir.reference import draws
 from prims.logs import say
@@ -98,6 +99,7 @@ class CompiledGraph:
         return f"CompiledGraph({len(self.kernels)} kernels, {len(self.externs)} extern calls)"
 
 
+@compiling()
 def compile_graph(
     env_prim: Envelope, *, options: Options | None = None, report: Report | None = None, triton: bool = False,
     devices: Asked | None = None, in_place: bool = False,
@@ -202,7 +204,8 @@ def free_memory() -> None:
 def get_ready(options: Options) -> None:
     """Start what compiling for a GPU will need, where the program uses one: a process that imports Triton meanwhile."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        from inductor_gen.runtime import triton_build
+        with compiling():
+            from inductor_gen.runtime import triton_build
 
         triton_build.get_ready(None, options)
 

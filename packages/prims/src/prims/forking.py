@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ COMPILING = threading.RLock()
 #: Seconds that a fork waits for other threads' compilations.
 _WAIT = 30.0
 
-_LOCKS: list[Any] = []
+_LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.local()
 _cut_off: list[str] = []
 _paused: list[tuple[int, int, int]] = []  # the cyclic collector's thresholds, while a compilation keeps it waiting
@@ -29,8 +30,11 @@ _paused: list[tuple[int, int, int]] = []  # the cyclic collector's thresholds, w
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Compile, alone, and without collections of cycles meanwhile: a full one looks through all objects of the program
-    and its libraries, and takes as long as compiling a BERT (0.2 s of 0.5).
+    """Compile, or import what only compiling needs, alone; also a decorator. A module that is imported at its first use
+    outside of this is half imported in a child that is forked meanwhile, for good.
+
+    Meanwhile there are no collections of cycles: a full one looks through all objects of the program and its libraries,
+    and takes as long as compiling a BERT (0.2 s of 0.5).
 
     Its threshold is what keeps it waiting, so that ``gc.disable()`` of another thread holds; thresholds that another
     thread has set meanwhile stay.
@@ -57,7 +61,7 @@ def _resume() -> None:
 def lock() -> threading.Lock:
     """A lock for short sections; in a forked child it is free."""
     made = threading.Lock()
-    _LOCKS.append(made)
+    _LOCKS.add(made)
     return made
 
 

@@ -20,6 +20,7 @@ from compile_api.deploy.exported import Exported
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule
 from prims.errors import NotCompiled, Unsupported, UserError
+from prims.forking import compiling
 from prims.ir import Envelope
 from prims.ir.symbols import expr_of
 from prims.options import Options
@@ -104,7 +105,8 @@ def _arguments(
 
 def _marked(leaves: list[Any], dims: list[dict[int, Dim]]) -> list[Any]:
     """The leaves, tensors as new ones of the same memory with their dynamic dimensions marked."""
-    import dynamo_capture
+    with compiling():
+        import dynamo_capture
 
     rows = iter(dims)
     found: list[Any] = []
@@ -142,7 +144,8 @@ class _Capture:
         Raises:
             UserError: the call is not one graph, or does something beside it.
         """
-        import dynamo_capture
+        with compiling():
+            import dynamo_capture
 
         report = Report()
 
@@ -238,7 +241,8 @@ def _assembled(
     captured: _Capture, result: Any, positional: list[str], keywords: list[str], takes: Any, names: list[str],
     taken: list[Any], dims: list[dict[int, Dim]], options: Options,
 ) -> Exported:  # fmt: skip
-    import aot_autograd
+    with compiling():
+        import aot_autograd
 
     gm = captured.graph
     assert gm is not None

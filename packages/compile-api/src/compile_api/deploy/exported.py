@@ -12,6 +12,7 @@ import torch
 
 from compile_api.deploy.contract import Contract, as_strides
 from prims.errors import StoredGraphError, UserError
+from prims.forking import compiling
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
@@ -58,6 +59,7 @@ class Exported:
         """What compiling it did."""
         return self._report
 
+    @compiling()
     def lowered(self) -> Envelope:
         """The graph in the prim dialect, for the devices that it is on."""
         import inductor_gen
@@ -71,6 +73,7 @@ class Exported:
         with self._report.phase("lower"):
             return lower(self.envelope, claims=claims, options=self.options, report=self._report)
 
+    @compiling()
     def _compiled(self) -> Callable[..., Sequence[Any]]:
         import inductor_gen
 
@@ -84,8 +87,9 @@ class Exported:
         Raises:
             UserError: the folder cannot be written; the graph calls something that a file may not name.
         """
-        from prims.ir import save
-        from prims.ir.tensors import write_tensors
+        with compiling():
+            from prims.ir import save
+            from prims.ir.tensors import write_tensors
 
         folder = new_folder(path)
         data = {"format": list(FORMAT), "torch": str(torch.__version__), "contract": self.contract.to_data()}
@@ -158,9 +162,10 @@ def load_exported(path: str | os.PathLike[str], *, options: Mapping[str, Any] | 
     Raises:
         StoredGraphError: the folder is not one, or of a newer form.
     """
-    from compile_api.modes import make_options
-    from prims.ir import load
-    from prims.ir.tensors import read_tensors
+    with compiling():
+        from compile_api.modes import make_options
+        from prims.ir import load
+        from prims.ir.tensors import read_tensors
 
     folder = Path(path)
     data = read_json(folder / "contract.json")

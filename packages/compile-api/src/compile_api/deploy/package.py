@@ -23,6 +23,7 @@ from compile_api.deploy import trees
 from compile_api.deploy.contract import Contract, dtype_name, dtype_of
 from compile_api.deploy.exported import FORMAT, Exported, check_weight, new_folder, read_json
 from prims.errors import InvalidData, StoredGraphError, Unsupported, UserError
+from prims.forking import compiling
 from prims.ir.tensors import read_tensors, write_tensors
 
 __all__ = ["Package", "load_package", "package"]
@@ -37,8 +38,9 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
     Raises:
         UserError: something in the program cannot run without Python: the error names the operator.
     """
-    from inductor_gen.native_host.build import LIBRARY, build_library, processor
-    from inductor_gen.pipeline import lower_graph
+    with compiling():
+        from inductor_gen.native_host.build import LIBRARY, build_library, processor
+        from inductor_gen.pipeline import lower_graph
 
     if not isinstance(exported, Exported):
         raise UserError(f"package() got a {type(exported).__name__}", todo="Give what compile_api.export() returns.")
@@ -53,9 +55,10 @@ def package(exported: Exported, path: str | os.PathLike[str]) -> Path:
         shutil.rmtree(native)
     native.mkdir()
     try:
-        env = exported.lowered()
-        lowered = lower_graph(env, exported.options, exported.report(), in_place=True)
-        calls_torch = build_library(lowered, _interface(exported), native)
+        with compiling():
+            env = exported.lowered()
+            lowered = lower_graph(env, exported.options, exported.report(), in_place=True)
+            calls_torch = build_library(lowered, _interface(exported), native)
     except Unsupported as error:
         raise UserError(
             f"the program cannot be packaged: {error.reason}", where=error.where,

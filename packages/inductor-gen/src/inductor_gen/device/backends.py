@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prims.errors import Unsupported
+from prims.forking import compiling
 from prims.records import record
 
 __all__ = ["BACKENDS", "Backend", "backend"]
@@ -49,7 +50,8 @@ def _named(name: str | None) -> Callable[..., Any]:
     if name is None:
         return lambda *_: None
     module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f"inductor_gen.{module}"), attribute)  # type: ignore[no-any-return]
+    with compiling():
+        return getattr(importlib.import_module(f"inductor_gen.{module}"), attribute)  # type: ignore[no-any-return]
 
 
 BACKENDS = {

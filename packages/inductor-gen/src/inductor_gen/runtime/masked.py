@@ -13,13 +13,13 @@ While a CUDA graph is captured the general graph serves: a replay cannot ask.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inductor_gen.rewrite.masks import Condition, Question, pattern_of
+from prims.forking import compiling, lock
 from prims.spec.tensorspec import as_device
 
 __all__ = ["Answer", "Asker", "ByMasks", "DeviceAsker", "asker_for"]
@@ -179,8 +179,7 @@ class ByMasks:
         self.usual = usual
         self._make = general
         self._general: Call | None = None
-        self._lock = threading.Lock()
-        self._observing = threading.Lock()
+        self._observing = lock()
         self.ahead = asker.ahead and repeatable
         # What is expected of the next answer; it is only a guess, so that threads need not agree about it.
         self.expected: bool | None = None
@@ -206,7 +205,7 @@ class ByMasks:
     def _made(self) -> Call:
         call = self._general
         if call is None:
-            with self._lock:
+            with compiling():
                 call = self._general
                 if call is None:
                     call = self._general = self._make()

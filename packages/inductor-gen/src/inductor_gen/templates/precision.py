@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from prims.forking import compiling
+
 __all__ = ["float32_precision", "while_precision"]
 
 Call = Callable[[Any], list[Any]]
@@ -35,7 +37,9 @@ def while_precision(precision: str, call: Call, other: Callable[[], Call]) -> Ca
         if float32_precision() == precision:
             return call(args)
         if not made:
-            made.append(other())
+            with compiling():
+                if not made:
+                    made.append(other())
         return made[0](args)
 
     return run

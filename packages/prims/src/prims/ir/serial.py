@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from prims.errors import StoredGraphError, UserError
+from prims.forking import compiling
 from prims.ir.envelope import (
     Alias,
     Envelope,
@@ -398,6 +399,7 @@ def _scalar(value: Any) -> Any:
     raise StoredGraphError("FILE-C2", f"metadata is a {type(value).__name__}")
 
 
+@compiling()
 def save(env: Envelope, path: str | os.PathLike[str]) -> None:
     """Write ``path`` (JSON) and, where there are constants, ``path + ".safetensors"`` beside it.
 
@@ -415,6 +417,7 @@ def save(env: Envelope, path: str | os.PathLike[str]) -> None:
         file.write(text)
 
 
+@compiling()
 def load(path: str | os.PathLike[str]) -> Envelope:
     """Read and verify what :func:`save` wrote.
 

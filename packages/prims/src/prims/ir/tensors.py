@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from prims.errors import StoredGraphError, UserError
+from prims.forking import compiling
 from prims.ir.stored import MAX_CONSTANTS, read_file
 
 __all__ = ["read_tensors", "write_tensors"]
@@ -19,7 +20,8 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[s
     Raises:
         UserError: one of them is sparse; the file cannot be written.
     """
-    from safetensors.torch import save_file
+    with compiling():
+        from safetensors.torch import save_file
 
     if sparse := [name for name, x in tensors.items() if x.layout is not torch.strided]:
         raise UserError(f"the tensor {sparse[0]} is sparse, which a file of tensors cannot hold")
@@ -36,7 +38,8 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     Raises:
         StoredGraphError: there is no such file, or it is none of tensors.
     """
-    from safetensors.torch import load
+    with compiling():
+        from safetensors.torch import load
 
     name = os.fspath(path)
     data = read_file(name, MAX_CONSTANTS)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from prims.debug import keep
+from prims.forking import compiling
 from prims.ir.envelope import Envelope
 from prims.ir.passes import Observer, Pass, run_passes
 from prims.lower.clean import remove_dead_code
@@ -26,6 +27,7 @@ PASSES: tuple[LowerPass, ...] = (
 )
 
 
+@compiling()
 def lower(
     env_aten: Envelope,
     *,

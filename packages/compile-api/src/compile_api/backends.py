@@ -177,7 +177,7 @@ def _aot_eager(options: Options, report: Report) -> Backend:
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         import aot_autograd
 
-        def run_as_it_is(env: Envelope, report: Report | None = None) -> Callable[..., Any]:
+        def run_as_it_is(env: Envelope, _: Report | None = None) -> Callable[..., Any]:
             return _looked_at(blaming(env.module()), env, options, report)
 
         with report.phase("aot"):

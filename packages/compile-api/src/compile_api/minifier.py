@@ -179,7 +179,8 @@ class _Program:
 
     def smaller(self, old: int, new: int) -> _Program:
         """Every dimension and literal of ``old`` becomes ``new``."""
-        graph, mapping = torch.fx.Graph(), {}
+        graph = torch.fx.Graph()
+        mapping: dict[torch.fx.Node, torch.fx.Node] = {}
 
         def literal(value: Any) -> Any:
             return new if type(value) is int and value == old else value

@@ -90,9 +90,11 @@ def test_phases_subtract_nested_ones():
 
 def test_report_text_and_json():
     report = Report()
-    report.graph("f", nodes=3, ops=["sin", "add"], where=SourceLoc("a.py", 3, "f"))
+    line = SourceLoc("a.py", 3, "f")
+    report.graph("f", nodes=3, ops=["sin", "add"], where=line)
     report.graph_break("data-dependent branch", SourceLoc("a.py", 4, "f"))
     report.kernel("k0", ["sin", "add"], 2)
+    report.kernel("k1", ["cos"], parts=2, lines=[line, "a.py:4", line], source="void k1() {}", moved=64)
     report.extern("aten.mm.default")
     report.extern("aten.mm.default")
     report.fallback("lower", "no rule for aten.foo", "a.py:5")
@@ -104,7 +106,11 @@ def test_report_text_and_json():
     assert text.startswith("partly: a graph break: data-dependent branch at a.py:4 in f; eager in part: no rule for")
     data = json.loads(report.to_json())
     assert data["verdict"] == report.verdict
-    assert data["kernels"] == [{"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1}]
+    assert data["kernels"] == [
+        {"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1, "lines": [], "source": "", "bytes": 0},
+        {"name": "k1", "ops": ["cos"], "loops": 1, "parts": 2, "lines": ["a.py:3 in f", "a.py:4"],
+         "source": "void k1() {}", "bytes": 64},
+    ]  # fmt: skip
     assert report.extern_counts() == {"aten.mm.default": 2}
     report.clear()
     assert not report.graphs and not report.seconds

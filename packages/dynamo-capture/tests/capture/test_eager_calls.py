@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.overrides import BaseTorchFunctionMode
 
-import dynamo_capture
+import dynamo_capture.language
 from dynamo_capture import disable, graph_break, optimize
 from prims.errors import CompileWarning, NotCompiled, Unsupported
 from prims.options import Options
@@ -209,7 +209,7 @@ def test_an_internal_defect_warns_and_refuses(monkeypatch):
     def broken(*args, **kwargs):
         raise AssertionError("a defect")
 
-    monkeypatch.setattr(dynamo_capture.frontend, "translate", broken)
+    monkeypatch.setattr(dynamo_capture.language, "translate", broken)
     call, report = compiled(plain)
     with pytest.warns(CompileWarning, match="internal error: AssertionError: a defect"):
         torch.testing.assert_close(call(torch.ones(2)), torch.full((2,), 2.0))

@@ -98,6 +98,13 @@ class Module:
     _call_impl = __call__
 
 
+class DistributedDataParallel(Module):
+    """Whose ``forward`` is known by its code."""
+
+    def forward(self):
+        raise NotImplementedError
+
+
 class Function:
     """torch.autograd.Function."""
 
@@ -118,11 +125,17 @@ def record(cls=None, **settings):
 
 
 class Options:
+    """What these programs depend on; every other option is off."""
+
     fullgraph, strict, dynamic, recompile_limit, verify = False, True, False, 8, "off"
-    data_dependent = False
+
+    def __getattr__(self, name):
+        return None
 
 
 class Report:
+    """Keeps breaks and fallbacks; whatever else it is told, it forgets."""
+
     def __init__(self):
         self.sites, self.fallbacks = {}, []
 
@@ -130,23 +143,17 @@ class Report:
     def breaks(self):
         return list(self.sites.values())
 
-    def graph_break(self, reason, where):
+    def graph_break(self, reason, where, hint=None):
         self.sites[reason, where] = reason
 
     def fallback(self, stage, reason, where):
         self.fallbacks.append(reason)
 
-    def status(self, subject, status, reason=None, where=None):
-        pass
-
-    def recompile(self, code, reason):
-        pass
-
-    def graph(self, *args, **kwargs):
-        pass
-
     def phase(self, name):
         return contextlib.nullcontext()
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
 
 
 SPECIAL = {
@@ -154,6 +161,7 @@ SPECIAL = {
     "torch.__version__": "2.13.0",
     "torch.nn.Module": Module,
     "torch.nn.modules.module.Module": Module,
+    "torch.nn.parallel.DistributedDataParallel": DistributedDataParallel,
     "torch.autograd.Function": Function,
     "torch._C._len_torch_function_stack": lambda: 0,
     "torch.is_inference_mode_enabled": lambda: False,
@@ -175,8 +183,9 @@ for _name in ("QuintetError", "Unsupported", "UserError", "DataDependentError", 
 
 
 SUBMODULES = {
-    "torch.nn", "torch.nn.functional", "torch.nn.modules", "torch.nn.modules.module", "torch.fx", "torch.overrides", "torch._C",
-    "torch._ops", "torch.utils", "torch.utils._pytree", "torch.autograd", "torch.autograd.forward_ad", "torch.random", "torch.functional",
+    "torch.nn", "torch.nn.functional", "torch.nn.modules", "torch.nn.modules.module", "torch.nn.parallel",
+    "torch.fx", "torch.overrides", "torch._C", "torch._ops", "torch.utils", "torch.utils._pytree", "torch.autograd",
+    "torch.autograd.forward_ad", "torch.random", "torch.functional",
 }  # fmt: skip
 
 
@@ -213,14 +222,14 @@ SRC = Path(__file__).parents[2] / "src"
 sys.path.insert(0, str(SRC))
 assert (SRC / "dynamo_capture" / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}").is_file(), "build it first"
 
-from dynamo_capture import frontend, guards, hook  # noqa: E402
+from dynamo_capture import frontend, guards, hook, language  # noqa: E402
 
 frontend.hook = types.SimpleNamespace(init_torch=lambda: {})
 hook.init_torch = lambda: {}
 guards.GuardSet.global_state = lambda self: None
 
 
-def translate(*args, real=frontend.translate):
+def translate(*args, real=language.translate):
     """Keep what has no tensors in it too: its code is what is tested."""
     result = real(*args)
     captured = result.captured
@@ -228,7 +237,7 @@ def translate(*args, real=frontend.translate):
     return dataclasses.replace(result, captured=captured)
 
 
-frontend.translate = translate
+language.translate = translate
 
 # ---------------------------------------------------------------- programs
 

@@ -5,6 +5,10 @@ Each is a function of pytest's ``monkeypatch`` that puts the bug in; ``STAGES`` 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,3 +106,13 @@ def in_codegen(patch: Any) -> None:
 
 
 STAGES = {"aot": in_aot, "lower": in_lower, "rewrite": in_rewrite, "fusion": in_fusion, "codegen": in_codegen}
+
+
+def run_with_bug(path: str, stage: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that Quintet has written in a fresh process, with the stage's bug planted."""
+    plant = f"import planted, pytest\nplanted.STAGES[{stage!r}](pytest.MonkeyPatch())\n"
+    bugged = Path(path).with_name(f"bugged-{stage}.py")
+    bugged.write_text(Path(path).read_text().replace("import compile_api\n", f"import compile_api\n{plant}", 1))
+    places = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]  # where this module is
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.run([sys.executable, str(bugged)], capture_output=True, text=True, env=environment, check=False)

@@ -59,10 +59,7 @@ def _reproduces(path, stage):
     """The script, in a fresh process: wrong with the bug, right without it."""
     assert "# " + __file__ in Path(path).read_text()
     assert subprocess.run([sys.executable, path], check=False).returncode == 0  # no bug is planted there
-    plant = f"import planted, pytest; planted.STAGES[{stage!r}](pytest.MonkeyPatch())\n"
-    bugged = Path(path).with_name("bugged.py")
-    bugged.write_text(Path(path).read_text().replace("import compile_api\n", f"import compile_api\n{plant}", 1))
-    done = subprocess.run([sys.executable, str(bugged)], capture_output=True, text=True, check=False)
+    done = planted.run_with_bug(path, stage)
     assert done.returncode == 1 and "output 0" in done.stdout, done.stderr
 
 

@@ -35,12 +35,10 @@ def sine(fn) -> str:
 
 def run(path, stage=None):
     """A script's exit status and text, in a fresh process with the stage's bug planted."""
-    text = Path(path).read_text()
-    if stage is not None:
-        plant = f"import planted, pytest\nplanted.STAGES[{stage!r}](pytest.MonkeyPatch())\n"
-        path = Path(path).with_name(f"bugged-{stage}.py")
-        path.write_text(text.replace("import compile_api\n", f"import compile_api\n{plant}", 1))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    if stage is None:
+        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    else:
+        done = planted.run_with_bug(path, stage)
     return done.returncode, done.stdout + done.stderr
 
 

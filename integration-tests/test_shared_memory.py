@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from processors import PROCESSORS, pretended
 
 import compile_api
 
@@ -44,7 +46,14 @@ def program(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_drawn_programs(seed: int) -> None:
+@pytest.mark.parametrize("processor", [None, *PROCESSORS])
+def test_drawn_programs(processor: str | None, seed: int) -> None:
+    """By what is decided for this machine, and for others."""
+    with nullcontext() if processor is None else pretended(PROCESSORS[processor]):
+        _compared(seed)
+
+
+def _compared(seed: int) -> None:
     run, x = program(seed), torch.randn(64, 64)
     expected = run(x)
     compiled = compile_api.compile(run, fullgraph=True, options={"verify": "every_pass"})

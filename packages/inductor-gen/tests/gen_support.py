@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import inductor_gen
+from inductor_gen.device.cpu import processor
 from inductor_gen.layout.prepare import prepare
 from inductor_gen.pipeline import rewritten_graph, size_hint
 from prims.handlers import GraphHandler
@@ -16,7 +17,15 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import SymbolContext, TensorSpec
 
-__all__ = ["Case", "build", "check", "compile_fn", "laid_out"]
+__all__ = ["Case", "SERVER", "build", "check", "compile_fn", "laid_out", "of_server"]
+
+#: The record that tests of decisions are stated for, whatever machine they run on.
+SERVER = processor("two cores, AVX-512", 2, 64, 2 << 20, 105 << 20)
+
+
+def of_server(device: torch.device) -> Any:
+    """The record of any device, as the pipeline asks for it."""
+    return SERVER
 
 
 def spec_of(t: torch.Tensor, dynamic: Sequence[int] = (), ctx: SymbolContext | None = None, known: Any = None) -> TensorSpec:
@@ -118,9 +127,10 @@ def check(
 ) -> Case:
     """Compile, run, and compare every output with the reference: its metadata and its values."""
     options = kw.pop("options", OPTIONS)
+    devices = kw.pop("devices", None)
     env = build(fn, inputs, **kw)
     report = Report()
-    compiled = inductor_gen.compile_graph(env, options=options, report=report)
+    compiled = inductor_gen.compile_graph(env, options=options, report=report, devices=devices)
     outputs = compiled(*inputs)
     expected = reference(fn, inputs, False)
     assert len(outputs) == len(expected)

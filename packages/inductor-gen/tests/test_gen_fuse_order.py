@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build, laid_out
+from gen_support import build, laid_out, of_server
 from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen.fuse
-from inductor_gen.device.record import device_of
 from inductor_gen.fuse import order as orders
 from inductor_gen.fuse.order import Order
 from inductor_gen.fuse.stages import fuse
@@ -184,7 +183,7 @@ def test_the_cost_of_fusion_is_linear(program: Any) -> None:
     for count in (50, 100, 200):
         env = build(program(count), [torch.randn(4, 8), torch.randn(8), torch.randn(8), torch.randn(8, 8)])
         prepared = laid_out(env)
-        fusion = fuse(prepared.graph, size_hint(env), device_of, prepared.kept())
+        fusion = fuse(prepared.graph, size_hint(env), of_server, prepared.kept())
         steps.append(fusion.order.steps)
         nodes.append(len(prepared.graph.nodes))
     for few, many, small, large in zip(steps, steps[1:], nodes, nodes[1:]):

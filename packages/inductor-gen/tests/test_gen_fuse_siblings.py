@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import OPTIONS, build, check, laid_out
+from gen_support import OPTIONS, build, check, laid_out, of_server
 from test_gen_fusion import keep, layer_norm, softmax
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
-from inductor_gen.device.record import device_of, known
+from inductor_gen.device.record import known
 from inductor_gen.fuse.check import CONSTRAINTS, text, verify
 from inductor_gen.fuse.cluster import Fusion
 from inductor_gen.fuse.order import Move
@@ -136,7 +136,7 @@ def test_no_more_bytes_than_have_to_be_moved(what: str, bytes_of_bound: Any) -> 
 def fused(fn: Any, shapes: list[tuple[int, ...]], fuel: int | None = None) -> Fusion:
     env = build(fn, operands(shapes))
     prepared = laid_out(env)
-    return fuse(prepared.graph, size_hint(env), device_of, prepared.kept(), Fuel(fuel))
+    return fuse(prepared.graph, size_hint(env), of_server, prepared.kept(), Fuel(fuel))
 
 
 def test_results_that_are_used_up_in_turn_do_not_stand_side_by_side() -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build, laid_out
+from gen_support import build, laid_out, of_server
 from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen
 from inductor_gen.__main__ import main
-from inductor_gen.device.record import device_of
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
@@ -37,7 +36,7 @@ def made(fn: Any, inputs: list[Any], **how: Any) -> tuple[Any, Builder, list[ir.
     env = build(fn, inputs)
     hint = size_hint(env)
     prepared = laid_out(env, **how)
-    builder = Builder(prepared, fuse(prepared.graph, hint, device_of, prepared.kept()), hint, False)
+    builder = Builder(prepared, fuse(prepared.graph, hint, of_server, prepared.kept()), hint, False)
     return prepared, builder, ordered(list(builder.steps()), prepared, hint)
 
 
@@ -109,6 +108,20 @@ def test_parts_make_up_their_buffer() -> None:
     refused("KERNEL-C6", [s for s in joined if s is not last], prepared)
     twice = dataclasses.replace(last, nests=last.nests * 2)
     refused("KERNEL-C6", [twice if s is last else s for s in joined], prepared)
+
+
+def test_an_operand_that_another_part_is_made_of_stays_in_memory() -> None:
+    """Its maker writes its part, and what computes the other part loads it where it is."""
+
+    def beside_itself(p: Any, a: Any, b: Any) -> Any:
+        y = p.lgamma(p.exp(p.aten(aten.mm.default, a, b)))
+        return p.concat((y, p.neg(p.permute(y, (1, 0)))), 0)
+
+    prepared, builder, steps = made(beside_itself, [torch.randn(64, 64), torch.randn(64, 64)])
+    joined = in_parts(steps, builder, lambda e: int(e.args[0]))
+    first, last = [s for s in joined if isinstance(s, Kernel)]
+    assert first.parts == last.updates and set(last.reads) - set(last.updates) <= set(first.writes)
+    ir.verify(joined, given(prepared), prepared.returned())
 
 
 def test_a_kernel_cannot_be_changed() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from inductor_gen.device.record import Device
 
-__all__ = ["ask", "claims", "facts"]
+__all__ = ["ask", "claims", "facts", "processor"]
 
 #: Seconds to start and end a parallel loop.
 LAUNCH = 5e-6
@@ -40,16 +40,29 @@ def ask(device: torch.device) -> Device:
     said = facts()
     flags = said.get("flags", said.get("Features", "")).split()
     vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
-    cores = len(os.sched_getaffinity(0))
-    own, last = _caches()
     name = said.get("model name", platform.machine())
     rate = re.search(r"([\d.]+) ?GHz", name)
-    hertz = float(rate.group(1)) * 1e9 if rate else _HERTZ
+    return processor(
+        name, len(os.sched_getaffinity(0)), vector, *_caches(), hertz=float(rate.group(1)) * 1e9 if rate else _HERTZ,
+        halves="avx512_bf16" in flags or "amx_bf16" in flags,
+    )  # fmt: skip
+
+
+def processor(
+    name: str, cores: int, vector: int, own: int, last: int, hertz: float = _HERTZ, halves: bool = False
+) -> Device:  # fmt: skip
+    """The record of a CPU, this machine's or another.
+
+    Args:
+        vector: bytes of its widest vectors.
+        own: bytes of the last cache that a core has for itself.
+        last: bytes of the last cache of all.
+        halves: does it multiply 16-bit numbers faster than float32?
+    """
     flops = cores * hertz * (vector // 4) * 2 * 2  # two units, each a product and a sum
-    halves = 2 * flops if "avx512_bf16" in flags or "amx_bf16" in flags else flops
     return Device(
-        "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), halves, flops, LAUNCH, 0.0, None,
-        vector, 64,
+        "cpu", name, cores, 1, 1, own, 0, last, min(cores * _PER_CORE, _TOGETHER), flops * (1 + halves), flops,
+        LAUNCH, 0.0, None, vector, 64,
     )  # fmt: skip
 
 

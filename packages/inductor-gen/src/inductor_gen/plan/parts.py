@@ -133,10 +133,10 @@ class _Joiner:
         """Let the operands' makers store them, where the peak stays."""
         (result,), prepared = joined.writes, self.builder.prepared
         makers = sorted({self.made[base] for base in parts}, key=self.order.index)
-        needed = {n for j, step in enumerate(self.steps) if j != k for n in step.reads} | set(prepared.returned())
-        gone = {base for base in parts if base not in needed}
         rest = tuple(nest for nest in joined.nests if ir.copied(nest.body) not in parts)
-        reads = ir.loads(nest.body for nest in rest)
+        reads = ir.loads(nest.body for nest in rest)  # a nest that stays may compute something of an operand that goes
+        needed = {n for j, step in enumerate(self.steps) if j != k for n in step.reads}
+        gone = set(parts) - needed.union(prepared.returned(), reads)
         before = dict(enumerate(map(footprint, self.steps)))
         after = {**before, k: Footprint((), (*reads, result))}
         for at in makers:

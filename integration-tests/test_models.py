@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from judge import assert_as_good, float64_outputs
+from processors import SERVER, pretended
 from reports import assert_all_generated, kernel_count
 from zoo import build, tensors
 
 import compile_api
 
-#: Generated kernels per model at the small sizes, so that a lost fusion shows. A smaller number is an improvement:
-#: record it.
+#: Generated kernels per model at the small sizes as they are for one CPU (another computes a batch norm's factor once
+#: in a kernel of its own, say), so that a lost fusion shows. A smaller number is an improvement: record it.
 KERNELS = {
     "transformer": 7, "convnet": 8, "densenet121": 122, "resnet18": 21, "resnet50": 56, "resnext101_32x8d": 101,
     "bert": 9, "gpt2": 8, "llama": 19, "t5_encoder": 8, "vit_b_16": 8,
@@ -38,7 +39,8 @@ def run_case(name, **settings):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_small(name):
-    report = run_case(name, small=True)
+    with pretended(SERVER):
+        report = run_case(name, small=True)
     assert_all_generated(report, graphs=1)
     assert report.recompiles == []
     assert kernel_count(report) <= KERNELS[name]

@@ -135,8 +135,9 @@ def _seconds(
     value, device, of = nodes[0], costs.device(nodes[0]), costs.fusion.of
     cone = [node for node in nodes if node not in costs.fusion.inlined]
     written = sum(costs.size(v) for v in leaves if v in cluster.homes and not costs.stored(v))
-    made = costs.work(cluster)
-    apart, after = made.seconds(device), replace(made, moved=made.moved - costs.size(value) + written).seconds(device)
+    made, spared = costs.work(cluster), costs.operations(_unneeded(cluster, cone))
+    left = replace(made, moved=made.moved - costs.size(value) + written, operations=made.operations - spared)
+    apart, after = made.seconds(device), left.seconds(device)
     for reader in readers:
         read, points, taken = costs.facts(reader).reads, costs.count(reader.space.values()), costs.work(reader)
         times = len(read.get(value, ())) or 1  # once at places that the data gives
@@ -163,15 +164,23 @@ def _make_again(
     for leaf in leaves:
         costs.consumers.setdefault(leaf, []).extend(u for u in users if u not in costs.consumers.get(leaf, ()))
     fusion.compute_in_place(cone)
-    for node in sorted(cone, key=lambda n: -n.id):  # what is not needed where it was made
-        if not any(u is not node and node in _direct(u) for u in cluster.nodes):
-            fusion.remove(cluster, node)
+    for node in _unneeded(cluster, cone):
+        fusion.remove(cluster, node)
     for reader in readers:
         reader.fused.append(Fused("again", tuple(sorted(n.id for n in cone)), 2 * costs.size(cone[0])))
         fusion.order.link(reader.id, [c.id for u in users if fusion.of[u] is reader for c in fusion.owners(u)])
     costs.forget(cluster, *readers)
     if not cluster.nodes:
         fusion.inline(cluster, 0)
+
+
+def _unneeded(cluster: Cluster, cone: list[Node]) -> list[Node]:
+    """Of the nodes that make a value, those that nothing else of their cluster takes, the last first."""
+    found: dict[Node, None] = {}
+    for node in sorted(cone, key=lambda n: -n.id):
+        if not any(u is not node and u not in found and node in _direct(u) for u in cluster.nodes):
+            found[node] = None
+    return list(found)
 
 
 def _direct(node: Node) -> set[Node]:

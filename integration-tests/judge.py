@@ -30,6 +30,33 @@ def to_float64(value: Any) -> Any:
     )
 
 
+#: Runs of eager on rounded numbers beside which a result is judged that one rounding can turn: a sum that cancels, a
+#: gradient behind a relu whose operand is as good as 0.
+RUNS = 8
+
+
+def rounded(value: Any, generator: torch.Generator) -> Any:
+    """``value`` with each floating-point number (a module's included) at random one unit up, one down, or as it is, as
+    any rounding may have left it; the original is left alone. What is run on it errs as eager itself might have."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, nn.Module):
+            made = copy.deepcopy(leaf)
+            with torch.no_grad():
+                for tensor in (*made.parameters(), *made.buffers()):
+                    tensor.copy_(move(tensor))
+            return made
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        x = leaf.detach()
+        way = torch.randint(-1, 2, x.shape, generator=generator)
+        ends = (torch.full_like(x, sign * float("inf")) for sign in (1, -1))
+        up, down = (torch.nextafter(x, end) for end in ends)
+        return torch.where(way > 0, up, torch.where(way < 0, down, x)).requires_grad_(leaf.requires_grad)
+
+    return pytree.tree_map(move, value)
+
+
 def float64_outputs(case: Case) -> list[torch.Tensor]:
     """The outputs of ``case`` computed in float64."""
     with torch.no_grad():

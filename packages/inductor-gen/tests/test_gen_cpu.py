@@ -322,3 +322,13 @@ def test_integer_division_of_every_sign(dtype: torch.dtype) -> None:
 
     least_by_minus_one = (x == info.min) & (y == -1) if dtype.is_signed else torch.zeros_like(x, dtype=torch.bool)
     check(fn, [x[~least_by_minus_one], y[~least_by_minus_one]])
+
+
+@pytest.mark.parametrize("shape", [(300, 256), (300, 512), (200, 4096)], ids=str)
+def test_sums_are_about_as_exact_as_eagers(shape: tuple[int, int]) -> None:
+    """Over many rows of random numbers; eager adds up by halves, generated code by short stretches."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    case = check(lambda p, x: p.sum(x, (1,)), [x], tol=1e-4)
+    exact = x.double().sum(1)
+    ours, eager = ((y.double() - exact).square().mean().sqrt().item() for y in (case.outputs[0], x.sum(1)))
+    assert ours <= 1.5 * eager

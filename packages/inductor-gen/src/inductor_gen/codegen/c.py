@@ -40,6 +40,7 @@ __all__ = ["CRenderer"]
 PATCH = 32  # elements along each side of a patch of a transposition
 GRAIN = 16384  # elements' worth of work below which a thread team costs more than it gains
 LIGHT = 8  # cost of arithmetic per element up to which loads by index decide the time
+WIDEST = 32  # bytes of the vectors that compilers take at most, unasked, on many processors that have wider ones
 TOGETHER = 4  # rows that a scatter goes through at a time, to look at an index once for all of them
 
 class _Writer:
@@ -66,6 +67,7 @@ class CRenderer:
     def __init__(self, hint: Hint, _: Mapping[Node, Layout], device: Device, options: Options, *_tiling: Any) -> None:
         self.hint = hint
         self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
+        self.lanes = min(device.vector_bytes, WIDEST) // 4
         self.threads = options.threads or 8
 
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
@@ -81,6 +83,7 @@ class _Kernel:
     def __init__(self, nest: Nest, renderer: CRenderer) -> None:
         self.nest = nest
         self.kept_bytes = renderer.kept_bytes
+        self.lanes = renderer.lanes
         self.body: Body = nest.body
         self.hint = renderer.hint
         self.threads = renderer.threads

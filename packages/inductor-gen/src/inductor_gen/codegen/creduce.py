@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["TILE", "Stage"]
 
 TILE = 256  # columns of a tile
-BLOCK = 512  # elements of a row that are collected in float
+CHAIN = 32  # additions in float, one after the other in a vector lane, before the sum goes on in double
 
 #: Elements among which the best is found in vector lanes before its position is looked for.
 NOTED = 512
@@ -41,7 +41,7 @@ class Stage:
         loops = list(kernel.nest.inner)
         self.loops = loops
         last = kernel._extent(loops[-1:])
-        limit = BLOCK if not self.tiled else 32
+        limit = CHAIN if self.tiled else CHAIN * kernel.lanes
         self.sums = [r for r in self.reduces if self._is_sum(r)]
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown

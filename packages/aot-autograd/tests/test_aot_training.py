@@ -18,7 +18,7 @@ from aot_autograd import (
     run_eagerly,
     saved_bytes,
 )
-from aot_autograd.runtime.inference import new_seed
+from aot_autograd.runtime.emitted import new_seed
 from aot_autograd.runtime.redraw import Redraw
 from prims.errors import UserError
 from prims.options import Options

@@ -17,6 +17,8 @@ import torch
 import compile_api
 from aot_autograd import inference_graph, joint_graph, partition_joint
 from compile_api import CompileWarning, backends, environment
+from compile_api import guarded as guarded_module
+from compile_api.guarded import Guarded, eager_graph
 from compile_api.modes import MODE_OPTIONS, make_options
 from inductor_gen import compiled as compiled_module
 from prims.errors import Refused, UserError
@@ -383,7 +385,7 @@ def test_an_eager_backward_gets_what_was_saved_with_eagers_strides():
         inputs[k] = inputs[k].to(memory_format=torch.channels_last)
     with pytest.raises(RuntimeError, match="view"):
         env.module()(*inputs)
-    torch.testing.assert_close(backends._eager_graph(env)(*inputs), wanted)
+    torch.testing.assert_close(eager_graph(env)(*inputs), wanted)
 
 
 def test_a_library_that_refuses_is_not_asked_again():
@@ -395,7 +397,7 @@ def test_a_library_that_refuses_is_not_asked_again():
 
     report = Report()
     env = joint_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.randn(3, requires_grad=True)]).envelope
-    guarded = backends._Guarded(refuses, env, Options(), report)
+    guarded = Guarded(refuses, env, frozenset(), Options(), report)
     for call in (lambda: guarded(torch.ones(3)), lambda: guarded.boxed([torch.ones(3)])):
         with pytest.raises(RuntimeError, match="no plan"):
             call()
@@ -439,7 +441,7 @@ def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, fir
 
     state = {"fails": first}
     x, w = torch.randn(4, 8), torch.randn(8, 8)
-    as_launcher, original = compiled_module.as_launcher, backends._eager_graph
+    as_launcher, original = compiled_module.as_launcher, guarded_module.eager_graph
     launch = None
 
     def patched(address):
@@ -448,7 +450,7 @@ def test_nothing_of_a_failed_run_is_alive_when_eager_runs(monkeypatch, kind, fir
         return launcher
 
     monkeypatch.setattr(compiled_module, "as_launcher", patched)
-    monkeypatch.setattr(backends, "_eager_graph", eager)
+    monkeypatch.setattr(guarded_module, "eager_graph", eager)
     forgotten = []
     monkeypatch.setattr("inductor_gen.free_memory", lambda: forgotten.append(True))
     report = Report()

@@ -10,7 +10,8 @@ import torch
 import torch.fx
 
 from aot_autograd.runtime.inference import build_inference
-from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run, outside_autocast
+from aot_autograd.runtime.lazy import Compiler, LazyBackward, compile_or_run
+from aot_autograd.runtime.stored import outside_autocast
 from aot_autograd.trace.outcome import Joint, Outcome, finish_inference, finish_joint, trace
 from prims.eager import leave_to_eager
 from prims.errors import Unsupported, UserError

@@ -6,9 +6,8 @@ A backend that fails is replaced by the captured graph itself, run eagerly, with
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,17 +15,21 @@ import torch
 import torch.fx
 
 from compile_api.environment import unsupported_device
-from prims.collectives import exchanges
+from compile_api.guarded import Guarded, eager_graph, fall_back
+from compile_api.programs import DiskGraphs, graphs_of
+from prims.artefact import Artefact, NotPortable
 from prims.eager import leave_to_eager
-from prims.errors import InvalidData, NotCompiled, QuintetError, Refused, UserError
-from prims.generators import RandomState
+from prims.errors import NotCompiled, StoredGraphError, UserError
+from prims.forking import compiling
 from prims.ir import Envelope
 from prims.ir.blame import blaming
 from prims.ir.reference import drawn_devices
+from prims.ir.serial import from_json, to_json
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
 from prims.spec.unbacked import asks_data
+from prims.undo import undoing
 
 __all__ = ["Backend", "list_backends", "lookup_backend", "make_backend", "raw_backend", "register_backend"]
 
@@ -135,7 +138,7 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         except Exception as error:
             if asks_data(error, gm.meta.get("envelope")):
                 raise
-            _fall_back(f"backend {name}", error, options, report)
+            fall_back(f"backend {name}", error, options, report)
             return gm.forward
         if not says_itself:
             report.status("graph", "compiled")
@@ -150,20 +153,6 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         if getattr(backend, declaration, False) is True:
             setattr(compile_or_run_eagerly, declaration, True)
     return compile_or_run_eagerly
-
-
-def _fall_back(stage: str, error: Exception, options: Options, report: Report, *, refuses: bool = True) -> None:
-    """Record and warn why a region runs eagerly; raises instead under ``strict``, and ``fullgraph`` (``refuses``).
-
-    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how.
-    """
-    if options.strict:
-        raise error
-    reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
-    log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
-    leave_to_eager(
-        report, options if refuses else None, stage, reason, getattr(error, "where", None), cause=error
-    )
 
 
 def _eager(options: Options, report: Report) -> Backend:
@@ -206,18 +195,22 @@ def _inductor(options: Options, report: Report) -> Backend:
         if problem is not None:
             leave_to_eager(report, options, "inductor", problem)
             return gm.forward
-        generate = _Generator(options, report)
+        graphs = graphs_of(options, report)
+        generate = _Generator(options, report, graphs)
         with report.phase("aot"):
-            return aot_autograd.aot_function(
+            compiled = aot_autograd.aot_function(
                 gm,
                 example_inputs,
                 fw_compiler=generate,
                 bw_compiler=generate,
-                in_place_compiler=_Generator(options, report, in_place=options.check != "nan"),
+                in_place_compiler=_Generator(options, report, graphs, in_place=options.check != "nan"),
                 partition_fn=lambda joint, options: aot_autograd.min_cut_partition(joint, options),
                 options=options,
                 report=report,
             )
+        if graphs is not None and not hasattr(compiled, "artefact") and hasattr(compiled, "writes_when_done"):
+            compiled.artefact = functools.partial(_captured, gm)  # type: ignore[attr-defined]
+        return compiled
 
     backend.reports_status = True  # type: ignore[attr-defined]
     return backend
@@ -229,12 +222,25 @@ class _Generator:
     ``in_place``: kernels may write inputs that the graph changes, as nobody needs their old values.
     """
 
-    def __init__(self, options: Options, report: Report, in_place: bool = False) -> None:
+    def __init__(
+        self, options: Options, report: Report, graphs: DiskGraphs | None = None, in_place: bool = False
+    ) -> None:
         self.in_place = in_place
         self.options = options
         self.report = report
+        self.graphs = graphs
 
     def __call__(self, env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
+        if self.graphs is None:
+            return self._compiled(env)
+        key = self.graphs.key(env, self.in_place)
+        compiled = self.graphs.find(key)
+        if compiled is None:
+            compiled = self._compiled(env)
+            self.graphs.keep(key, compiled)
+        return compiled
+
+    def _compiled(self, env: Envelope) -> Callable[..., Sequence[Any]]:
         import inductor_gen
         from prims.lower import UPDATES, lower
 
@@ -253,9 +259,57 @@ class _Generator:
         except Exception as error:
             if asks_data(error, env):
                 raise
-            _fall_back(stage, error, self.options, self.report)
-            return _eager_graph(env)
-        return _looked_at(_Guarded(compiled, env, self.options, self.report), env, self.options, self.report)
+            fall_back(stage, error, self.options, self.report)
+            return eager_graph(env)
+        guarded = Guarded(compiled, env, drawn_devices(env), self.options, self.report)
+        return _looked_at(guarded, env, self.options, self.report)
+
+
+#: What a captured graph is stored as whose runtime cannot be.
+_CAPTURED, _VERSION = "compile_api.captured", "1"
+
+
+def _captured(gm: torch.fx.GraphModule) -> Artefact:
+    """The graph as capture has left it: another process traces it again, and finds the graphs that come of it."""
+    env = gm.meta.get("envelope")
+    if env is None or env.constants:
+        raise NotPortable("a graph with constants, or without its description, is not stored")
+    return Artefact(_CAPTURED, _VERSION, {}, {"graph": to_json(env).encode()})
+
+
+class _Captured:
+    """A captured graph of another process, which is traced with the arguments of its first call."""
+
+    def __init__(self, gm: torch.fx.GraphModule, options: Options, report: Report) -> None:
+        self._gm = gm
+        self._options = options
+        self._report = report
+        self._run: Callable[..., Any] | None = None
+
+    def artefact(self) -> Artefact:
+        return _captured(self._gm)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._run is None:
+            with compiling():
+                if self._run is None:
+                    run = make_backend("inductor", self._options, self._report)(self._gm, list(args))
+                    if not hasattr(run, "writes_when_done"):  # as the code around it counts on
+                        run = undoing(run, [k for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)])
+                    self._run = run
+        return self._run(*args)
+
+
+def load_captured(artefact: Artefact, options: Options, report: Report | None) -> Callable[..., Any]:
+    """The graph of an artefact of a captured graph, compiled when it is first called (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, or no graph.
+    """
+    if artefact.version != _VERSION:
+        raise StoredGraphError("ART-C4", f"a {_CAPTURED} of version {artefact.version!r}")
+    gm = from_json(artefact.files["graph"].decode()).module()
+    return _Captured(gm, options, Report() if report is None else report)
 
 
 def _looked_at(compiled: Any, env: Envelope, options: Options, report: Report) -> Callable[..., Any]:
@@ -270,138 +324,6 @@ def _looked_at(compiled: Any, env: Envelope, options: Options, report: Report) -
 def _device_types(env: Envelope) -> set[str]:
     specs = [desc.spec for desc in env.inputs] + [desc.spec for desc in env.outputs]
     return {spec.device.type for spec in specs if isinstance(spec, TensorSpec)} or {"cpu"}
-
-
-def _eager_graph(env: Envelope) -> Callable[..., Any]:
-    """The graph run operator by operator.
-
-    A compiled forward graph may have laid out images that it saved otherwise than eager does, which neither a view nor
-    a library's kernel in this graph may take: they are given the strides with which the graph was traced.
-    """
-    forward = blaming(env.module())
-    saved = [k for k, desc in enumerate(env.inputs) if desc.kind == "saved" and _is_row_major(desc.spec)]
-    if not saved:
-        return forward
-
-    def relaid(*inputs: Any) -> Any:
-        given = list(inputs)
-        for k in saved:
-            given[k] = given[k].contiguous()
-        return forward(*given)
-
-    return relaid
-
-
-def _is_row_major(spec: Any) -> bool:
-    return isinstance(spec, TensorSpec) and all(isinstance(s, int) for s in spec.shape) and spec.is_contiguous()
-
-
-class _Guarded:
-    """A compiled graph that is given up for the eager one when it fails where eager does not.
-
-    A compiled graph applies no mutations (the ahead-of-time runtime does) but those that may be applied twice, so that
-    running the region again is safe.
-    An error that eager raises too is the program's own and is raised as eager raises it.
-    """
-
-    __slots__ = ("compiled", "drawn", "env", "filled", "options", "proved", "report")
-
-    def __init__(self, compiled: Callable[..., Any], env: Envelope, options: Options, report: Report) -> None:
-        self.compiled = compiled
-        self.env = env
-        self.drawn = drawn_devices(env)
-        self.options = options
-        self.report = report
-        self.proved = False
-        self.filled = False  # memory was full once, which the report then says
-
-    def boxed(self, inputs: list[Any]) -> Any:
-        """Run on a list of inputs that is given up, so that each can be freed after its last use.
-
-        The first call keeps the inputs, so that the region can be run again if it fails. A later failure is mended so
-        too, unless inputs were freed by then: the error is raised, and the region runs eagerly from the next call on.
-        """
-        direct = getattr(self.compiled, "boxed", None)
-        if not self.proved or direct is None:
-            results = self(*inputs)
-            inputs.clear()
-            return results
-        before = RandomState(self.drawn)
-        try:
-            return direct(inputs)
-        except Exception as error:
-            if self._raises(error):
-                raise
-            before.put_back()
-            kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
-            if kept is None and not isinstance(error, (torch.OutOfMemoryError, InvalidData)):
-                self.compiled = _eager_graph(self.env)
-                _fall_back("run", error, self.options, self.report, refuses=False)
-                error.add_note(
-                    "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
-                    "be repeated eagerly. The next ones run eagerly."
-                )
-            if kept is None:
-                raise
-            failure = error
-        return self._instead(failure, kept)
-
-    def __call__(self, *inputs: Any) -> Any:
-        before = RandomState(self.drawn)
-        try:
-            results = self.compiled(*inputs)
-        except Exception as error:
-            if self._raises(error):
-                raise
-            before.put_back()
-            failure = error
-        else:
-            if not self.proved:
-                self.proved = True
-                self.report.status("graph", "compiled")
-            return results
-        # Outside the handler: what eager raises is the program's own error, not one that came of handling this one.
-        return self._instead(failure, inputs)
-
-    def _raises(self, error: Exception) -> bool:
-        """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
-        if exchanges(self.env.graph):
-            return True
-        return isinstance(error, Refused) or (self.options.strict and not isinstance(error, InvalidData))
-
-    def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
-        """The results by the eager graph, which takes over if it succeeds; its error is the program's own.
-
-        After running out of memory it serves for this call only: there may be more the next time.
-        """
-        full = isinstance(error, torch.OutOfMemoryError)
-        _let_go(error)
-        if full:
-            generated = sys.modules.get("inductor_gen")  # no import here: another thread may be compiling
-            if generated is not None:
-                generated.free_memory()
-        eager = _eager_graph(self.env)
-        with torch.no_grad():
-            results = eager(*inputs)
-        if not full:
-            self.compiled = eager
-            self.proved = True
-        if not (full and self.filled):
-            _fall_back("run", error, self.options, self.report, refuses=not full)
-        self.filled = self.filled or full
-        return results
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Free the tensors that the frames of a failed run hold, those that closures and looked-up locals in them hold too;
-    where the error came from is logged now."""
-    if log.isEnabledFor(logging.INFO):
-        log.info("a compiled graph failed:\n%s", "".join(traceback.format_exception(error)))
-    outside = sys.exception()  # what the program is handling
-    while error is not None and error is not outside:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 _BUILTIN: dict[str, _Factory] = {"inductor": _inductor, "eager": _eager, "aot_eager": _aot_eager}

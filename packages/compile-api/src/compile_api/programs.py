@@ -14,19 +14,24 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from prims.artefact import Artefact, from_bytes, to_bytes
+import torch
+
+from dynamo_capture.stored.programs import options_text
+from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, register_loader, restore, to_bytes
 from prims.disk.cache import Entries
 from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
 from prims.errors import StoredGraphError
 from prims.forking import lock
+from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["DiskPrograms", "ProgramFolder", "programs_of", "text_of_packages"]
+__all__ = ["DiskGraphs", "DiskPrograms", "ProgramFolder", "graphs_of", "programs_of", "text_of_packages"]
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _MAX_PROGRAM = 1 << 30
@@ -172,6 +177,46 @@ class DiskPrograms:
             _made.append((key, entry))
 
 
+class DiskGraphs:
+    """Compiled graphs in the same store, by the text of what was compiled: for frames that are captured anew, for
+    backward passes, which are compiled when they are first run, and for graphs that several programs have.
+
+    Args:
+        programs: the store.
+        options: those that graphs are compiled with.
+    """
+
+    def __init__(self, programs: DiskPrograms, options: Options) -> None:
+        self.programs = programs
+        self.options = options
+
+    def key(self, env: Envelope, in_place: bool) -> str:
+        """The key of a graph: its text, constants by their digests, and all that a compiler is told beside it."""
+        told = options_text(self.options), self.programs.backend, torch.__version__
+        return hashlib.sha256("\n".join(("graph", env.hash(), str(in_place), *told)).encode()).hexdigest()
+
+    def find(self, key: str) -> Callable[..., Any] | None:
+        """The compiled graph of a key; None where there is none that serves here."""
+        for entry in self.programs.find(key):
+            try:
+                with self.programs.report.phase("restore"):
+                    compiled = restore(entry, options=self.options, report=self.programs.report)
+            except StoredGraphError as error:
+                self.programs.note("a graph", "missed", str(error), None)
+                continue
+            self.programs.used(key, entry)
+            return compiled
+        return None
+
+    def keep(self, key: str, compiled: Callable[..., Any]) -> None:
+        """Keep a compiled graph, where it can be."""
+        entry = artefact_of(compiled)
+        if isinstance(entry, NotPortable):
+            self.programs.note("a graph", "not stored", entry.reason, None)
+        else:
+            self.programs.put(key, entry)
+
+
 #: What this process has made or used, for ``save_artifacts``; what ``load_artifacts`` has read, by key.
 _made: list[tuple[str, Artefact]] = []
 _loaded: dict[str, list[Artefact]] = {}
@@ -187,6 +232,21 @@ def programs_of(backend: object, options: Options, report: Report) -> DiskProgra
         return None
     root = os.path.join(options.cache_dir, "programs")
     return DiskPrograms(f"{backend} {text_of_packages(root)}", ProgramFolder(root, options.cache_size_limit), report)
+
+
+for _kind, _place in {
+    "compile_api.guarded": "compile_api.guarded:load",
+    "compile_api.captured": "compile_api.backends:load_captured",
+    "aot_autograd.run": "aot_autograd.runtime.stored:load",
+    "aot_autograd.outside_autocast": "aot_autograd.runtime.stored:load_outside_autocast",
+    "inductor_gen.graph": "inductor_gen.runtime.stored:load",
+}.items():
+    register_loader(_kind, _place)
+
+def graphs_of(options: Options, report: Report) -> DiskGraphs | None:
+    """The store of compiled graphs for one ``compile()`` call; None where none is asked for."""
+    programs = programs_of("inductor", options, report)
+    return None if programs is None else DiskGraphs(programs, options)
 
 
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from prims.report import Report
 
 __all__ = [
-    "Artefact", "NotPortable", "artefact_of", "from_bytes", "known_kinds", "read_checked", "register_loader", "restore",
-    "to_bytes",
+    "Artefact", "NotPortable", "artefact_of", "child_of", "from_bytes", "known_kinds", "read_checked",
+    "register_loader", "restore", "to_bytes",
 ]  # fmt: skip
 
 _MAGIC = b"quintet artefact 1\n"
@@ -103,6 +103,18 @@ def artefact_of(compiled: Callable[..., Any]) -> Artefact | NotPortable:
         return reason
     except StoredGraphError as error:  # a graph that names something which no file may name
         return NotPortable(str(error))
+
+
+def child_of(compiled: Callable[..., Any]) -> Artefact:
+    """The artefact of a callable under another one, which travels only with it.
+
+    Raises:
+        NotPortable: there is none.
+    """
+    found = artefact_of(compiled)
+    if isinstance(found, NotPortable):
+        raise found
+    return found
 
 
 def restore(artefact: Artefact, *, options: Options, report: Report | None = None) -> Callable[..., Any]:

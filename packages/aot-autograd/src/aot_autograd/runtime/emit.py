@@ -6,13 +6,12 @@ written, which views are replayed) is written out as straight-line code. ``funct
 
 from __future__ import annotations
 
-import builtins
-import math
 from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 
+from aot_autograd.runtime.emitted import SIZE_FUNCTIONS, as_strided_from, copy_all, emitted_function, written
 from aot_autograd.trace.outcome import Leaf, Outcome
 from aot_autograd.trace.views import ViewStep
 from prims.errors import InternalError
@@ -21,14 +20,6 @@ from prims.ir.symbols import expr_of, symbols_in
 __all__ = ["Source", "emit_mutations", "emit_results", "emit_symbols", "emit_view"]
 
 aten = torch.ops.aten
-
-_SIZE_FUNCTIONS = {
-    "min": builtins.min,
-    "max": builtins.max,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "trunc": math.trunc,
-}
 
 
 class Source:
@@ -60,12 +51,7 @@ class Source:
     def function(self, head: str) -> Any:
         """Compile ``def <head>:`` with the lines as its body; returns the function."""
         text = f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
-        # By its module's name capture knows that this is not the user's code.
-        namespace = {"__name__": __name__, **self.globals}
-        exec(compile(text, f"<aot_autograd {head.split('(')[0]}>", "exec"), namespace)
-        function = namespace[head.split("(")[0]]
-        function.__source__ = text
-        return function
+        return emitted_function(text, self.globals)
 
     def size(self, value: Any) -> str:
         """Text for a size whose symbols are local variables."""
@@ -76,12 +62,12 @@ class Source:
         text = str(expr)
         try:
             hints = dict.fromkeys(names, 8)
-            if eval(text, {"__builtins__": {}, **_SIZE_FUNCTIONS}, hints) != expr.evaluate(hints):
+            if eval(text, {"__builtins__": {}, **SIZE_FUNCTIONS}, hints) != expr.evaluate(hints):
                 raise InternalError(f"the text of size {text} has another value")
         except (NameError, SyntaxError, TypeError):
             evaluate = self.name(expr.evaluate, "size")
             return f"{evaluate}({{{', '.join(f'{n!r}: {n}' for n in names)}}})"
-        self.globals.update(_SIZE_FUNCTIONS)
+        self.globals.update(SIZE_FUNCTIONS)
         return f"({text})"
 
     def sizes(self, values: Any) -> str:
@@ -148,22 +134,6 @@ def _tensor(target: str) -> str:
     return target.removesuffix(".data")
 
 
-def copy_all(targets: list[torch.Tensor], inputs: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Copy new values into written inputs, but for those that the compiled graph has written itself."""
-    left = [(t, v) for t, x, v in zip(targets, inputs, values, strict=True) if v is not x]
-    if len(left) < len(targets):
-        written(*(t for t, x, v in zip(targets, inputs, values, strict=True) if v is x))
-    if left:
-        torch._foreach_copy_([t for t, _ in left], [v for _, v in left])
-
-
-def written(*tensors: torch.Tensor) -> None:
-    """Let autograd know that tensors were written, as an operator in place would."""
-    counted = [x for x in tensors if not x.is_inference()]
-    if counted:
-        torch.autograd.graph.increment_version(counted)
-
-
 def _replay(source: Source, base: str, leaf: Leaf, base_needs_grad: bool) -> str:
     text = base
     detached = False
@@ -211,11 +181,6 @@ def _step_text(source: Source, text: str, step: ViewStep) -> str:
     parts = [text, *(source.argument(a) for a in step.args)]
     parts += [f"{name}={source.argument(value)}" for name, value in step.kwargs.items()]
     return f"{source.name(func, 'op')}({', '.join(parts)})"
-
-
-def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """``as_strided`` with an offset relative to ``base``'s own."""
-    return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
 def emit_view(source: Source, outcome: Outcome, at: int, outputs: list[str], made: dict[int, str]) -> str:

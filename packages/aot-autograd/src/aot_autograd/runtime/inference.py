@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols
+from aot_autograd.runtime.emitted import RunEagerly, lead_nowhere, loses_its_views, new_seed, shares_memory
+from aot_autograd.runtime.stored import storable
 from aot_autograd.trace.outcome import Outcome, symbols_of_results, unbacked_of_results
-from prims.eager import leave_to_eager
 from prims.options import Options
 from prims.report import Report
-from prims.undo import undoing, writes_when_done
+from prims.undo import writes_when_done
 
-__all__ = ["build_inference", "emit_arguments", "emit_overlap_check", "new_seed", "shares_memory"]
+__all__ = ["build_inference", "emit_arguments", "emit_overlap_check"]
 
 
 def build_inference(
@@ -55,26 +56,7 @@ def build_inference(
         names = ", ".join(outputs[i] for i in outcome.differentiable)
         source.line(f"{names}, = lead_nowhere({names})")
     source.line(f"return {emit_results(source, outcome, outputs)}")
-    return writes_when_done(source.function("run(*args)"))
-
-
-class _LeadsNowhere(torch.autograd.Function):
-    """Results that need gradients, on account of leaves that only the program could see."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        return tuple(result.detach() for result in results)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, *(None for _ in gradients)
-
-
-def lead_nowhere(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Runs in the emitted code: the results as tensors with a history, at the end of which nothing takes a gradient."""
-    with torch.enable_grad():
-        return _LeadsNowhere.apply(torch.empty(0, requires_grad=True), *results)  # type: ignore[no-any-return]
+    return storable(writes_when_done(source.function("run(*args)")), source.globals)
 
 
 def emit_arguments(source: Source, outcome: Outcome) -> None:
@@ -97,11 +79,6 @@ def emit_arguments(source: Source, outcome: Outcome) -> None:
         source.line(f"args = (*args, {', '.join(extra)})")
 
 
-def new_seed(device: torch.device) -> torch.Tensor:
-    """A seed from the default generator of ``device``, so that ``torch.manual_seed`` repeats a run."""
-    return torch.empty((), dtype=torch.int64, device=device).random_()
-
-
 def emit_overlap_check(
     source: Source, outcome: Outcome, eager: Callable[..., Any], options: Options, report: Report | None
 ) -> None:
@@ -110,10 +87,7 @@ def emit_overlap_check(
     written = tuple(i for i, _, _ in outcome.mutations if i < program.arguments)
 
     def leave_if(test: Callable[..., bool], *places: tuple[int, ...], reason: str) -> None:
-        def run_eagerly(*args: Any) -> Any:
-            leave_to_eager(report, options, "aot_autograd", reason)
-            return undoing(eager, written)(*args)
-
+        run_eagerly = RunEagerly(eager, written, reason, options, report)
         called = f"{source.name(test, 'test')}(args, {', '.join(map(str, places))})"
         source.line(f"if {called}: return {source.name(run_eagerly, 'run_eagerly')}(*args)")
 
@@ -129,20 +103,3 @@ def emit_overlap_check(
     if unseen and (outcome.differentiable or any(leaf.requires_grad for leaf in outcome.leaves)):
         reason = "an input that the graph writes, unseen by autograd, is a view of a tensor that needs no gradient"
         leave_if(loses_its_views, unseen, reason=reason)
-
-
-def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[int, ...]) -> bool:
-    """Whether one of the ``written`` arguments has the same storage as another of the ``tensors``."""
-    keys = [args[i].untyped_storage()._cdata for i in tensors]
-    if len(set(keys)) == len(keys):
-        return False
-    at = dict(zip(tensors, keys, strict=True))
-    return any(keys.count(at[i]) > 1 for i in written)
-
-
-def loses_its_views(args: Sequence[Any], written: tuple[int, ...]) -> bool:
-    """Whether one of the ``written`` arguments is a view of a tensor that needs no gradient.
-
-    Autograd derives the history of its own views anew from that tensor, once they were written: they have none then.
-    """
-    return any(args[i]._is_view() and not args[i]._base.requires_grad for i in written)

@@ -9,7 +9,8 @@ import torch
 import torch.fx
 
 from aot_autograd.runtime.sections import Sections, makes_symbols
-from aot_autograd.trace.outcome import no_autocast, remove_dead
+from aot_autograd.runtime.stored import outside_autocast
+from aot_autograd.trace.outcome import remove_dead
 from prims.debug import keep
 from prims.eager import leave_to_eager
 from prims.errors import NotCompiled, Unsupported, UserError
@@ -20,7 +21,7 @@ from prims.report import Report
 from prims.spec import TensorSpec
 from prims.spec.unbacked import asks_data
 
-__all__ = ["Compiler", "LazyBackward", "compile_or_run", "outside_autocast", "without_tangents"]
+__all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
 
 aten = torch.ops.aten
 
@@ -59,24 +60,6 @@ def compile_or_run(
         reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
         leave_to_eager(report, options, "aot_autograd", reason, cause=error)
         return env.module()
-
-
-def outside_autocast(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """The compiled graph, run without autocast: its casts are in it, and its operators would cast again."""
-
-    def call(*inputs: Any) -> Sequence[Any]:
-        with no_autocast():
-            return compiled(*inputs)
-
-    boxed = getattr(compiled, "boxed", None)
-    if boxed is not None:
-
-        def call_boxed(inputs: list[Any]) -> Sequence[Any]:
-            with no_autocast():
-                return boxed(inputs)
-
-        call.boxed = call_boxed  # type: ignore[attr-defined]
-    return call
 
 
 def _boxed(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

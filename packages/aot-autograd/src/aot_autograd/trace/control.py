@@ -16,6 +16,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import aot_autograd
+from aot_autograd.autocast import no_autocast
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.views import same_strides
 from prims.control import ControlFlow, Form, control_operator
@@ -131,8 +132,6 @@ class _Call:
         body = self.body(index)
 
         def run(tracer: Tracer, values: list[Any], tangents: Mapping[int, Any]) -> list[torch.Tensor]:
-            from aot_autograd.trace.outcome import no_autocast
-
             leaves = [x.requires_grad_() for x, wanted in zip(values, self.wanted, strict=True) if wanted]
             with torch.enable_grad():
                 results = body(tracer, values)

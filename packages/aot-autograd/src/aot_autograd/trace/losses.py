@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from aot_autograd.autocast import no_autocast
 from aot_autograd.trace.attention import same
 from aot_autograd.trace.control import operator_of
 from aot_autograd.trace.patterns import Unlike, argument, check_alone, name_of, require, shape_of
@@ -310,7 +311,6 @@ class _Call:
         return (torch.where(factor != 0, each * factor, 0.0).sum(),)
 
     def _derived(self, tracer: Tracer, values: list[Any]) -> Sequence[torch.Tensor]:
-        from aot_autograd.trace.outcome import no_autocast
 
         logits, *others = values
         with torch.enable_grad():

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 import torch.fx
 
 import aot_autograd
+from aot_autograd.autocast import no_autocast
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.tracer import Tracer, state_of
@@ -30,7 +30,7 @@ from prims.records import record
 from prims.spec import Sym, TensorSpec, abstract_from_spec, from_torch
 from prims.spec.unbacked import making_symbols, with_symbols
 
-__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "no_autocast", "trace"]
+__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "trace"]
 
 aten = torch.ops.aten
 
@@ -529,19 +529,6 @@ def _reached(roots: list[Any]) -> set[Any]:
             seen.add(node)
             stack.extend(source for source, _ in node.next_functions)
     return seen
-
-
-@contextmanager
-def no_autocast() -> Iterator[None]:
-    """Without autocast: a backward pass computes in the types that the forward has used; a graph's casts are in it."""
-    enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    try:
-        for device in enabled:
-            torch.set_autocast_enabled(device, False)
-        yield
-    finally:
-        for device in enabled:
-            torch.set_autocast_enabled(device, True)
 
 
 def finish_joint(outcome: Outcome) -> Joint:

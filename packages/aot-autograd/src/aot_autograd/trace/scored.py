@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from aot_autograd.autocast import no_autocast
 from aot_autograd.trace.control import Interpret, operator_of
 from aot_autograd.trace.tracer import Tracer, state_of
 from prims.control import Form, ScoredAttention
@@ -96,7 +97,6 @@ class _Call:
         return (changed,)
 
     def _derived(self, tracer: Tracer, values: list[Any]) -> Sequence[torch.Tensor]:
-        from aot_autograd.trace.outcome import no_autocast
 
         scores, tangent, *read = values
         with torch.enable_grad():

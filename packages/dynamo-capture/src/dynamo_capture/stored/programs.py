@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dynamo_capture.stored.writing import Kept
     from prims.report import Report
 
-__all__ = ["NOT_IN_KEY", "Programs", "frame_key", "store_program", "stored_program"]
+__all__ = ["NOT_IN_KEY", "Programs", "frame_key", "options_text", "store_program", "stored_program"]
 
 #: Options under which a frame comes to the same program.
 NOT_IN_KEY = frozenset((
@@ -61,11 +61,12 @@ def frame_key(request: FrameRequest, options: Options, backend: str) -> str:
         NotPortable: the code holds a constant that is no plain value.
     """
     module = request.globals.get("__name__")
-    parts = (code_digest(request.code), str(module), _options(options), backend, *_surroundings())
+    parts = (code_digest(request.code), str(module), options_text(options), backend, *_surroundings())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _options(options: Options) -> str:
+def options_text(options: Options) -> str:
+    """The options that a program depends on, for its key."""
     values = {name: getattr(options, name) for name in sorted(options.names()) if name not in NOT_IN_KEY}
     values["threads"] = options.threads or torch.get_num_threads()
     return repr(values)

@@ -1,0 +1,118 @@
+"""What emitted code is made with and calls. Nothing here knows of graphs, so that stored programs load fast."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from prims.eager import leave_to_eager
+from prims.options import Options
+from prims.report import Report
+from prims.undo import undoing
+
+__all__ = [
+    "SIZE_FUNCTIONS", "RunEagerly", "as_strided_from", "copy_all", "emitted_function", "lead_nowhere",
+    "loses_its_views", "new_seed", "shares_memory", "written",
+]  # fmt: skip
+
+SIZE_FUNCTIONS = {
+    "min": builtins.min,
+    "max": builtins.max,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+}
+
+
+def emitted_function(text: str, names: Mapping[str, Any]) -> Any:
+    """The function that a text ``def name(...):`` defines, with what it names; it keeps the text as ``__source__``."""
+    name = text.partition("(")[0].removeprefix("def ")
+    # By its module's name capture knows that this is not the user's code.
+    namespace = {"__name__": __name__, **names}
+    exec(compile(text, f"<aot_autograd {name}>", "exec"), namespace)
+    function = namespace[name]
+    function.__source__ = text
+    return function
+
+
+def copy_all(targets: list[torch.Tensor], inputs: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Copy new values into written inputs, but for those that the compiled graph has written itself."""
+    left = [(t, v) for t, x, v in zip(targets, inputs, values, strict=True) if v is not x]
+    if len(left) < len(targets):
+        written(*(t for t, x, v in zip(targets, inputs, values, strict=True) if v is x))
+    if left:
+        torch._foreach_copy_([t for t, _ in left], [v for _, v in left])
+
+
+def written(*tensors: torch.Tensor) -> None:
+    """Let autograd know that tensors were written, as an operator in place would."""
+    counted = [x for x in tensors if not x.is_inference()]
+    if counted:
+        torch.autograd.graph.increment_version(counted)
+
+
+def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """``as_strided`` with an offset relative to ``base``'s own."""
+    return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+class _LeadsNowhere(torch.autograd.Function):
+    """Results that need gradients, on account of leaves that only the program could see."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(result.detach() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *(None for _ in gradients)
+
+
+def lead_nowhere(*results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Runs in the emitted code: the results as tensors with a history, at the end of which nothing takes a gradient."""
+    with torch.enable_grad():
+        return _LeadsNowhere.apply(torch.empty(0, requires_grad=True), *results)  # type: ignore[no-any-return]
+
+
+def new_seed(device: torch.device) -> torch.Tensor:
+    """A seed from the default generator of ``device``, so that ``torch.manual_seed`` repeats a run."""
+    return torch.empty((), dtype=torch.int64, device=device).random_()
+
+
+class RunEagerly:
+    """Runs in the emitted code: a call that is left to eager, which the report says."""
+
+    def __init__(
+        self, eager: Callable[..., Any], written: tuple[int, ...], reason: str, options: Options, report: Report | None
+    ) -> None:
+        self.eager = eager
+        self.written = written
+        self.reason = reason
+        self.options = options
+        self.report = report
+
+    def __call__(self, *args: Any) -> Any:
+        leave_to_eager(self.report, self.options, "aot_autograd", self.reason)
+        return undoing(self.eager, self.written)(*args)
+
+
+def shares_memory(args: Sequence[Any], tensors: tuple[int, ...], written: tuple[int, ...]) -> bool:
+    """Whether one of the ``written`` arguments has the same storage as another of the ``tensors``."""
+    keys = [args[i].untyped_storage()._cdata for i in tensors]
+    if len(set(keys)) == len(keys):
+        return False
+    at = dict(zip(tensors, keys, strict=True))
+    return any(keys.count(at[i]) > 1 for i in written)
+
+
+def loses_its_views(args: Sequence[Any], written: tuple[int, ...]) -> bool:
+    """Whether one of the ``written`` arguments is a view of a tensor that needs no gradient.
+
+    Autograd derives the history of its own views anew from that tensor, once they were written: they have none then.
+    """
+    return any(args[i]._is_view() and not args[i]._base.requires_grad for i in written)

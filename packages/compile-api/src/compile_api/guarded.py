@@ -1,0 +1,215 @@
+"""A compiled graph that is given up for the eager one when it fails where eager does not."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from prims.artefact import Artefact, NotPortable, child_of, restore
+from prims.coding import decoded, encoded
+from prims.collectives import exchanges
+from prims.eager import leave_to_eager
+from prims.errors import InvalidData, QuintetError, Refused, StoredGraphError
+from prims.generators import RandomState
+from prims.ir import Envelope
+from prims.ir.blame import blaming
+from prims.options import Options
+from prims.report import Report
+from prims.spec import TensorSpec
+
+__all__ = ["KIND", "Guarded", "eager_graph", "fall_back", "load"]
+
+KIND = "compile_api.guarded"
+_VERSION = "1"
+
+log = logging.getLogger("quintet")
+
+
+def fall_back(stage: str, error: Exception, options: Options, report: Report, *, refuses: bool = True) -> None:
+    """Record and warn why a region runs eagerly; raises instead under ``strict``, and ``fullgraph`` (``refuses``).
+
+    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how.
+    """
+    if options.strict:
+        raise error
+    reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
+    log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
+    leave_to_eager(
+        report, options if refuses else None, stage, reason, getattr(error, "where", None), cause=error
+    )
+
+
+def eager_graph(env: Envelope) -> Callable[..., Any]:
+    """The graph run operator by operator.
+
+    A compiled forward graph may have laid out images that it saved otherwise than eager does, which neither a view nor
+    a library's kernel in this graph may take: they are given the strides with which the graph was traced.
+    """
+    forward = blaming(env.module())
+    saved = [k for k, desc in enumerate(env.inputs) if desc.kind == "saved" and _is_row_major(desc.spec)]
+    if not saved:
+        return forward
+
+    def relaid(*inputs: Any) -> Any:
+        given = list(inputs)
+        for k in saved:
+            given[k] = given[k].contiguous()
+        return forward(*given)
+
+    return relaid
+
+
+def _is_row_major(spec: Any) -> bool:
+    return isinstance(spec, TensorSpec) and all(isinstance(s, int) for s in spec.shape) and spec.is_contiguous()
+
+
+class Guarded:
+    """A compiled graph that is given up for the eager one when it fails where eager does not.
+
+    A compiled graph applies no mutations (the ahead-of-time runtime does) but those that may be applied twice, so that
+    running the region again is safe.
+    An error that eager raises too is the program's own and is raised as eager raises it.
+    """
+
+    __slots__ = ("_env", "compiled", "drawn", "filled", "options", "proved", "report")
+
+    def __init__(
+        self, compiled: Callable[..., Any], env: Envelope | bytes, drawn: frozenset[torch.device], options: Options,
+        report: Report,
+    ) -> None:  # fmt: skip
+        self.compiled = compiled
+        self._env = env
+        self.drawn = drawn
+        self.options = options
+        self.report = report
+        self.proved = False
+        self.filled = False  # memory was full once, which the report then says
+
+    @property
+    def env(self) -> Envelope:
+        """The graph that was compiled; that of a stored program is read when it is first asked for."""
+        if isinstance(self._env, bytes):
+            from prims.ir.serial import from_json
+
+            self._env = from_json(self._env.decode())
+        return self._env
+
+    def artefact(self) -> Artefact:
+        """The compiled graph, and the eager one as text."""
+        files, children = {"eager": self._text()}, {"graph": child_of(self.compiled)}
+        return Artefact(KIND, _VERSION, {"drawn": encoded(self.drawn)}, files, children)
+
+    def _text(self) -> bytes:
+        if isinstance(self._env, bytes):
+            return self._env
+        if self._env.constants:
+            raise NotPortable("a graph with constants is not stored")
+        from prims.ir.serial import to_json
+
+        return to_json(self._env).encode()
+
+    def boxed(self, inputs: list[Any]) -> Any:
+        """Run on a list of inputs that is given up, so that each can be freed after its last use.
+
+        The first call keeps the inputs, so that the region can be run again if it fails. A later failure is mended so
+        too, unless inputs were freed by then: the error is raised, and the region runs eagerly from the next call on.
+        """
+        direct = getattr(self.compiled, "boxed", None)
+        if not self.proved or direct is None:
+            results = self(*inputs)
+            inputs.clear()
+            return results
+        before = RandomState(self.drawn)
+        try:
+            return direct(inputs)
+        except Exception as error:
+            if self._raises(error):
+                raise
+            before.put_back()
+            kept = self.compiled.surviving_inputs(error) if hasattr(self.compiled, "surviving_inputs") else None
+            if kept is None and not isinstance(error, (torch.OutOfMemoryError, InvalidData)):
+                self.compiled = eager_graph(self.env)
+                fall_back("run", error, self.options, self.report, refuses=False)
+                error.add_note(
+                    "This came from a compiled graph whose inputs were partly freed by then, so that this call cannot "
+                    "be repeated eagerly. The next ones run eagerly."
+                )
+            if kept is None:
+                raise
+            failure = error
+        return self._instead(failure, kept)
+
+    def __call__(self, *inputs: Any) -> Any:
+        before = RandomState(self.drawn)
+        try:
+            results = self.compiled(*inputs)
+        except Exception as error:
+            if self._raises(error):
+                raise
+            before.put_back()
+            failure = error
+        else:
+            if not self.proved:
+                self.proved = True
+                self.report.status("graph", "compiled")
+            return results
+        # Outside the handler: what eager raises is the program's own error, not one that came of handling this one.
+        return self._instead(failure, inputs)
+
+    def _raises(self, error: Exception) -> bool:
+        """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
+        if exchanges(self.env.graph):
+            return True
+        return isinstance(error, Refused) or (self.options.strict and not isinstance(error, InvalidData))
+
+    def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
+        """The results by the eager graph, which takes over if it succeeds; its error is the program's own.
+
+        After running out of memory it serves for this call only: there may be more the next time.
+        """
+        full = isinstance(error, torch.OutOfMemoryError)
+        _let_go(error)
+        if full:
+            generated = sys.modules.get("inductor_gen")  # no import here: another thread may be compiling
+            if generated is not None:
+                generated.free_memory()
+        eager = eager_graph(self.env)
+        with torch.no_grad():
+            results = eager(*inputs)
+        if not full:
+            self.compiled = eager
+            self.proved = True
+        if not (full and self.filled):
+            fall_back("run", error, self.options, self.report, refuses=not full)
+        self.filled = self.filled or full
+        return results
+
+
+def load(artefact: Artefact, options: Options, report: Report | None) -> Guarded:
+    """The callable of an artefact of :meth:`Guarded.artefact` (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version.
+    """
+    if artefact.version != _VERSION:
+        raise StoredGraphError("ART-C4", f"a {KIND} of version {artefact.version!r}")
+    compiled = restore(artefact.children["graph"], options=options, report=report)
+    drawn = decoded(artefact.text["drawn"])
+    return Guarded(compiled, artefact.files["eager"], drawn, options, Report() if report is None else report)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free the tensors that the frames of a failed run hold, those that closures and looked-up locals in them hold too;
+    where the error came from is logged now."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("a compiled graph failed:\n%s", "".join(traceback.format_exception(error)))
+    outside = sys.exception()  # what the program is handling
+    while error is not None and error is not outside:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -63,6 +63,35 @@ def test_a_second_process_captures_nothing(twice: Any, name: str) -> None:
     assert second["verdict"].split(":")[0] == first["verdict"].split(":")[0]
 
 
+# --- with generated kernels -----------------------------------------------------------------------------------------
+
+#: What a stored program's process does not do, by the report's phases.
+WORK = re.compile(r"capture|lower|pass:|codegen|inductor")
+
+
+@pytest.fixture(scope="module")
+def kernels_twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("kernels")
+    first = run(HERE / "cases.py", folder / "cache", folder / "a.json", "inductor")
+    return first, run(HERE / "cases.py", folder / "cache", folder / "b.json", "inductor")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in UNSTORED])
+def test_a_second_process_compiles_nothing(kernels_twice: Any, name: str) -> None:
+    """Results are the same to the last bit, and the report tells of the same kernels and operators."""
+    first, second = (each["cases"][name] for each in kernels_twice)
+    assert "error" not in first and "error" not in second, (first, second)
+    assert not first["wrong"] and second["results"] == first["results"]
+    assert reasons(first, "not stored") == []
+    assert [phase for phase in second["phases"] if WORK.match(phase)] == [], reasons(second, "missed")
+    assert sorted(second["kernels"]) == sorted(first["kernels"]) and sorted(second["externs"]) == sorted(first["externs"])
+
+
+def test_most_cases_have_kernels(kernels_twice: Any) -> None:
+    first, _ = kernels_twice
+    assert sum(bool(case.get("kernels")) for case in first["cases"].values()) > len(CASES) / 2
+
+
 @pytest.mark.parametrize("name", UNSTORED)
 def test_what_is_not_stored_is_captured_anew(twice: Any, name: str) -> None:
     for found in (each["cases"][name] for each in twice):

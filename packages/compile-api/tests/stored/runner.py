@@ -122,6 +122,10 @@ def main(table: str, folder: str, backend: str, out: str, options: str = "{}") -
                 "wrong": differ(expected, results, 1e-5),
                 "capture": report.seconds.get("capture", 0.0),
                 "graphs": len(report.graphs),
+                "results": json.dumps(results),
+                "phases": [phase for phase, seconds in report.seconds.items() if seconds > 0],
+                "kernels": [[kernel.name, list(kernel.ops)] for kernel in report.kernels],
+                "externs": [extern.name for extern in report.externs],
                 "verdict": report.verdict,
                 "programs": [[p.name, p.status, p.reason] for p in report.programs],
             }

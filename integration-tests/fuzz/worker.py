@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -68,12 +68,24 @@ def examine(
     kind: str, seed: int, device: str = "cpu", shrinking: float = 40.0, limit: float = 60.0,
     asserting: Sequence[str] = (), alone: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Generate, compare and (on a difference) shrink one program; a record for the driver.
+    """Generate, compare and (on a difference) shrink one program; a record for the driver. Seeds take turns at the CPUs
+    that decisions are made for: this machine's own, then those of ``processors.py``.
 
     Where something ran out of time or a kernel's assertion failed, the record says ``retire``: the process should do
     nothing more. With ``again`` it says how a new process is to go on with the program: without some statements that are
     ``asserting``, or without eager's run (``alone``), which ended with an assertion.
     """
+    from processors import PROCESSORS, pretended
+
+    choices = [None, *PROCESSORS.values()]
+    chosen = choices[seed % len(choices)]
+    with nullcontext() if chosen is None else pretended(chosen):
+        return _examined(kind, seed, device, shrinking, limit, asserting, alone)
+
+
+def _examined(
+    kind: str, seed: int, device: str, shrinking: float, limit: float, asserting: Sequence[str], alone: bool
+) -> dict[str, Any]:  # fmt: skip
     from fuzz.program import AssertedError, check, clean
 
     start = time.monotonic()

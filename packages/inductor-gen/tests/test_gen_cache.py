@@ -19,7 +19,7 @@ import torch
 from gen_support import build
 
 import inductor_gen
-from inductor_gen.runtime import compiler
+from inductor_gen.runtime import compiler, libraries
 from prims.disk import cache as cache_module
 from prims.disk import folders
 from prims.disk.cache import KernelCache
@@ -234,8 +234,8 @@ def test_an_entry_leads_nowhere_else(kept, lib, monkeypatch) -> None:
     evil = cache.parent / "evil.so"
     evil.write_bytes(libraries_of(cache)[0].read_bytes())
     opened: list[str] = []
-    plain = compiler.ctypes.CDLL
-    monkeypatch.setattr(compiler.ctypes, "CDLL", lambda name, *a, **k: opened.append(str(name)) or plain(name, *a, **k))
+    plain = libraries.ctypes.CDLL
+    monkeypatch.setattr(libraries.ctypes, "CDLL", lambda name, *a, **k: opened.append(str(name)) or plain(name, *a, **k))
     for entry in entries_of(cache):
         rewrite(entry, lib=lib)
     again()
@@ -430,7 +430,7 @@ def test_a_compiler_that_makes_no_libraries(monkeypatch: pytest.MonkeyPatch, tmp
 
 def forbid_loading(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     """Folders that behave as if mounted noexec."""
-    plain, real = compiler.ctypes.CDLL, compiler.os.statvfs
+    plain, real = libraries.ctypes.CDLL, libraries.os.statvfs
 
     def open_library(name: str, *args: object, **kwargs: object) -> object:
         if any(Path(name).is_relative_to(place) for place in places):
@@ -443,8 +443,8 @@ def forbid_loading(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
             return types.SimpleNamespace(f_flag=os.ST_NOEXEC)
         return found
 
-    monkeypatch.setattr(compiler.ctypes, "CDLL", open_library)
-    monkeypatch.setattr(compiler.os, "statvfs", statvfs)
+    monkeypatch.setattr(libraries.ctypes, "CDLL", open_library)
+    monkeypatch.setattr(libraries.os, "statvfs", statvfs)
 
 
 def test_a_cache_from_which_nothing_may_be_run(kept, monkeypatch) -> None:

@@ -1,9 +1,9 @@
-"""``compile_graph`` and what it returns."""
+"""``compile_graph``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,84 +19,19 @@ from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import lower_graph, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
+from inductor_gen.runtime.libraries import flags_of
 from inductor_gen.runtime.wrapper import Wrapper
-from prims.debug import keep
 from prims.forking import compiling
 from prims.ir import Envelope
 from prims.ir.reference import draws
-from prims.logs import say
 from prims.options import Options
-from prims.records import record
 from prims.report import Report
 from prims.spec import TensorSpec
 
 __all__ = ["CompiledGraph", "Kernel", "compile_graph", "free_memory", "get_ready"]
-
-
-@record
-class Kernel:
-    """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
-
-    ``parts``: how many kernels it is made of that share nothing but the launch. ``lines``: the user's lines that it
-    computes. ``moved``: bytes to and from memory, each element once, for likely sizes.
-    """
-
-    name: str
-    ops: tuple[str, ...]
-    source: str
-    loops: int = 1
-    parts: int = 1
-    lines: tuple[str, ...] = ()
-    moved: int = 0
-
-
-class CompiledGraph:
-    """A callable of the envelope's flat inputs (tensors, ints for sizes) that returns the list of flat outputs.
-
-    Attributes:
-        source: the Python text of the function that runs the graph.
-        kernels: the generated kernels, one entry per launch, in order.
-        externs: names of the operators called, in order.
-        compiled: how many kernels the C compiler had to be asked for (0 from a warm cache).
-    """
-
-    def __init__(
-        self, call: Callable[[list[Any]], list[Any]], source: str, kernels: Sequence[Kernel], externs: Sequence[str],
-        compiled: int, count: int = 0,
-    ) -> None:  # fmt: skip
-        self._call = call
-        self._count = count
-        self.source = source
-        self.kernels = tuple(kernels)
-        self.externs = tuple(externs)
-        self.compiled = compiled
-
-    def __call__(self, *inputs: Any) -> list[Any]:
-        return self._call(inputs)  # type: ignore[arg-type]
-
-    def boxed(self, inputs: list[Any]) -> list[Any]:
-        """The same, emptying ``inputs``: what nobody else holds is freed after its last use."""
-        return self._call(inputs)
-
-    def surviving_inputs(self, error: BaseException) -> list[Any] | None:
-        """The inputs of the :meth:`boxed` call that raised ``error``, unless some were freed already.
-
-        A graph never writes to its inputs, or (``in_place``) only what it would write again, or after everything that
-        may fail, so that whoever has them all can compute the results in another way.
-        """
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code is not getattr(self._call, "__code__", None):
-            trace = trace.tb_next
-        if trace is None:
-            return None
-        found = trace.tb_frame.f_locals
-        inputs = [found.get(f"a{k}") for k in range(self._count)]
-        return None if any(value is None for value in inputs) else inputs
-
-    def __repr__(self) -> str:
-        return f"CompiledGraph({len(self.kernels)} kernels, {len(self.externs)} extern calls)"
 
 
 @compiling()
@@ -133,7 +68,10 @@ def compile_graph(
         return _compiled(env_prim, options, report, triton, plan.constant, devices, again).boxed
 
     call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
-    return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs))
+    why = "it is compiled for usual attention masks and for all others"
+    return CompiledGraph(
+        call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs), why
+    )  # fmt: skip
 
 
 def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:
@@ -167,6 +105,7 @@ def _compiled(
     with report.phase("inductor.compile"):
         wrapper, compiled = _load(lowered, options, begun)
     call = wrapper.build()
+    made = _made(lowered, wrapper, options, any(found.values()))
     if options.cudagraphs:
         from inductor_gen.runtime.cuda_graphs import replayed
 
@@ -181,17 +120,22 @@ def _compiled(
 
         call = while_precision(lowered.precision, call, otherwise)
     kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered) and call.sources]
-    keep(options, report, "generated code", lambda: "\n".join([wrapper.source, *(k.source for k in kernels)]), log="")
-    distinct = len({source.name for source in lowered.sources()}) + 1  # and the launcher
-    report.cache(distinct - compiled, compiled)
-    say("cache", None, lambda: f"{distinct} kernels: {distinct - compiled} found, {compiled} compiled")
-    for k in kernels:
-        report.kernel(k.name, k.ops, k.loops, k.parts, lines=k.lines, source=k.source, moved=k.moved)
-        say("code", report, lambda k=k: _told(k))  # type: ignore[misc]
-    say("code", report, lambda: f"the function that runs the graph\n{wrapper.source}")
-    for name in wrapper.externs:
-        report.extern(name)
-    return CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs))
+    graph = CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs), made)
+    tell(graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
+    return graph
+
+
+def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) -> Made | str:
+    """What a graph's function is made of, or what keeps that from being stored."""
+    if any(source.language != "c" for source in lowered.sources()):
+        return "it has kernels in Triton"
+    if options.cudagraphs:
+        return "it is recorded and replayed as a CUDA graph"
+    if lowered.precision is not None:
+        return "it was chosen by measurement for one precision of float32 products"
+    if bodies:
+        return "it runs the bodies of a branch or a loop"
+    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], flags_of(options))
 
 
 def free_memory() -> None:
@@ -241,9 +185,3 @@ def _kernel(call: Rendered) -> Kernel:
     moved = sum(kernel.moved for kernel in call.launch.kernels)
     loops = sum(p.loops for p in call.sources)
     return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, moved)
-
-
-def _told(kernel: Kernel) -> str:
-    """A kernel for the log."""
-    head = [f"kernel {kernel.name}: {' '.join(kernel.ops)}", *(f"  of {line}" for line in kernel.lines)]
-    return "\n".join([*head, kernel.source])

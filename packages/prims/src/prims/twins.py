@@ -20,7 +20,7 @@ from prims.registry import define_operator
 from prims.spec.infer import RULES, op_name, resolve
 from prims.spec.tensorspec import TensorSpec
 
-__all__ = ["functional_twin", "functional_twin_in_place", "twin_of", "written_arguments"]
+__all__ = ["functional_twin", "run_of_twin", "twin_form", "twin_of", "written_arguments"]
 
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
@@ -78,12 +78,21 @@ def twin_of(func: OpOverload) -> OpOverload | None:
     return None if found is None else found.func
 
 
-def functional_twin_in_place(twin: OpOverload, owned: frozenset[int]) -> Callable[..., Any]:
-    """What a twin computes, without copies of the tensor operands at the positions ``owned``: their memory is used.
+def twin_form(twin: OpOverload) -> tuple[OpOverload, tuple[tuple[int, int], ...], tuple[int | None, ...]] | None:
+    """What :func:`functional_twin` was given for a twin, None for any other overload."""
+    found = _ORIGINALS.get(twin)
+    return None if found is None else (found.func, found.same, found.lengths)
+
+
+def run_of_twin(
+    func: OpOverload, same: tuple[tuple[int, int], ...], lengths: tuple[int | None, ...], owned: frozenset[int]
+) -> Callable[..., Any]:
+    """What the twin of these computes, without copies of the tensor operands at the positions ``owned``: theirs is
+    used. The twin itself need not have been made.
 
     Operands are counted in the order of the twin's arguments, the tensors of a list one by one.
     """
-    return _implementation(_ORIGINALS[twin], owned)
+    return _implementation(_Form(func, same, lengths), owned)
 
 
 def functional_twin(

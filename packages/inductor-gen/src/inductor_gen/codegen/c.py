@@ -2,7 +2,7 @@
 
 A kernel is one function ``int k(void* const* p, const int64_t* n)``: pointers and sizes as parameters, so that
 equal layers share one function whatever their sizes. It returns 0, or what was wrong with the program's data
-(``cexpr.BAD_INDEX``, ``BAD_DIVISOR``): it touches no memory out of range, but what it wrote is worth nothing then. Its
+(``unit.BAD_INDEX``, ``BAD_DIVISOR``): it touches no memory out of range, but what it wrote is worth nothing then. Its
 shape::
 
     outer loops (parallel)                 for a lane in the reduction    for an outer lane: tiles of TILE columns
@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inductor_gen.codegen.cexpr import BAD_INDEX, Names
+from inductor_gen.codegen.cexpr import Names
 from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
@@ -32,6 +32,7 @@ from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint
+from inductor_gen.unit import BAD_INDEX
 from prims.options import Options
 from prims.spec.expr import Expr
 

@@ -10,15 +10,13 @@ import torch
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
+from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
 from prims.dtypes import ROWS
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["BAD_DIVISOR", "BAD_INDEX", "Names", "prelude", "storage_type"]
-
-#: What a kernel returns that met an index out of range, or an integer division by zero (both: their sum).
-BAD_INDEX, BAD_DIVISOR = 1, 2
+__all__ = ["Names", "prelude", "storage_type"]
 
 #: Integers up to this stand in the text; larger ones are parameters, so that kernels serve several sizes.
 LITERAL = 16

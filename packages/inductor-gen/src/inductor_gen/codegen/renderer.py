@@ -8,29 +8,11 @@ from typing import Protocol
 
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.graph import Node
+from inductor_gen.unit import Unit
 from prims.records import record
 from prims.spec.expr import Expr
 
 __all__ = ["KernelSource", "Renderer", "Unit", "describe", "kernel_name"]
-
-
-@record
-class Unit:
-    """A function to compile.
-
-    Attributes:
-        name: a readable name, unique by content: equal texts have equal names.
-        text: the source, with ``KERNEL`` for the name.
-        comment: of a kernel the operators and the user's source lines, of the first use.
-    """
-
-    name: str
-    text: str
-    comment: str = ""
-
-    def named(self) -> str:
-        """The text with its name and comment."""
-        return (f"/* {self.comment} */\n" if self.comment else "") + self.text.replace("KERNEL", self.name, 1)
 
 
 @record(kw_only=True)

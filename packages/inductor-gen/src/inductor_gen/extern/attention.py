@@ -8,12 +8,14 @@ does as its forward did: the forward's logarithms of sums, which every backward 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inductor_gen.loops.graph import Node
 from prims.records import record
+
+if TYPE_CHECKING:
+    from inductor_gen.loops.graph import Node
 
 __all__ = ["BACKWARD", "FORWARD", "LOGSUMEXP", "Masked", "as_the_forward", "mask_of", "note", "noted", "without_mask"]
 
@@ -58,7 +60,7 @@ def mask_of(node: Node) -> Node | None:
     else:
         mask = node.args[at.mask] if len(node.args) > at.mask else None
     args = (*node.args, *at.defaults[len(node.args) - at.first :])
-    return mask if isinstance(mask, Node) and args[at.causal] is False else None
+    return mask if mask is not None and args[at.causal] is False else None
 
 
 def _wants_gradient(node: Node) -> bool:

@@ -9,7 +9,8 @@ import torch
 
 from inductor_gen.device.backends import backend
 from inductor_gen.extern.cpu import by_linear, cpu_function, is_row, linear, takes_linear
-from inductor_gen.extern.custom import custom_function, is_custom, with_own_memory
+from inductor_gen.extern.custom import custom_function, is_custom
+from inductor_gen.extern.functions import with_dense_rows, with_own_memory, without_shared
 from inductor_gen.loops.graph import Node
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -41,28 +42,6 @@ _ATTENTION: dict[str, int] = {
 _WITHOUT_SHARED = frozenset({"aten.median.dim", "aten.nanmedian.dim"})
 
 
-def _without_shared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The program may well have copied an expanded tensor first: here such a copy is no operator of its own."""
-
-    def call(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(x.contiguous() if 0 in x.stride() else x, *args, **kwargs)
-
-    return call
-
-
-def _with_dense_rows(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """The CPU's flash kernels take a stride of 1 in the last dimension for granted and read past the end without it.
-
-    PyTorch itself chooses them only then; after fusion and layout planning an operand may be strided otherwise.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        dense = [x if x.stride(-1) == 1 else x.contiguous() for x in args[:count]]
-        return function(*dense, *args[count:], **kwargs)
-
-    return call
-
-
 def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an extern node; it takes the node's own arguments.
 
@@ -75,9 +54,9 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
     if found is not None:
         return found  # type: ignore[no-any-return]
     if node.op in _ATTENTION:
-        return node.op, _with_dense_rows(node.target, _ATTENTION[node.op])
+        return node.op, with_dense_rows(node.target, _ATTENTION[node.op])
     if node.op in _WITHOUT_SHARED:
-        return node.op, _without_shared(node.target)
+        return node.op, without_shared(node.target)
     function = _DIRECT.get(node.op)
     if function is not None and len(node.args) <= _NAMED.get(node.op, len(node.args)):
         return f"torch.{function.__name__}", function

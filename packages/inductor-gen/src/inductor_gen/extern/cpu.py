@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from inductor_gen.device.cpu import facts
-from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, Hint
 
-__all__ = ["by_linear", "conv_form", "cpu_function", "is_row", "linear", "takes_linear"]
+if TYPE_CHECKING:
+    from inductor_gen.loops.graph import Node
+
+__all__ = ["FUNCTIONS", "by_linear", "conv_form", "cpu_function", "is_row", "linear", "takes_linear"]
 
 #: Multiply-adds below which the call costs more than the product.
 SMALL = 1 << 21
@@ -169,3 +171,7 @@ def _strided_conv1x1(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: list[int], *_: Any
 ) -> torch.Tensor:
     return _conv1x1(x[:, :, :: stride[0], :: stride[-1]], weight, bias)
+
+
+#: The functions of this module that generated code calls, by name.
+FUNCTIONS = {f.__name__: f for f in (linear, by_linear, _linear_where_it_pays, _conv1x1, _strided_conv1x1)}

@@ -14,7 +14,8 @@ from inductor_gen.codegen.lowered import Lowered
 from inductor_gen.device.cpu import facts
 from inductor_gen.native_host.host import host_text
 from inductor_gen.native_host.interface import Interface
-from inductor_gen.runtime.compiler import _flags, find_compiler
+from inductor_gen.runtime.compiler import find_compiler
+from inductor_gen.runtime.libraries import flags_of
 from prims.errors import InternalError
 
 __all__ = ["LIBRARY", "build_library", "processor"]
@@ -51,7 +52,7 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
     for name in _COMMON:
         shutil.copyfile(Path(__file__).parent / name, folder / name)
     compiler = find_compiler()
-    flags = [f for f in _flags(lowered.options) if f != "-shared"]
+    flags = [f for f in flags_of(lowered.options) if f != "-shared"]
     objects = []
     for name in ("kernels", "program"):
         made = folder / f"{name}.o"

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import hashlib
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from inductor_gen.codegen.cexpr import prelude
-from inductor_gen.codegen.renderer import Unit
-from inductor_gen.device.cpu import facts
-from prims.disk.cache import KernelCache, open_cache
-from prims.disk.folders import warn_of
+from inductor_gen.runtime.launch import LAUNCHER, Launcher, as_launcher
+from inductor_gen.runtime.libraries import (
+    cache_of,
+    find_function,
+    flags_of,
+    forget_loaded,
+    instructions,
+    take_in,
+    workplace,
+)
+from inductor_gen.unit import Unit
+from prims.disk.cache import KernelCache
 from prims.errors import InternalError, UserError
-from prims.forking import lock
 from prims.options import Options
 from prims.records import record
 
-__all__ = ["Compiler", "find_compiler", "forget_loaded", "load_kernels"]
-
-FLAGS = (
-    "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
-    "-std=gnu11", "-w",
-)  # fmt: skip
-
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,500}")
-
-#: Kernel functions already loaded in this process, by key.
-_LOADED: dict[str, int] = {}
-_LIBRARIES: dict[str, ctypes.CDLL] = {}  # by digest; never unloaded
-_LOCK = lock()
-
+__all__ = ["Compiler", "find_compiler", "forget_loaded", "launcher", "load_kernels"]
 
 @record
 class Compiler:
@@ -141,19 +131,9 @@ def find_compiler() -> Compiler:
     return found
 
 
-def _cpu() -> str:
-    """What of the processor decides which instructions a compiler may use."""
-    said = facts()
-    return said.get("model name", "") + said.get("flags", said.get("Features", "")) or platform.processor()
-
-
-def _flags(options: Options) -> tuple[str, ...]:
-    """The compiler's flags. Outside of ``numerics="fast"`` a product is rounded before it is added to something."""
-    return FLAGS if options.numerics == "fast" else (*FLAGS, "-ffp-contract=off")
-
-
 def _key(unit: Unit, compiler: Compiler, flags: Sequence[str]) -> str:
-    parts = (unit.text, prelude(unit.text), *compiler.command, compiler.identity, *flags, _cpu(), platform.machine())
+    maker = (*compiler.command, compiler.identity, *flags)
+    parts = (unit.text, prelude(unit.text), *maker, instructions(), platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -180,17 +160,6 @@ def _shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
     return shares
 
 
-def _open(lib: Path) -> ctypes.CDLL:
-    found = _LIBRARIES.get(lib.stem)
-    if found is None:
-        found = _LIBRARIES[lib.stem] = ctypes.CDLL(str(lib))
-    return found
-
-
-def _address(lib: ctypes.CDLL, symbol: str) -> int:
-    return ctypes.cast(getattr(lib, symbol), ctypes.c_void_p).value or 0
-
-
 def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int], int]:
     """The address of each unit's function, by name, and how many had to be compiled.
 
@@ -199,70 +168,37 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
         InternalError: the compiler refused the generated text.
     """
     compiler = find_compiler()
-    cache = open_cache(options.cache_dir, "cpu", options.cache_size_limit) if options.cache else None
+    cache = cache_of(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
-    flags = _flags(options)
+    flags = flags_of(options)
     keys = {unit.name: _key(unit, compiler, flags) for unit in units}
     for unit in units:
-        key = keys[unit.name]
-        address = _LOADED.get(key)
-        if address is None and cache is not None:
-            address = _from_disk(cache, key)
-        if address is None:
-            missing.setdefault(key, unit)
+        function = find_function(keys[unit.name], cache)
+        if function is None:
+            missing.setdefault(keys[unit.name], unit)
         else:
-            _LOADED[key] = found[unit.name] = address
+            found[unit.name] = function.address
     if missing:
-        with _workplace(cache) as folder:
-            _compile(missing, compiler, flags, options, cache, folder)
+        with workplace(cache) as folder:
+            made = _compile(missing, compiler, flags, options, cache, folder)
         # Units of other names may have the same text.
-        found = {name: _LOADED[key] for name, key in keys.items()}
+        found |= {name: made[key] for name, key in keys.items() if key in made}
     return found, len(missing)
 
 
-@contextlib.contextmanager
-def _workplace(cache: KernelCache | None) -> Iterator[str]:
-    """A folder to compile in: temporary, or in the cache where there is no temporary one.
-
-    Raises:
-        UserError: it cannot be made, or is full.
-    """
-    try:
-        try:
-            place = tempfile.TemporaryDirectory(prefix="quintet-")
-        except OSError:
-            if cache is None:
-                raise
-            place = tempfile.TemporaryDirectory(prefix="quintet-", dir=cache.root)
-        with place as folder:
-            yield folder
-    except OSError as error:
-        raise UserError(
-            f"there is no place to compile kernels in: {error}",
-            todo="Make room there, or set TMPDIR to a folder that can be written.",
-        ) from error
-
-
-def _from_disk(cache: KernelCache, key: str) -> int | None:
-    place = cache.find(key)
-    if place is None or not _SYMBOL.fullmatch(place[1]):
-        return None
-    lib, symbol = place
-    with _LOCK:
-        if lib.stem not in _LIBRARIES and not cache.verified(lib):
-            return None
-        try:
-            return _address(_open(lib), symbol)
-        except (OSError, AttributeError) as error:
-            _warn_unloadable(cache, error)
-            return None
+def launcher(options: Options) -> Launcher:
+    """What turns a program of kernels into a callable."""
+    addresses, _ = load_kernels([LAUNCHER], options)
+    return as_launcher(addresses[LAUNCHER.name])
 
 
 def _compile(
     missing: dict[str, Unit], compiler: Compiler, flags: Sequence[str], options: Options, cache: KernelCache | None,
     folder: str,
-) -> None:  # fmt: skip
+) -> dict[str, int]:  # fmt: skip
+    """Compile units and load them; gives the addresses of their functions by key."""
+    made: dict[str, int] = {}
     key_of = {unit.name: key for key, unit in missing.items()}
     shares = _shares(list(missing.values()), options.compile_workers or len(os.sched_getaffinity(0)))
     jobs: list[subprocess.Popen[str]] = []
@@ -272,13 +208,11 @@ def _compile(
         for n, (share, job) in enumerate(zip(shares, jobs, strict=True)):
             built = Path(folder) / f"k{n}.so"
             _wait(job, compiler, built, options.compile_timeout or None)
-            with _LOCK:
-                lib = _load(built, {key_of[u.name]: u.name for u in share}, cache)
-                for unit in share:
-                    _LOADED[key_of[unit.name]] = _address(lib, unit.name)
+            made |= {f.key: f.address for f in take_in(built, {key_of[u.name]: u.name for u in share}, cache)}
     finally:
         for job in jobs:  # none is left behind, whatever ended this
             _end(job)
+    return made
 
 
 def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: float | None) -> None:
@@ -309,48 +243,3 @@ def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: 
             f"the C compiler {command} reported success and made no library",
             todo="Set the CC environment variable to a C compiler, such as gcc, or unset it.",
         )
-
-
-def _load(built: Path, symbols: dict[str, str], cache: KernelCache | None) -> ctypes.CDLL:
-    """Load a library that was just built, from the cache where that takes it and programs may be loaded from there.
-
-    Raises:
-        UserError: it cannot be loaded.
-    """
-    if cache is not None:
-        try:
-            return _open(cache.add(built.read_bytes(), symbols))
-        except OSError as error:  # add has warned
-            _warn_unloadable(cache, error)
-    try:
-        return ctypes.CDLL(str(built))
-    except OSError as error:
-        forbidden = [str(f) for f in (built.parent, *([cache.root] if cache else [])) if _noexec(f)]
-        where = f", because {' and '.join(forbidden)} is mounted noexec" if forbidden else ""
-        raise UserError(
-            f"a compiled library cannot be loaded{where}: {error}",
-            todo="Set TMPDIR or QUINTET_CACHE_DIR to a folder from which programs may be run."
-            if forbidden else "Set the CC environment variable to a C compiler for this machine, or unset it.",
-        ) from error  # fmt: skip
-
-
-def _noexec(folder: Path) -> bool:
-    try:
-        return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
-    except OSError:
-        return False
-
-
-def _warn_unloadable(cache: KernelCache, error: BaseException) -> None:
-    if _noexec(cache.root):
-        what = "programs may not be loaded from it (it is mounted noexec)"
-        warn_of(cache.root, what, "Set QUINTET_CACHE_DIR to a folder without that.")
-    else:
-        warn_of(cache.root, f"a library of it cannot be loaded ({error})", "Remove it, so that it is made anew.")
-
-
-def forget_loaded() -> None:
-    """Forget the functions loaded in this process, so that the disk is asked again (for tests). The libraries stay
-    mapped, so functions in use keep working."""
-    _LOADED.clear()
-    _LIBRARIES.clear()

@@ -17,12 +17,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from inductor_gen.codegen.renderer import Unit
-from inductor_gen.runtime.compiler import load_kernels
-from prims.options import Options
+from inductor_gen.unit import Unit
 from prims.records import record
 
-__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher", "launcher"]
+__all__ = ["LAUNCHER", "UNALIGNED", "Call", "Launcher", "Layout", "Program", "Run", "as_launcher"]
 
 UNALIGNED = -2
 METHOD_SIZE = 32  # bytes of an entry in the table of methods
@@ -291,12 +289,6 @@ class Layout:
 #: driver, or ``UNALIGNED`` before anything ran.
 Run = Callable[..., int]
 Launcher = Callable[[Any], Run]
-
-
-def launcher(options: Options) -> Launcher:
-    """What turns a program into a callable."""
-    addresses, _ = load_kernels([LAUNCHER], options)
-    return as_launcher(addresses[LAUNCHER.name])
 
 
 def as_launcher(address: int, quick: bool = True) -> Launcher:

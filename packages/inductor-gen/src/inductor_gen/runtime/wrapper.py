@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from inductor_gen.codegen.cexpr import BAD_DIVISOR, BAD_INDEX
 from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
-from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, as_the_forward, mask_of, note
+from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, mask_of
 from inductor_gen.extern.calls import by_transpose, function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
@@ -19,14 +16,15 @@ from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node, instances
 from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.plan.memory import Piece
+from inductor_gen.runtime.helpers import HELPERS, function_of_text
 from inductor_gen.runtime.launch import Call, Launcher, Layout, Program
-from prims.errors import InternalError, InvalidData
+from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.ir.symbols import expr_of
 from prims.spec import expr as ex
-from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr, bits_of_float
+from prims.spec.expr import Expr, bits_of_float
 
-__all__ = ["Wrapper", "relayout"]
+__all__ = ["Wrapper"]
 
 
 class Wrapper:
@@ -47,13 +45,8 @@ class Wrapper:
         self.addresses = addresses
         self.launcher = launch
         self.lines: list[str] = []
-        self.space: dict[str, Any] = {
-            "__name__": __name__,  # by which capture knows that this is not the user's code
-            "torch": torch, "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "retyped": retyped,
-            "refuse": refuse, "pack_float": bits_of_float, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
-            "ite": lambda c, a, b: a if c else b, "relayout": relayout, "note": note,
-            "as_the_forward": as_the_forward, **FLOAT_UNARY, **FLOAT_BINARY,
-        }  # fmt: skip
+        self.space: dict[str, Any] = dict(HELPERS)
+        self.programs: dict[str, Program | Layout] = {}
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
         self.packed: dict[Expr, str] = {}
@@ -83,8 +76,12 @@ class Wrapper:
                 first = k + 1
         self.lines.append(f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]")
         self.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
-        exec(compile(self.source, "<quintet wrapper>", "exec"), self.space)
-        return self.space["call"]  # type: ignore[no-any-return]
+        return function_of_text(self.source, self.space)
+
+    def values(self) -> dict[str, Any]:
+        """What the text names beside helpers and kernels."""
+        taken = {"__builtins__", "call", *HELPERS, *self.programs}
+        return {name: value for name, value in self.space.items() if name not in taken}
 
     # ---- sizes ------------------------------------------------------------------------------------------
 
@@ -240,7 +237,7 @@ class Wrapper:
         values = [bits_of_float(e.value) if e.is_float else e.value for e in sizes] if fixed else len(sizes)
         texts = [] if fixed else [self._number(e) for e in sizes]
         name = f"run{len(self.space)}"
-        self.space[name] = self.launcher(Program(len(operands), places, values, calls, gpu))
+        self._program(name, Program(len(operands), places, values, calls, gpu))
         return name, list(operands), texts
 
     def _number(self, e: Expr) -> str:
@@ -329,8 +326,12 @@ class Wrapper:
         """The name of a function that tells whether a tensor has other strides than these, or may have."""
         name = "moved_" + "_".join(map(str, strides))
         if name not in self.space:
-            self.space[name] = self.launcher(Layout(strides))
+            self._program(name, Layout(strides))
         return name
+
+    def _program(self, name: str, program: Program | Layout) -> None:
+        self.programs[name] = program
+        self.space[name] = self.launcher(program)
 
     def _value(self, x: Any) -> str:
         if isinstance(x, ViewRef):
@@ -364,34 +365,3 @@ class Wrapper:
 
     def _result(self, out: Any) -> str:
         return self.view(out, result=True) if isinstance(out, ViewRef) else self._value(out)
-
-
-def refuse(bad: int) -> None:
-    """Say what a kernel met in the program's data.
-
-    Raises:
-        InvalidData: always.
-    """
-    what = [text for bit, text in _REFUSED.items() if bad & bit]
-    raise InvalidData(f"a generated kernel met {' and '.join(what)}")
-
-
-_REFUSED = {BAD_INDEX: "an index out of range", BAD_DIVISOR: "an integer division by zero"}
-
-
-def retyped(
-    x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> torch.Tensor:
-    """A tensor of another dtype in the same memory; ``offset`` counts its elements."""
-    return torch.empty(0, dtype=dtype, device=x.device).set_(x.untyped_storage(), offset, shape, strides)
-
-
-def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with the strides that were planned, copied unless they differ in dimensions of size 1 only."""
-    if all(a == b or n <= 1 for a, b, n in zip(x.stride(), strides, x.shape, strict=True)) or not x.numel():
-        return x
-    once = x
-    for dim, step in enumerate(strides):
-        if step == 0:  # all along it is one element
-            once = once.narrow(dim, 0, 1)
-    return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)

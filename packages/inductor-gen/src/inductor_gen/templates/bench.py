@@ -12,10 +12,11 @@ from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
+from inductor_gen.runtime.compiler import launcher
 from inductor_gen.runtime.cuda import driver_words
-from inductor_gen.runtime.launch import Program, launcher
+from inductor_gen.runtime.helpers import relayout
+from inductor_gen.runtime.launch import Program
 from inductor_gen.runtime.triton_interpret import interpreted
-from inductor_gen.runtime.wrapper import relayout
 from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options

@@ -1,0 +1,240 @@
+"""Compiled graphs as artefacts: the text of the function, what it names, and the libraries of its kernels.
+
+Loading one lowers, renders and compiles nothing, and imports nothing that does. A kernel is taken from the kernel cache
+under its key; where it is not there, the artefact's own library is put there first. Labels are those of
+:mod:`prims.artefact`; beside a wrong form there is
+
+- **ART-C6**: the kernels are for this processor, these compiler flags, this torch and this launcher.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from inductor_gen.extern.functions import function_from, function_told
+from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
+from inductor_gen.runtime.heap import keep_heap
+from inductor_gen.runtime.helpers import HELPERS, function_of_text
+from inductor_gen.runtime.launch import LAUNCHER, Call, Layout, Program, as_launcher
+from inductor_gen.runtime.libraries import (
+    Function,
+    bring_in,
+    cache_of,
+    find_function,
+    flags_of,
+    function_at,
+    instructions,
+    libraries_of,
+)
+from prims.artefact import Artefact, NotPortable
+from prims.coding import decoded, encoded, tensor_decoded, tensor_encoded
+from prims.errors import StoredGraphError, UserError
+from prims.forking import compiling
+from prims.options import Options
+from prims.report import Report
+
+__all__ = ["artefact_of_graph", "load"]
+
+_KIND, _VERSION = "inductor_gen.graph", "1"
+_FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "moved")
+
+
+def _machine(flags: Sequence[str]) -> dict[str, Any]:
+    """What kernels and the function that calls them are made for."""
+    return {
+        "machine": platform.machine(), "instructions": _digest(instructions()), "flags": list(flags),
+        "torch": torch.__version__, "launcher": _digest(LAUNCHER.text),
+    }  # fmt: skip
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# ---- writing ----------------------------------------------------------------------------------------------------
+
+
+def artefact_of_graph(graph: CompiledGraph) -> Artefact:
+    """The artefact of a compiled graph.
+
+    Raises:
+        NotPortable: something in it is tied to this process.
+    """
+    made: Made = graph.made
+    functions: dict[int, int] = {}  # addresses, and their places among the functions
+    files: dict[str, bytes] = {}
+    functions[made.launcher] = 0
+    programs = {name: _program_told(program, functions) for name, program in made.programs.items()}
+    known = [_function(address) for address in functions]
+    for digest, data in _libraries(known).items():
+        files[f"library.{digest}"] = data
+    text = {
+        "machine": _machine(made.flags), "source": graph.source, "inputs": graph.count,
+        "functions": [[f.key, f.symbol, f.digest] for f in known], "programs": programs,
+        "values": {name: _value_told(name, value, files) for name, value in made.values.items()},
+        "kernels": [[_plain(getattr(k, field)) for field in _FIELDS] for k in graph.kernels],
+        "externs": list(graph.externs),
+    }  # fmt: skip
+    return Artefact(_KIND, _VERSION, text, files)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _program_told(program: Program | Layout, functions: dict[int, int]) -> dict[str, Any]:
+    if isinstance(program, Layout):
+        return {"strides": list(program.strides)}
+    if program.gpu:
+        raise NotPortable("kernels on a GPU cannot be stored")
+    numbers = program.numbers if isinstance(program.numbers, int) else list(program.numbers)
+    calls = [
+        [functions.setdefault(c[0], len(functions)), *c[1:3], list(c[3]), *c[4:6], list(c[6])] for c in program.calls
+    ]  # fmt: skip
+    return {"tensors": program.tensors, "slots": [list(s) for s in program.slots], "numbers": numbers, "calls": calls}
+
+
+def _function(address: int) -> Function:
+    found = function_at(address)
+    if found is None:
+        raise NotPortable("a kernel of a compiled graph was not loaded from a library")
+    return found
+
+
+def _libraries(functions: Sequence[Function]) -> dict[str, bytes]:
+    found = libraries_of(functions)
+    missing = [function.symbol for function in functions if function.digest not in found]
+    if missing:
+        raise NotPortable(f"the library of {missing[0]} is in the kernel cache no longer")
+    return found
+
+
+def _value_told(name: str, value: Any, files: dict[str, bytes]) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        what, files[f"constant.{name}"] = tensor_encoded(value)
+        return {"constant": what}
+    if callable(value) and not isinstance(value, type):
+        return {"calls": function_told(value)}
+    return {"value": encoded(value)}
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------
+
+
+def load(artefact: Artefact, options: Options, report: Report | None) -> CompiledGraph:
+    """The compiled graph of an artefact (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, for another machine, or none.
+    """
+    if artefact.version != _VERSION:
+        raise StoredGraphError("ART-C4", f"a compiled graph of version {artefact.version!r}")
+    text, flags = artefact.text, flags_of(options)
+    _check_machine(text["machine"], _machine(flags))
+    # All is read before anything is loaded, and loaded before anything runs.
+    programs = {_free(name): _program_from(told, len(text["functions"])) for name, told in text["programs"].items()}
+    values = {_free(name): _value_from(name, told, artefact.files) for name, told in text["values"].items()}
+    kernels = [_kernel(told) for told in text["kernels"]]
+    count, source, externs = int(text["inputs"]), str(text["source"]), tuple(map(str, text["externs"]))
+    with compiling():
+        addresses = _addresses(text["functions"], artefact.files, options)
+    keep_heap()
+    launch = as_launcher(addresses[0])
+    placed = {name: _placed(program, addresses) for name, program in programs.items()}
+    space = {**HELPERS, **values, **{name: launch(program) for name, program in placed.items()}}
+    made = Made(values, placed, addresses[0], flags)
+    graph = CompiledGraph(function_of_text(source, space), source, kernels, externs, 0, count, made)
+    tell(graph, options, Report() if report is None else report, len(set(addresses)))
+    return graph
+
+
+def _check_machine(stored: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    different = [name for name in here if stored[name] != here[name]]
+    if different:
+        raise StoredGraphError("ART-C6", f"a compiled graph was made for another {' and another '.join(different)}")
+
+
+def _kernel(told: Sequence[Any]) -> Kernel:
+    name, ops, source, loops, parts, lines, moved = told
+    texts = (tuple(map(str, ops)), str(source))
+    return Kernel(str(name), *texts, int(loops), int(parts), tuple(map(str, lines)), int(moved))
+
+
+def _free(name: str) -> str:
+    """A name that a stored graph may give to something."""
+    if not name.isidentifier() or name in HELPERS or name.startswith("__") or name in ("call", "args"):
+        raise StoredGraphError("ART-C5", f"a stored graph gives the name {name[:80]!r} to something of its own")
+    return name
+
+
+def _program_from(told: Mapping[str, Any], functions: int) -> Program | Layout:
+    """A program whose calls name functions by their places, each word of it in its range."""
+    if told.keys() == {"strides"}:
+        return Layout(_words(told["strides"]))
+    tensors, numbers = _place(told["tensors"]), told["numbers"]
+    slots = [(_place(tensor, tensors), _place(offset)) for tensor, offset in told["slots"]]
+    count = numbers if isinstance(numbers, int) else len(_words(numbers))
+    calls: list[Call] = []
+    for function, threads, shared, own, sizes, first, words in told["calls"]:
+        if _place(first) + _place(sizes) > count:
+            raise StoredGraphError("ART-C5", f"a kernel takes {sizes} sizes from place {first} of {count}")
+        where = [_place(slot, len(slots)) for slot in own]
+        calls.append((_place(function, functions), _place(threads), _place(shared), where, sizes, first, _words(words)))
+    return Program(tensors, slots, _place(numbers) if isinstance(numbers, int) else numbers, calls)
+
+
+def _place(value: Any, end: int = 1 << 62) -> int:
+    if type(value) is not int or not 0 <= value < end:
+        raise StoredGraphError("ART-C5", f"a kernel's place is {str(value)[:80]}, not one of {end}")
+    return value
+
+
+def _words(values: Any) -> list[int]:
+    if not isinstance(values, list) or not all(type(v) is int and -(1 << 63) <= v < 1 << 63 for v in values):
+        raise StoredGraphError("ART-C5", f"a kernel takes the numbers {str(values)[:80]}")
+    return values
+
+
+def _placed(program: Program | Layout, addresses: Sequence[int]) -> Program | Layout:
+    if isinstance(program, Layout):
+        return program
+    calls = [(addresses[call[0]], *call[1:]) for call in program.calls]
+    return Program(program.tensors, program.slots, program.numbers, calls)
+
+
+def _value_from(name: str, told: Mapping[str, Any], files: Mapping[str, bytes]) -> Any:
+    ((kind, content),) = told.items()
+    if kind == "constant":
+        return tensor_decoded(content, files[f"constant.{name}"])
+    if kind == "calls":
+        return function_from(content)
+    if kind == "value":
+        return decoded(content)
+    raise StoredGraphError("ART-C5", f"a stored graph names a {str(kind)[:80]!r}")
+
+
+def _addresses(functions: Sequence[Any], files: Mapping[str, bytes], options: Options) -> list[int]:
+    """The address of each function: those that neither this process nor the cache has are brought in."""
+    cache = cache_of(options)
+    found: dict[str, Function] = {}
+    missing: dict[str, dict[str, str]] = {}
+    for key, symbol, digest in functions:
+        known = find_function(key, cache)
+        if known is None:
+            missing.setdefault(digest, {})[key] = symbol
+        else:
+            found[key] = known
+    for digest, symbols in missing.items():
+        data = files[f"library.{digest}"]
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise StoredGraphError("ART-C5", "a library of kernels is not what its name says")
+        try:
+            found |= {function.key: function for function in bring_in(data, symbols, cache)}
+        except UserError as error:
+            raise StoredGraphError("ART-C5", f"a library of kernels cannot be loaded: {error}") from error
+    return [found[key].address for key, _, _ in functions]

@@ -1,0 +1,29 @@
+"""What is agreed between generated kernels and those who compile and run them."""
+
+from __future__ import annotations
+
+from prims.records import record
+
+__all__ = ["BAD_DIVISOR", "BAD_INDEX", "Unit"]
+
+#: What a kernel returns that met an index out of range, or an integer division by zero (both: their sum).
+BAD_INDEX, BAD_DIVISOR = 1, 2
+
+
+@record
+class Unit:
+    """A function to compile.
+
+    Attributes:
+        name: a readable name, unique by content: equal texts have equal names.
+        text: the source, with ``KERNEL`` for the name.
+        comment: of a kernel the operators and the user's source lines, of the first use.
+    """
+
+    name: str
+    text: str
+    comment: str = ""
+
+    def named(self) -> str:
+        """The text with its name and comment."""
+        return (f"/* {self.comment} */\n" if self.comment else "") + self.text.replace("KERNEL", self.name, 1)

@@ -76,8 +76,8 @@ class Options:
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1; or a text such as
             ``"6GB"`` or ``"800MiB"``, into which a step's estimated peak is to fit: what is saved, the most that is
-            alive beside it, gradients, parameters and other inputs. A program that takes its gradients itself, as one
-            graph, computes again for them only where this is below 1 or a size (which is not estimated there).
+            alive beside it, gradients, parameters and other inputs (not estimated for a program that takes its
+            gradients itself, as one graph).
         fallback_random: draw random numbers by eager's operators and generators, so that a seed gives eager's numbers,
             rather than by generated code from a seed of each call.
         max_autotune: choose templates, tilings and library kernels by measurement.

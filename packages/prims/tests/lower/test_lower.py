@@ -266,3 +266,20 @@ def test_symbolic_sizes():
     for shape in ((3, 17, 8), (2, 5, 8), (7, 40, 8)):
         x, w = torch.randn(shape), torch.randn(8, 4)
         torch.testing.assert_close(module(x, w)[0], eager(x, w))
+
+
+def test_what_is_late_is_no_node_that_was_made_before():
+    """Marked, what a graph computes again for its derivatives stays apart through lowering; unmarked it is computed once."""
+
+    def program(call, x):
+        return [call(aten.silu.default, x), call(aten.silu.default, x), call(aten.silu.default, x)]
+
+    for marks, made_as in (((None, None, None), [None]), ((None, "again", "gradient"), [None, "again"])):
+        env, _ = envelope(program, torch.randn(4))
+        nodes = [n for n in env.graph.nodes if n.op == "call_function"]
+        for node, mark in zip(nodes, marks, strict=True):
+            if mark is not None:
+                node.meta["late"] = mark
+        made = [n.meta.get("late") for n in lower(env).graph.nodes if n.op == "call_function"]
+        assert list(dict.fromkeys(made)) == made_as and len(made) % len(made_as) == 0
+        assert all(made.count(mark) == len(made) // len(made_as) for mark in made_as)

@@ -108,8 +108,8 @@ class GraphHandler(BaseHandler):
         fuel: a `prims.ir.Fuel`; each rewrite applied spends one unit, and none is applied without.
 
     ``node.meta["spec"]`` and, when `source` is set, ``node.meta["source"]`` are filled in. Nodes are named after
-    their primitive or overload, in order of creation. While `late` is set, nodes get ``meta["late"]``, and none is one
-    that was made before: a derivative computes again what is not to be kept for it.
+    their primitive or overload, in order of creation. While `late` is set, nodes get it as ``meta["late"]``, and none
+    is one that was made before: a derivative computes again what is not to be kept for it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class GraphHandler(BaseHandler):
         self.graph = graph
         self.rewrites = rewrites
         self.fuel = fuel
-        self.late = False
+        self.late: str | None = None
         self._nodes: dict[Any, Any] = {}
         self._values: dict[torch.fx.Node, GraphValue] = {}
 
@@ -154,7 +154,7 @@ class GraphHandler(BaseHandler):
         bound = op.bind(*args, **kwargs)
         if op.elementwise:
             bound = _canonical_numbers(op, bound)
-        key = (self.late, op.name, *map(_key, bound))
+        key = (self.late is None, op.name, *map(_key, bound))
         found = self._nodes.get(key)
         if found is not None:
             return found
@@ -172,7 +172,7 @@ class GraphHandler(BaseHandler):
         # two pieces of memory; what a custom operator does is not known.
         pure = op.namespace == "aten" and not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
         pure = pure and not op._schema.name.startswith("aten::empty")
-        key = (self.late, op, _key(args), _key(kwargs))
+        key = (self.late is None, op, _key(args), _key(kwargs))
         if pure and key in self._nodes:
             return self._nodes[key]
         if spec is None:
@@ -210,8 +210,8 @@ class GraphHandler(BaseHandler):
         node.meta["spec"] = tuple(spec) if isinstance(spec, list) else spec
         if self.source is not None:
             node.meta["source"] = self.source
-        if self.late:
-            node.meta["late"] = True
+        if self.late is not None:
+            node.meta["late"] = self.late
 
 
 def _canonical_numbers(op: PrimOp, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ class Rebuild:
                 self._output(node)
             else:
                 self.p.source = node.meta.get("source")
-                self.p.late = "late" in node.meta
+                self.p.late = node.meta.get("late")
                 args = tuple(self.mapped(a) for a in node.args)
                 kwargs = {k: self.mapped(v) for k, v in node.kwargs.items()}
                 self.values[node] = emit(node, args, kwargs)

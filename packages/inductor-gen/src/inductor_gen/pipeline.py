@@ -78,7 +78,7 @@ def planned(
     with report.phase("inductor.layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
     with report.phase("inductor.fuse"):
-        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel, prepared.updates())
+        fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel, prepared.updates(), prepared.renewed)
     keep(options, report, "fused", lambda: text(fusion), log="schedule")
     with report.phase("inductor.kernels"):
         builder = Builder(prepared, fusion, hint, options.numerics != "fast")
@@ -145,7 +145,8 @@ def lower_graph(
     with report.phase("inductor.memory"):
         memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
         footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
-        held = largest_at_peak(footprints, memory.dies, lambda node: nbytes(node, hint))
+        size = lambda node: 0 if node in memory.renewed else nbytes(node, hint)
+        held = largest_at_peak(footprints, memory.dies, size)
         named = [(size, f"{node.op}, {_shape(node)}", node.source) for size, node in held]
         report.planned_memory(memory.peak, memory.bound, len(memory.pieces), memory.note, named)
         calls = tuple(

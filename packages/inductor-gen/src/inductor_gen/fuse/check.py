@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inductor_gen.fuse.cluster import COMPUTED, Cluster, Fusion, home_of
-from inductor_gen.loops.graph import Node
+from inductor_gen.loops.graph import Node, reached
 from inductor_gen.loops.index import ZERO, lower, substitute, upper
 from prims.errors import VerifierError
 from prims.spec import expr as ex
@@ -21,6 +21,7 @@ CONSTRAINTS = {
     "FUSE-C6": "Operators that draw random numbers run in the order of the graph.",
     "FUSE-C7": "A node is computed at indices within its shape.",
     "FUSE-C8": "What may refuse the program's data is in a cluster, and not behind a later write into an input.",
+    "FUSE-C9": "What is late is not in one cluster with what is early, nor computes that in place, but for constants.",
 }
 
 
@@ -55,6 +56,10 @@ def verify(fusion: Fusion) -> None:
 def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
     outer, inner = set(cluster.outer()), set(cluster.inner)
     for node in cluster.nodes:
+        _demand(node.is_late == cluster.late, "FUSE-C9", node)
+        for x in reached(node.ins, lambda x: x.ins if x.kind == "view" or x in fusion.inlined else ()):
+            early = cluster.late and x in fusion.inlined and not x.is_late
+            _demand(not early or not fusion.bases(x), "FUSE-C9", x)
         operand = cluster.operands[node]
         _demand(cluster.homes[node] == home_of(node, operand), "FUSE-C5", node)
         if not cluster.loops:

@@ -56,13 +56,18 @@ class Read(NamedTuple):
 
 
 class Cluster:
-    """One kernel to be, or one extern call (then ``space`` is empty and ``nodes`` has one element)."""
+    """One kernel to be, or one extern call (then ``space`` is empty and ``nodes`` has one element).
 
-    __slots__ = ("fused", "homes", "id", "inner", "loops", "nodes", "operands", "space")
+    Its nodes are all late or all early (``Node.late``): in one kernel with what is kept for it, what is computed again
+    would be written as early, and kept as well.
+    """
 
-    def __init__(self, id: int, loops: bool) -> None:
+    __slots__ = ("fused", "homes", "id", "inner", "late", "loops", "nodes", "operands", "space")
+
+    def __init__(self, id: int, loops: bool, late: bool = False) -> None:
         self.id = id
         self.loops = loops
+        self.late = late
         self.nodes: list[Node] = []
         self.homes: dict[Node, Index] = {}
         self.operands: dict[Node, Index] = {}
@@ -72,7 +77,7 @@ class Cluster:
 
     def copy(self) -> Cluster:
         """A cluster of the same nodes, whose variables can be split without this one's."""
-        made = Cluster(self.id, self.loops)
+        made = Cluster(self.id, self.loops, self.late)
         made.nodes, made.homes, made.operands = self.nodes, dict(self.homes), dict(self.operands)
         made.space, made.inner = dict(self.space), self.inner
         return made
@@ -103,13 +108,15 @@ class Fusion:
         fuel: is asked before each fusion.
         of: the cluster of each node that has one.
         inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
+        ends: late pointwise nodes that lead to inputs' new values alone: as these, they wait for the end of the graph.
         random: the operators that draw random numbers, in their order.
         extents: the number of values of every loop variable.
     """
 
     def __init__(
-        self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None, updates: Iterable[Node] = ()
-    ) -> None:
+        self, graph: Graph, kept: Iterable[Node] = (), fuel: Fuel | None = None, updates: Iterable[Node] = (),
+        renewed: Iterable[Node] = (),
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.kept = set(kept)
         self.live = set(self.kept)
@@ -130,6 +137,17 @@ class Fusion:
         self._pulled: dict[tuple[Node, Index], list[Branch]] = {}
         self._reads: dict[tuple[Node, Index], list[Read]] = {}
         self._bases: dict[Node, list[Node]] = {}
+        self.ends = self._leading_to(set(renewed))
+
+    def _leading_to(self, renewed: set[Node]) -> set[Node]:
+        found: set[Node] = set()
+        if any(node.is_late for node in renewed):
+            consumers = self.consumers()
+            for node in reversed(self.graph.nodes):
+                ends = node in renewed or (node not in self.kept and node in consumers)
+                if node.is_late and node.kind == "pointwise" and ends and found.issuperset(consumers.get(node, ())):
+                    found.add(node)
+        return found
 
     def may_fuse(self) -> bool:
         """May another fusion be made? Counting them down bisects a miscompilation."""
@@ -202,7 +220,7 @@ class Fusion:
         self, node: Node, loops: bool, shape: Iterable[Expr] = (), after: Iterable[Node] = ()
     ) -> Cluster:
         """A cluster of one node over variables of these extents, behind what it reads (and behind those ``after``)."""
-        cluster = Cluster(self._count, loops)
+        cluster = Cluster(self._count, loops, node.is_late)
         self._count += 1
         self.clusters[cluster.id] = cluster
         index = self.fresh_index(cluster, shape)

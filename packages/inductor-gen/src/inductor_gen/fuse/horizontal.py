@@ -68,4 +68,4 @@ def _space_of(costs: Costs, cluster: Cluster) -> Any:
         return None
     if costs.work(cluster).moved > costs.device(cluster.nodes[0]).launch_bytes * PART:
         return None
-    return extents, cluster.nodes[0].device
+    return extents, cluster.nodes[0].device, cluster.late

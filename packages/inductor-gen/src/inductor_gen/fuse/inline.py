@@ -41,7 +41,8 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
         users = list(dict.fromkeys(u for n in cluster.nodes for u in consumers.get(n, ()) if u in fusion.of))
         readers = {c.id: c for u in users if (c := fusion.of[u]) is not cluster}
         nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
-        if not 0 < len(readers) <= MAX_COPIES or any(not r.space and not r.loops for r in readers.values()):
+        others = any(r.late != cluster.late or not (r.space or r.loops) for r in readers.values())
+        if not 0 < len(readers) <= MAX_COPIES or others:
             continue
         if any(len(carried.get(r, ())) + len(nodes) > MAX_INLINED for r in readers):
             continue
@@ -86,7 +87,7 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             by_id = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
             readers = list(by_id.values())
             found = _made_of(fusion, costs, cluster, value) if 0 < len(readers) <= MAX_READERS else None
-            if found is None or not all(r.loops for r in readers):
+            if found is None or not all(r.loops and r.late == cluster.late for r in readers):
                 continue
             nodes, leaves = found
             # What the value is made of waits for the readers in memory: for one that can come next, in few bytes, or

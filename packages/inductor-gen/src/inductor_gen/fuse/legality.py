@@ -111,7 +111,7 @@ class Merger:
 
 def merger(fusion: Fusion, other: Cluster, cluster: Cluster, theirs: Index, ours: Index) -> Merger | None:
     """How to move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's."""
-    if len(other.nodes) + len(cluster.nodes) > MAX_NODES:
+    if len(other.nodes) + len(cluster.nodes) > MAX_NODES or other.late != cluster.late:
         return None
     move = fusion.order.together(other.id, cluster.id)
     if move is None:

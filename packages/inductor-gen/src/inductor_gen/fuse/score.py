@@ -121,6 +121,21 @@ class Costs:
         whole = Work(theirs.moved + moved - saved, theirs.operations + work, min(mine.parallel, theirs.parallel))
         return whole.seconds(device) < mine.seconds(device) + theirs.seconds(device)
 
+    def may_wait(self, nodes: Iterable[Node], cluster: Cluster) -> bool:
+        """May nodes, and a cluster that they are computed with, wait for the end of the graph if one of them does?
+
+        Not where that keeps more in memory until then than the other would get: a gradient of many rows, rather than
+        its sum, which is a bias's.
+        """
+        ends = self.fusion.ends
+        if ends.isdisjoint(nodes) or not ends.isdisjoint(cluster.nodes):
+            return True
+        handed = [v for v in cluster.nodes if not ends.isdisjoint(self.consumers.get(v, ()))]
+        read = (v for v in self.facts(cluster).reads if v.kind not in ("input", "constant"))
+        held = sum(self.size(v) for v in read if ends.isdisjoint(self.consumers.get(v, ())))
+        gains = sum(map(self.size, handed)) - held
+        return gains > 0 or (gains == 0 and self.fusion.kept.isdisjoint(handed))
+
     def facts(self, cluster: Cluster) -> Facts:
         """What a cluster reads and writes."""
         state = len(cluster.nodes), len(cluster.space)

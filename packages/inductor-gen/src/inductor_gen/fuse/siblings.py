@@ -63,6 +63,8 @@ def _try(fusion: Fusion, costs: Costs, one: Cluster, other: Cluster) -> None:
     a, b = costs.facts(one), costs.facts(other)
     if a.marks != b.marks or one.nodes[0].device != other.nodes[0].device or _apart(one, other):
         return
+    if not (costs.may_wait(one.nodes, other) and costs.may_wait(other.nodes, one)):
+        return
     shared = [v for v in {**a.reads, **dict.fromkeys(a.writes)} if v in b.reads or v in b.writes]
     for value in sorted(shared, key=lambda v: (-costs.size(v), v.id)):
         pairs = itertools.product(_indices(value, one, a), _indices(value, other, b))

@@ -20,14 +20,15 @@ __all__ = ["fuse"]
 
 def fuse(
     graph: Graph, hint: Callable[[Expr], int], devices: Asked, kept: Iterable[Node] = (), fuel: Fuel | None = None,
-    updates: Iterable[Node] = (),
+    updates: Iterable[Node] = (), renewed: Iterable[Node] = (),
 ) -> Fusion:  # fmt: skip
     """Cluster the nodes of a graph.
 
     ``hint`` gives a likely number for a size, ``devices`` the record of a device; ``kept`` are the nodes that must end
-    up in memory; ``fuel`` limits the number of fusions; ``updates`` are the scatters that write an input.
+    up in memory; ``fuel`` limits the number of fusions; ``updates`` are the scatters that write an input, ``renewed``
+    the nodes that are inputs' new values and may be written over them.
     """
-    fusion = Fusion(graph, kept, fuel, updates)
+    fusion = Fusion(graph, kept, fuel, updates, renewed)
     costs = Costs(fusion, hint, devices)
     cluster_nodes(fusion, costs)
     inline_clusters(fusion, costs)

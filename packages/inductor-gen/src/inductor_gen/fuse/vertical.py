@@ -51,7 +51,8 @@ def _place(fusion: Fusion, costs: Costs, node: Node) -> None:
         able = {}  # nothing to compute, and sizes that no longer tell index maps apart
     for saved, at in sorted(((_spared(costs, node, read), c) for c, read in able.items()), reverse=True):
         cluster = fusion.clusters[at]
-        if len(cluster.nodes) >= MAX_NODES or not costs.may_join(node, cluster, bases):
+        apart = cluster.late != node.is_late or len(cluster.nodes) >= MAX_NODES
+        if apart or not costs.may_join(node, cluster, bases) or not costs.may_wait([node], cluster):
             continue
         move = fusion.order.admit(cluster.id, (c.id for c in owners if c is not cluster))
         operand = None if move is None else operand_in(fusion, node, cluster)
@@ -74,6 +75,8 @@ def _absorb(fusion: Fusion, costs: Costs, node: Node, cluster: Cluster) -> None:
         for base, index, exact in fusion.reads(node, cluster.operands[node]):
             other = fusion.of.get(base)
             if other is None or other is cluster or not other.loops or not exact or base.kind not in LOOP_KINDS:
+                continue
+            if not costs.may_wait(cluster.nodes, other):
                 continue
             into, gone = cluster, other
             found = merger(fusion, other, cluster, other.homes[base], index)

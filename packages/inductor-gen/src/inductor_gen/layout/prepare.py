@@ -46,9 +46,10 @@ class _Preparer:
         self.out = Prepared(Graph())
         self.updates = in_place_updates(self.old, env) if in_place else {}
         self.owned: set[Node] = set()  # buffers that some output already is
-        self.relaid: dict[Node, ViewRef] = {}
-        self.copies: dict[Node, Node] = {}  # row-major ones, of views that strides cannot express
-        if numerics == "fast" and not is_training(env):
+        self.relaid: dict[tuple[Node, str | None], ViewRef] = {}
+        self.copies: dict[tuple[Node, str | None], Node] = {}  # row-major ones, of views that strides cannot express
+        self.at: Node | None = None  # the node whose operands are laid out
+        if numerics == "fast" and not is_training(env) and not any(node.is_late for node in graph.nodes):
             self._choose_forms(hint)
         self.new_nodes: list[Node] = []
 
@@ -63,6 +64,7 @@ class _Preparer:
             if self._travels_as_image(desc, node):
                 self.out.layouts[node] = Layout(channels_last(node.shape))
         for node in self.old.nodes:
+            self.at = node
             if node.kind in ("input", "constant"):
                 self.out.layouts.setdefault(node, Layout(tuple(size(s) for s in node.spec.strides)))
             elif node.kind == "pointwise" and node in self.old.images:
@@ -74,6 +76,7 @@ class _Preparer:
             elif node.kind == "scatter":
                 self._scatter(node)
             self.new_nodes.append(node)
+        self.at = None
         self._outputs()
         self.out.images = self.old.matrices
         self.out.graph = Graph(self.new_nodes, self.old.inputs)
@@ -85,7 +88,8 @@ class _Preparer:
         return desc.kind == "saved" and node.shape in self.old.image_shapes and travels_channels_last(desc.spec)
 
     def _choose_forms(self, hint: Hint) -> None:
-        """Which convolutions on the CPU run with channels last. In training none: what is saved has eager's layout."""
+        """Which convolutions on the CPU run with channels last. In training none: what is saved has eager's layout, and
+        so have the gradients that operators give."""
         forms = {n: conv_form(n, hint) for n in self.old.nodes if n.op == "aten.convolution.default"}
         if any(form != "plain" for form in forms.values()):
             self.out.forms = forms
@@ -94,6 +98,7 @@ class _Preparer:
         """A new node that equals ``x`` and will be written to memory with these strides."""
         spec = TensorSpec(x.spec.shape, x.dtype, x.device)  # type: ignore[arg-type]
         node = Node(0, "pointwise", "copy", (x,), spec, x.source)
+        node.late = self._late(x)
         if spec.dtype.is_complex:  # of which no kernel is generated; the call's result is laid out as planned
             node.kind, node.op, node.target = "extern", "aten.clone.default", torch.ops.aten.clone.default
             ref = self.resolve(x)
@@ -135,9 +140,14 @@ class _Preparer:
             return ref
         if not making or copied.dtype is None or copied.dtype.is_complex:
             return None
-        if copied not in self.copies:
-            self.copies[copied] = self.copy(copied)
-        return replace(ref, base=self.copies[copied])
+        key = copied, self._late(copied)
+        if key not in self.copies:
+            self.copies[key] = self.copy(copied)
+        return replace(ref, base=self.copies[key])
+
+    def _late(self, x: Node) -> str | None:
+        """The mark of a copy of ``x``: what is late takes a copy of its own of what is early, rather than keep that."""
+        return x.late or ("again" if self.at is not None and self.at.late else None)
 
     # ---- externs ----------------------------------------------------------------------------------------
 
@@ -231,13 +241,13 @@ class _Preparer:
 
     def in_channels_last(self, x: Node) -> ViewRef:
         """``x`` with its channels innermost; a kernel that makes it writes it so."""
-        found = self.relaid.get(x)
+        found = self.relaid.get((x, self._late(x)))
         if found is not None:
             return found
         wanted = channels_last(x.shape)
         if x.kind == "pointwise":
             self.out.layouts.setdefault(x, Layout(wanted))
-        found = self.relaid[x] = self._laid_out(x, wanted)
+        found = self.relaid[x, self._late(x)] = self._laid_out(x, wanted)
         return found
 
     def _laid_out(self, x: Node, wanted: tuple[Expr, ...]) -> ViewRef:
@@ -286,9 +296,22 @@ class _Preparer:
             if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
                 self.owned.add(ref.base)
                 return ref
-        made = self.resolve(self.copy(x, wanted))
+        copy = self.copy(x, wanted)
+        if x.is_late and x.kind in ("extern", "item"):
+            self._read_instead(x, copy)
+        made = self.resolve(copy)
         assert made is not None
         return made
+
+    def _read_instead(self, x: Node, copy: Node) -> None:
+        """Let kernels read the copy of an operator's result, which need not be kept beside it then: a gradient in the
+        parameter's layout."""
+        self.new_nodes.remove(copy)
+        self.new_nodes.insert(self.new_nodes.index(x) + 1, copy)
+        swap = lambda value: copy if value is x else value
+        for user in x.users:
+            if user.kind in ("pointwise", "reduce", "scan") and user is not copy:
+                user.args = map_values(swap, user.args)
 
 
 def _cloned(spec: Any) -> Any:

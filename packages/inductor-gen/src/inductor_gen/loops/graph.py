@@ -62,14 +62,16 @@ class Node:
         ins: the nodes among the arguments, in order.
         shape: sizes; dtype and device None for values that are not tensors.
         strides: per tensor operand the strides that it has in eager, for an operator that is given them; else None.
+        late: in a graph that takes its own derivatives, "gradient" of what hangs on one, "again" of what is computed
+            again for it (``meta["late"]``); else None: early.
         unmasked: of an attention operator that goes without its mask, "free" or "causal"; else None.
         users: nodes that take this one, each once.
         parts: of a concatenation, once asked, its operands and where each starts (:func:`loops.views.parts_of`).
     """
 
     __slots__ = (
-        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "op", "parts", "shape", "source", "spec", "strides",
-        "target", "unmasked", "users",
+        "args", "device", "dtype", "id", "ins", "kind", "kwargs", "late", "op", "parts", "shape", "source", "spec",
+        "strides", "target", "unmasked", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, kind: str, op: str, args: tuple[Any, ...], spec: Any, source: Any = None) -> None:
@@ -82,6 +84,7 @@ class Node:
         self.spec = spec
         self.source = source
         self.strides: tuple[Any, ...] | None = None
+        self.late: str | None = None
         self.unmasked: str | None = None
         self.users: list[Node] = []
         self.ins: list[Node] = []
@@ -93,6 +96,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"%{self.id}:{self.op}"
+
+    @property
+    def is_late(self) -> bool:
+        """Is it for a derivative that the graph takes itself?"""
+        return self.late is not None
 
     @property
     def on_gpu(self) -> bool:
@@ -255,6 +263,7 @@ def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) ->
         made.kwargs = look(dict(node.kwargs))
         made.strides = None if made.op in _ANY_STRIDES and not own_strides else node.meta.get(STRIDES)
     made.target = target
+    made.late = node.meta.get("late")
     graph.nodes.append(made)
     made.link()
     return made

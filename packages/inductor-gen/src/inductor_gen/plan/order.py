@@ -1,4 +1,4 @@
-"""The order of steps: producers first, in a backward graph what is recomputed as late as it can be, and of the orders
+"""The order of steps: producers first, what is recomputed for a backward pass as late as it can be, and of the orders
 that are left one that keeps few bytes alive."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def ordered(steps: Sequence[Step], prepared: Prepared, hint: Hint) -> list[Step]
     needs = dependencies(steps, prepared.renewed)
     order = _delayed(steps, needs, prepared.tangents)
     footprints = dict(enumerate(map(footprint, steps)))
-    orders = Orders(footprints, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint)
+    orders = Orders(footprints, dict(enumerate(needs)), prepared.returned(), prepared.freed, hint, prepared.renewed)
     return [steps[i] for i in orders.lightest(order)]
 
 
@@ -82,15 +82,18 @@ def _nodes(step: Step) -> tuple[Node, ...]:
 
 
 def _delayed(steps: Sequence[Step], needs: Sequence[Collection[int]], tangents: Collection[Node]) -> list[int]:
-    """In a backward graph, put off what is recomputed from saved values until the gradients need it: done first, all of
-    it would be in memory at once."""
-    on_gradients: set[int] = set()
+    """Put off what is recomputed from saved values until the gradients need it: done first, all of it would be in
+    memory at once. In a backward graph that is what hangs on no gradient, in one that takes its own what is marked."""
+    first: set[int] = set()
     for k, step in enumerate(steps):
-        if not on_gradients.isdisjoint(needs[k]) or any(n in tangents for n in step.reads):
-            on_gradients.add(k)
+        if tangents:
+            waits = first.isdisjoint(needs[k]) and not any(n in tangents for n in step.reads)
+        else:
+            waits = all(node.late == "again" for node in _nodes(step))
+        first.update(() if waits else (k,))
     out: list[int] = []
     placed: set[int] = set()
-    for k in (*sorted(on_gradients), *range(len(steps))):
+    for k in (*sorted(first), *range(len(steps))):
         todo = [k]
         while todo:
             top = todo[-1]

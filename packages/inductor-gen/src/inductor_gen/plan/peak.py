@@ -91,17 +91,19 @@ class Orders:
         returned: buffers that outlive the steps.
         freed: the inputs that can be given up after their last use.
         hint: a likely number for each size.
+        renewed: buffers that lie in inputs' memory.
     """
 
     def __init__(
         self, steps: Mapping[int, Footprint], needs: Mapping[int, Collection[int]], returned: Collection[Node],
-        freed: Collection[Node], hint: Hint,
+        freed: Collection[Node], hint: Hint, renewed: Collection[Node] = (),
     ) -> None:  # fmt: skip
         self.steps = steps
         self.needs = needs
         self.returned = set(returned)
         self.freed = freed
         self.hint = hint
+        self.renewed = renewed
 
     def lightest(self, order: Sequence[int]) -> list[int]:
         """The order with the lowest peak: ``order``, or a variation of it.
@@ -149,7 +151,7 @@ class Orders:
         return found
 
     def _bytes(self, node: Node) -> int:
-        return nbytes(node, self.hint)
+        return 0 if node in self.renewed else nbytes(node, self.hint)
 
     def _is_given_back(self, node: Node) -> bool:
         return node.kind not in ("input", "constant") or node in self.freed

@@ -110,7 +110,8 @@ def _padded(p: Editor, x: Node, shape: tuple[int, int]) -> Node:
     if not any(more):
         return x
     args = (stored, 0.0, (0, 0), more)
-    known = (user for user in stored.users if user.op == "pad" and user.args == args)
+    late = p.at.is_late  # a copy for the one is not kept for the other
+    known = (user for user in stored.users if user.op == "pad" and user.args == args and user.is_late == late)
     made = next(known, None) or p.pad(*args)
     return p.permute(made, (1, 0)) if turned else made
 
@@ -122,7 +123,8 @@ def siblings(node: Node, c: Context) -> list[Node] | None:
         return None
     m, _, k = sizes
     left = node.args[-2]
-    same = [user for user in left.users if user.op == node.op and user.args[-2] is left and user.id >= node.id]
+    behind = [user for user in left.users if user.id >= node.id and user.is_late == node.is_late]
+    same = [user for user in behind if user.op == node.op and user.args[-2] is left]
     group = [user for user in same if _sizes(user) and _weight(user) and not _is_returned(user, c)]
     group = [user for user in group if not _waits(user, node, group)]
     if len(group) < 2 or group[0] is not node:

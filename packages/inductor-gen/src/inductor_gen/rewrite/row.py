@@ -111,7 +111,7 @@ class Editor(BaseHandler):
 
     def _made(self, kind: str, op: str, args: Any, spec: Any, target: Any, kwargs: Any = None) -> Node:
         node = Node(self.at.id, kind, op, tuple(args), spec, self.at.source)
-        node.target, node.kwargs = target, kwargs or {}
+        node.target, node.kwargs, node.late = target, kwargs or {}, self.at.late
         node.link()
         self.nodes.append(node)
         self.made.append(node)

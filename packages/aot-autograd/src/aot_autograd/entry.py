@@ -68,7 +68,8 @@ def aot_function(
         bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
         in_place_compiler: the same for a graph that may write the inputs that it changes itself, as nobody needs their
             old values after it; ``fw_compiler`` by default. Where it has done so it returns the input as the output.
-        partition_fn: chooses what is saved for the backward pass; by default what the backward graph reads.
+        partition_fn: chooses what is saved for the backward pass, or kept for derivatives that the program takes itself;
+            by default what the backward graph reads.
         options: see :class:`prims.options.Options`.
         report: collects graphs, fallbacks and times.
 
@@ -97,7 +98,7 @@ def aot_function(
             if outcome.differentiable:
                 _refuse_inference_tensors(example_inputs)
             joint = finish_joint(outcome) if outcome.differentiable and not outcome.leads_nowhere else None
-            env = None if joint is not None else _whole(outcome, options)
+            env = None if joint is not None else _whole(outcome, partition_fn, options)
             partition = None if joint is None else partition_joint(joint, partition_fn, options)
             if partition is not None and report is not None:
                 from aot_autograd.partition.peak import report_saved
@@ -124,13 +125,15 @@ def aot_function(
     return build_training(joint, partition, compiled, backward, gm, options, report)
 
 
-def _whole(outcome: Outcome, options: Options) -> Envelope:
+def _whole(outcome: Outcome, partition_fn: PartitionFn | None, options: Options) -> Envelope:
     """The graph of a program without gradients of its own; derivatives that it takes itself are within."""
     env = finish_inference(outcome)
-    if options.memory_budget != 1.0 and any("derivative" in node.meta for node in env.graph.nodes):
+    chooses = partition_fn is not None or options.memory_budget != 1.0
+    if chooses and any("derivative" in node.meta for node in env.graph.nodes):
+        from aot_autograd.partition.mincut import min_cut_partition
         from aot_autograd.partition.whole import compute_again
 
-        env = compute_again(env, outcome, options)
+        env = compute_again(env, outcome, partition_fn or min_cut_partition, options)
     return env
 
 

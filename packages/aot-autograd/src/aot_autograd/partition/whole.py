@@ -2,22 +2,19 @@
 
 A training step that is captured as a whole is one graph: no forward graph hands anything over to a backward graph, but
 what the forward part computes for the backward part is in memory between them all the same. The same choice is made
-here (:mod:`.mincut`): what hangs on a gradient is *late*, and takes the forward values that the minimum cut keeps; the
-others it has made again, in nodes of its own. Lowering keeps these apart from the nodes that they repeat
-(``meta["late"]``), as it otherwise computes equal things once.
-
-It is done where ``memory_budget`` is below 1 or a size. It is not the default as yet: fusion may still join a kernel
-that computes something again with the one that computed it first, which then writes both (4 convolutions with batch
-norms and SiLUs in float32 take 13.0 MB instead of 11.8; 4 perceptrons in bfloat16 29.6 instead of 63.2).
+here, by the same partitioner: what hangs on a gradient is *late*, and takes the forward values that are kept; the
+others it has made again, in nodes of its own. ``meta["late"]`` says which nodes these are, ``"again"``, and which
+hang on a gradient, ``"gradient"``. Later stages keep both apart from what is early: they otherwise compute equal things
+once, and in one kernel what is read together.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
 
 import torch.fx
 
-from aot_autograd.partition.mincut import min_cut_partition
 from aot_autograd.partition.norms import forget_running
 from aot_autograd.partition.softmax import spell_out
 from aot_autograd.partition.split import copy_with_operands
@@ -30,7 +27,9 @@ from prims.spec import Sym
 __all__ = ["compute_again"]
 
 
-def compute_again(env: Envelope, outcome: Outcome, options: Options) -> Envelope:
+def compute_again(
+    env: Envelope, outcome: Outcome, partition_fn: Callable[[Joint, Options], Sequence[torch.fx.Node]], options: Options
+) -> Envelope:  # fmt: skip
     """The graph with nodes of their own for what its late part computes again; itself where nothing is late."""
     late = _late(env.graph)
     if not late or options.numerics != "fast":  # otherwise eager's own operators are as they are
@@ -45,7 +44,7 @@ def compute_again(env: Envelope, outcome: Outcome, options: Options) -> Envelope
     joint = Joint(env, unwritten, [], [])
     if options.memory_limit is not None:  # what a step of one graph takes at its peak is not estimated
         options = options.replace(memory_budget=1.0)
-    return env.replace(graph=_rewritten(env.graph, late, set(min_cut_partition(joint, options))))
+    return env.replace(graph=_rewritten(env.graph, late, set(partition_fn(joint, options))))
 
 
 def _late(graph: torch.fx.Graph) -> dict[torch.fx.Node, None]:
@@ -67,12 +66,21 @@ def _rewritten(
         if node.op == "output":
             made.output(torch.fx.map_arg(node.args[0], lambda x: again[x] if x in late else early[x]))
         elif node in late:
-            copied = len(again)
+            last = next(reversed(made.nodes), None)
             copy_with_operands(node, made, again)
-            for copies in list(again.values())[copied:]:
-                copies.meta["late"] = True
+            for copies in _behind(last, made):  # a normalisation made again is several
+                copies.meta["late"] = "again"
+            again[node].meta["late"] = "gradient"
         else:
             early[node] = copy_node(made, node, early.__getitem__)
             if node.op != "call_function" or node in saved or isinstance(node.meta["spec"], (Sym, int, float)):
                 again[node] = early[node]
     return made
+
+
+def _behind(last: torch.fx.Node | None, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The nodes that stand behind one in a graph, from its end on."""
+    for node in reversed(graph.nodes):
+        if node is last:
+            return
+        yield node

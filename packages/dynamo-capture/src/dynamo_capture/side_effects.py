@@ -27,6 +27,7 @@ from dynamo_capture.wrappers import own_dict
 
 if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
+    from dynamo_capture.values.tensor import TensorValue
 
 __all__ = ["SideEffects"]
 
@@ -44,6 +45,9 @@ class SideEffects:
         self._globals: dict[tuple[int, str], tuple[dict[str, Any], str, Value]] = {}
         #: Attributes that the region has set on tensors.
         self._of_tensors: dict[tuple[int, str], tuple[Value, str, Value]] = {}
+        #: Tensors whose gradient the region drops before its first operator, and those whose gradient it has read.
+        self._dropping: dict[int, TensorValue] = {}
+        self._seen: set[int] = set()
         #: Calls that write for somebody to read (``print``), in their order.
         self._calls: list[tuple[Any, list[Value], dict[str, Value]]] = []
 
@@ -51,6 +55,24 @@ class SideEffects:
         """``tensor.name = value``."""
         self.epoch += 1
         self._of_tensors[id(tensor), name] = tensor, name, value
+
+    def look_at_gradient(self, tensor: TensorValue) -> None:
+        """The program reads ``tensor.grad``; torch's own ``zero_grad`` does not count."""
+        self._seen.add(id(tensor))
+
+    def drop_gradient(self, tensor: TensorValue) -> None:
+        """``tensor.grad = None``, before the region's first operator."""
+        if id(tensor) not in self._seen and self.found_on_tensor(tensor, "grad") is None:
+            self._dropping[id(tensor)] = tensor
+
+    def gradients_dropped(self) -> list[TensorValue]:
+        """The tensors whose gradient can be dropped before the graph runs, so that its memory is free.
+
+        Eager has dropped it too when the first operator runs, whatever that raises. A frame that runs again finds none,
+        which makes no difference: what the program has looked at is left until the graph has run.
+        """
+        found = self._dropping.values()
+        return [tensor for tensor in found if getattr(tensor.real_tensor, "grad", None) is not None]
 
     def tensors_written(self) -> list[Value]:
         """The tensors on which the region has set attributes."""

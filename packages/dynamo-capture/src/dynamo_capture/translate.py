@@ -228,6 +228,10 @@ def _finish(
     begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
     run: Any = None
     if compiled is not None:
+        for tensor in tx.side.gradients_dropped():
+            cg.load_const(None)
+            cg.load(tensor)
+            cg.store_attr("grad")
         if begin is not None:
             cg.instructions.append(begin)
         run = _native.activate(running.around(compiled), None)

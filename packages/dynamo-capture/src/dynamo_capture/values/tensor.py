@@ -130,6 +130,8 @@ class TensorValue(Value):
         if name == "grad" and real is not None and self.source is not None:
             from dynamo_capture.sources import Source
 
+            if str(tx.frames[-1].globals.get("__name__")).partition(".")[0] != "torch":
+                tx.side.look_at_gradient(self)
             return tx.wrap(real.grad, Source("grad", self.source))
         if real is not None:
             own = real.__dict__
@@ -149,6 +151,8 @@ class TensorValue(Value):
             self._require_grad(tx, value.value)
             return
         if name == "grad" and self._takes_gradient(tx, value):
+            if type(value) is ConstantValue and not tx.graph.op_count:
+                tx.side.drop_gradient(self)
             tx.side.set_on_tensor(self, name, value)
             return
         if not hasattr(self.cls, name) and name not in _MARKS and tx.graph.is_outermost:

@@ -93,33 +93,88 @@ DEEP = {
 }
 
 
-def whole_step(model, x, **options):
-    """Forward, backward and update as one compiled function."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+class _Silu(torch.nn.Sequential):
+    def __init__(self, inputs: int) -> None:
+        convolution = torch.nn.Conv2d(inputs, 16, 3, padding=1)
+        super().__init__(convolution, torch.nn.BatchNorm2d(16), torch.nn.SiLU())
+
+
+DEEP["convolutions"] = (lambda: [_Silu(16 if k else 3) for k in range(4)], (4, 3, 32, 32))
+DEEP["small bert"] = (None, "bert")
+DEEP["small resnet"] = (None, "resnet18")
+
+
+def steps(name, dtype):
+    """A model's loss and its optimizer's step."""
+    blocks, shape = DEEP[name]
+    torch.manual_seed(0)
+    if blocks is None:
+        case = zoo.build(shape, small=True, batch=4)
+        model, args, kwargs = case.model, case.args, case.kwargs
+    else:
+        model, args, kwargs = torch.nn.Sequential(*blocks()), (torch.randn(shape),), {}
+    model.to(dtype).train()
+    args = tuple(a.to(dtype) if a.is_floating_point() else a for a in args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss():
+        return sum(t.float().square().mean() for t in zoo.tensors(model(*args, **kwargs)) if t.requires_grad)
+
+    return model, optimizer, loss, optimizer.step
+
+
+def whole_step(optimizer, loss, update):
+    """Forward, backward and update as one function."""
 
     def step():
-        loss = model(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        update()
+        return value.detach()
 
-    return compile_api.compile(step, **options)
+    return step
+
+
+def run(step):
+    """Losses of three steps, and the peak of a later one, which begins with the gradients of the step before."""
+    torch.manual_seed(1)
+    losses = torch.stack([step() for _ in range(3)])
+    return losses, max([peak_bytes(step) for _ in range(3)][1:])
+
+
+@pytest.mark.parametrize("name, dtype", [*((name, torch.float32) for name in DEEP), ("perceptrons", torch.bfloat16)])
+def test_one_graph_takes_no_more_than_two(name, dtype):
+    """A step captured as one graph peaks no higher than with a forward and a backward graph, the update apart."""
+    found = {}
+    for form in ("one", "two", "eager"):
+        model, optimizer, loss, update = steps(name, dtype)
+        if form == "two":
+            loss, update = compile_api.compile(loss), compile_api.compile(update)
+        step = whole_step(optimizer, loss, update)
+        compiled = [compile_api.compile(step)] if form == "one" else [loss, update] if form == "two" else []
+        found[form] = run(compiled[0] if form == "one" else step)
+        assert all(c.report().verdict == "compiled" and not c.report().fallbacks for c in compiled)
+    peaks = {form: peak for form, (_, peak) in found.items()}
+    print(name, dtype, peaks)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters())  # are not counted: they were there before
+    assert peaks["one"] + gradients <= 1.02 * (peaks["two"] + gradients)  # operators take memory of their own
+    assert peaks["one"] <= peaks["eager"]
+    if name == "convolutions":  # the others draw random numbers, or are deep: see ``test_backward_inside.py``
+        torch.testing.assert_close(found["one"][0], found["eager"][0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("budget", [0.99, 0.4, "1GB"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["perceptrons", "encoders"])
-def test_a_budget_has_one_graph_compute_again(name, dtype, budget):
-    """A step captured as one graph keeps less between its parts, and random numbers are drawn once all the same."""
-    blocks, shape = DEEP[name]
+def test_a_budget_has_one_graph_compute_again(name, budget):
+    """With less kept, random numbers are drawn once all the same, and no more is in memory."""
     found, losses = {}, {}
     for options in ({}, {"options": {"memory_budget": budget}}):
-        torch.manual_seed(0)
-        model, x = torch.nn.Sequential(*blocks()).to(dtype).train(), torch.randn(shape, dtype=dtype)
-        step = whole_step(model, x, **options)
+        _, optimizer, loss, update = steps(name, torch.float32)
+        step = compile_api.compile(whole_step(optimizer, loss, update), **options)
         torch.manual_seed(1)
         losses[bool(options)] = torch.stack([step() for _ in range(3)])
         assert step.report().verdict == "compiled" and not step.report().fallbacks
-        found[bool(options)] = max(plan.peak for plan in step.report().memory)
-    assert found[True] <= 0.8 * found[False], found
-    torch.testing.assert_close(losses[True], losses[False], rtol=1e-4 if dtype == torch.float32 else 2e-2, atol=0)
+        found[bool(options)] = step.report().memory[-1].peak
+    assert found[True] < found[False] if budget == 0.4 else found[True] <= found[False], found
+    torch.testing.assert_close(losses[True], losses[False], rtol=1e-4, atol=0)

@@ -48,7 +48,10 @@ def make_module(env: Envelope) -> torch.fx.GraphModule:
     if not len(env.symbols) or env.dialect == "torch":
         graph, _ = env.copy_graph()
         make_printable(graph)
-        return torch.fx.GraphModule(root, graph)
+        module = torch.fx.GraphModule(root, graph)
+        if env.dialect == "torch":
+            module.meta["envelope"] = env  # as capture hands it over
+        return module
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node] = {}
     symbol_nodes: dict[str, torch.fx.Node] = {}

@@ -211,6 +211,19 @@ def test_files_and_functions_stay_small():
     assert not wrong, "\n".join(wrong)
 
 
+def test_graphs_are_walked_backwards_by_iterables():
+    """``reversed`` of a graph's nodes is an iterator from torch 2.12 on; before, ``next`` refuses it."""
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and dotted(node.func) == "next" and node.args:
+                inner = node.args[0]
+                if isinstance(inner, ast.Call) and dotted(inner.func) == "reversed":
+                    if isinstance(inner.args[0], ast.Attribute) and inner.args[0].attr == "nodes":
+                        wrong.append(f"{path}:{node.lineno}: say next(iter(reversed(...)))")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_environment_is_read_in_one_place():
     """``Options.from_environment`` reads QUINTET_*; other variables (CC, PATH) may be read by who needs them."""
     wrong = []

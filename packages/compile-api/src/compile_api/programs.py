@@ -192,7 +192,8 @@ class DiskGraphs:
 
     def key(self, env: Envelope, in_place: bool) -> str:
         """The key of a graph: its text, constants by their digests, and all that a compiler is told beside it."""
-        told = options_text(self.options), self.programs.backend, torch.__version__
+        late = repr([node.meta.get("late") for node in env.graph.nodes])  # which the text does not say
+        told = late, options_text(self.options), self.programs.backend, torch.__version__
         return hashlib.sha256("\n".join(("graph", env.hash(), str(in_place), *told)).encode()).hexdigest()
 
     def find(self, key: str) -> Callable[..., Any] | None:

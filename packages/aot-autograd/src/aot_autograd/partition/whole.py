@@ -66,7 +66,7 @@ def _rewritten(
         if node.op == "output":
             made.output(torch.fx.map_arg(node.args[0], lambda x: again[x] if x in late else early[x]))
         elif node in late:
-            last = next(reversed(made.nodes), None)
+            last = next(iter(reversed(made.nodes)), None)
             copy_with_operands(node, made, again)
             for copies in _behind(last, made):  # a normalisation made again is several
                 copies.meta["late"] = "again"

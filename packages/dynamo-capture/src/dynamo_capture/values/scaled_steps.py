@@ -48,7 +48,7 @@ def _maybe_step(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     if not isinstance(found, TensorValue):
         raise GraphBreak("QB02", "the step of a GradScaler without gradients")
     before = {id(value): value.example._version for value in tx.graph.values()}
-    last = next(reversed(tx.graph.graph.nodes))
+    last = next(iter(reversed(tx.graph.graph.nodes)))
     _step(tx, optimizer)
     if any(_name(node).removesuffix("_") in _RANDOM for node in _after(last)):
         raise GraphBreak("QB02", "a GradScaler that skips a step which draws random numbers")

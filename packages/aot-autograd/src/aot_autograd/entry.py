@@ -68,7 +68,7 @@ def aot_function(
         bw_compiler: the same for the backward graph, called at its first run; ``fw_compiler`` by default.
         in_place_compiler: the same for a graph that may write the inputs that it changes itself, as nobody needs their
             old values after it; ``fw_compiler`` by default. Where it has done so it returns the input as the output.
-        partition_fn: chooses what is saved for the backward pass, or kept for derivatives that the program takes itself;
+        partition_fn: chooses what is saved for the backward pass, or kept for derivatives of its own;
             by default what the backward graph reads.
         options: see :class:`prims.options.Options`.
         report: collects graphs, fallbacks and times.

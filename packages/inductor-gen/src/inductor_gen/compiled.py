@@ -24,6 +24,7 @@ from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.libraries import flags_of
 from inductor_gen.runtime.wrapper import Wrapper
+from prims.artefact import NotPortable
 from prims.forking import compiling
 from prims.ir import Envelope
 from prims.ir.reference import draws
@@ -31,7 +32,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["CompiledGraph", "Kernel", "compile_graph", "free_memory", "get_ready"]
+__all__ = ["CompiledGraph", "Kernel", "compile_general", "compile_graph", "free_memory", "get_ready"]
 
 
 @compiling()
@@ -58,20 +59,37 @@ def compile_graph(
     plan = _masks(env_prim, options, report)
     if plan.question is None:
         return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place)
-    from inductor_gen.runtime.masked import ByMasks, asker_for
+    from inductor_gen.runtime.masked import Choice, General
 
     again = "again" if in_place else False
     usual = _compiled(env_prim, options, report, triton, {**plan.constant, **plan.assumed}, devices, again)
-    asker = asker_for(plan.question, any(map(draws, env_prim.op_nodes)))
+    general = General(
+        lambda: _compiled(env_prim, options, report, triton, plan.constant, devices, again), lambda: _told(env_prim)
+    )
+    repeatable = all(map(_repeatable, env_prim.op_nodes))
+    return Choice(plan.question, any(map(draws, env_prim.op_nodes)), repeatable, in_place, usual, general).graph()
 
-    def general() -> Callable[[Any], list[Any]]:
-        return _compiled(env_prim, options, report, triton, plan.constant, devices, again).boxed
 
-    call = ByMasks(asker, usual.boxed, general, all(map(_repeatable, env_prim.op_nodes)))
-    why = "it is compiled for usual attention masks and for all others"
-    return CompiledGraph(
-        call, usual.source, usual.kernels, usual.externs, usual.compiled, len(env_prim.inputs), why
-    )  # fmt: skip
+def compile_general(
+    env_prim: Envelope, *, options: Options, report: Report, in_place: bool
+) -> CompiledGraph:  # fmt: skip
+    """The graph that :func:`compile_graph` compiles for all attention masks, where it has another for usual ones."""
+    plan = _masks(env_prim, options, report)
+    return _compiled(env_prim, options, report, False, plan.constant, None, "again" if in_place else False)
+
+
+def _told(env: Envelope) -> tuple[bytes, Mapping[str, torch.Tensor]]:
+    """A graph of primitives for another process.
+
+    Raises:
+        NotPortable: that process may not know what it calls.
+    """
+    strange = next((node for node in env.op_nodes if not _repeatable(node)), None)
+    if strange is not None:
+        raise NotPortable(f"a compiled graph cannot be stored: for some attention masks it calls {strange.target}")
+    from prims.ir import to_json
+
+    return to_json(env).encode(), env.constants
 
 
 def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:
@@ -109,7 +127,8 @@ def _compiled(
     if options.cudagraphs:
         from inductor_gen.runtime.cuda_graphs import replayed
 
-        call = replayed(call, env_prim, report)
+        once, call = call, replayed(call, env_prim, report)
+        made = made if call is once else "it is recorded and replayed as a CUDA graph"
     if lowered.precision is not None:
         from inductor_gen.templates.precision import while_precision
 
@@ -129,8 +148,6 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
     """What a graph's function is made of, or what keeps that from being stored."""
     if any(source.language != "c" for source in lowered.sources()):
         return "it has kernels in Triton"
-    if options.cudagraphs:
-        return "it is recorded and replayed as a CUDA graph"
     if lowered.precision is not None:
         return "it was chosen by measurement for one precision of float32 products"
     if bodies:

@@ -6,8 +6,8 @@ how it is made, whatever its sizes (``maskproof``); where it does not, and all s
 
 A mask that depends on inputs, on the padding of a batch say, is evaluated for the likely contents of what it depends
 on: nothing padded. Where that gives such a mask, a graph compiled for it serves all calls in which a small tensor has
-those contents (:class:`Question`), and another graph the rest. The small tensor is an input, or truth values on the way
-from the inputs to the mask that everything passes through: then any number that is true will do.
+those contents (``extern.questions``), and another graph the rest. The small tensor is an input, or truth values on the
+way from the inputs to the mask that everything passes through: then any number that is true will do.
 
 What the operator computes stays the same; the kernels that would have made the mask go away with it.
 """
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
 import torch
 
 from inductor_gen.extern.attention import BACKWARD, FORWARD, mask_of, without_mask
+from inductor_gen.extern.questions import Condition, Question, Slot, pattern_of
 from inductor_gen.loops.graph import Graph, Node, reached
 from inductor_gen.loops.index import Hint, size
 from inductor_gen.rewrite.maskproof import Form, Same, Split, Unknown, described, diagonal, has_both, hides
@@ -33,7 +34,7 @@ from prims.ir import Envelope
 from prims.ops import PrimOp
 from prims.records import record
 
-__all__ = ["Condition", "MaskPlan", "Question", "has_masks", "known_mask", "pattern_of", "plan_masks", "settle"]
+__all__ = ["MaskPlan", "has_masks", "known_mask", "plan_masks", "settle"]
 
 #: Elements of the largest mask that is evaluated, by device type.
 _LARGEST = {"cuda": 1 << 28, "cpu": 1 << 24}
@@ -53,44 +54,6 @@ _CUDNN_HIDDEN = -65536.0
 def _lowest(dtype: torch.dtype) -> float:
     """What, added to a score, leaves nothing beside the diagonal's."""
     return max(torch.finfo(dtype).min, -1e30)
-
-
-@record
-class Condition:
-    """A tensor, computed of a graph's inputs, that is to have the contents that ``pattern`` names.
-
-    Attributes:
-        steps: ``(function, arguments)`` whose results follow the inputs that it reads; arguments that are slots are
-            :class:`Slot`. The last result is the tensor, or the only input where there are no steps.
-        inputs: positions among the graph's inputs.
-        pattern: ``"ones"``, ``"zeros"``, or ``"triangle"``: what is not later is 1 (truth values) or 0 (else -inf).
-    """
-
-    inputs: tuple[int, ...]
-    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...]
-    pattern: str
-
-    def value(self, inputs: Sequence[Any]) -> torch.Tensor:
-        """The tensor for a call's inputs."""
-        values = [inputs[k] for k in self.inputs]
-        for function, args in self.steps:
-            values.append(function(*_filled(args, values)))
-        return values[-1]
-
-
-@record
-class Slot:
-    """In place of an argument: the value number ``at`` of a condition."""
-
-    at: int
-
-
-@record
-class Question:
-    """What has to hold in a call: all the conditions."""
-
-    conditions: tuple[Condition, ...]
-    device: torch.device
 
 
 @record
@@ -258,18 +221,8 @@ def _patterns(x: Node) -> tuple[str, ...]:
     return ("zeros", "ones", *more) if x.dtype.is_floating_point else ("ones",)
 
 
-def pattern_of(pattern: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor with the contents that a pattern names."""
-    if pattern != "triangle":
-        return torch.full(tuple(shape), pattern == "ones", dtype=dtype, device=device)
-    seen = torch.ones(shape[-2], shape[-1], dtype=torch.bool, device=device).tril()
-    if dtype != torch.bool:
-        seen = torch.zeros(shape[-2], shape[-1], dtype=dtype, device=device).masked_fill_(~seen, -math.inf)
-    return seen.expand(tuple(shape))
-
-
-def _filled(args: Any, values: Any) -> Any:
-    return map_values(lambda a: values[a.at if isinstance(a, Slot) else a] if isinstance(a, (Node, Slot)) else a, args)
+def _filled(args: Any, values: Mapping[Node, Any]) -> Any:
+    return map_values(lambda a: values[a] if isinstance(a, Node) else a, args)
 
 
 def _kind_if(cone: list[Node], known: Mapping[Node, str]) -> str | None:
@@ -329,5 +282,5 @@ def _condition(node: Node, pattern: str, places: Mapping[Node, int]) -> Conditio
     cone = _cone(node, set(places), lambda size: 0)
     inputs = [x for x in cone if x.kind == "input"]
     slots = {x: Slot(k) for k, x in enumerate([*inputs, *(x for x in cone if x.kind != "input")])}
-    steps = tuple((x.target.torch_ref, _filled(x.args, slots)) for x in slots if x.kind != "input")
+    steps = tuple((x.target.name, _filled(x.args, slots)) for x in slots if x.kind != "input")
     return Condition(tuple(places[x] for x in inputs), steps, pattern)

@@ -13,16 +13,18 @@ While a CUDA graph is captured the general graph serves: a replay cannot ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from inductor_gen.rewrite.masks import Condition, Question, pattern_of
+from inductor_gen.extern.questions import Condition, Question, pattern_of
+from inductor_gen.runtime.graph import CompiledGraph
 from prims.forking import compiling, lock
+from prims.records import record
 from prims.spec.tensorspec import as_device
 
-__all__ = ["Answer", "Asker", "ByMasks", "DeviceAsker", "asker_for"]
+__all__ = ["Answer", "Asker", "ByMasks", "Choice", "DeviceAsker", "General", "asker_for"]
 
 Call = Callable[[Any], list[Any]]
 
@@ -163,6 +165,54 @@ def asker_for(question: Question, draws: bool) -> Asker:
     if question.device.type != "cuda":
         return Asker(question)
     return DeviceAsker(question, as_device(question.device), draws)
+
+
+@record(eq=False)
+class Choice:
+    """What a call by masks is made of.
+
+    Attributes:
+        question: about the inputs.
+        draws: do operators of the graph advance the random generator?
+        repeatable: may the graph run twice for a call?
+        in_place: may the two graphs write to inputs?
+        usual: the graph for masks that are as the question says.
+        general: the one for all masks.
+    """
+
+    question: Question
+    draws: bool
+    repeatable: bool
+    in_place: bool
+    usual: CompiledGraph
+    general: General
+
+    def graph(self) -> CompiledGraph:
+        """The graph that is one or the other."""
+        asker = asker_for(self.question, self.draws)
+        call, usual = ByMasks(asker, self.usual.boxed, self.general, self.repeatable), self.usual
+        return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, usual.count, self)
+
+
+class General:
+    """The graph for all masks, made when it is first needed.
+
+    Attributes:
+        graph: once it is made.
+        told: gives what it is made of in another process: JSON and constants of a graph of primitives; or raises
+            ``NotPortable``.
+    """
+
+    def __init__(
+        self, make: Callable[[], CompiledGraph], told: Callable[[], tuple[bytes, Mapping[str, torch.Tensor]]]
+    ) -> None:  # fmt: skip
+        self.make = make
+        self.told = told
+        self.graph: CompiledGraph | None = None
+
+    def __call__(self) -> Call:
+        self.graph = self.make()
+        return self.graph.boxed
 
 
 class ByMasks:

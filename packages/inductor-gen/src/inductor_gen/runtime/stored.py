@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from inductor_gen.extern.functions import function_from, function_told
+from inductor_gen.extern.questions import Question
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.helpers import HELPERS, function_of_text
@@ -31,7 +32,8 @@ from inductor_gen.runtime.libraries import (
     instructions,
     libraries_of,
 )
-from prims.artefact import Artefact, NotPortable
+from inductor_gen.runtime.masked import Choice, General
+from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.coding import decoded, encoded, tensor_decoded, tensor_encoded
 from prims.errors import StoredGraphError, UserError
 from prims.forking import compiling
@@ -65,7 +67,9 @@ def artefact_of_graph(graph: CompiledGraph) -> Artefact:
     Raises:
         NotPortable: something in it is tied to this process.
     """
-    made: Made = graph.made
+    made = graph.made
+    if isinstance(made, Choice):
+        return _choice_told(made)
     functions: dict[int, int] = {}  # addresses, and their places among the functions
     files: dict[str, bytes] = {}
     functions[made.launcher] = 0
@@ -81,6 +85,23 @@ def artefact_of_graph(graph: CompiledGraph) -> Artefact:
         "externs": list(graph.externs),
     }  # fmt: skip
     return Artefact(_KIND, _VERSION, text, files)
+
+
+def _choice_told(choice: Choice) -> Artefact:
+    """The artefact of a graph by masks: the usual one, and what the general one is made of when it is first needed."""
+    children, files = {"usual": choice.usual.artefact()}, {}
+    text: dict[str, Any] = {
+        "question": choice.question.told(), "draws": choice.draws, "repeatable": choice.repeatable,
+        "in_place": choice.in_place, "constants": {},
+    }  # fmt: skip
+    general = None if choice.general.graph is None else artefact_of(choice.general.graph)
+    if isinstance(general, Artefact):
+        children["general"] = general
+    else:
+        files["graph"], constants = choice.general.told()
+        for name, tensor in constants.items():
+            text["constants"][name], files[f"constant.{name}"] = tensor_encoded(tensor)
+    return Artefact(_KIND, _VERSION, text, files, children)
 
 
 def _plain(value: Any) -> Any:
@@ -134,6 +155,8 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
     """
     if artefact.version != _VERSION:
         raise StoredGraphError("ART-C4", f"a compiled graph of version {artefact.version!r}")
+    if "question" in artefact.text:
+        return _choice_from(artefact, options, Report() if report is None else report)
     text, flags = artefact.text, flags_of(options)
     _check_machine(text["machine"], _machine(flags))
     # All is read before anything is loaded, and loaded before anything runs.
@@ -151,6 +174,42 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
     graph = CompiledGraph(function_of_text(source, space), source, kernels, externs, 0, count, made)
     tell(graph, options, Report() if report is None else report, len(set(addresses)))
     return graph
+
+
+def _choice_from(artefact: Artefact, options: Options, report: Report) -> CompiledGraph:
+    text, usual = artefact.text, load(artefact.children["usual"], options, report)
+    flags = {name: bool(text[name]) for name in ("draws", "repeatable", "in_place")}
+    general = _General(artefact, options, report, flags["in_place"])
+    choice = Choice(Question.of(text["question"], usual.count), usual=usual, general=general, **flags)
+    return choice.graph()
+
+
+class _General(General):
+    """The graph for all masks of an artefact, which is loaded, or compiled, when it is first needed."""
+
+    def __init__(self, artefact: Artefact, options: Options, report: Report, in_place: bool) -> None:
+        self.artefact, self.options, self.report, self.in_place = artefact, options, report, in_place
+        if "general" not in artefact.children and "graph" not in artefact.files:
+            raise StoredGraphError("ART-C5", "a compiled graph for usual masks has no other for the rest")
+        super().__init__(self._made, self._kept)
+
+    def _made(self) -> CompiledGraph:
+        child = self.artefact.children.get("general")
+        if child is not None:
+            return load(child, self.options, self.report)
+        from inductor_gen.compiled import compile_general
+        from prims.ir import from_json
+
+        text, constants = self._kept()
+        env = from_json(text.decode(), constants)
+        return compile_general(env, options=self.options, report=self.report, in_place=self.in_place)
+
+    def _kept(self) -> tuple[bytes, Mapping[str, torch.Tensor]]:
+        if "graph" not in self.artefact.files:
+            raise NotPortable("the graph for other attention masks is compiled code only")
+        told, files = self.artefact.text["constants"], self.artefact.files
+        constants = {name: tensor_decoded(what, files[f"constant.{name}"]) for name, what in told.items()}
+        return files["graph"], constants
 
 
 def _check_machine(stored: Mapping[str, Any], here: Mapping[str, Any]) -> None:

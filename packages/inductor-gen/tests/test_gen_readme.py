@@ -16,7 +16,7 @@ def test_readme_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     forget_loaded()  # other tests have loaded kernels that this cache does not hold
     text = (Path(__file__).parent.parent / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     space: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), space)

@@ -20,6 +20,7 @@ raises :class:`prims.errors.StoredGraphError` with a label:
 - **ART-C3**: the tree has its form: kinds and names are short texts, spans lie in the data.
 - **ART-C4**: the kind is known here, and its loader takes this version of it.
 - **ART-C5**: what the loader reads has the form that its stage writes.
+- **ART-C6**: it was made for this kind of machine, and for these versions.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Loading one lowers, renders and compiles nothing, and imports nothing that does. A kernel is taken from the kernel cache
 under its key; where it is not there, the artefact's own library is put there first. Labels are those of
-:mod:`prims.artefact`; beside a wrong form there is
-
-- **ART-C6**: the kernels are for this processor, these compiler flags, this torch and this launcher.
+:mod:`prims.artefact`: a graph whose kernels are for another processor or of other compiler flags, whose function is for
+another torch or another launcher, breaks ``ART-C6``.
 """
 
 from __future__ import annotations

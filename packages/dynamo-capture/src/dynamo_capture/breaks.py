@@ -55,7 +55,9 @@ REASONS = _table(
     ("QB14", "a loop ran too long to unroll", "Use one tensor operation over all rounds instead of the loop."),
     ("QB15", "module, class or function definition or import at run time",
      "Put the definition or import at the top of the file."),
-    ("QB16", "random numbers from outside torch", "Use torch's generators (torch.rand and the like)."),
+    ("QB16", "random numbers from outside torch, or a clock",
+     "Use torch's generators (torch.rand and the like), and torch.where(condition, a, b) instead of a branch. Read "
+     "clocks before or after the compiled function."),
     ("QB17", "a tensor subclass or a tensor of an unsupported kind",
      "Pass plain tensors with strided memory: x.as_subclass(torch.Tensor), x.to_dense()."),
     ("QB18", "generator or coroutine used in an unsupported way", "Use a list instead."),

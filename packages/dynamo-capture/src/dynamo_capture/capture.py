@@ -12,6 +12,7 @@ import torch
 from dynamo_capture import rules
 from dynamo_capture.breaks import EarlierEnd, GraphBreak
 from dynamo_capture.default_device import DefaultDevices
+from dynamo_capture.first_calls import FirstCalls
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
 from dynamo_capture.interpreter.catching import Raising
@@ -54,11 +55,15 @@ class Capture:
         tree: the native guard tree to fill.
         sizes: which dimensions and ints are dynamic.
         unbacked: what only the data tells becomes symbols of the graph.
+        takes_numbers: so do numbers that Python gives when the region runs.
     """
 
-    def __init__(self, request: FrameRequest, tree: Any, sizes: DynamicSizes, unbacked: bool = False) -> None:
+    def __init__(
+        self, request: FrameRequest, tree: Any, sizes: DynamicSizes, unbacked: bool = False, takes_numbers: bool = False
+    ) -> None:
         self.request = request
         self.unbacked = unbacked
+        self.takes_numbers = takes_numbers
         self.frames: list[Frame] = []
         self.guards = GuardSet(tree, self.location)
         self.side = SideEffects()
@@ -85,7 +90,7 @@ class Capture:
         self.devices = DefaultDevices(request.devices)
         self.inference = InferenceRegion()
         #: Calls that are made before the graph runs.
-        self.first: list[tuple[Any, tuple[Any, ...]]] = []
+        self.first = FirstCalls()
         #: Tensors that the region has made leaves of autograd: (tensor, the root frame's step, the break there).
         self.leaves: list[tuple[Value, int, GraphBreak]] = []
         #: The derivatives being taken, outermost first.

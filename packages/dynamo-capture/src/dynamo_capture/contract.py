@@ -44,12 +44,14 @@ class Contract:
         symbolic_inputs: the example inputs are abstract.
         each_size: sizes that change have a graph each, for want of a declaration.
         unbacked: what only the data tells (``.item()``, ``nonzero``) may stay in the graph, as symbols without a value.
+        takes_numbers: so may numbers that Python gives when the graph runs (draws of ``random``, readings of a clock).
     """
 
     dynamic: bool | None
     symbolic_inputs: bool
     each_size: bool
     unbacked: bool = False
+    takes_numbers: bool = False
 
     @classmethod
     def of(cls, backend: Any, options: Options) -> Contract:
@@ -60,7 +62,8 @@ class Contract:
         """
         symbolic = getattr(backend, "symbolic_example_inputs", False) is True
         if symbolic or getattr(backend, "supports_dynamic_shapes", False) is True:
-            return cls(options.dynamic, symbolic, each_size=False, unbacked=options.data_dependent and not symbolic)
+            unbacked = options.data_dependent and not symbolic
+            return cls(options.dynamic, symbolic, each_size=False, unbacked=unbacked, takes_numbers=not symbolic)
         if options.dynamic:
             return cls(True, symbolic_inputs=True, each_size=False)
         return cls(False, symbolic_inputs=False, each_size=options.dynamic is None)

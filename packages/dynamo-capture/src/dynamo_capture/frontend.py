@@ -226,8 +226,8 @@ class Optimizer:
         try:
             from dynamo_capture.language import translate  # the interpreter, which a stored program does without
 
-            unbacked, keeps = self._contract.unbacked, self.programs is not None
-            result = translate(request, self._backend, self.options, self.report, state, unbacked, keeps)
+            keeps = self.programs is not None
+            result = translate(request, self._backend, self.options, self.report, state, self._contract, keeps)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
         except UserError:
@@ -537,4 +537,8 @@ def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: 
     compiled(*args, **kwargs)
     if len(envelopes) != 1:
         raise Unsupported(f"{fn!r} gave {len(envelopes)} graphs; export needs exactly one")
+    for entry in envelopes[0].symbols:
+        if entry.hint is None and entry.binding is not None:
+            source = envelopes[0].inputs[entry.binding.input_index].source
+            raise Unsupported(f"{fn!r} calls {source}, whose result is no argument of the graph")
     return envelopes[0]

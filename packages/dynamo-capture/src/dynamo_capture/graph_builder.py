@@ -156,6 +156,31 @@ class GraphBuilder:
         sym = self.ctx.new_symbol(bits, str(held), min=-(2**63), max=2**63 - 1)
         placeholder = self._placeholder(held)
         placeholder.meta["spec"] = sym
+        value = self._float_of(placeholder, sym, source)
+        self.inputs.append(GraphInput(held, placeholder, value, bits))
+        return value
+
+    def number_input(self, name: str, text: str, bounds: tuple[int, int] | None) -> SymValue:
+        """What a first call leaves in the variable ``name`` of the emitted code, which has no value at capture.
+
+        Args:
+            text: says what it is.
+            bounds: of an int; None: the variable holds the bits of a float.
+        """
+        low, high = bounds or (-(2**63), 2**63 - 1)
+        sym = self.ctx.new_symbol(None, text, low, high, prefix="u")
+        source = Source("first", None, (name, f"{text}()"))
+        placeholder = self._placeholder(source)
+        placeholder.meta["spec"] = sym
+        if bounds is None:
+            value, example = self._float_of(placeholder, sym, None), bits_of_float(0.5)
+        else:
+            value, example = SymValue(torch.SymInt(sym), lambda: placeholder), min(max(low, 2), high)
+        self.inputs.append(GraphInput(source, placeholder, value, example))
+        return value
+
+    def _float_of(self, placeholder: torch.fx.Node, sym: Any, source: Source | None) -> SymValue:
+        """The float whose bits an input is."""
         example = float_from_bits(torch.SymInt(sym))
 
         def make() -> torch.fx.Node:
@@ -164,9 +189,7 @@ class GraphBuilder:
             node.meta["source"] = self.tx.location()
             return node
 
-        value = SymValue(example, make, source)
-        self.inputs.append(GraphInput(held, placeholder, value, bits))
-        return value
+        return SymValue(example, make, source)
 
     # --- nodes --------------------------------------------------------------------------------------------------
 

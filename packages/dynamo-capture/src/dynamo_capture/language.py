@@ -13,6 +13,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     collectives,
     control_flow,
     derivatives,
+    drawn,
     flex_attention,
     frame_functions,
     function_facts,

@@ -68,6 +68,8 @@ def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
     tree = tx.guards.tree
     found: dict[str, tuple[Any, ...]] = {}
     for inp in tx.graph.all_inputs:
+        if inp.source.kind == "first":
+            continue
         node = inp.source.node(tree)
         if isinstance(inp.value, TensorValue):
             for dim, size in enumerate(inp.node.meta["spec"].shape):

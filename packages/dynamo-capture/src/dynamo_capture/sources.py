@@ -33,7 +33,7 @@ _FORMATS = {
     "grad": "{0}.grad",
 }
 
-_ROOTS = frozenset(("local", "closure", "closure_cell", "global_", "builtin"))
+_ROOTS = frozenset(("local", "closure", "closure_cell", "global_", "builtin", "first"))
 
 
 class Source:
@@ -137,7 +137,7 @@ class Source:
 
     def _render_name(self) -> str:
         if self.base is None:
-            prefix = {"local": "l_", "closure": "c_", "global_": "g_"}.get(self.kind, "k_")
+            prefix = {"local": "l_", "closure": "c_", "global_": "g_", "first": ""}.get(self.kind, "k_")
             return prefix + identifier(str(self)) + "_"
         if self.kind == "module_item":
             return f"{self.base.graph_name().rstrip('_')}{self.key[0]}_{identifier(self.key[1])}"

@@ -20,6 +20,7 @@ from dynamo_capture import __version__, _native
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
 from dynamo_capture.capture import Capture
 from dynamo_capture.codegen import CodeGen
+from dynamo_capture.contract import Contract
 from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
@@ -34,7 +35,7 @@ from dynamo_capture.state import CapturedGraph, CodeState
 from dynamo_capture.stored.log import GuardLog, Reads
 from dynamo_capture.stored.writing import Kept
 from dynamo_capture.values.base import ObservedError
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.drawn import comes_too_early
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.written import too_early
@@ -74,12 +75,12 @@ CompileGraph = Callable[[torch.fx.GraphModule, list[GraphInput]], Callable[..., 
 
 def translate(
     request: FrameRequest, compile_graph: CompileGraph, options: Options, report: Report | None, state: CodeState,
-    unbacked: bool = False, keeps: bool = False,
+    contract: Contract, keeps: bool = False,
 ) -> Translation:  # fmt: skip
     """Capture one frame.
 
     Args:
-        unbacked: what only the data tells becomes symbols of the graph.
+        contract: what may become symbols of the graph.
         keeps: note what it takes to store the program.
 
     Raises:
@@ -91,7 +92,9 @@ def translate(
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
         tree = GuardLog() if keeps else _native.GuardTree()
-        tx = Capture(request, tree, state.sizes, unbacked and not state.reads_between)
+        between = state.reads_between
+        unbacked, takes_numbers = contract.unbacked and not between, contract.takes_numbers and not between
+        tx = Capture(request, tree, state.sizes, unbacked, takes_numbers)
         tx.guards.reads = Reads.none() if keeps else None
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
@@ -106,8 +109,8 @@ def translate(
                 root.check_generators(plan)
                 root.check_leaves(plan)
                 tx.inference.check_left(plan)
-                if (written := too_early(tx)) is not None:
-                    raise RestartCapture(written.step, written.brk)
+                if (end := too_early(tx) or comes_too_early(tx)) is not None:
+                    raise RestartCapture(end.step, end.brk)
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
@@ -131,7 +134,7 @@ def translate(
                 raise SkipFrame(raises[0], where=raises[1], once=True) from None
             raise
         except DataDependentError as error:  # of a stage behind capture
-            if not tx.unbacked:
+            if state.reads_between or not (tx.unbacked or tx.takes_numbers):
                 raise
             without_frames(error, tx.outer_error)
             state.reads_between = True
@@ -216,15 +219,16 @@ def _finish(
     inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
     tree = tx.guards.tree
     slots: dict[int, int] = {}
-    input_slots = [slots.setdefault(source.node(tree), len(slots)) for source in inputs]
+    input_slots = [
+        source.key[0] if source.kind == "first" else slots.setdefault(source.node(tree), len(slots))
+        for source in inputs
+    ]
     source_slots = [slots.setdefault(source.node(tree), len(slots)) for source in plan.sources]
     free = request.code.co_freevars if may_run_again else ()
     cells = [Source("closure_cell", None, (i, name)).node(tree) for i, name in enumerate(free)]
     cell_slots = [slots.setdefault(node, len(slots)) for node in cells]
     cg = CodeGen(plan, tuple(request.args), source_slots)
-    for fn, arguments in tx.first:
-        cg.call_const(fn, [ConstantValue(argument) for argument in arguments])
-        cg.pop()
+    tx.first.emit(cg, again=may_run_again)
     begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
     run: Any = None
     if compiled is not None:
@@ -237,7 +241,7 @@ def _finish(
         run = _native.activate(running.around(compiled), None)
         cg.begin_call(run)
         for slot in input_slots:
-            cg.emit("LOAD_FAST", cg.parameter_name(slot))
+            cg.emit("LOAD_FAST", slot if isinstance(slot, str) else cg.parameter_name(slot))
         cg.end_call(len(inputs))
         cg.emit("STORE_FAST", "___out")
         if begin is not None:
@@ -246,6 +250,7 @@ def _finish(
     if begin is not None:
         cg.instructions.append(begin.target)
         cg.emit("STORE_FAST", "___error")
+        tx.first.emit_put_back(cg)
         cg.begin_call(Again(request.code, tuple(request.args), report, where))
         names = ["___error", *request.args, *map(cg.parameter_name, cell_slots)]
         for parameter in names:

@@ -136,7 +136,7 @@ class RootFrame(Frame):
                     self.raised = self.call_step()
                 self.unwind(error, inst.index)
             except (GraphBreak, DataDependentError) as stop:
-                brk = stop if isinstance(stop, GraphBreak) else GraphBreak("QB02", stop.reason)
+                brk = stop if isinstance(stop, GraphBreak) else GraphBreak(self._undecided(), stop.reason)
                 if brk.where is None:
                     brk.where = tx.location()
                 if brk.leaves is not None:
@@ -155,6 +155,10 @@ class RootFrame(Frame):
         if tx.generators:
             self._closing(self.forget)
         return None
+
+    def _undecided(self) -> str:
+        """The number of the reason where the program asks for what is known only when it runs."""
+        return "QB16" if self.tx.first.gives_numbers and not self.tx.unbacked else "QB02"
 
     def _closing(self, step: Callable[[], None]) -> None:
         """Do what may close generators, where the graph cannot break."""
@@ -222,7 +226,7 @@ class RootFrame(Frame):
 
     def emit_return(self) -> tuple[Plan, Callable[[CodeGen], None]]:
         """What the code needs and does when the frame returns."""
-        plan = Plan([self.result], self.tx.side)
+        plan = Plan([self.result, *self.tx.first.roots()], self.tx.side)
 
         def finish(cg: CodeGen) -> None:
             self.tx.side.emit(cg, plan.made)
@@ -279,7 +283,7 @@ class RootFrame(Frame):
             value for value in (*below, *operands, *locals_.values(), *cells.values(), *handled)
             if not isinstance(value, (NullValue, PreviousError))
         ]  # fmt: skip
-        plan = Plan(values, self.tx.side)
+        plan = Plan([*values, *self.tx.first.roots()], self.tx.side)
 
         def finish(cg: CodeGen) -> None:
             for value in values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copyreg
 import operator
+import random
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
 
 __all__ = [
-    "DELETED", "ExceptionValue", "InstanceDictValue", "ObjectValue", "TracebackValue", "class_attribute",
+    "DELETED", "UNKNOWN", "ExceptionValue", "InstanceDictValue", "ObjectValue", "TracebackValue", "class_attribute",
     "is_data_descriptor", "is_slot",
 ]  # fmt: skip
 
@@ -50,6 +51,8 @@ class _Deleted(Value):
 
 #: Stands for an attribute that the region has deleted.
 DELETED = _Deleted()
+#: Stands for an attribute that a call of the region changes which is made when the region runs.
+UNKNOWN = Value()
 
 _DATA_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _HEAP_TYPE = 1 << 9
@@ -194,6 +197,8 @@ class ObjectValue(Value):
         value = self.attrs.get(name)
         if value is None:
             return self.instance_attribute(tx, name)
+        if value is UNKNOWN:
+            raise GraphBreak("QB06", f"attribute {name!r} of {self.describe()}, after a call that may change it")
         return None if value is DELETED else value
 
     def _slot(self, tx: Capture, name: str, descriptor: Any) -> Value:
@@ -518,6 +523,10 @@ class ObjectValue(Value):
                 return self._by_identity(tx, name, args)
             case (("__reduce_ex__" | "__reduce__"), _) if self._reduces_plainly():
                 return self._reduce(tx)
+            case _ if self.cls is random.Random and own:
+                from dynamo_capture.values.drawn import draw_natively
+
+                return draw_natively(tx, descriptor, self, args, kwargs)
         raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
 
     def _inner_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -662,6 +671,8 @@ class InstanceDictValue(DictValue):
     def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
         entries = super().whole(tx)
         for name, value in self._written():
+            if value is UNKNOWN:
+                raise GraphBreak("QB06", f"__dict__ of {self.owner.describe()}, after a call that may change it")
             if value is DELETED or tx.side.came_back(self.owner, name):
                 entries.pop(name, None)
             if value is not DELETED:
@@ -676,7 +687,7 @@ class InstanceDictValue(DictValue):
         name = key.realize().const()
         written = self.owner.attrs.get(name)
         if written is not None and not is_slot(lookup(self.owner.cls, name)[0]):
-            return None if written is DELETED else written
+            return self.owner._own_attribute(tx, name)
         return super().find(tx, key)
 
     def _count(self, tx: Capture) -> int:

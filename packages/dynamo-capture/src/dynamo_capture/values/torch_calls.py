@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
+from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.composites import TENSOR_MAKERS, body_of, of_float
@@ -368,7 +369,7 @@ def _manual_seed(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Va
     if not -(2**63) <= seed < 2**64:
         return _seed(tx, args, kwargs)  # eager refuses it
     tx.side.epoch += 1
-    tx.first.append((torch.random.manual_seed, (seed,)))
+    tx.first.add(FirstCall(torch.random.manual_seed, (ConstantValue(seed),), {}))
     return tx.from_python(torch.default_generator)
 
 

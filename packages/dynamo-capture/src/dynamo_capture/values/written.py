@@ -38,7 +38,7 @@ from dynamo_capture.values.torch_calls import ALLOWED, special
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["too_early", "write_later"]
+__all__ = ["may_run_programs_code", "too_early", "write_later"]
 
 #: Operators that write nothing for anybody to read.
 _SILENT = ("aten", "prim", "prims", "quantized")
@@ -70,14 +70,15 @@ def too_early(tx: Capture) -> EarlierEnd | None:
     if not tx.written:
         return None
     changed = (value.obj for value in tx.side.mutated_values() if isinstance(value, ObjectValue))
-    unsteady = tx.graph.writes_inputs or any(map(_may_write, tx.graph.graph.nodes)) or any(map(_writes, changed))
+    unsteady = tx.graph.writes_inputs or any(map(_writes, changed))
+    unsteady |= any(map(may_run_programs_code, tx.graph.graph.nodes))
     if unsteady or tx.side.stores_into(sys.__dict__) or tx.changed(sys.__dict__) is not None:
         return tx.written[0]
     return next((each for each in tx.written if any(t._version != version for t, version in each.tensors)), None)
 
 
-def _may_write(node: torch.fx.Node) -> bool:
-    """Whether a node may run code of the program's, which may print."""
+def may_run_programs_code(node: torch.fx.Node) -> bool:
+    """Whether a node may run code of the program's, which may print, or draw random numbers."""
     target = node.target
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         space = target.namespace if isinstance(target, torch._ops.OpOverload) else target._qualified_op_name

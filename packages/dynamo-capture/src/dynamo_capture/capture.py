@@ -107,6 +107,8 @@ class Capture:
         self.written: list[EarlierEnd] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
+        #: The weak references that the region has made, by the identity of what they refer to.
+        self.references: dict[int, Value] = {}
         #: Where the program's optimizers (``torch.optim.Optimizer``) come from.
         self.optimizers: set[Source] = set()
         #: Floats that tensors hold, which are inputs: their source -> (the number, the source of its bits).

@@ -42,6 +42,7 @@ from dynamo_capture.values.overrides import subclass_input
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
+from dynamo_capture.values.weak import weak_reference
 from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind
 from prims.errors import Unsupported
 
@@ -312,18 +313,6 @@ def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
     return HandlerValue(disabled_call, "disabled function")
 
 
-def _weak_reference(tx: Capture, obj: Any, source: Source | None) -> Value:
-    if source is not None:
-        tx.guards.type_is(source, weakref.ref)
-    target = source and Source("call", source, dereference)
-    return HandlerValue(lambda tx, args, kwargs: tx.from_python(obj(), target), "weak reference")
-
-
-def dereference(reference: Any) -> Any:
-    """What a weak reference refers to (a step of a guard's path)."""
-    return reference()
-
-
 def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
@@ -390,7 +379,8 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     set: _set,
     frozenset: _set,
     functools.partial: _partial,
-    weakref.ref: _weak_reference,
+    weakref.ref: weak_reference,
+    weakref.KeyedRef: weak_reference,
 }
 
 #: For types that have no handler of their own; the first base that fits.

@@ -229,11 +229,8 @@ class ClassValue(_FixedValue):
         meta_found, meta_owner = find(tx, type(cls), name)
         if meta_owner is not None:
             if meta_owner in (type, object):
-                return (
-                    BuiltinValue(getattr(cls, name))
-                    if callable(getattr(cls, name))
-                    else tx.from_python(getattr(cls, name))
-                )
+                value = tx.exact(getattr, cls, name)  # a class need not have __abstractmethods__
+                return BuiltinValue(value) if callable(value) else tx.from_python(value)
             return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
         if isinstance(find(tx, type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
             raise GraphBreak("QB06", f"__getattr__ of the metaclass of {cls.__name__}")

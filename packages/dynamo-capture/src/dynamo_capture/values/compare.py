@@ -25,12 +25,16 @@ def identical(tx: Capture, a: Value, b: Value) -> bool:
         GraphBreak: nothing tells (two tuples with the same elements).
     """
     from dynamo_capture.values.containers import TupleValue
+    from dynamo_capture.values.weak import WeakReferenceValue
 
     a, b = a.realize(), b.realize()
     if a is b:
         return True
     if isinstance(a, SymValue) or isinstance(b, SymValue):
         return a.pytype is b.pytype and a.const() == b.const()
+    if isinstance(a, WeakReferenceValue) and isinstance(b, WeakReferenceValue):
+        if a.original is None or b.original is None:  # Python makes one for each object, unless it has a callback
+            raise GraphBreak("QB06", "whether two weak references are one")
     if type(a) is ConstantValue and type(b) is ConstantValue:
         x, y = a.value, b.value
         return x is y or (type(x) is type(y) and type(x) in (int, str, bytes, float) and x == y)

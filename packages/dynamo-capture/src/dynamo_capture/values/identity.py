@@ -218,10 +218,12 @@ def hash_of(tx: Capture, value: Value) -> int:
     payload = getattr(value, "payload", None)
     if payload is not None and owner is payload.pytype:
         return hash_of(tx, payload)
-    if isinstance(value.key(tx), IdentityKey):
+    stand_in = value.key(tx)
+    if isinstance(stand_in, IdentityKey):
         raise GraphBreak("QB06", f"the hash of {display(value)}, which the region makes")
     pin(tx, value)
-    return hash(object_of(tx, value))
+    obj = object_of(tx, value)
+    return hash(stand_in if obj is None else obj)  # of a weak reference that is made here an equal one stands in
 
 
 def _as_hash(number: int) -> int:

@@ -28,9 +28,13 @@ def id_of(tx: Capture, value: Value) -> Value:
     Raises:
         GraphBreak: nothing tells which object it is (a number or a text, a tuple).
     """
+    from dynamo_capture.values.weak import WeakReferenceValue
+
     value = value.realize()
     if value.is_const and id(value.const()) in tx.made_classes:
         raise GraphBreak("QB15", f"the id of {display(value)}, which is made here")
+    if isinstance(value, WeakReferenceValue) and value.original is None:
+        raise GraphBreak("QB06", "the id of a weak reference made here")
     obj = existing(value)
     if isinstance(value, ConstantValue) and not value.mutable:
         if type(obj) in _UNIQUE:

@@ -177,15 +177,17 @@ OTHERS: dict[str, Callable[[], tuple[CompiledGraph, list[Any]]]] = {
 @pytest.fixture(scope="module", params=["warm", "cold"])
 def elsewhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What another process says of the stored graphs, with this one's kernel cache or with an empty one."""
-    folder = tmp_path_factory.mktemp("stored")
+    folder, warm = tmp_path_factory.mktemp("stored"), str(tmp_path_factory.mktemp("warm"))
+    libraries.forget_loaded()  # other tests have loaded kernels that this cache does not hold
     for name in (*CASES, *OTHERS):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(masks, "LONG", 0)
+            patch.setitem(globals(), "OPTIONS", OPTIONS.replace(cache_dir=warm))
             graph, calls = OTHERS[name]() if name in OTHERS else compiled(name)
         (folder / f"{name}.artefact").write_bytes(to_bytes(graph.artefact()))
         outcomes = [outcome(graph, list(inputs)) for inputs in calls]
         torch.save({"inputs": [list(inputs) for inputs in calls], "outcomes": outcomes}, folder / f"{name}.pt")
-    cache = OPTIONS.cache_dir if request.param == "warm" else str(tmp_path_factory.mktemp("cache"))
+    cache = warm if request.param == "warm" else str(tmp_path_factory.mktemp("cold"))
     child = Path(__file__).parent / "stored_child.py"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(child.parent), *filter(None, sys.path)])}
     job = subprocess.run(

@@ -98,6 +98,15 @@ def test_questions(question, of, capture):
         assert shown(compiled(x)[1]) == shown(fn(x)[1]), kind
 
 
+@pytest.mark.parametrize("name", ["names", "is_quantized_", "no_such_attribute"])
+def test_attributes_that_this_version_may_lack(name, capture):
+    """PyTorch 2.13 has no named tensors any more; an older one's programs ask for them inside ``try``."""
+    for expression in (f"x.{name}", f"hasattr(x, {name!r})", f"getattr(x * 2, {name!r}, 7)"):
+        fn = asking(expression)
+        compiled = capture(fn, strict=False, fullgraph=True)
+        assert shown(compiled(torch.ones(3))[1]) == shown(fn(torch.ones(3))[1])
+
+
 @pytest.mark.parametrize("question", ["is_conj", "is_neg", "is_inference"])
 def test_functions_that_ask(question, capture):
     fn = asking(f"torch.{question}(x)")

@@ -109,7 +109,7 @@ class TensorValue(Value):
         tx.guards.read_class(torch.Tensor, name)
         if name in ("shape",):
             return size_value(tx, self)
-        if name in _CONST_ATTRIBUTES:
+        if name in _CONST_ATTRIBUTES and hasattr(torch.Tensor, name):  # PyTorch 2.13 has no `names` any more
             return tx.from_python(getattr(self.example, name))
         if name in STATE and not callable(getattr(torch.Tensor, name)):
             return tensor_state(tx, self, name)

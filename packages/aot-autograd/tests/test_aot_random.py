@@ -133,3 +133,14 @@ def test_eagers_numbers_in_the_order_of_memory(fill):
         result = one(x)
         results.append((result, *torch.autograd.grad(result.sum(), x)))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_leaky_slope_drawn_gives_a_row_major_result(training):
+    """Whatever the order of its operand in memory: what the functional form of the operator gives keeps that."""
+    for x in (torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(4, 6)[::2]):
+        rrelu = compiled(lambda x: F.rrelu(x, 0.25, 0.25, training), [x])
+        want = F.rrelu(x, 0.25, 0.25, training)
+        with torch.no_grad():
+            got = rrelu(x)
+        assert got.stride() == want.stride() and torch.equal(got, want)

@@ -437,6 +437,10 @@ class Tracer(TorchDispatchMode):
                 # Numbers are drawn in the order of the memory, and this twin (as no other) makes a row-major result.
                 self.write_op(func, info, (self.view(aten.permute.default, (args[0], order), {}), *args[1:]), kwargs)
                 return args[0]
+        if info.twin is aten.rrelu_with_noise_functional.default:
+            # The twin keeps the order of the memory, where this operator makes a row-major result.
+            row_major = self._call(aten.clone.default, args[:1], {"memory_format": torch.contiguous_format})
+            args = (self.wrap(*row_major), *args[1:])
         if info.drop:
             kept = [i for i, name in enumerate(info.names) if name not in info.drop]
             twin_args = tuple(args[i] for i in kept if i < len(args))

@@ -157,6 +157,9 @@ def test_binary(op):
 @pytest.mark.parametrize("target", [*FLOATS, *INTEGERS], ids=str)
 def test_conversions_there_and_back(target):
     arguments = [(x,) for dtype in (*FLOATS, *INTEGERS) for x in layouts(special(dtype))]
+    # Past 32 bits, with low bits: narrow integers have the bits of a 32-bit one, the least, not these.
+    past = torch.tensor([2.0**32 + 2**9, -(2.0**31) - 3 * 2**8, 3e9, 2.0**33 + 4103, -3007654321.0, 7e10] * 3)
+    arguments += [(past,), (past.double() + 5,)]
     compare(lambda x: x.to(target), arguments)
     compare(lambda x: x.to(target).to(x.dtype), arguments)
     compare(lambda x: torch.where(x.to(target) > 1, x, -x), arguments)

@@ -75,6 +75,14 @@ def test_integer_division_by_zero_does_not_trap(backend):
         assert low.tolist() == ([-1, 1, -(2**63), 0] if name.endswith("div") else [0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64], ids=str)
+def test_floats_to_integers_of_fewer_bits(backend, source):
+    """Eager's are those of an integer of 32 bits, of unsigned bytes those of one of 64: past their ends, too."""
+    x = torch.tensor([3000019712.0, -3007654321.0, 8589938695.0, 300.75, -300.75, 70000.0, 1e20, math.inf, -math.inf, math.nan])
+    for target in (torch.int8, torch.int16, torch.uint8, torch.int32, torch.int64):
+        assert torch.equal(backend(TABLE["convert"], (x.to(source), target)), x.to(source).to(target)), target
+
+
 def test_prelude_has_only_what_is_used():
     assert "q_philox" not in c_prelude("float y = expf(x);")
     assert "float expf(float);" in c_prelude("float y = expf(x);")

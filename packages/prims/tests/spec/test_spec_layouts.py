@@ -105,6 +105,7 @@ CASES = {
     "cross_entropy": lambda x, y: F.cross_entropy(x, y.argmax(1), reduction="none"),
     "glu": lambda x, y: (F.glu(x, 1), F.prelu(x, torch.rand(4))),
     "pixel_shuffle": lambda x, y: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2)),
+    "channel_shuffle": lambda x, y: (F.channel_shuffle(x, 2), F.channel_shuffle(x, 1)),
     "norm": lambda x, y: (x.norm(dim=1), F.normalize(x, dim=1), torch.linalg.vector_norm(x, dim=(2, 3))),
     "complex": lambda x, y: (torch.complex(x, y), torch.view_as_real(torch.complex(x, y)), torch.polar(x, y)),
     "fft": lambda x, y: (torch.fft.rfft(x), torch.fft.fft2(x)),

@@ -40,6 +40,35 @@ def test_what_eager_refuses(name: str) -> None:
                 assert found == wanted, types
 
 
+MOVED: dict[str, tuple[int | tuple[int, ...], ...]] = {
+    **{f"{pad}_pad{n}d": ((1, 2, *[3] * n), (1,) * 2 * n) for n in (1, 2, 3) for pad in ("reflection", "replication")},
+    **{f"{name}{n}d": ((1, 2, *[3] * n), (5,) * n) for n in (1, 2, 3)
+       for name in ("upsample_nearest", "_upsample_nearest_exact")},
+    "argmax": ((2, 3),), "argmin": ((2, 3), 1), "trace": ((2, 3),), "avg_pool3d": ((1, 2, 4, 4, 4), (2, 2, 2)),
+    "im2col": ((1, 2, 3, 3), (2, 2), (1, 1), (0, 0), (1, 1)),
+    "col2im": ((1, 8, 4), (3, 3), (2, 2), (1, 1), (0, 0), (1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.int8, torch.int32, torch.bfloat16])
+def test_what_eager_refuses_to_move(dtype: torch.dtype) -> None:
+    """Operators that are no pointwise ones, and that our own code would compute in any type."""
+    for name, (shape, *rest) in MOVED.items():
+        func = getattr(torch.ops.aten, name).default
+        args = [list(arg) if isinstance(arg, tuple) else arg for arg in rest]
+        wanted = found = None
+        try:
+            func(torch.ones(shape, dtype=dtype), *args)
+        except (RuntimeError, NotImplementedError) as error:
+            wanted = str(error)
+        for _ in range(2):
+            try:
+                infer(func, (TensorSpec(shape, dtype, torch.device("cpu")), *args))
+            except (RuntimeError, NotImplementedError) as error:
+                found = str(error)
+            assert found == wanted, name
+
+
 INDEXED = {
     "gather.default": lambda x, i: (x, 0, i), "scatter.src": lambda x, i: (x, 0, i, x),
     "scatter.value": lambda x, i: (x, 0, i, 2.0), "scatter_add.default": lambda x, i: (x, 0, i, x),

@@ -136,8 +136,10 @@ def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         return f"({arg} != 0)"
     if dst in HALVES:
         return f"q_round_{ROWS[dst].name}({arg if c_type(src) == 'float' else f'(float){arg}'})"
-    if src.is_floating_point and dst in (torch.int32, torch.int64):
-        return f"q_{'d' if c_type(src) == 'double' else 'f'}2i{8 * dst.itemsize}({arg})"
+    if src.is_floating_point and dst.is_signed and not dst.is_floating_point:
+        # Eager's compiler makes narrow integers of 32-bit ones (and bytes, by PyTorch's own cast, of 64-bit ones).
+        whole = f"q_{'d' if c_type(src) == 'double' else 'f'}2i{max(32, 8 * dst.itemsize)}({arg})"
+        return whole if dst.itemsize >= 4 else f"(({c_type(dst)}){whole})"
     if src.is_floating_point and not dst.is_floating_point:
         return f"(({c_type(dst)})(int64_t){arg})"
     return arg if c_type(src) == c_type(dst) else f"(({c_type(dst)}){arg})"

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from prims.errors import Unsupported
 from prims.registry import Definitions
+from prims.spec.asking import asking_the_kernel
 from prims.spec.sym import SymNode, from_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
@@ -73,43 +73,10 @@ def resolve(func: OpOverload) -> Rule:
         _load_rules()
         from prims.spec.fallback import fallback_rule
 
-        rule = RULES.get(op_name(func)) or fallback_rule(func)
-        pointwise = torch.Tag.pointwise in func.tags or rule.__module__ == "prims.spec.rules.elementwise"
-        if pointwise and torch.Tag.nondeterministic_seeded not in func.tags:
-            rule = _asking_the_kernel(func, rule)
+        name = op_name(func)
+        rule = asking_the_kernel(name, func, RULES.get(name) or fallback_rule(func))
         _RESOLVED[func] = rule
     return rule
-
-
-def _asking_the_kernel(func: OpOverload, rule: Rule) -> Rule:
-    """A pointwise overload's rule, before which the types of its operands are tried on one element each, once.
-
-    Which types a kernel takes no rule knows. On the CPU alone: a GPU's kernels take others.
-    """
-    accepted: set[Any] = set()
-
-    def asking(*args: Any, **kwargs: Any) -> Any:
-        kinds = tuple(
-            [(x.dtype, x.device, not x.shape) if type(x) is TensorSpec else type(x) for x in (*args, *kwargs.values())]
-        )
-        if kinds not in accepted:
-            if all(map(_can_be_tried, (*args, *kwargs.values()))):
-                with _disable_current_modes(), torch.no_grad():
-                    func(*map(_one, args), **{name: _one(value) for name, value in kwargs.items()})
-            accepted.add(kinds)
-        return rule(*args, **kwargs)
-
-    return asking
-
-
-def _can_be_tried(x: Any) -> bool:
-    if type(x) is TensorSpec:
-        return x.device.type == "cpu" and x.dtype in _COMMON
-    return type(x) in _PLAIN and not isinstance(x, torch.device)
-
-
-def _one(x: Any) -> Any:
-    return torch.ones((1,) if x.shape else (), dtype=x.dtype) if type(x) is TensorSpec else x
 
 
 def to_spec(x: Any) -> Any:
@@ -125,10 +92,6 @@ def to_spec(x: Any) -> Any:
     return x
 
 
-_COMMON = frozenset(
-    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-     torch.float32, torch.float64, torch.complex64, torch.complex128)
-)  # fmt: skip
 _PLAIN = frozenset({TensorSpec, int, float, bool, type(None), torch.dtype, torch.device, str})
 
 

@@ -324,7 +324,7 @@ def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
 def channel_shuffle(x: TensorSpec, groups: Any) -> TensorSpec:
     if x.shape[1] % groups != 0:
         raise RuntimeError(f"Number of channels must be divisible by groups. Got {x.shape[1]} and {groups}")
-    return TensorSpec(x.shape, x.dtype, x.device)
+    return _formatted(x.shape, x, x.device.type == "cpu" and suggests_channels_last(x))
 
 
 @meta_rule("aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default")

@@ -1,0 +1,90 @@
+"""What types an operator's kernel takes, no rule knows: eager's kernel is asked, with one element, once for each.
+
+On the CPU alone: a GPU's kernels take others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from prims.spec.tensorspec import TensorSpec
+
+__all__ = ["asking_the_kernel"]
+
+_Rule: TypeAlias = Callable[..., Any]
+_OpOverload: TypeAlias = Any  # torch._ops.OpOverload
+_Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+#: What is no pointwise operator, is computed by our own code whatever the type, and whose kernel refuses some: shapes
+#: of the tensors that the kernel is asked with, and the other arguments.
+_SMALL: dict[str, tuple[_Shapes, tuple[Any, ...]]] = {
+    "aten.argmax.default": (((1,),), ()),
+    "aten.argmin.default": (((1,),), ()),
+    "aten.isin.Tensor_Tensor": (((1,), (1,)), ()),
+    "aten.trace.default": (((1, 1),), ()),
+    "aten.im2col.default": (((1, 1, 1, 1),), ([1, 1], [1, 1], [0, 0], [1, 1])),
+    "aten.col2im.default": (((1, 1, 1),), ([1, 1], [1, 1], [1, 1], [0, 0], [1, 1])),
+    "aten.avg_pool3d.default": (((1, 1, 1, 1, 1),), ([1, 1, 1],)),
+    **{f"aten.{pad}_pad{n}d.default": (((1, 1, *[1] * n),), ([0] * 2 * n,)) for n in (1, 2, 3)
+       for pad in ("reflection", "replication")},
+    **{f"aten.{name}{n}d.default": (((1, 1, *[1] * n),), ([1] * n,)) for n in (1, 2, 3)
+       for name in ("upsample_nearest", "_upsample_nearest_exact")},
+}  # fmt: skip
+
+
+def asking_the_kernel(name: str, func: _OpOverload, rule: _Rule) -> _Rule:
+    """The rule of an overload, before which the types of its operands are tried where its kernel may refuse them."""
+    if name in _SMALL:
+        return _asking(func, rule, *_SMALL[name])
+    pointwise = torch.Tag.pointwise in func.tags or rule.__module__ == "prims.spec.rules.elementwise"
+    if pointwise and torch.Tag.nondeterministic_seeded not in func.tags:
+        return _asking(func, rule)
+    return rule
+
+
+def _asking(func: _OpOverload, rule: _Rule, shapes: _Shapes | None = None, rest: tuple[Any, ...] = ()) -> _Rule:
+    accepted: set[Any] = set()
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        kinds = tuple([(x.dtype, x.device, not x.shape) if type(x) is TensorSpec else type(x) for x in given])
+        if kinds not in accepted:
+            if shapes is not None:
+                _ask_small(func, [x for x in given if type(x) is TensorSpec], shapes, rest)
+            elif all(map(_can_be_tried, given)):
+                _ask(func, tuple(map(_one, args)), {name: _one(value) for name, value in kwargs.items()})
+            accepted.add(kinds)
+        return rule(*args, **kwargs)
+
+    return asking
+
+
+def _ask_small(func: _OpOverload, specs: list[TensorSpec], shapes: _Shapes, rest: tuple[Any, ...]) -> None:
+    if len(specs) == len(shapes) and all(map(_can_be_tried, specs)):
+        _ask(func, (*(torch.ones(shape, dtype=x.dtype) for x, shape in zip(specs, shapes, strict=True)), *rest), {})
+
+
+def _ask(func: _OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    with _disable_current_modes(), torch.no_grad():
+        func(*args, **kwargs)
+
+
+def _can_be_tried(x: Any) -> bool:
+    if type(x) is TensorSpec:
+        return x.device.type == "cpu" and x.dtype in _COMMON
+    return type(x) in _PLAIN
+
+
+def _one(x: Any) -> Any:
+    return torch.ones((1,) if x.shape else (), dtype=x.dtype) if type(x) is TensorSpec else x
+
+
+_COMMON = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+     torch.float32, torch.float64, torch.complex64, torch.complex128)
+)  # fmt: skip
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, str})

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from dynamo_capture.stored.programs import options_text
 from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, register_loader, restore, to_bytes
 from prims.disk.cache import Entries
 from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_of, write_private
@@ -192,6 +191,8 @@ class DiskGraphs:
 
     def key(self, env: Envelope, in_place: bool) -> str:
         """The key of a graph: its text, constants by their digests, and all that a compiler is told beside it."""
+        from dynamo_capture.stored.programs import options_text  # packages run where nothing captures
+
         late = repr([node.meta.get("late") for node in env.graph.nodes])  # which the text does not say
         told = late, options_text(self.options), self.programs.backend, torch.__version__
         return hashlib.sha256("\n".join(("graph", env.hash(), str(in_place), *told)).encode()).hexdigest()

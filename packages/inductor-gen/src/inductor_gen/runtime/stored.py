@@ -9,6 +9,7 @@ another torch or another launcher, breaks ``ART-C6``.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -196,12 +197,15 @@ class _General(General):
         child = self.artefact.children.get("general")
         if child is not None:
             return load(child, self.options, self.report)
-        from inductor_gen.compiled import compile_general
         from prims.ir import from_json
 
         text, constants = self._kept()
         env = from_json(text.decode(), constants)
-        return compile_general(env, options=self.options, report=self.report, in_place=self.in_place)
+        compiler = importlib.import_module("inductor_gen.compiled")  # all that loading does without
+        options, report = self.options, self.report
+        return compiler.compile_general(  # type: ignore[no-any-return]
+            env, options=options, report=report, in_place=self.in_place
+        )
 
     def _kept(self) -> tuple[bytes, Mapping[str, torch.Tensor]]:
         if "graph" not in self.artefact.files:

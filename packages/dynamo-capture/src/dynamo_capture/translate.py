@@ -192,28 +192,7 @@ def _finish(
     builder.finish(plan.outputs)
     name = request.code.co_qualname.replace(".<locals>", "")
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
-    gm: torch.fx.GraphModule | None = None
-    compiled: Any = None
-    may_run_again = False
-    undone: Sequence[int] = ()
-    if builder.has_tensor_ops():
-        gm = _graph_module(tx, plan.outputs, name)
-        if report is not None:
-            calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
-            ops = [str(getattr(n.target, "__name__", n.target)) for n in calls]
-            lines = [n.meta.get("source") for n in calls]
-            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where, lines=lines)
-        with tx.inference.around():
-            compiled = compile_graph(gm, builder.inputs)
-        if not callable(compiled):
-            from prims.errors import UserError
-
-            raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
-        undone, may_run_again = _all_or_nothing(compiled, tx)
-    elif plan.outputs:
-        gm = _graph_module(tx, plan.outputs, name)
-        compiled = blaming(gm) if isinstance(tx.guards.tree, GuardLog) else gm.forward
-
+    gm, compiled, undone, may_run_again = _compiled(tx, plan, name, where, compile_graph, report)
     drawn = tuple(sorted(map(str, tx.drawn))) if may_run_again else ()
     running = Running(tuple(undone), drawn, bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
     inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
@@ -274,6 +253,32 @@ def _finish(
         kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
         tree = tree.tree
     return Translation(code, tree, captured, brk is not None, kept)
+
+
+def _compiled(
+    tx: Capture, plan: Any, name: str, where: str, compile_graph: CompileGraph, report: Report | None
+) -> tuple[torch.fx.GraphModule | None, Any, Sequence[int], bool]:
+    """The captured graph, what the backend made of it, and what :func:`_all_or_nothing` says; Nones where nothing is to
+    be computed."""
+    builder = tx.graph
+    if builder.has_tensor_ops():
+        gm = _graph_module(tx, plan.outputs, name)
+        if report is not None:
+            calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
+            ops = [str(getattr(n.target, "__name__", n.target)) for n in calls]
+            lines = [n.meta.get("source") for n in calls]
+            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where, lines=lines)
+        with tx.inference.around():
+            compiled = compile_graph(gm, builder.inputs)
+        if not callable(compiled):
+            from prims.errors import UserError
+
+            raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
+        return gm, compiled, *_all_or_nothing(compiled, tx)
+    if plan.outputs:
+        gm = _graph_module(tx, plan.outputs, name)
+        return gm, blaming(gm) if isinstance(tx.guards.tree, GuardLog) else gm.forward, (), False
+    return None, None, (), False
 
 
 def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence[int], bool]:

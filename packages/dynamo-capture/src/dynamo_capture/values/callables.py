@@ -153,6 +153,12 @@ class PyModuleValue(_FixedValue):
             if changed is DELETED:
                 raise GraphBreak("QB06", f"{name!r} of module {module.__name__}, deleted here")
             return changed
+        written: Any = tx.changed(module.__dict__)
+        if written is not None and name not in vars(types.ModuleType):  # by way of `module.__dict__`
+            entries = {key.realize().const(): value for key, value in written.whole(tx).values()}
+            if name not in entries:
+                raise GraphBreak("QB06", f"{name!r} of module {module.__name__}, whose dictionary is changed here")
+            return entries[name]
         if not hasattr(module, name):
             self._guard_missing(tx, name)
         found = tx.exact(getattr, module, name)

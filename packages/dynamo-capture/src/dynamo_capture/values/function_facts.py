@@ -99,7 +99,10 @@ def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) ->
     for name in functools.WRAPPER_ASSIGNMENTS:
         if (value := _attribute(tx, wrapped, name)) is not None:
             wrapper.setattr(tx, name, value)
-    attributes = _attribute(tx, wrapped, "__dict__")
+    if isinstance(wrapped, FunctionValue) and wrapped.fn is None:
+        attributes: Value | None = DictValue.named(wrapped.own_attributes())
+    else:
+        attributes = _attribute(tx, wrapped, "__dict__")
     if isinstance(attributes, DictValue):
         for key, value in list(attributes.whole(tx).values()):
             wrapper.setattr(tx, key.realize().const(), value)

@@ -19,6 +19,7 @@ from dynamo_capture.values.identity import identity_key, pin
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
+    from dynamo_capture.values.dicts import DictValue
 
 __all__ = ["CellValue", "FunctionValue", "MethodValue", "PartialValue", "SuperValue", "bind_arguments"]
 
@@ -82,7 +83,7 @@ class CellValue(Value):
 class FunctionValue(Value):
     """A Python function: an existing one (``fn``), or one that the region defines."""
 
-    __slots__ = ("_attrs", "closure", "code", "defaults", "fn", "globals", "kwdefaults", "name",
+    __slots__ = ("_attrs", "_keywords", "closure", "code", "defaults", "fn", "globals", "kwdefaults", "name",
                  "qualname")  # fmt: skip
 
     mutable = True
@@ -93,6 +94,7 @@ class FunctionValue(Value):
         self._attrs: dict[str, Value] = {}
         self.defaults: list[Value] | None = None
         self.kwdefaults: dict[str, Value] | None = None
+        self._keywords: DictValue | None = None  # `__kwdefaults__`, once the program has it: it may write to it
         self.closure: tuple[CellValue, ...] | None = None
         if fn is not None:
             self.code = fn.__code__
@@ -162,6 +164,8 @@ class FunctionValue(Value):
 
     def keyword_defaults(self, tx: Capture) -> dict[str, Value]:
         """The keyword-only defaults."""
+        if self._keywords is not None:
+            return {key.realize().const(): value for key, value in self._keywords.whole(tx).values()}
         if self.kwdefaults is None:
             values = self.fn.__kwdefaults__ or {}  # type: ignore[union-attr]
             base = Source("func_kwdefaults", self.source) if self.source else None
@@ -198,28 +202,48 @@ class FunctionValue(Value):
 
             return HandlerValue(lambda tx, args, kwargs: MethodValue(args[0], self), "__get__")
         if self.fn is not None:
+            if name == "__kwdefaults__":
+                return self._keyword_table(tx.from_python(self.fn.__kwdefaults__, self.root().attr(name)))
+            written: Any = None if _is_part(name) else tx.changed(self.fn.__dict__)
+            if written is not None:  # by way of `fn.__dict__`
+                entries = {key.realize().const(): value for key, value in written.whole(tx).values()}
+                if name not in entries:
+                    raise tx.observed(no_attribute("function", name))
+                return entries[name]
             if name in self.fn.__dict__:
                 return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
             if not hasattr(self.fn, name):
                 tx.guards.no_instance_attr(self.root(), name)
                 raise tx.observed(no_attribute("function", name))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
-        if name == "__kwdefaults__":
-            from dynamo_capture.values.dicts import DictValue
+        from dynamo_capture.values.dicts import DictValue
 
-            return DictValue.named(self.kwdefaults) if self.kwdefaults else ConstantValue(None)
-        if name not in ("__module__", "__doc__", "__dict__") and hasattr(types.FunctionType, name):
-            raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
+        if name == "__kwdefaults__":
+            if self._keywords is None and self.kwdefaults:
+                self._keywords = DictValue.named(self.kwdefaults)
+            return self._keywords or ConstantValue(None)
+        if name == "__annotations__":  # a dictionary of its own, made as it is asked for
+            return self._attrs.setdefault(name, DictValue.named({}))
         if name == "__module__":
             return tx.from_python(self.globals.get("__name__"))
         if name == "__doc__":
             consts = self.code.co_consts
             return tx.from_python(consts[0] if consts and isinstance(consts[0], str) else None)
-        if name == "__dict__":
-            from dynamo_capture.values.dicts import DictValue
-
-            return DictValue.named({k: v for k, v in self._attrs.items() if not hasattr(types.FunctionType, k)})
+        if _is_part(name):
+            raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
         raise tx.observed(no_attribute("function", name))
+
+    def _keyword_table(self, table: Value) -> Value:
+        """`table`, of which later calls take the defaults: the program may write to it."""
+        from dynamo_capture.values.dicts import DictValue
+
+        table = table.realize()
+        self._keywords = table if isinstance(table, DictValue) else None
+        return table
+
+    def own_attributes(self) -> dict[str, Value]:
+        """What stands in the `__dict__` of a function that the region defines."""
+        return {k: v for k, v in self._attrs.items() if not _is_part(k)}
 
     def attribute_set(self, name: str) -> Value | None:
         """An attribute that the region has set."""
@@ -229,23 +253,41 @@ class FunctionValue(Value):
         if self.fn is not None:
             raise GraphBreak("QB06", f"setting attribute {name!r} of the function {self.qualname!r}")
         tx.side.epoch += 1
+        if name in ("__defaults__", "__kwdefaults__"):
+            self._set_defaults(tx, name, value.realize())
+            return
+        if _is_part(name) and name not in _WRITTEN:
+            raise GraphBreak("QB06", f"setting attribute {name!r} of a function made here")
+        if name in ("__name__", "__qualname__"):
+            text = value.realize()
+            if not text.is_const or type(text.const()) is not str:
+                raise GraphBreak("QB06", f"setting attribute {name!r} of a function made here to {text.describe()}")
+            setattr(self, name.strip("_"), text.const())
         self._attrs[name] = value
-        value = value.realize()
-        if name in ("__name__", "__qualname__") and value.is_const:
-            setattr(self, name.strip("_"), value.const())
+
+    def _set_defaults(self, tx: Capture, name: str, value: Value) -> None:
+        from dynamo_capture.values.dicts import DictValue
+
+        none = value.is_const and value.const() is None
+        if name == "__defaults__" and (none or isinstance(value, TupleValue)):
+            self.defaults = [] if none else value.unpack(tx)
+        elif name == "__kwdefaults__" and (none or type(value) is DictValue):
+            self.kwdefaults, self._keywords = {}, value if type(value) is DictValue else None
+        else:
+            raise GraphBreak("QB06", f"setting attribute {name!r} of a function made here to {value.describe()}")
 
     def children(self) -> Iterator[Value]:
         yield from self.closure or ()
         yield from self.defaults or ()
-        yield from (self.kwdefaults or {}).values()
+        yield from (self.kwdefaults or {}).values() if self._keywords is None else (self._keywords,)
         yield from self._attrs.values()
 
     def reconstruct(self, cg: CodeGen) -> None:
         if self.fn is not None:
             cg.load_const(self.fn)
             return
-        kwdefaults: Value = ConstantValue(None)
-        if self.kwdefaults:
+        kwdefaults: Value = self._keywords or ConstantValue(None)
+        if self._keywords is None and self.kwdefaults:
             from dynamo_capture.values.dicts import DictValue
 
             kwdefaults = DictValue.named(self.kwdefaults)
@@ -269,6 +311,15 @@ class FunctionValue(Value):
 
     def describe(self) -> str:
         return f"the function {self.globals.get('__name__', '?')}.{self.qualname}"
+
+
+#: Parts of a function, beside its defaults, that a write to changes nothing else of.
+_WRITTEN = frozenset(("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__"))
+
+
+def _is_part(name: str) -> bool:
+    """Whether an attribute is one that every function has, no entry of its `__dict__`."""
+    return any(name in vars(cls) for cls in types.FunctionType.__mro__)
 
 
 class _RawConstant(ConstantValue):

@@ -240,6 +240,9 @@ def _upsample(name: str, n: int) -> None:
     @meta_rule(f"aten.{name}.default")
     def rule(x: TensorSpec, output_size: Any, *args: Any) -> TensorSpec:
         shape = (*x.shape[:2], *output_size)
+        if not all(size > 0 for size in (*x.shape[2:], *output_size)):
+            sizes = f"input {list(x.shape[2:])} output {list(output_size)}"
+            raise RuntimeError(f"Input and output sizes should be greater than 0, but got {sizes}")
         return _formatted(shape, x, x.ndim == 4 and suggests_channels_last(x) or n == 3 and suggests_channels_last(x))
 
     @meta_rule(f"aten.{name}_backward.default")
@@ -274,10 +277,19 @@ def grid_sampler(x: TensorSpec, grid: TensorSpec, *args: Any) -> TensorSpec:
     return TensorSpec((x.shape[0], x.shape[1], *grid.shape[1:-1]), x.dtype, x.device)
 
 
+def _window_arguments(kernel: Any, dilation: Any, padding: Any, stride: Any) -> None:
+    for what, sizes in (("kernel size", kernel), ("dilation", dilation), ("stride", stride)):
+        if not all(size > 0 for size in sizes):
+            raise RuntimeError(f"{what} should be greater than zero, but got {list(sizes)}")
+    if not all(size >= 0 for size in padding):
+        raise RuntimeError(f"padding should be non-negative, but got {list(padding)}")
+
+
 @meta_rule("aten.im2col.default")
 def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
     count: Size = 1
     channels = x.shape[-3]
+    _window_arguments(kernel, dilation, padding, stride)
     for i in range(2):
         windows = pooled(x.shape[x.ndim - 2 + i], kernel[i], stride[i], padding[i], dilation[i], False)
         if not windows >= 1:
@@ -289,6 +301,7 @@ def im2col(x: TensorSpec, kernel: Any, dilation: Any, padding: Any, stride: Any)
 
 @meta_rule("aten.col2im.default")
 def col2im(x: TensorSpec, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> TensorSpec:
+    _window_arguments(kernel, dilation, padding, stride)
     channels = x.shape[-2] // (kernel[0] * kernel[1])
     geometry = zip(output_size, kernel, stride, padding, dilation, strict=True)
     windows = math.prod(pooled(*line, False) for line in geometry)

@@ -14,7 +14,7 @@ from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, broadcast_strides, dense_in_order
 from prims.spec.promote import result_dtype
 from prims.spec.rules.creation import with_format
-from prims.spec.rules.views import diagonal, expand, numel, reshape, select, slice_, wrap_dim
+from prims.spec.rules.views import as_strided, diagonal, expand, numel, reshape, select, slice_, wrap_dim
 from prims.spec.tensorspec import TensorSpec
 
 Size = Any  # int | Sym
@@ -94,6 +94,7 @@ def index_add(x: TensorSpec, dim: int, index: TensorSpec, source: TensorSpec, *,
 @meta_rule("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(x: TensorSpec, dim: int, index: TensorSpec, value: Any) -> TensorSpec:
     _positions(index)
+    wrap_dim(dim, x.ndim)
     return with_format(x, None, x.dtype, x.device)
 
 
@@ -140,7 +141,10 @@ def _view_scatter(x: TensorSpec, src: TensorSpec, part: TensorSpec) -> TensorSpe
 
 
 @meta_rule("aten.as_strided_scatter.default")
-def as_strided_scatter(x: TensorSpec, *args: Any, **kwargs: Any) -> TensorSpec:
+def as_strided_scatter(
+    x: TensorSpec, src: TensorSpec, size: Any, stride: Any, storage_offset: Size | None = None
+) -> TensorSpec:
+    as_strided(x, size, stride, storage_offset)
     return with_format(x, None, x.dtype, x.device)
 
 

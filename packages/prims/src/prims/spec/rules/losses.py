@@ -76,6 +76,8 @@ def huber_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: flo
 
 @meta_rule("aten.smooth_l1_loss.default")
 def smooth_l1_loss(x: TensorSpec, target: TensorSpec, reduction: int = 1, delta: float = 1.0) -> TensorSpec:
+    if type(delta) in (int, float) and delta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     return _reduced(iterate((x, target), result_dtype((x, target))), reduction)
 
 

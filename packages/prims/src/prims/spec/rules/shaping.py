@@ -72,6 +72,8 @@ def stack(tensors: Sequence[TensorSpec], dim: int = 0) -> TensorSpec:
 
 @meta_rule("aten.constant_pad_nd.default")
 def constant_pad_nd(x: TensorSpec, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
+    if len(pad) % 2 != 0:
+        raise RuntimeError(f"Length of pad must be even but instead it equals {len(pad)}")
     shape = list(x.shape)
     for i in range(len(pad) // 2):
         d = x.ndim - 1 - i

@@ -331,9 +331,15 @@ def narrow(x: TensorSpec, dim: int, start: Size, length: Size) -> TensorSpec:
 
 @meta_rule("aten.split.Tensor")
 def split(x: TensorSpec, split_size: Size, dim: int = 0) -> list[TensorSpec]:
+    if x.ndim == 0:
+        raise RuntimeError("split expects at least a 1-dimensional tensor")
     d = wrap_dim(dim, x.ndim)
     size = x.shape[d]
+    if type(split_size) is int and split_size < 0:
+        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={split_size}")
     if type(split_size) is int and split_size == 0:
+        if size != 0:
+            raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}")
         return [x]
     count = int(sym_max((size + split_size - 1) // split_size, 1))
     last = size - split_size * (count - 1)
@@ -392,10 +398,11 @@ def diagonal(x: TensorSpec, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 @meta_rule("aten.unfold.default")
 def unfold(x: TensorSpec, dimension: int, size: Size, step: Size) -> TensorSpec:
     d = wrap_dim(dimension, x.ndim)
+    extent = x.shape[d] if x.shape else 1
+    if size > extent or size < 0 or step <= 0:
+        raise RuntimeError(f"unfold: windows of {size}, {step} apart, in a dimension of size {extent}")
     if not x.shape:
         return view_of(x, (size,), (1,))
-    if size > x.shape[d] or size < 0 or step <= 0:
-        raise RuntimeError(f"unfold: windows of {size}, {step} apart, in a dimension of size {x.shape[d]}")
     count = (x.shape[d] - size) // step + 1
     shape = (*x.shape[:d], count, *x.shape[d + 1 :], size)
     strides = (*x.strides[:d], x.strides[d] * step, *x.strides[d + 1 :], x.strides[d])
@@ -404,6 +411,10 @@ def unfold(x: TensorSpec, dimension: int, size: Size, step: Size) -> TensorSpec:
 
 @meta_rule("aten.as_strided.default")
 def as_strided(x: TensorSpec, size: Any, stride: Any, storage_offset: Size | None = None) -> TensorSpec:
+    if any(type(step) is int and step < 0 for step in stride):
+        raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
+    if type(storage_offset) is int and storage_offset < 0:
+        raise RuntimeError(f"Tensor: invalid storage offset {storage_offset}")
     return view_of(x, size, stride, storage_offset)
 
 

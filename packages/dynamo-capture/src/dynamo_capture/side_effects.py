@@ -7,8 +7,10 @@ attributes and contents are stored afterwards, so that objects may refer to each
 from __future__ import annotations
 
 import collections
+import gc
 import operator
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -130,6 +132,26 @@ class SideEffects:
     def __bool__(self) -> bool:
         return bool(self._mutated or self._attributes or self._globals or self._of_tensors or self._calls)
 
+    def released(self, object_behind: Callable[[Value], Any]) -> list[Any] | None:
+        """What existing objects may lose by the changes: all that changed containers held, and what was where something
+        is stored. None where that is not known.
+
+        Args:
+            object_behind: the existing container that a value stands for, or None.
+        """
+        found: list[Any] = []
+        for value in self._mutated.values():
+            container = object_behind(value)
+            if container is None:
+                return None
+            found += gc.get_referents(container)
+        for owner, name in self._attributes.values():
+            found.append(_held(owner.obj, name))
+        found += [globals_.get(name) for globals_, name, _ in self._globals.values()]
+        for tensor, name, _ in self._of_tensors.values():
+            found.append(_held(getattr(tensor, "real_tensor", None), name))
+        return found
+
     def is_mutated(self, value: Value) -> bool:
         """Whether the region changes this existing container or cell."""
         return id(value) in self._mutated
@@ -186,6 +208,15 @@ class SideEffects:
         for fn, args, kwargs in self._calls:
             cg.call_const(fn, args, kwargs)
             cg.pop()
+
+
+def _held(obj: Any, name: str) -> Any:
+    """An attribute that an object has of its own, without running any code of the program's."""
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return obj  # slots: whatever it holds
+    return found.get(name)
 
 
 class _Raw(ConstantValue):

@@ -42,7 +42,7 @@ DOCUMENTED = {
     },
     "values/dicts.py": {"DictValue._popitem": 1},
     "values/functions.py": {
-        "CellValue.getattr": 1, "FunctionValue.getattr": 2, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
+        "CellValue.getattr": 1, "FunctionValue.getattr": 3, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },
     "values/identity.py": {"object_key": 1, "hash_of": 1},
     "values/iterating.py": {"_StrictZip": 1},

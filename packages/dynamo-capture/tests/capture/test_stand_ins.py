@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -64,7 +65,19 @@ def test_grouping_of_tensors():
         return total
 
     args = torch.randn(2), torch.randn(2), torch.randn(2, dtype=torch.float64)
-    torch.testing.assert_close(captured(function, *args), function(*args))
+    torch.testing.assert_close(captured(function, *args), function(*args), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtypes", itertools.permutations([torch.float32, torch.float64, torch.float16, torch.int64], 3))
+def test_groups_are_in_eagers_order(dtypes):
+    """Which is that of a hash table, and decides in which order numbers are added up."""
+
+    def function(*tensors):
+        found = _group_tensors_by_device_and_dtype([[*tensors, *tensors]], True)
+        return tensors[0] + 1, [str(key) for key in found], [indices for _, indices in found.values()]
+
+    args = [torch.ones(2, dtype=dtype) for dtype in dtypes]
+    assert captured(function, *args)[1:] == function(*args)[1:]
 
 
 def test_clipping_of_gradients():

@@ -234,3 +234,49 @@ def test_what_the_region_lets_go_of(capture):
     compiled = capture(of_argument, strict=False)
     keeps = Thing()
     assert same(compiled(torch.ones(2), keeps), of_argument(torch.ones(2), keeps))
+
+
+class Keeper:
+    def __init__(self):
+        self.thing = Thing(3.0)
+        self.reference = weakref.ref(self.thing)
+        self.steps, self.log, self.table = 0, [], {"a": Thing(1.0)}
+
+
+def counts(x, keeper):
+    keeper.steps += 1
+    keeper.log.append(keeper.steps)
+    return x * keeper.reference().factor
+
+
+def replaces_another(x, keeper):
+    keeper.table = {}
+    return x * keeper.reference().factor
+
+
+def lets_go(x, keeper):
+    keeper.thing = None
+    found = keeper.reference()
+    return x if found is None else x * found.factor
+
+
+def lets_go_by_a_list(x, keeper):
+    keeper.log = [keeper.thing]
+    keeper.thing = 0
+    keeper.log.clear()
+    found = keeper.reference()
+    return x if found is None else x * found.factor
+
+
+@pytest.mark.parametrize("fn", [counts, replaces_another, lets_go, lets_go_by_a_list], ids=lambda fn: fn.__name__)
+def test_changes_before_a_weak_reference_is_called(fn, capture):
+    """They end the graph only where what they replace leads to the object."""
+    compiled = capture(fn, strict=False)
+    for _ in range(3):
+        keepers = Keeper(), Keeper()
+        ours, expected = compiled(torch.ones(2), keepers[0]), fn(torch.ones(2), keepers[1])
+        assert torch.equal(ours, expected)
+        assert (keepers[0].reference() is None) is (keepers[1].reference() is None)
+        assert keepers[0].steps == keepers[1].steps and len(keepers[0].log) == len(keepers[1].log)
+    whole = not compiled.report.breaks and not compiled.report.fallbacks
+    assert whole is not fn.__name__.startswith("lets")

@@ -42,7 +42,20 @@ def group_tensors(
                 group.append(tensors[index])
         if with_indices:
             indices.append(index)
-    return groups
+    return {key: groups[key] for key in order_of_groups(tuple(groups))}
+
+
+def order_of_groups(keys: tuple[tuple[torch.device, torch.dtype], ...]) -> tuple[tuple[torch.device, torch.dtype], ...]:
+    """Groups in eager's order, which is that of a C++ hash table: it is asked with empty tensors."""
+    if len(keys) < 2:
+        return keys
+    tensors = [torch.empty(0, device=device, dtype=dtype) for device, dtype in keys]
+    return tuple(_foreach_utils._group_tensors_by_device_and_dtype([tensors], True))  # type: ignore[list-item,arg-type]
+
+
+@special(order_of_groups)
+def _order(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return tx.from_python(order_of_groups(args[0].realize().const()))
 
 
 @special(_foreach_utils._group_tensors_by_device_and_dtype)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import types
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.sources import Source
@@ -66,7 +70,7 @@ class WeakReferenceValue(Value):
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if args or kwargs:
             raise GraphBreak("QB03", "a weak reference with arguments")
-        if tx.side:
+        if tx.side and self._may_be_gone(tx):
             raise GraphBreak("QB06", "whether what a weak reference refers to is alive after changes")
         source = self.target.source
         if source is not None and source.kind == "local":
@@ -75,6 +79,12 @@ class WeakReferenceValue(Value):
                 # Emitted code holds all arguments of the frame to its end.
                 raise SkipFrame(f"a weak reference to what {source} was", where=tx.location())
         return self.target
+
+    def _may_be_gone(self, tx: Capture) -> bool:
+        """May the region's changes have let go of it? Not where nothing that they replace leads to it."""
+        obj = None if self.original is None else dereference(self.original)
+        released = None if obj is None else tx.side.released(tx.object_behind)
+        return released is None or _leads_to(released, obj)
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__class__":
@@ -89,6 +99,31 @@ class WeakReferenceValue(Value):
 
     def describe(self) -> str:
         return "a weak reference"
+
+
+#: Objects that are looked at before it is taken for granted that one of them leads there.
+_MOST = 20_000
+
+
+def _leads_to(roots: list[Any], wanted: Any) -> bool:
+    """Do references lead from one of the objects to another? Modules and classes keep what they hold whoever lets go of
+    them, and tensors hold none but by attributes."""
+    seen: set[int] = set()
+    todo = list(roots)
+    while todo:
+        obj = todo.pop()
+        if obj is wanted or len(seen) > _MOST:
+            return True
+        if id(obj) in seen or isinstance(obj, (types.ModuleType, type)):
+            continue
+        seen.add(id(obj))
+        if isinstance(obj, types.FunctionType):
+            todo += [obj.__closure__, obj.__defaults__, obj.__kwdefaults__, obj.__dict__]
+        elif isinstance(obj, torch.Tensor):
+            todo.append(obj.__dict__)
+        else:
+            todo += gc.get_referents(obj)
+    return False
 
 
 def weak_reference(tx: Capture, obj: Any, source: Source | None) -> Value:

@@ -24,7 +24,7 @@ def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """What compiled graphs give the fused attention operators: (is there a mask, the causal flag)."""
     seen: list[tuple[bool, bool]] = []
-    made = extern_calls._with_dense_rows
+    made = extern_calls.with_dense_rows
 
     def spied(function: Any, count: int) -> Any:
         call, at = made(function, count), 4 if count == 3 else 7
@@ -35,7 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 
         return spy
 
-    monkeypatch.setattr(extern_calls, "_with_dense_rows", spied)
+    monkeypatch.setattr(extern_calls, "with_dense_rows", spied)
     return seen
 
 

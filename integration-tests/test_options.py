@@ -14,7 +14,7 @@ import torch
 import compile_api
 import dynamo_capture
 from compile_api.modes import make_options
-from inductor_gen.runtime import compiler
+from inductor_gen.runtime import compiler, libraries
 from prims.errors import CompileWarning, Unsupported, UserError
 from prims.ir import Envelope
 from prims.logs import set_logs, wanted
@@ -119,10 +119,10 @@ def strict(tmp_path, monkeypatch):
 @effect
 def cache(tmp_path, monkeypatch):
     x = torch.ones(3)
-    monkeypatch.setattr(compiler, "_LOADED", {})
+    monkeypatch.setattr(libraries, "_LOADED", {})
     compiled(wave, x, cache=False, cache_dir=str(tmp_path))
     assert not files(tmp_path)
-    monkeypatch.setattr(compiler, "_LOADED", {})
+    monkeypatch.setattr(libraries, "_LOADED", {})
     compiled(wave, x, cache=True, cache_dir=str(tmp_path))
     assert files(tmp_path)
 
@@ -130,7 +130,7 @@ def cache(tmp_path, monkeypatch):
 @effect
 def cache_dir(tmp_path, monkeypatch):
     for name in ("one", "other"):
-        monkeypatch.setattr(compiler, "_LOADED", {})
+        monkeypatch.setattr(libraries, "_LOADED", {})
         compiled(wave, torch.ones(3), cache=True, cache_dir=str(tmp_path / name))
         assert files(tmp_path / name)
 
@@ -150,7 +150,7 @@ def cache_size_limit(tmp_path, monkeypatch):
     def stays(limit):
         folder = tmp_path / str(limit)
         for fn in (wave, lambda x: x.cos() + 1, lambda x: x.exp() * 3):
-            monkeypatch.setattr(compiler, "_LOADED", {})
+            monkeypatch.setattr(libraries, "_LOADED", {})
             compiled(fn, torch.ones(3), cache=True, cache_dir=str(folder), cache_size_limit=limit)
         return files(folder)
 
@@ -193,7 +193,7 @@ def compile_workers(tmp_path, monkeypatch):
     asked, real = [], compiler._shares
     monkeypatch.setattr(compiler, "_shares", lambda units, workers: asked.append(workers) or real(units, workers))
     for workers in (3, 0):
-        monkeypatch.setattr(compiler, "_LOADED", {})
+        monkeypatch.setattr(libraries, "_LOADED", {})
         compiled(wave, torch.ones(3), compile_workers=workers)
     assert asked == [3, len(os.sched_getaffinity(0))]
 
@@ -205,10 +205,10 @@ def compile_timeout(tmp_path, monkeypatch):
     cc.chmod(0o755)
     monkeypatch.setenv("CC", str(cc))
     with pytest.warns(CompileWarning, match="took more than 1 seconds"):
-        monkeypatch.setattr(compiler, "_LOADED", {})
+        monkeypatch.setattr(libraries, "_LOADED", {})
         (fallback,) = compiled(wave, torch.ones(3), compile_timeout=1).report().fallbacks
     assert "QUINTET_COMPILE_TIMEOUT" in fallback.reason
-    monkeypatch.setattr(compiler, "_LOADED", {})
+    monkeypatch.setattr(libraries, "_LOADED", {})
     assert compiled(wave, torch.ones(3), compile_timeout=0).report().kernels
 
 

@@ -156,3 +156,40 @@ def test_of_a_module_by_its_dictionary(fn, capture):
             HELD.v = 1
             results.append((str(run(torch.ones(2))), HELD.__dict__.get("v"), HELD.__dict__.get("late")))
         assert results[0] == results[1]
+
+
+def read(x):
+    def g(v):
+        return v + 1
+
+    g.a = 2
+    own = g.__dict__
+    before = len(own), own.get("a"), "b" in own
+    g.b = 3
+    return g(x), before, len(own), own["b"], sorted(own), list(own.items()), g.__dict__ == {"a": 2, "b": 3}
+
+
+def written(x):
+    def g(v):
+        return v + 1
+
+    g.__dict__.update(z=5)
+    g.__dict__["q"] = 1
+    return g(x), g.z, g.q
+
+
+def dropped(x):
+    def g(v):
+        return v + 1
+
+    g.a, g.b = 1, 2
+    own = g.__dict__
+    found = own.pop("a"), own.pop("none", 7), own.setdefault("c", 9)
+    del own["b"]
+    return g(x), found, hasattr(g, "a"), sorted(g.__dict__), len(own)
+
+
+@pytest.mark.parametrize("fn", [read, written, dropped], ids=lambda fn: fn.__name__)
+def test_the_dictionary_of_a_function_made_here(fn, capture):
+    ours, expected = capture(fn, fullgraph=True)(torch.ones(2)), fn(torch.ones(2))
+    assert torch.equal(ours[0], expected[0]) and ours[1:] == expected[1:]

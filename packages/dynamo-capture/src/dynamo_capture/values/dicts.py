@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["DictValue", "DictView", "ProxyValue", "each_pair", "merged", "pairs_of"]
+__all__ = ["DictValue", "DictView", "OwnAttributes", "ProxyValue", "each_pair", "merged", "pairs_of"]
 
 _MISSING = object()
 
@@ -410,6 +410,53 @@ def each_pair(tx: Capture, value: Value) -> Iterator[tuple[Value, Value]]:
         if len(pair) != 2:
             raise GraphBreak("QB19", f"a dict of elements that are no pairs: element {i}")
         yield pair[0], pair[1]
+
+
+
+class OwnAttributes(DictValue):
+    """The ``__dict__`` of a function that the region defines: reads and writes go to the function's attributes.
+
+    Args:
+        owner: has ``own_attributes()``, ``set_own(tx, name, value)`` and ``drop_own(tx, name)``.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def _now(self) -> None:
+        self.entries = {name: (ConstantValue(name), value) for name, value in self._owner.own_attributes().items()}
+
+    def whole(self, tx: Capture) -> dict[Any, tuple[Value, Value]]:
+        self._now()
+        return super().whole(tx)
+
+    def find(self, tx: Capture, key: Value) -> Value | None:
+        self._now()
+        return super().find(tx, key)
+
+    def _count(self, tx: Capture) -> int:
+        self._now()
+        return super()._count(tx)
+
+    def setitem(self, tx: Capture, key: Value, value: Value) -> None:
+        self._owner.set_own(tx, key.realize().const(), value)
+
+    def _pop(self, tx: Capture, key: Value) -> Value | None:
+        found = self.find(tx, key)
+        if found is not None:
+            self._owner.drop_own(tx, key.realize().const())
+        return found
+
+    def _changing_method(self, tx: Capture, name: str, args: list[Value]) -> Value:
+        if name in ("clear", "popitem", "move_to_end", "__ior__"):
+            raise GraphBreak("QB06", f"{name}() of the __dict__ of a function made here")
+        return super()._changing_method(tx, name, args)
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        raise GraphBreak("QB06", "the __dict__ of a function made here, handed on")
 
 
 class ProxyValue(Value):

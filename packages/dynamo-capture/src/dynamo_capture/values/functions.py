@@ -216,8 +216,10 @@ class FunctionValue(Value):
                 tx.guards.no_instance_attr(self.root(), name)
                 raise tx.observed(no_attribute("function", name))
             return tx.from_python(getattr(self.fn, name), self.root().attr(name))
-        from dynamo_capture.values.dicts import DictValue
+        from dynamo_capture.values.dicts import DictValue, OwnAttributes
 
+        if name == "__dict__":
+            return OwnAttributes(self)
         if name == "__kwdefaults__":
             if self._keywords is None and self.kwdefaults:
                 self._keywords = DictValue.named(self.kwdefaults)
@@ -244,6 +246,17 @@ class FunctionValue(Value):
     def own_attributes(self) -> dict[str, Value]:
         """What stands in the `__dict__` of a function that the region defines."""
         return {k: v for k, v in self._attrs.items() if not _is_part(k)}
+
+    def set_own(self, tx: Capture, name: Any, value: Value) -> None:
+        """``function.__dict__[name] = value``."""
+        if type(name) is not str or _is_part(name):
+            raise GraphBreak("QB06", f"the key {name!r} in the __dict__ of a function made here")
+        self.setattr(tx, name, value)
+
+    def drop_own(self, tx: Capture, name: str) -> None:
+        """``del function.__dict__[name]``."""
+        tx.side.epoch += 1
+        del self._attrs[name]
 
     def attribute_set(self, name: str) -> Value | None:
         """An attribute that the region has set."""

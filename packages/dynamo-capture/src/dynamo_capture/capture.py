@@ -289,6 +289,15 @@ class Capture:
             value.attrs[name] = self._argument(held)
         return ObservedError(value)
 
+    def observed_because(self, error: BaseException, cause: Value) -> ObservedError:
+        """Like :meth:`observed`, for an error that the interpreter itself raises from another: its cause and context."""
+        observed = self.observed(error)
+        value = observed.value
+        assert isinstance(value, ExceptionValue)
+        value.attrs["__cause__"] = cause
+        value.raised, value.context = True, cause
+        return observed
+
     def _argument(self, arg: Any) -> Value:
         if type(arg) is tuple:
             return TupleValue([self._argument(x) for x in arg])

@@ -426,8 +426,8 @@ class GeneratorValue(Value):
             item: Value | None = step()
         except ObservedError as error:
             self.frame.finished = True
-            if error.value.pytype is StopIteration:
-                raise tx.observed(RuntimeError("generator raised StopIteration")) from None
+            if issubclass(error.value.pytype, StopIteration):
+                raise tx.observed_because(RuntimeError("generator raised StopIteration"), error.value) from None
             raise
         finally:
             self.running = False

@@ -19,7 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 FALLBACKS = set(Path(__file__).with_name("op_db_fallbacks.txt").read_text().split())
 SETTINGS = argparse.Namespace(
-    grad=True, forward=False, device="cpu", dtype=["float32"], samples=1, sizes=["static"], only=None,
+    grad=True, second=False, forward=False, device="cpu", dtype=["float32"], samples=1, sizes=["static"], only=None,
     strided=False, errors=False, numerics="fast", database=["op_db"],
 )
 TASKS = [task.index for task in sweep.tasks(SETTINGS)]
@@ -41,14 +41,14 @@ def test_the_database_is_there():
 @pytest.mark.parametrize("index", TASKS[::4], ids=lambda index: op_db[index].formatted_name)
 def test_operator(index):
     warnings.simplefilter("ignore")
-    judge(op_db[index].formatted_name, *sweep.check(op_db[index], "float32", True, SETTINGS))
+    judge(op_db[index].formatted_name, *sweep.check(op_db[index], "float32", "gradients", SETTINGS))
 
 
 @pytest.mark.parametrize("index", module_db.comparable("float32"), ids=lambda k: module_db.module_db[k].formatted_name)
 def test_module(index):
     warnings.simplefilter("ignore")
     info = module_db.module_db[index]
-    verdict, reason = module_db.check(info, "float32", True, SETTINGS)
+    verdict, reason = module_db.check(info, "float32", "gradients", SETTINGS)
     if verdict == "skipped":
         pytest.skip(reason)
     judge(f"nn.{info.module_cls.__name__}", verdict, reason)

@@ -20,7 +20,7 @@ INFOS = [module_db.module_db[k] for k in module_db.comparable("float32")]
 @pytest.mark.parametrize("info", INFOS, ids=lambda info: info.formatted_name)
 def test_module(info, dtype):
     warnings.simplefilter("ignore")
-    verdict, reason = module_db.check(info, dtype, True, SETTINGS)
+    verdict, reason = module_db.check(info, dtype, "gradients", SETTINGS)
     if verdict == "skipped":
         pytest.skip(f"eager has no {info.formatted_name} in {dtype} on a GPU")
     assert verdict in ("generated", "eager"), reason

@@ -7,6 +7,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+#: What a run of an operator is compared by, in order.
+WHICH = ("result", "gradient", "second gradient")
+
+#: In the errors by which compiled code declines a second derivative.
+DECLINED = "needs second derivatives eagerly"
+
 
 def clone(tree: Any) -> Any:
     return pytree.tree_map(
@@ -33,6 +39,19 @@ def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor]:
         return []
     grads = torch.autograd.grad(outs, ins, [weights(t) for t in outs], allow_unused=True)
     return [torch.empty(0, dtype=torch.bool) if g is None else g for g in grads]
+
+
+def second_gradients(outputs: Any, inputs: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Gradients, and the gradients of those of them that have any, which are empty where eager's are none."""
+    outs = [t for t in tensors(outputs) if t.requires_grad]
+    ins = [t for t in tensors(inputs) if t.requires_grad]
+    if not outs or not ins:
+        return [], []
+    first = torch.autograd.grad(outs, ins, [weights(t) for t in outs], allow_unused=True, create_graph=True)
+    again = [g for g in first if g is not None and g.requires_grad]
+    found = torch.autograd.grad(again, ins, [weights(g) for g in again], allow_unused=True) if again else ()
+    nothing = torch.empty(0, dtype=torch.bool)
+    return [nothing if g is None else g.detach() for g in first], [nothing if g is None else g for g in found]
 
 
 def weights(t: torch.Tensor) -> torch.Tensor:
@@ -71,7 +90,7 @@ def difference(
                 reference = exact()
                 if reference is not None and as_good(a, b, reference[which][k]):
                     continue
-            return f"{'gradient' if which else 'result'} {k}: " + " ".join(str(reason).split())[:160]
+            return f"{WHICH[which]} {k}: " + " ".join(str(reason).split())[:160]
     return None
 
 
@@ -80,7 +99,7 @@ def other_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor], which: int)
     if len(ours) != len(theirs):
         return f"{len(ours)} results instead of {len(theirs)}"
     for k, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        what = f"{'gradient' if which else 'result'} {k}"
+        what = f"{WHICH[which]} {k}"
         if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
             return (
                 f"{what}: {a.dtype} {tuple(a.shape)} on {a.device} instead of {b.dtype} {tuple(b.shape)} on {b.device}"

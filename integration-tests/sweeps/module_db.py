@@ -22,11 +22,12 @@ def comparable(dtype_name: str) -> list[int]:
 
 
 def check(
-    info: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dynamic: bool = False
+    info: Any, dtype_name: str, kind: str, options: argparse.Namespace, dynamic: bool = False
 ) -> tuple[str, str]:
-    """The verdict on one module and the reason: a training step with ``grad``, else an evaluation."""
+    """The verdict on one module and the reason: an evaluation (``forward``) or a training step."""
     import compile_api
 
+    grad = kind != "forward"
     dtype, verdict, why, compared = getattr(torch, dtype_name), "generated", "", 0
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
     samples = info.module_inputs_func(info, device=options.device, dtype=dtype, requires_grad=grad, training=grad)
@@ -36,19 +37,21 @@ def check(
         module = _without_dropout(info.module_cls(*built.args, **built.kwargs)).to(options.device, dtype).train(grad)
         twin, exact = copy.deepcopy(module), copy.deepcopy(module).double()
         try:
-            expected = _step(twin, twin, sample.forward_input, grad)
+            expected = _step(twin, twin, sample.forward_input, kind)
         except (NotImplementedError, RuntimeError):
             continue
         compile_api.reset()
         compiled = compile_api.compile(module, dynamic=dynamic)
         try:
-            got = _step(module, compiled, sample.forward_input, grad)
+            got = _step(module, compiled, sample.forward_input, kind)
         except Exception as failure:
+            if kind == "second" and agreement.DECLINED in str(failure):
+                return "declined", " ".join(str(failure).split())[:300]
             return "error", f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
 
         def reference(sample: Any = sample, exact: Any = exact) -> Any:
             try:
-                return _step(exact, exact, sample.forward_input, grad, agreement.double)
+                return _step(exact, exact, sample.forward_input, kind, agreement.double)
             except (NotImplementedError, RuntimeError):
                 return None
 
@@ -63,13 +66,20 @@ def check(
     return (verdict, why) if compared else ("skipped", "eager refuses every sample")
 
 
-def _step(module: Any, function: Any, forward: Any, grad: bool, prepare: Any = agreement.clone) -> tuple[Any, Any]:
-    """Results and buffers, and gradients of inputs and parameters."""
+def _step(
+    module: Any, function: Any, forward: Any, kind: str, prepare: Any = agreement.clone
+) -> tuple[list[torch.Tensor], ...]:
+    """Results and buffers, gradients of inputs and parameters, and gradients of those, as far as ``kind`` goes."""
     args, kwargs = prepare(forward.args), prepare(forward.kwargs)
-    with torch.set_grad_enabled(grad):
+    given: tuple[list[torch.Tensor], ...] = ([],)
+    with torch.set_grad_enabled(kind != "forward"):
         results = function(*args, **kwargs)
-        given = agreement.gradients(results, (args, kwargs, list(module.parameters()))) if grad else []
-    return [t.detach() for t in agreement.tensors(results)] + [b.clone() for b in module.buffers()], given
+        inputs = (args, kwargs, list(module.parameters()))
+        if kind == "gradients":
+            given = (agreement.gradients(results, inputs),)
+        elif kind == "second":
+            given = agreement.second_gradients(results, inputs)
+    return [t.detach() for t in agreement.tensors(results)] + [b.clone() for b in module.buffers()], *given
 
 
 def _without_dropout(module: torch.nn.Module) -> torch.nn.Module:

@@ -1,10 +1,12 @@
 """Every operator and module of PyTorch's own databases through ``compile()``, forward or with gradients, against eager.
 
-``python integration-tests/sweeps/sweep_op_db.py [--database op_db module_db] [--forward] [--grad] [--sizes static symbolic]
+``python integration-tests/sweeps/sweep_op_db.py [--database op_db module_db] [--forward] [--grad] [--second] [--sizes static symbolic]
 [--dtype float32 bfloat16] [--device cpu] [--samples 2] [--strided] [--errors] [--numerics eager_exact] [--jobs 1]
 [--limit SECONDS] [--jsonl FILE] [--only NAME ...]`` prints one line per operator that did not simply agree, and a summary:
 *generated* (all in generated kernels and library calls without a recorded fallback), *eager* (right, with a recorded fallback
 or break), *wrong*, *error*, *crash* (a worker process died or hung).
+
+``--second`` compares gradients of gradients too; *declined* is what compiled code refuses there by an error that says so.
 
 With ``--strided`` every sample is also given with gaps between its elements. With ``--errors`` it is what eager refuses that
 is given: *refused* the same, with the same type and words, or *wrong*.
@@ -52,14 +54,17 @@ UNINITIALISED = {name for name in INCOMPARABLE if "empty" in name}
 
 SECONDS_PER_TASK = 120.0
 
+#: What is compared: results; gradients too; gradients of gradients too.
+PASSES = ("forward", "gradients", "second")
+
 
 class Task(NamedTuple):
-    """One operator or module in one dtype, with or without gradients, with sizes that are numbers or symbols."""
+    """One operator or module in one dtype, compared by one of ``PASSES``, with sizes that are numbers or symbols."""
 
     database: str
     index: int
     dtype: str
-    grad: bool
+    kind: str
     sizes: str
 
 
@@ -67,24 +72,27 @@ def given(sample: Any) -> list[torch.Tensor]:
     return tensors((sample.input, sample.args, sample.kwargs))
 
 
-def run(function: Any, sample: Any, grad: bool, prepare: Any = clone) -> tuple[Any, Any]:
+def run(function: Any, sample: Any, kind: str, prepare: Any = clone) -> tuple[list[torch.Tensor], ...]:
+    """Results, gradients and second gradients, as far as ``kind`` goes."""
     args, kwargs, first = prepare(sample.args), prepare(sample.kwargs), prepare(sample.input)
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(kind != "forward"):
         out = function(first, *args, **kwargs)
-        return tensors(out), gradients(out, (first, args, kwargs)) if grad else []
+        if kind == "second":
+            return [t.detach() for t in tensors(out)], *agreement.second_gradients(out, (first, args, kwargs))
+        return tensors(out), gradients(out, (first, args, kwargs)) if kind == "gradients" else []
 
 
-def reproducible(function: Any, sample: Any, grad: bool, expected: Any) -> bool:
+def reproducible(function: Any, sample: Any, kind: str, expected: Any) -> bool:
     """Does eager give the same bits in every one of a few runs? Sums by atomic additions do not."""
     for _ in range(4):
         torch.manual_seed(0)
-        again = run(function, sample, grad)
+        again = run(function, sample, kind)
         if any(agreement.other_bits(a, b, k) for k, (a, b) in enumerate(zip(again, expected, strict=True))):
             return False
     return True
 
 
-def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dynamic: bool = False) -> tuple[str, str]:
+def check(op: Any, dtype_name: str, kind: str, options: argparse.Namespace, dynamic: bool = False) -> tuple[str, str]:
     """The verdict on one operator and the reason."""
     import compile_api
 
@@ -93,7 +101,7 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dyn
     dtype, verdict, why = getattr(torch, dtype_name), "generated", ""
     tolerance = 2e-2 if dtype in (torch.bfloat16, torch.float16) else 2e-4
     function = ITSELF.get(op.name, op.op)
-    samples = list(op.sample_inputs(options.device, dtype, requires_grad=grad))
+    samples = list(op.sample_inputs(options.device, dtype, requires_grad=kind != "forward"))
     if op.name in ITSELF:
         samples = [sample for sample in samples if not sample.kwargs.get("dropout_p")]
     compared = 0
@@ -103,7 +111,7 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dyn
     for sample in picked:
         torch.manual_seed(0)
         try:
-            expected = run(function, sample, grad)
+            expected = run(function, sample, kind)
         except Exception:
             continue
         compile_api.reset()
@@ -111,20 +119,22 @@ def check(op: Any, dtype_name: str, grad: bool, options: argparse.Namespace, dyn
         compiled = compile_api.compile(lambda *a, **k: function(*a, **k), dynamic=dynamic, options=settings)
         torch.manual_seed(0)
         try:
-            got = run(compiled, sample, grad)
+            got = run(compiled, sample, kind)
         except Exception as failure:
+            if kind == "second" and agreement.DECLINED in str(failure):
+                return "declined", " ".join(str(failure).split())[:300]
             return "error", f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
 
         def exact(sample: Any = sample) -> Any:
             try:
-                return run(function, sample, grad, lambda tree: double(clone(tree)))
+                return run(function, sample, kind, lambda tree: double(clone(tree)))
             except Exception:
                 return None
 
         for which, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
             if options.numerics == "eager_exact":
                 reason = agreement.other_bits(ours, theirs, which)
-                if reason and not reproducible(function, sample, grad, expected):
+                if reason and not reproducible(function, sample, kind, expected):
                     verdict, why, reason = "eager", "eager's own bits change from run to run", None
             else:
                 reason = agreement.difference(ours, theirs, exact, which, tolerance)
@@ -169,8 +179,9 @@ def refusal(function: Any, sample: Any) -> tuple[str, str] | None:
 
 
 def tasks(options: argparse.Namespace) -> list[Task]:
-    passes = [False] * (options.forward or not options.grad) + [True] * options.grad
-    found: list[tuple[str, int, str, bool]] = []
+    passes = ["gradients"] * options.grad + ["second"] * options.second
+    passes = ["forward"] * (options.forward or not passes) + passes
+    found: list[tuple[str, int, str, str]] = []
     if "op_db" in options.database:
         found += operator_tasks(options, passes)
     if "module_db" in options.database and not options.errors:
@@ -178,7 +189,7 @@ def tasks(options: argparse.Namespace) -> list[Task]:
 
         for dtype in options.dtype:
             indices = [k for k in module_db.comparable(dtype) if wanted(module_db.module_db[k].formatted_name, options)]
-            found += [("module_db", index, dtype, grad) for index in indices for grad in passes]
+            found += [("module_db", index, dtype, kind) for index in indices for kind in passes]
     return [Task(*task, sizes) for task in found for sizes in options.sizes]
 
 
@@ -186,7 +197,7 @@ def wanted(name: str, options: argparse.Namespace) -> bool:
     return not options.only or name in options.only
 
 
-def operator_tasks(options: argparse.Namespace, passes: list[bool]) -> list[tuple[str, int, str, bool]]:
+def operator_tasks(options: argparse.Namespace, passes: list[str]) -> list[tuple[str, int, str, str]]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     found = []
@@ -194,16 +205,17 @@ def operator_tasks(options: argparse.Namespace, passes: list[bool]) -> list[tupl
         if not wanted(op.name, options):
             continue
         if options.errors:
-            found += [("op_db", index, "float32", False)] * (op.error_inputs_func is not None)
+            found += [("op_db", index, "float32", "forward")] * (op.error_inputs_func is not None)
             continue
         if op.name in (UNINITIALISED if options.numerics == "eager_exact" else INCOMPARABLE):
             continue
-        kind = torch.device(options.device).type
+        device = torch.device(options.device).type
+        able = {"forward": True, "gradients": op.supports_autograd, "second": op.supports_gradgrad}
         for name in options.dtype:
-            for grad in passes:
-                supported = op.supported_backward_dtypes(kind) if grad else op.supported_dtypes(kind)
-                if getattr(torch, name) in supported and (op.supports_autograd or not grad):
-                    found.append(("op_db", index, name, grad))
+            for kind in passes:
+                supported = op.supported_dtypes(device) if kind == "forward" else op.supported_backward_dtypes(device)
+                if getattr(torch, name) in supported and able[kind]:
+                    found.append(("op_db", index, name, kind))
     return found
 
 
@@ -223,8 +235,8 @@ def perform(task: Task, options: argparse.Namespace) -> tuple[str, str]:
     if task.database == "module_db":
         from sweeps import module_db
 
-        return module_db.check(entry(task), task.dtype, task.grad, options, task.sizes == "symbolic")
-    return check(entry(task), task.dtype, task.grad, options, task.sizes == "symbolic")
+        return module_db.check(entry(task), task.dtype, task.kind, options, task.sizes == "symbolic")
+    return check(entry(task), task.dtype, task.kind, options, task.sizes == "symbolic")
 
 
 # --- worker processes -------------------------------------------------------------------------------------------------
@@ -287,6 +299,7 @@ def main() -> None:
     parser.add_argument("--database", nargs="+", choices=["op_db", "module_db"], default=["op_db"])
     parser.add_argument("--forward", action="store_true", help="without gradients; the default unless --grad is given")
     parser.add_argument("--grad", action="store_true", help="with gradients")
+    parser.add_argument("--second", action="store_true", help="with gradients of gradients")
     parser.add_argument("--dtype", nargs="+", default=["float32"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=2)
@@ -321,7 +334,7 @@ def main() -> None:
             except queue.Empty:
                 break
             verdict, why = worker.ask(task)
-            name, kind = entry(task).formatted_name, "gradients" if task.grad else "forward"
+            name, kind = entry(task).formatted_name, task.kind
             with lock:
                 counts[task.database, task.dtype, kind, task.sizes, verdict] += 1
                 if verdict not in ("generated", "refused"):

@@ -17,7 +17,7 @@ from prims.artefact import from_bytes, register_loader, restore, to_bytes
 from prims.options import Options
 from prims.report import Report
 
-FORBIDDEN = ("fuse", "codegen", "plan", "rewrite", "layout", "kernel", "templates", "pipeline", "compiled")
+FORBIDDEN = ("fuse", "codegen", "plan", "rewrite", "layout", "kernel", "templates", "pipeline", "compiled", "runtime.triton")
 
 
 def bits(values: list[Any]) -> list[Any]:
@@ -32,7 +32,7 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 def imported() -> list[str]:
     """The modules that load nothing stored needs."""
     parts = tuple(f"inductor_gen.{part}" for part in FORBIDDEN)
-    return sorted(m for m in sys.modules if m.startswith((*parts, "sympy", "prims.lower", "prims.decomp")))
+    return sorted(m for m in sys.modules if m.startswith((*parts, "sympy", "triton", "prims.lower", "prims.decomp")))
 
 
 def outcome(graph: Any, inputs: list[Any]) -> dict[str, Any]:

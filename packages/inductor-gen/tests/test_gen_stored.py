@@ -22,8 +22,9 @@ import inductor_gen
 from inductor_gen.extern.functions import function_from, function_told
 from inductor_gen.extern.questions import Condition, Question, Slot
 from inductor_gen.rewrite import masks
-from inductor_gen.runtime import libraries
+from inductor_gen.runtime import cubins, libraries, stored
 from inductor_gen.runtime.graph import CompiledGraph, Made
+from inductor_gen.runtime.launch import Program
 from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, restore, to_bytes
 from prims.disk import cache as cache_module
 from prims.errors import StoredGraphError
@@ -441,3 +442,90 @@ def test_a_full_cache_and_none(full: bool, tmp_path: Path, monkeypatch: pytest.M
     assert to_bytes(again.artefact()) == to_bytes(artefact)  # from memory
     assert isinstance(again.made, Made)
     libraries.forget_loaded()
+
+
+# ---- on a GPU, as far as that can be told without one -----------------------------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
+    """A GPU whose driver loads any machine code, and a list of what it has loaded."""
+    loaded: list[tuple[bytes, str]] = []
+
+    def load(cubin: bytes, entry: dict[str, Any], device: torch.device) -> cubins.Loaded:
+        loaded.append((cubin, str(device)))
+        return cubins.Loaded(7000 + len(loaded), entry["threads"], entry["shared"])
+
+    monkeypatch.setattr(cubins, "load", load)
+    monkeypatch.setattr(cubins, "_LOADED", {})
+    monkeypatch.setattr(stored, "driver_words", lambda device, table: [11, 12, 13, 14, table, 0])
+    monkeypatch.setattr(stored, "_told_gpu", lambda device: ["a GPU", [9, 0], "12"])
+    monkeypatch.setattr(stored, "on_device", lambda call, index: call)
+    return loaded
+
+
+def on_gpu(cache: Any) -> tuple[CompiledGraph, list[cubins.Loaded]]:
+    """A graph with two programs of kernels on a GPU, one of them over a table."""
+    graph, gpu = compiled("nothing")[0], torch.device("cuda", 0)
+    kernels = [
+        cubins.take_in(
+            code, key, json.dumps({"name": "k", "threads": 128, "shared": 0}), cache, gpu
+        )
+        for code, key in ((b"one", "a" * 64), (b"two", "b" * 64))
+    ]  # fmt: skip
+    one, two = kernels
+    words = [1, 2, 3, 4, 5, 6]
+    programs = {
+        "run1": Program(2, [(0, 0), (1, 16)], [5, 1, 1], [(one.function, 128, 0, [0, 1], 1, 0, ())], words),
+        "run2": Program(3, [(0, 0), (1, 0), (2, 0)], 3, [(two.function, 128, 0, [0, 1, 2], 1, 0, [9, 8])], words),
+    }
+    made = dataclasses.replace(graph.made, programs=programs, gpu=gpu)
+    return CompiledGraph(graph._call, graph.source, (), (), 0, 1, made), kernels
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_machine_code_for_a_gpu_is_stored_and_found(pretended: list[Any], kept: bool, tmp_path: Path) -> None:
+    options = OPTIONS.replace(cache_dir=str(tmp_path / "one"))
+    graph, kernels = on_gpu(cubins.cache_of(options) if kept else None)
+    artefact = graph.artefact()
+    assert sorted(data for name, data in artefact.files.items() if name.startswith("cubin.")) == [b"one", b"two"]
+    cubins.forget_loaded()
+    del pretended[:]
+    other = OPTIONS.replace(cache_dir=str(tmp_path / "two"))
+    again = restore(from_bytes(to_bytes(artefact)), options=other)
+    assert pretended == [(b"one", "cuda:0"), (b"two", "cuda:0")]
+    programs = again.made.programs
+    assert [programs[name].calls[0][0] for name in ("run1", "run2")] == [7001, 7002]
+    assert [programs[name].gpu for name in ("run1", "run2")] == [[11, 12, 13, 14, 5, 0]] * 2  # three operands, two words
+    assert dataclasses.replace(programs["run1"], gpu=(), calls=()) == Program(2, [(0, 0), (1, 16)], [5, 1, 1])
+    assert to_bytes(again.artefact()) == to_bytes(artefact)
+    cubins.forget_loaded()
+    bare = {name: data for name, data in artefact.files.items() if not name.startswith("cubin.")}
+    restore(dataclasses.replace(artefact, files=bare), options=other)  # from the cache
+
+
+def test_another_gpu_is_another_machine(pretended: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    artefact = on_gpu(None)[0].artefact()
+    for found in (None, ["another", [9, 0], "12"], ["a GPU", [8, 0], "12"]):
+        monkeypatch.setattr(stored, "_told_gpu", lambda device, found=found: found)
+        with pytest.raises(StoredGraphError, match="ART-C6"):
+            restore(artefact, options=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t["programs"]["run1"]["calls"][0].__setitem__(0, 2),
+        lambda t: t["programs"]["run1"]["calls"][0].__setitem__(4, 2),  # no words are left for the grid
+        lambda t: t["cubins"][0].__setitem__(1, json.dumps({"name": "a b", "threads": 1, "shared": 0})),
+        lambda t: t["cubins"][0].__setitem__(2, "c" * 64),
+        lambda t: t.update(device="cpu"),
+        lambda t: t.update(device=None),
+    ],
+)
+def test_damage_to_what_runs_on_a_gpu(pretended: list[Any], change: Callable[[Any], Any], tmp_path: Path) -> None:
+    artefact = on_gpu(None)[0].artefact()
+    cubins.forget_loaded()
+    with pytest.raises(StoredGraphError, match="ART-C[56]"):
+        restore(harmed(artefact, change), options=OPTIONS.replace(cache_dir=str(tmp_path)))
+    assert not hasattr(sys, "ran_what_was_harmed")

@@ -146,13 +146,14 @@ def _compiled(
 
 def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) -> Made | str:
     """What a graph's function is made of, or what keeps that from being stored."""
-    if any(source.language != "c" for source in lowered.sources()):
-        return "it has kernels in Triton"
+    gpu = getattr(wrapper, "device", None)
+    if gpu is not None and gpu.type != "cuda":
+        return "its kernels run in Triton's interpreter"
     if lowered.precision is not None:
         return "it was chosen by measurement for one precision of float32 products"
     if bodies:
         return "it runs the bodies of a branch or a loop"
-    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], flags_of(options))
+    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], flags_of(options), gpu)
 
 
 def free_memory() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_triton_runtime import softmax, sources
 
-from inductor_gen.runtime import triton_build
+from inductor_gen.runtime import cubins, triton_build
 from inductor_gen.runtime.triton_pool import shared_pool
 from prims.errors import InternalError
 from prims.options import Options
@@ -31,7 +31,7 @@ def no_device(monkeypatch, tmp_path):
     """Kernels are compiled for a GPU that is not there and "loaded" by counting their bytes."""
     monkeypatch.setattr(triton_build, "check_gpu", lambda device: CAPABILITY)
     load = lambda cubin, entry, device: triton_build.Loaded(len(cubin), entry["threads"], entry["shared"])
-    monkeypatch.setattr(triton_build, "_load", load)
+    monkeypatch.setattr(cubins, "load", load)
     triton_build.forget_loaded()
     yield Options(cache_dir=str(tmp_path), compile_workers=2)
     triton_build.forget_loaded()

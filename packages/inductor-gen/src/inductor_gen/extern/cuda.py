@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inductor_gen.loops.graph import Node
 from prims.dtypes import HALVES
 from prims.errors import Refused
 
-__all__ = ["cuda_function", "distinct", "is_half_product", "misaligned", "with_aligned_rows"]
+if TYPE_CHECKING:
+    from inductor_gen.loops.graph import Node
+
+__all__ = ["FUNCTIONS", "cuda_function", "distinct", "is_half_product", "misaligned", "with_aligned_rows"]
 
 
 def cuda_function(node: Node) -> tuple[str, Callable[..., Any]] | None:
@@ -159,3 +161,7 @@ _ATTENTION = {
 def is_half_product(node: Node) -> bool:
     """Is it a product of 16-bit matrices on a GPU?"""
     return node.on_gpu and node.op in ("aten.mm.default", "aten.addmm.default") and node.dtype in HALVES
+
+
+#: The functions of this module that generated code calls, by name.
+FUNCTIONS = dict(_ATTENTION.values())

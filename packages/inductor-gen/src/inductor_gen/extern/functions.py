@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from inductor_gen.extern import cpu
+from inductor_gen.extern import cpu, cuda
 from prims.artefact import NotPortable
 from prims.coding import decoded, encoded
 from prims.errors import StoredGraphError
@@ -160,7 +160,7 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mm": torch.mm, "torch.bmm": torch.bmm, "torch.convolution": torch.convolution, "torch.matmul": torch.matmul,
     "torch.addmm": torch.addmm, "torch.baddbmm": torch.baddbmm, "torch._addmm_activation": torch._addmm_activation,
-    "torch.nn.functional.linear": torch.nn.functional.linear, **cpu.FUNCTIONS,
+    "torch.nn.functional.linear": torch.nn.functional.linear, **cpu.FUNCTIONS, **cuda.FUNCTIONS,
 }  # fmt: skip
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from inductor_gen.runtime.launch import Layout, Program
+from inductor_gen.runtime.products import Product
 from prims.artefact import Artefact, NotPortable
 from prims.debug import keep
 from prims.logs import say
@@ -42,12 +45,14 @@ class Made:
         programs: what it launches, by the name in the text.
         launcher: the address of the function by which programs become callable.
         flags: of the compiler that made the kernels.
+        gpu: where its Triton kernels run, if it has some.
     """
 
     values: Mapping[str, Any]
-    programs: Mapping[str, Program | Layout]
+    programs: Mapping[str, Program | Layout | Product]
     launcher: int
     flags: tuple[str, ...]
+    gpu: torch.device | None = None
 
 
 class CompiledGraph:

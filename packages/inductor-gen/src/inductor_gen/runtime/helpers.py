@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from inductor_gen.extern.attention import as_the_forward, note
+from inductor_gen.runtime.launch import UNALIGNED
+from inductor_gen.runtime.products import unusual
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
-from prims.errors import InvalidData
+from prims.errors import InternalError, InvalidData, Unsupported
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, bits_of_float
 
-__all__ = ["HELPERS", "function_of_text", "refuse", "relayout", "retyped"]
+__all__ = ["HELPERS", "function_of_text", "on_device", "refuse", "relayout", "retyped"]
 
 
 def refuse(bad: int) -> None:
@@ -47,6 +49,47 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
 
 
+def _too_large() -> None:
+    raise Unsupported("a size grew beyond what kernels compiled with 32-bit positions for smaller sizes can address")
+
+
+def _relaunch(
+    run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor], rest: Sequence[int], written: Sequence[int]
+) -> None:
+    """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes; what the kernels write
+    of these (inputs that they update) is brought back."""
+    if code == UNALIGNED:
+        aligned = list(map(_aligned, tensors))
+        code = run(*aligned, *rest)
+        for k in written:
+            if aligned[k] is not tensors[k]:
+                tensors[k].copy_(aligned[k])
+    if code:
+        raise InternalError(f"the CUDA driver refused to launch a generated kernel (error {code})")
+
+
+def _aligned(t: torch.Tensor) -> torch.Tensor:
+    if t.data_ptr() % 16 == 0:
+        return t
+    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
+    return t.as_strided((reach,), (1,)).clone().as_strided(t.shape, t.stride(), 0)  # with elements that views share
+
+
+def on_device(call: Callable[[list[Any]], list[Any]], index: int) -> Callable[[list[Any]], list[Any]]:
+    """``call`` with a GPU made current where another is."""
+    current = torch._C._cuda_getDevice
+    below_autograd = torch._C._AutoDispatchBelowAutograd  # a graph's operators record nothing
+
+    def on_device(args: list[Any]) -> list[Any]:
+        with below_autograd():
+            if current() == index:
+                return call(args)
+            with torch.cuda.device(index):
+                return call(args)
+
+    return on_device
+
+
 def _chosen(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
@@ -56,8 +99,9 @@ HELPERS: dict[str, Any] = {
     "__name__": "inductor_gen.runtime.wrapper",  # by which capture knows that this is not the user's code
     "torch": torch, "empty_strided": torch.empty_strided, "as_strided": torch.as_strided, "retyped": retyped,
     "refuse": refuse, "pack_float": bits_of_float, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
-    "ite": _chosen, "relayout": relayout, "note": note, "as_the_forward": as_the_forward, **FLOAT_UNARY,
-    **FLOAT_BINARY,
+    "ite": _chosen, "relayout": relayout, "note": note, "as_the_forward": as_the_forward, "relaunch": _relaunch,
+    "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None), "too_large": _too_large, "unusual": unusual,
+    **FLOAT_UNARY, **FLOAT_BINARY,
 }  # fmt: skip
 
 

@@ -44,10 +44,12 @@ class Product:
     Attributes:
         table: what ``ql_product`` reads.
         workspace: bytes.
+        key: the arguments of :meth:`Products.product` that it was made for.
     """
 
     table: Sequence[int]
     workspace: int
+    key: tuple[Any, ...] = ()
     method: ClassVar[int] = 1
 
     def words(self) -> Sequence[int]:
@@ -140,7 +142,8 @@ class Products:
         describe = _address(self.lib.cublasLtMatmulDescSetAttribute) if biased else 0
         objects = [x.value or 0 for x in (self.handle, description, first, second, result)]
         places = [0, *offsets, *[0] * (3 - len(offsets))]
-        return Product([matmul, *objects, describe, workspace, 3 + biased, *places, *algorithm], workspace)
+        table = [matmul, *objects, describe, workspace, 3 + biased, *places, *algorithm]
+        return Product(table, workspace, (dtype, shape, a, b, offsets))
 
     def _algorithm(self, description: Any, *layouts: Any) -> tuple[list[int], int] | None:
         preference = self._new("MatmulPreferenceCreate")

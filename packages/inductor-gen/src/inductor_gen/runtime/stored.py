@@ -18,9 +18,11 @@ import torch
 
 from inductor_gen.extern.functions import function_from, function_told
 from inductor_gen.extern.questions import Question
+from inductor_gen.runtime import cubins
+from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
-from inductor_gen.runtime.helpers import HELPERS, function_of_text
+from inductor_gen.runtime.helpers import HELPERS, function_of_text, on_device
 from inductor_gen.runtime.launch import LAUNCHER, Call, Layout, Program, as_launcher
 from inductor_gen.runtime.libraries import (
     Function,
@@ -33,9 +35,10 @@ from inductor_gen.runtime.libraries import (
     libraries_of,
 )
 from inductor_gen.runtime.masked import Choice, General
+from inductor_gen.runtime.products import Product, plain, products_on
 from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.coding import decoded, encoded, tensor_decoded, tensor_encoded
-from prims.errors import StoredGraphError, UserError
+from prims.errors import InternalError, StoredGraphError, UserError
 from prims.forking import compiling
 from prims.options import Options
 from prims.report import Report
@@ -46,12 +49,19 @@ _KIND, _VERSION = "inductor_gen.graph", "1"
 _FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "moved")
 
 
-def _machine(flags: Sequence[str]) -> dict[str, Any]:
+def _machine(flags: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
     """What kernels and the function that calls them are made for."""
     return {
         "machine": platform.machine(), "instructions": _digest(instructions()), "flags": list(flags),
-        "torch": torch.__version__, "launcher": _digest(LAUNCHER.text),
+        "torch": torch.__version__, "launcher": _digest(LAUNCHER.text), "gpu": None if gpu is None else _told_gpu(gpu),
     }  # fmt: skip
+
+
+def _told_gpu(gpu: torch.device) -> list[Any] | None:
+    """A GPU's name and what its kernels rest on; None where it is not there."""
+    if not torch.cuda.is_available() or gpu.index >= torch.cuda.device_count():
+        return None
+    return [torch.cuda.get_device_name(gpu), list(torch.cuda.get_device_capability(gpu)), torch.version.cuda]
 
 
 def _digest(text: str) -> str:
@@ -70,15 +80,16 @@ def artefact_of_graph(graph: CompiledGraph) -> Artefact:
     made = graph.made
     if isinstance(made, Choice):
         return _choice_told(made)
-    functions: dict[int, int] = {}  # addresses, and their places among the functions
+    functions: dict[int, int] = {made.launcher: 0}  # addresses, and their places among the functions
+    handles: dict[int, int] = {}  # the same of functions on a GPU
     files: dict[str, bytes] = {}
-    functions[made.launcher] = 0
-    programs = {name: _program_told(program, functions) for name, program in made.programs.items()}
+    programs = {name: _program_told(program, functions, handles) for name, program in made.programs.items()}
     known = [_function(address) for address in functions]
     for digest, data in _libraries(known).items():
         files[f"library.{digest}"] = data
     text = {
-        "machine": _machine(made.flags), "source": graph.source, "inputs": graph.count,
+        "machine": _machine(made.flags, made.gpu), "device": None if made.gpu is None else str(made.gpu),
+        "cubins": [_cubin_told(handle, files) for handle in handles], "source": graph.source, "inputs": graph.count,
         "functions": [[f.key, f.symbol, f.digest] for f in known], "programs": programs,
         "values": {name: _value_told(name, value, files) for name, value in made.values.items()},
         "kernels": [[_plain(getattr(k, field)) for field in _FIELDS] for k in graph.kernels],
@@ -108,16 +119,29 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _program_told(program: Program | Layout, functions: dict[int, int]) -> dict[str, Any]:
+def _program_told(
+    program: Program | Layout | Product, functions: dict[int, int], handles: dict[int, int]
+) -> dict[str, Any]:  # fmt: skip
     if isinstance(program, Layout):
         return {"strides": list(program.strides)}
-    if program.gpu:
-        raise NotPortable("kernels on a GPU cannot be stored")
+    if isinstance(program, Product):
+        if not program.key:
+            raise NotPortable("nothing is known of what a product was made for")
+        return {"product": encoded(program.key), "workspace": program.workspace}
     numbers = program.numbers if isinstance(program.numbers, int) else list(program.numbers)
-    calls = [
-        [functions.setdefault(c[0], len(functions)), *c[1:3], list(c[3]), *c[4:6], list(c[6])] for c in program.calls
-    ]  # fmt: skip
-    return {"tensors": program.tensors, "slots": [list(s) for s in program.slots], "numbers": numbers, "calls": calls}
+    places = handles if program.gpu else functions
+    calls = [[places.setdefault(c[0], len(places)), *c[1:3], list(c[3]), *c[4:6], list(c[6])] for c in program.calls]
+    told = {"tensors": program.tensors, "slots": [list(s) for s in program.slots], "numbers": numbers, "calls": calls}
+    return {**told, "gpu": bool(program.gpu)}
+
+
+def _cubin_told(handle: int, files: dict[str, bytes]) -> list[str]:
+    cubin = cubins.cubin_at(handle)
+    data = None if cubin is None else cubins.contents(cubin)
+    if cubin is None or data is None:
+        raise NotPortable("the machine code of a kernel on a GPU is in the kernel cache no longer")
+    files[f"cubin.{cubin.digest}"] = data
+    return [cubin.key, cubin.entry, cubin.digest]
 
 
 def _function(address: int) -> Function:
@@ -158,22 +182,34 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
     if "question" in artefact.text:
         return _choice_from(artefact, options, Report() if report is None else report)
     text, flags = artefact.text, flags_of(options)
-    _check_machine(text["machine"], _machine(flags))
+    gpu = None if text["device"] is None else _gpu(text["device"])
+    _check_machine(text["machine"], _machine(flags, gpu))
     # All is read before anything is loaded, and loaded before anything runs.
-    programs = {_free(name): _program_from(told, len(text["functions"])) for name, told in text["programs"].items()}
+    counts = len(text["functions"]), len(text["cubins"])
+    programs = {_free(name): _program_from(told, *counts) for name, told in text["programs"].items()}
     values = {_free(name): _value_from(name, told, artefact.files) for name, told in text["values"].items()}
     kernels = [_kernel(told) for told in text["kernels"]]
     count, source, externs = int(text["inputs"]), str(text["source"]), tuple(map(str, text["externs"]))
     with compiling():
         addresses = _addresses(text["functions"], artefact.files, options)
+        loaded = [] if gpu is None else _cubins(text["cubins"], artefact.files, options, gpu)
+        placed = _placed(programs, addresses, loaded, gpu)
     keep_heap()
     launch = as_launcher(addresses[0])
-    placed = {name: _placed(program, addresses) for name, program in programs.items()}
     space = {**HELPERS, **values, **{name: launch(program) for name, program in placed.items()}}
-    made = Made(values, placed, addresses[0], flags)
-    graph = CompiledGraph(function_of_text(source, space), source, kernels, externs, 0, count, made)
-    tell(graph, options, Report() if report is None else report, len(set(addresses)))
+    call = function_of_text(source, space)
+    made = Made(values, placed, addresses[0], flags, gpu)
+    call = call if gpu is None else on_device(call, gpu.index)
+    graph = CompiledGraph(call, source, kernels, externs, 0, count, made)
+    tell(graph, options, Report() if report is None else report, len(set(addresses)) + len(loaded))
     return graph
+
+
+def _gpu(name: Any) -> torch.device:
+    gpu = decoded({"device": name})
+    if gpu.type != "cuda" or gpu.index is None:
+        raise StoredGraphError("ART-C5", f"a stored graph runs kernels on {str(name)[:80]}")
+    return gpu  # type: ignore[no-any-return]
 
 
 def _choice_from(artefact: Artefact, options: Options, report: Report) -> CompiledGraph:
@@ -234,20 +270,23 @@ def _free(name: str) -> str:
     return name
 
 
-def _program_from(told: Mapping[str, Any], functions: int) -> Program | Layout:
-    """A program whose calls name functions by their places, each word of it in its range."""
+def _program_from(told: Mapping[str, Any], functions: int, handles: int) -> Program | Layout | Product:
+    """A program whose calls name functions by their places, each word of it in its range. One for a GPU has no words of
+    the driver yet."""
     if told.keys() == {"strides"}:
         return Layout(_words(told["strides"]))
-    tensors, numbers = _place(told["tensors"]), told["numbers"]
+    if told.keys() == {"product", "workspace"}:
+        return Product((), _place(told["workspace"]), decoded(told["product"]))
+    tensors, numbers, gpu = _place(told["tensors"]), told["numbers"], [0] if told["gpu"] else []
     slots = [(_place(tensor, tensors), _place(offset)) for tensor, offset in told["slots"]]
     count = numbers if isinstance(numbers, int) else len(_words(numbers))
     calls: list[Call] = []
     for function, threads, shared, own, sizes, first, words in told["calls"]:
-        if _place(first) + _place(sizes) > count:
+        if _place(first) + _place(sizes) + (2 if gpu else 0) > count:  # a grid follows the sizes
             raise StoredGraphError("ART-C5", f"a kernel takes {sizes} sizes from place {first} of {count}")
-        where = [_place(slot, len(slots)) for slot in own]
-        calls.append((_place(function, functions), _place(threads), _place(shared), where, sizes, first, _words(words)))
-    return Program(tensors, slots, _place(numbers) if isinstance(numbers, int) else numbers, calls)
+        where, place = [_place(slot, len(slots)) for slot in own], _place(function, handles if gpu else functions)
+        calls.append((place, _place(threads), _place(shared), where, sizes, first, _words(words)))
+    return Program(tensors, slots, _place(numbers) if isinstance(numbers, int) else numbers, calls, gpu)
 
 
 def _place(value: Any, end: int = 1 << 62) -> int:
@@ -262,11 +301,34 @@ def _words(values: Any) -> list[int]:
     return values
 
 
-def _placed(program: Program | Layout, addresses: Sequence[int]) -> Program | Layout:
-    if isinstance(program, Layout):
-        return program
-    calls = [(addresses[call[0]], *call[1:]) for call in program.calls]
-    return Program(program.tensors, program.slots, program.numbers, calls)
+def _placed(
+    programs: Mapping[str, Any], addresses: Sequence[int], loaded: Sequence[cubins.Loaded], gpu: torch.device | None
+) -> dict[str, Program | Layout | Product]:  # fmt: skip
+    """Programs with the addresses of their kernels."""
+    on_gpu = [p for p in programs.values() if isinstance(p, Program) and p.gpu]
+    if gpu is None and (on_gpu or any(isinstance(p, Product) for p in programs.values())):
+        raise StoredGraphError("ART-C5", "a stored graph launches kernels on no GPU")
+    table = max((len(c[3]) + len(c[6]) for p in on_gpu for c in p.calls if c[6]), default=0)
+    words = driver_words(gpu, table) if on_gpu and gpu is not None else ()
+
+    def place(program: Program | Layout | Product) -> Program | Layout | Product:
+        if isinstance(program, Layout):
+            return program
+        if isinstance(program, Product):
+            return _product(program, gpu)
+        functions = [kernel.function for kernel in loaded] if program.gpu else addresses
+        calls = [(functions[call[0]], *call[1:]) for call in program.calls]
+        return Program(program.tensors, program.slots, program.numbers, calls, words if program.gpu else ())
+
+    return {name: place(program) for name, program in programs.items()}
+
+
+def _product(wanted: Product, gpu: Any) -> Product:
+    """The library's product for the arguments of a stored one."""
+    found = products_on(gpu).product(*wanted.key) if plain() else None
+    if found is None or found.workspace != wanted.workspace:
+        raise StoredGraphError("ART-C6", "the library for products on a GPU, or what is asked of it, is another")
+    return found
 
 
 def _value_from(name: str, told: Mapping[str, Any], files: Mapping[str, bytes]) -> Any:
@@ -300,3 +362,25 @@ def _addresses(functions: Sequence[Any], files: Mapping[str, bytes], options: Op
         except UserError as error:
             raise StoredGraphError("ART-C5", f"a library of kernels cannot be loaded: {error}") from error
     return [found[key].address for key, _, _ in functions]
+
+
+def _cubins(
+    told: Sequence[Any], files: Mapping[str, bytes], options: Options, gpu: torch.device
+) -> list[cubins.Loaded]:  # fmt: skip
+    """The kernels on a GPU: those that neither this process nor the cache has are brought in."""
+    cache = cubins.cache_of(options)
+    return [
+        cubins.find(key, cache, gpu) or _brought(key, entry, digest, files, cache, gpu) for key, entry, digest in told
+    ]  # fmt: skip
+
+
+def _brought(
+    key: str, entry: str, digest: str, files: Mapping[str, bytes], cache: Any, gpu: torch.device
+) -> cubins.Loaded:  # fmt: skip
+    data = files[f"cubin.{digest}"]
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoredGraphError("ART-C5", "machine code for a GPU is not what its name says")
+    try:
+        return cubins.take_in(data, key, entry, cache, gpu)
+    except InternalError as error:
+        raise StoredGraphError("ART-C6", f"machine code for a GPU cannot be loaded: {error}") from error

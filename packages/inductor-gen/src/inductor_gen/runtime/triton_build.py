@@ -3,7 +3,6 @@ importing Triton."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,17 +18,17 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.codegen.tritonexpr import prelude
+from inductor_gen.runtime import cubins
 from inductor_gen.runtime.compiler import load_kernels
+from inductor_gen.runtime.cubins import Loaded, forget_loaded
 from inductor_gen.runtime.launch import LAUNCHER
 from inductor_gen.runtime.triton_check import OLDEST, broken_triton, check_gpu, triton_version
 from inductor_gen.runtime.triton_pool import WorkerLost, shared_pool
 from inductor_gen.runtime.triton_worker import compile_function, import_file
-from prims.disk.cache import KernelCache, open_cache
 from prims.disk.folders import private_folder, read_private, warn_of, write_private
 from prims.errors import InternalError, QuintetError, UserError
 from prims.forking import lock
 from prims.options import Options
-from prims.records import record
 from prims.spec.tensorspec import as_device
 
 __all__ = [
@@ -38,19 +37,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-@record
-class Loaded:
-    """A kernel ready to launch: its function's handle, threads per program and bytes of shared memory."""
-
-    function: int
-    threads: int
-    shared: int
-
-
 #: Kernels compiled side by side where no number is asked for: each takes a process.
 MOST_WORKERS = 32
 
-_LOADED: dict[str, Loaded] = {}
 _LOCK = lock()
 
 
@@ -115,12 +104,6 @@ def _key(source: TritonSource, capability: tuple[int, int]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _cache(options: Options) -> KernelCache | None:
-    if not options.cache:
-        return None
-    return open_cache(options.cache_dir, "cuda", options.cache_size_limit, ".cubin")
-
-
 class Build:
     """The kernels of one graph on their way to a device: looked up, or begun, as they come in; collected at the end.
 
@@ -133,7 +116,7 @@ class Build:
         self.options = options
         self.capability = check_gpu(device)
         self.workers = _workers(options)
-        self.cache = _cache(options)
+        self.cache = cubins.cache_of(options)
         self.found: dict[str, Loaded] = {}
         self.missing: dict[str, TritonSource] = {}
         self.begun: dict[str, Future[tuple[bytes, str, int]]] = {}
@@ -145,11 +128,9 @@ class Build:
         if source.name in self.keys:
             return
         key = self.keys[source.name] = _key(source, self.capability)
-        loaded = _LOADED.get(self._place(source.name))
-        if loaded is None and self.cache is not None:
-            loaded = _from_disk(self.cache, key, self.device)
+        loaded = cubins.find(key, self.cache, self.device)
         if loaded is not None:
-            _LOADED[self._place(source.name)] = self.found[source.name] = loaded
+            self.found[source.name] = loaded
             return
         self.missing[source.name] = source
         pool = shared_pool(self.capability) if self.workers > 1 else None
@@ -160,9 +141,6 @@ class Build:
             self.begun[source.name] = pool.submit(
                 path, source.name, source.signature, _settings(source), out, self.workers
             )
-
-    def _place(self, name: str) -> str:
-        return f"{self.keys[name]}:{self.device.index}"
 
     def _folder(self) -> Path:
         """Where the texts of kernels are kept: with the cache, else until the end."""
@@ -211,11 +189,8 @@ class Build:
     def _take(self, name: str, made: tuple[bytes, str, int]) -> None:
         """Keep a compiled kernel and load it."""
         cubin, symbol, shared = made
-        entry = {"name": symbol, "shared": shared, "threads": 32 * self.missing[name].warps}
-        if self.cache is not None:
-            with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to fail
-                self.cache.add(cubin, {self.keys[name]: json.dumps(entry)})
-        self.found[name] = _LOADED[self._place(name)] = _load(cubin, entry, self.device)
+        entry = json.dumps({"name": symbol, "shared": shared, "threads": 32 * self.missing[name].warps})
+        self.found[name] = cubins.take_in(cubin, self.keys[name], entry, self.cache, self.device)
 
 
 def get_ready(device: torch.device | None, options: Options) -> None:
@@ -225,7 +200,7 @@ def get_ready(device: torch.device | None, options: Options) -> None:
     """
     if triton_version() is None or _workers(options) == 1 or not torch.cuda.is_available():
         return
-    cache = _cache(options)
+    cache = cubins.cache_of(options)
     if cache is None or next(cache.entries.folder.iterdir(), None) is None:
         capability = torch.cuda.get_device_capability(device)
         if capability >= OLDEST:
@@ -269,27 +244,6 @@ def begin(device: torch.device, options: Options) -> Begun:
     return Begun(as_device(device), options)
 
 
-def _load(cubin: bytes, entry: dict[str, Any], device: torch.device) -> Loaded:
-    from inductor_gen.runtime.cuda import load_module
-
-    return Loaded(load_module(cubin, entry["name"], entry["shared"], device), entry["threads"], entry["shared"])
-
-
-def _from_disk(cache: KernelCache, key: str, device: torch.device) -> Loaded | None:
-    place = cache.find(key)
-    cubin = None if place is None else cache.contents(place[0])
-    if place is None or cubin is None:
-        return None
-    try:
-        entry = json.loads(place[1])
-        sizes = all(type(entry[name]) is int and 0 <= entry[name] < 1 << 20 for name in ("shared", "threads"))
-        if not sizes or not isinstance(entry["name"], str) or not entry["name"].isidentifier():
-            return None
-        return _load(cubin, entry, device)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, InternalError):
-        return None
-
-
 def _compile_here(
     sources: Sequence[TritonSource], capability: tuple[int, int], workers: int, folder: Path
 ) -> list[tuple[bytes, str, int]]:
@@ -303,8 +257,3 @@ def _compile_here(
             return [compile_kernel(module, s, capability) for s in sources]
         with ThreadPoolExecutor(min(workers, len(sources))) as pool:
             return list(pool.map(lambda s: compile_kernel(module, s, capability), sources))
-
-
-def forget_loaded() -> None:
-    """Forget the kernels loaded in this process, so that the disk is asked again (for tests)."""
-    _LOADED.clear()

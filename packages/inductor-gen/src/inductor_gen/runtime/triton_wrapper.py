@@ -18,12 +18,13 @@ from inductor_gen.layout.prepare import travels_channels_last
 from inductor_gen.layout.record import ViewRef, strides_of
 from inductor_gen.loops.graph import Node
 from inductor_gen.runtime.cuda import driver_words
-from inductor_gen.runtime.launch import UNALIGNED, Launcher
-from inductor_gen.runtime.products import Product, plain, products_on, unusual
+from inductor_gen.runtime.helpers import on_device
+from inductor_gen.runtime.launch import Launcher
+from inductor_gen.runtime.products import Product, plain, products_on
 from inductor_gen.runtime.triton_build import Begun, Build, Loaded
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper
-from prims.errors import InternalError, Unsupported
+from prims.errors import Unsupported
 from prims.options import Options
 from prims.spec.expr import Expr
 from prims.spec.tensorspec import as_device
@@ -45,10 +46,6 @@ class TritonWrapper(Wrapper):
         self.kernels = kernels
         self.gpu = gpu
         self.device = device
-        self.space |= {
-            "relaunch": _relaunch, "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
-            "too_large": _too_large, "unusual": unusual,
-        }  # fmt: skip
         self.chosen: dict[Node, Product] = {}
         self.said: set[str] = set()
 
@@ -57,18 +54,7 @@ class TritonWrapper(Wrapper):
         call = super().build()
         if self.device.type != "cuda":
             return call
-        index, current = self.device.index, torch._C._cuda_getDevice
-
-        below_autograd = torch._C._AutoDispatchBelowAutograd  # a graph's operators record nothing
-
-        def on_device(args: list[Any]) -> list[Any]:
-            with below_autograd():
-                if current() == index:
-                    return call(args)
-                with torch.cuda.device(index):
-                    return call(args)
-
-        return on_device
+        return on_device(call, self.device.index)
 
     def _inputs(self) -> None:
         super()._inputs()
@@ -120,7 +106,7 @@ class TritonWrapper(Wrapper):
             place = f"dtype=torch.uint8, device={self._object(self.device)}"
             self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
         function = f"product{len(self.space)}"
-        self.space[function] = self.launcher(product)
+        self._program(function, product)
         *bias, left, right = (self.name(ref.base) for ref in operands)
         given = [name, left, right, *bias, "stream", *(["space"] if product.workspace else [])]
         views = ", ".join(map(self.view, operands))
@@ -230,29 +216,3 @@ def triton_wrapper(
 def numbers(sizes: Sequence[Expr]) -> tuple[int, ...]:
     """Sizes that are known."""
     return tuple(int(e.value) for e in sizes)
-
-
-def _too_large() -> None:
-    raise Unsupported("a size grew beyond what kernels compiled with 32-bit positions for smaller sizes can address")
-
-
-def _relaunch(
-    run: Callable[..., int], code: int, tensors: Sequence[torch.Tensor], rest: Sequence[int], written: Sequence[int]
-) -> None:
-    """Launch again with aligned copies of operands that do not begin at a multiple of 16 bytes; what the kernels write
-    of these (inputs that they update) is brought back."""
-    if code == UNALIGNED:
-        aligned = list(map(_aligned, tensors))
-        code = run(*aligned, *rest)
-        for k in written:
-            if aligned[k] is not tensors[k]:
-                tensors[k].copy_(aligned[k])
-    if code:
-        raise InternalError(f"the CUDA driver refused to launch a generated kernel (error {code})")
-
-
-def _aligned(t: torch.Tensor) -> torch.Tensor:
-    if t.data_ptr() % 16 == 0:
-        return t
-    reach = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
-    return t.as_strided((reach,), (1,)).clone().as_strided(t.shape, t.stride(), 0)  # with elements that views share

@@ -18,6 +18,7 @@ from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.plan.memory import Piece
 from inductor_gen.runtime.helpers import HELPERS, function_of_text
 from inductor_gen.runtime.launch import Call, Launcher, Layout, Program
+from inductor_gen.runtime.products import Product
 from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.ir.symbols import expr_of
@@ -46,7 +47,7 @@ class Wrapper:
         self.launcher = launch
         self.lines: list[str] = []
         self.space: dict[str, Any] = dict(HELPERS)
-        self.programs: dict[str, Program | Layout] = {}
+        self.programs: dict[str, Program | Layout | Product] = {}
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
         self.packed: dict[Expr, str] = {}
@@ -329,7 +330,7 @@ class Wrapper:
             self._program(name, Layout(strides))
         return name
 
-    def _program(self, name: str, program: Program | Layout) -> None:
+    def _program(self, name: str, program: Program | Layout | Product) -> None:
         self.programs[name] = program
         self.space[name] = self.launcher(program)
 

@@ -10,7 +10,9 @@ A JSON line holds, least and median over ``--repeat`` processes, made in turn fo
 - ``wall``: the same in elapsed seconds;
 - ``start``: elapsed seconds from the process's start to the end of that call;
 - ``stages``: the report's seconds of capture, aot, lower and inductor together;
-- ``beyond``: ``first`` less eager's least.
+- ``beyond``: ``first`` less eager's least (on a GPU: ``wall``).
+
+With ``--device cuda`` the device is brought up before the first call (a product of two matrices).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
 STAGES = ("capture", "aot", "lower", "pass", "inductor", "codegen")
 
 
-def measure(name: str, stack: str, began: float) -> dict[str, Any]:
+def measure(name: str, stack: str, began: float, device: str) -> dict[str, Any]:
     """The figures of one first call in this process, which began at that time of the system's clock."""
     import torch
 
@@ -56,19 +58,25 @@ def measure(name: str, stack: str, began: float) -> dict[str, Any]:
 
     key, settings, train = MODELS[name]
     case = zoo.build(key, **settings)
-    case.model.train(train)
+    model = case.model.train(train).to(device)
+    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), (case.args, case.kwargs))
+    settle = torch.cuda.synchronize if device == "cuda" else lambda: None
+    if device == "cuda":
+        torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+        settle()
     before, wall = sum(_processor_seconds()), time.perf_counter()
-    fn = case.model
+    fn = model
     if stack == "torch":
-        fn = torch.compile(case.model)
+        fn = torch.compile(model)
     elif stack != "eager":
         import compile_api
 
-        fn = compile_api.compile(case.model, options={"program_cache": stack == "programs"})
+        fn = compile_api.compile(model, options={"program_cache": stack == "programs"})
     with torch.set_grad_enabled(train):
-        result = fn(*case.args, **case.kwargs)
+        result = fn(*args, **kwargs)
         if train:
             _first_tensor(result).float().square().mean().backward()
+    settle()
     found = {
         "first": sum(_processor_seconds()) - before, "wall": time.perf_counter() - wall, "start": time.time() - began,
         "stages": 0.0, "fallbacks": 0, "kernels": 0,
@@ -81,31 +89,31 @@ def measure(name: str, stack: str, began: float) -> dict[str, Any]:
     return found
 
 
-def process(name: str, stack: str, folder: str) -> dict[str, Any]:
+def process(name: str, stack: str, folder: str, device: str) -> dict[str, Any]:
     """One measurement in a fresh process with its caches in ``folder``."""
     sources = os.pathsep.join(map(str, sorted(HERE.parent.glob("packages/*/src"))))
     environment = {
         **os.environ, "PYTHONPATH": sources, "QUINTET_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder,
-        "OMP_NUM_THREADS": "1",
+        "TRITON_CACHE_DIR": folder + "/triton", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, __file__, "--here", name, stack, str(time.time())]
+    command = [sys.executable, __file__, "--here", name, stack, str(time.time()), device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name} with {stack}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def compared(name: str, stacks: list[str], cache: str, repeat: int) -> dict[str, list[dict[str, Any]]]:
+def compared(name: str, stacks: list[str], cache: str, repeat: int, device: str) -> dict[str, list[dict[str, Any]]]:
     """The measurements of each stack, made in turn."""
     found: dict[str, list[dict[str, Any]]] = {stack: [] for stack in stacks}
     with tempfile.TemporaryDirectory() as root:
         if cache == "warm":
             for stack in stacks:
-                process(name, stack, f"{root}/{stack}")
+                process(name, stack, f"{root}/{stack}", device)
         for turn in range(repeat):
             for stack in stacks if turn % 2 == 0 else stacks[::-1]:
                 folder = f"{root}/{stack}" if cache == "warm" else f"{root}/{stack}-{turn}"
-                found[stack].append(process(name, stack, folder))
+                found[stack].append(process(name, stack, folder, device))
     return found
 
 
@@ -116,17 +124,18 @@ def main() -> None:
     parser.add_argument("--cache", nargs="+", default=["cold", "warm"], choices=["cold", "warm"])
     parser.add_argument("--repeat", type=int, default=3, help="processes per stack and line")
     parser.add_argument("--out", type=Path, help="append the JSON lines to this file")
-    parser.add_argument("--here", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--here", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        name, stack, began = options.here
-        print(json.dumps(measure(name, stack, float(began))))
+        name, stack, began, device = options.here
+        print(json.dumps(measure(name, stack, float(began), device)))
         return
-    options.device = "cpu"
     known = {**facts(options), "command": "python benchmarks/warm_start.py " + " ".join(sys.argv[1:])}
     for name, cache in itertools.product(options.model, options.cache):
-        runs = compared(name, options.stack, cache, options.repeat)
-        least = {stack: min(run["first"] for run in made) for stack, made in runs.items()}
+        runs = compared(name, options.stack, cache, options.repeat, options.device)
+        costs = "first" if options.device == "cpu" else "wall"
+        least = {stack: min(run[costs] for run in made) for stack, made in runs.items()}
         for stack, made in runs.items():
             figures = {f: {"least": round(min(values), 4), "median": round(statistics.median(values), 4)}
                        for f in FIGURES for values in [[run[f] for run in made]]}  # fmt: skip

@@ -194,6 +194,63 @@ def test_gradients_with_a_history():
     torch.testing.assert_close(runs[0], runs[1])
 
 
+def _penalty(model, x):
+    """The norm of the gradients is part of the loss."""
+    loss = model(x).square().mean()
+    loss.backward(create_graph=True)
+    norm = sum(p.grad.square().sum() for p in model.parameters())
+    model.zero_grad()
+    (loss + 0.1 * norm).backward()
+    return loss.detach()
+
+
+def _twice(model, x):
+    """A second pass adds to gradients that have a history, out of place."""
+    loss = model(x).square().mean()
+    loss.backward(create_graph=True)
+    before = [p.grad for p in model.parameters()]
+    torch.autograd.backward(loss.exp(), create_graph=True)
+    assert all(p.grad is not b for p, b in zip(model.parameters(), before, strict=True))
+    return sum((p.grad - b).square().sum() for p, b in zip(model.parameters(), before, strict=True))
+
+
+def _left_behind(model, x):
+    """What the caller differentiates is behind ``grad``."""
+    model(x).exp().mean().backward(create_graph=True)
+
+
+def _product(model, x):
+    """A Hessian times a vector, by the gradients that a pass leaves."""
+    model(x).tanh().sum().backward(create_graph=True)
+    held = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    return torch.autograd.grad(sum(h.sum() for h in held if h.requires_grad), list(model.parameters()), allow_unused=True)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+@pytest.mark.parametrize("program", [_penalty, _twice, _left_behind, _product], ids=lambda f: f.__name__.strip("_"))
+def test_gradients_that_can_be_differentiated(program):
+    found = []
+    for compiles in (False, True):
+        model = _model()
+        f = compile_api.compile(program, fullgraph=True) if compiles else program
+        x = torch.randn(6, 1, 4, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
+        seen = []
+        for _ in range(3):
+            results = f(model, x)
+            grads = [p.grad for p in model.parameters()]
+            seen += [results, [g if g is None else (g.detach().clone(), g.requires_grad, g.stride()) for g in grads]]
+            if program is _left_behind:
+                behind = sum(g.square().sum() for g in grads if g.requires_grad)
+                seen.append(torch.autograd.grad(behind, list(model.parameters()), allow_unused=True))
+            if program is not _penalty:
+                model.zero_grad()
+        found.append(seen)
+    torch.testing.assert_close(*found)
+    report = f.report()
+    assert report.verdict == "compiled" and not report.breaks and not report.fallbacks and report.kernels
+
+
 # ---- inputs, hooks, several optimizers -------------------------------------------------------------------------------
 
 

@@ -64,8 +64,7 @@ def _backward(
 ) -> Value:
     if not given.keys() <= set(names) or not _is_none(given.get("grad_variables", ConstantValue(None)).realize()):
         raise _refuse("with these arguments")
-    if "create_graph" in given and given["create_graph"].realize().const():
-        raise _refuse("with create_graph")
+    create = bool(given.get("create_graph", ConstantValue(False)).realize().const())
     if not tx.graph.is_outermost or tx.levels or torch.is_inference_mode_enabled():
         raise _refuse("inside of a derivative or another graph")
     outputs = _items(tensors)
@@ -80,10 +79,15 @@ def _backward(
             raise _refuse("to inputs that are no leaves, or that the outputs are not computed from")
         leaves = [leaf for leaf in leaves if leaf in wanted]
     hooked = {id(leaf): _hooks(tx, leaf) for leaf in leaves}
+    if create and any(before or after for before, after in hooked.values()):
+        raise _refuse("with create_graph, to a leaf with hooks")
     retain = given.get("retain_graph", ConstantValue(None)).realize().const()
+    retain = create if retain is None else retain
     tx.frees |= not retain
     tx.side.epoch += 1  # where autograd refuses, it may have freed some of what a later pass needs
     options: dict[str, Value] = {"retain_graph": ConstantValue(retain), "allow_unused": ConstantValue(True)}
+    if create:
+        options["create_graph"] = ConstantValue(True)
     existing = {id(value) for value in tx.graph.values()}
     with _order_of(leaves) as order:
         found = tx.graph_call(gradient, [ListValue(outputs), ListValue(list(leaves)), ListValue(seeds)], options)
@@ -94,7 +98,10 @@ def _backward(
         if isinstance(value, TensorValue):
             before, after = hooked[id(leaf)]
             changed = _changed_by(tx, value, before)
-            _accumulate(tx, leaf, changed, id(changed) in existing)
+            if create:
+                _accumulate_with_history(tx, leaf, changed)
+            else:
+                _accumulate(tx, leaf, changed, id(changed) in existing)
             existing.add(id(changed))
             for hook in after:
                 if not _is_none(hook.call(tx, [leaf], {}).realize()):
@@ -211,4 +218,20 @@ def _accumulate(tx: Capture, leaf: TensorValue, gradient: TensorValue, shared: b
         plain = tx.graph_call("detach", [leaf], {}, method=True)
         made = tx.graph_call(torch.empty_like, [plain], {})  # in the layout that autograd gives a gradient
         tx.graph_call("copy_", [made, gradient], {}, method=True)
+    tx.side.set_on_tensor(leaf, "grad", made)
+
+
+def _accumulate_with_history(tx: Capture, leaf: TensorValue, gradient: TensorValue) -> None:
+    """Add a gradient that can be differentiated to a leaf's: nothing is written in place, a first one is a copy."""
+    current = leaf.getattr(tx, "grad").realize()
+    if isinstance(current, TensorValue):
+        made: Value = tx.graph_call(torch.add, [current, gradient], {})
+    elif not _is_none(current):
+        raise _refuse(f"to a leaf whose gradient is {display(current)}")
+    elif _steps(gradient.example) == _steps(leaf.example):
+        made = tx.graph_call("clone", [gradient], {"memory_format": ConstantValue(torch.preserve_format)}, method=True)
+    else:
+        plain = tx.graph_call("detach", [leaf], {}, method=True)
+        empty = tx.graph_call(torch.empty_like, [plain], {})  # in the layout that autograd gives a gradient
+        made = tx.graph_call("copy_", [empty, gradient], {}, method=True)
     tx.side.set_on_tensor(leaf, "grad", made)

@@ -267,13 +267,15 @@ def _gpt2(batch: int = 1, length: int = 128, small: bool = False) -> Case:
 
 
 @case("llama")
-def _llama(batch: int = 1, length: int = 128, small: bool = False) -> Case:
+def _llama(batch: int = 1, length: int = 128, small: bool = False, layers: int | None = None) -> Case:
     library = _transformers()
     sizes: dict[str, Any] = dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=8,
                                  num_key_value_heads=4)  # fmt: skip
     if small:
         sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2)  # fmt: skip
+    if layers is not None:
+        sizes["num_hidden_layers"] = layers
     model = library.LlamaForCausalLM(library.LlamaConfig(vocab_size=1000, use_cache=False, **sizes))
     return Case("llama", model, (torch.randint(0, 1000, (batch, length)),), external=True)
 

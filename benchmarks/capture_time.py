@@ -78,7 +78,8 @@ def measure(name: str, stack: str, warmed: bool) -> dict[str, Any]:
 
 def process(name: str, stack: str, warmed: bool) -> dict[str, Any]:
     """One measurement in a fresh process."""
-    sources = os.pathsep.join(map(str, sorted(HERE.parent.glob("packages/*/src"))))
+    paths = [*map(str, sorted(HERE.parent.glob("packages/*/src"))), *filter(None, [os.environ.get("PYTHONPATH")])]
+    sources = os.pathsep.join(paths)
     environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--here", name, stack, str(int(warmed))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -91,7 +91,8 @@ def measure(name: str, stack: str, began: float, device: str) -> dict[str, Any]:
 
 def process(name: str, stack: str, folder: str, device: str) -> dict[str, Any]:
     """One measurement in a fresh process with its caches in ``folder``."""
-    sources = os.pathsep.join(map(str, sorted(HERE.parent.glob("packages/*/src"))))
+    paths = [*map(str, sorted(HERE.parent.glob("packages/*/src"))), *filter(None, [os.environ.get("PYTHONPATH")])]
+    sources = os.pathsep.join(paths)
     environment = {
         **os.environ, "PYTHONPATH": sources, "QUINTET_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder,
         "TRITON_CACHE_DIR": folder + "/triton", "OMP_NUM_THREADS": "1",

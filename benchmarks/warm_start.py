@@ -12,7 +12,7 @@ A JSON line holds, least and median over ``--repeat`` processes, made in turn fo
 - ``stages``: the report's seconds of capture, aot, lower and inductor together;
 - ``beyond``: ``first`` less eager's least (on a GPU: ``wall``).
 
-With ``--device cuda`` the device is brought up before the first call (a product of two matrices).
+Modules are read as bytecode, as those of installed packages are. With ``--device cuda`` the device is brought up before the first call (a product of two matrices).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def process(name: str, stack: str, folder: str, device: str) -> dict[str, Any]:
     sources = os.pathsep.join(paths)
     environment = {
         **os.environ, "PYTHONPATH": sources, "QUINTET_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder,
-        "TRITON_CACHE_DIR": folder + "/triton", "OMP_NUM_THREADS": "1",
+        "TRITON_CACHE_DIR": folder + "/triton", "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     command = [sys.executable, __file__, "--here", name, stack, str(time.time()), device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -41,6 +41,8 @@ PROGRAMS = {
     "masked rows": (lambda x: x[x[:, 0] > 0].relu() + 1, [(x,) for x in ROWS]),
     "masked_select": (lambda x: x.masked_select(x > 0) + 1, [(x,) for x in ROWS]),
     "nonzero": (lambda x: torch.where(x > 0)[1] + 1, [(x,) for x in ROWS]),
+    "in front of others": (lambda x: torch.cat([x[x > 0] * 2, x[0]])[:2] * 3, [(x,) for x in ROWS]),
+    "behind others": (lambda x: torch.cat([x[0], x[x > 0] * 2]).flip(0)[:5] + 1, [(x,) for x in ROWS]),
     "how many": (lambda x: (x > 0).nonzero().shape[0] * x, [(x,) for x in ROWS]),
     "written by a mask": (written, [(x,) for x in ROWS]),
     "tolist": (lambda x: x[0] + x[0].tolist()[1], [(x,) for x in ROWS]),
@@ -88,6 +90,7 @@ GRADIENTS = {
     "masked": lambda x, t: (x[x > 0] * 2).sin().sum(),
     "masked, and the elements": lambda x, t: x[x > 0].exp(),
     "a bound": lambda x, t: (x[: t.item()] * x[: t.item()]).cos(),
+    "in front of others": lambda x, t: torch.cat([x[x > 0].sin(), x[0]])[:2] * 3,
     "how many": lambda x, t: ((x > 0).nonzero().shape[0] * x).sin().sum(),
 }
 

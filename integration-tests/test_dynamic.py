@@ -319,3 +319,28 @@ def test_loops_are_not_cut_where_a_seam_would_lead_a_value_elsewhere():
             grads += torch.autograd.grad(loss, x)
         torch.testing.assert_close(*grads)
     assert not compiled.report().fallbacks
+
+
+def halves(x, rows):
+    """Rows that are computed of a size, and may be none or one: x[s // 2:], the pieces of a pool or of a chunk."""
+    flat = torch.cat([x[:1] * 2, torch.zeros(rows - 1, x.shape[1])]).reshape(-1)
+    n = flat.shape[0]
+    yield torch.stack([flat[0 : n // 2 * 2 : 2], flat[1 : n // 2 * 2 : 2]]).sum(0)
+    yield F.avg_pool1d(flat[None], 3, 3, ceil_mode=True)
+    yield F.lp_pool1d(flat.abs()[None], 2, 2)
+    for k in (2, 3, 5):
+        yield torch.cat([flat[: n // k].cos(), flat])[:3] * 2
+        yield torch.cat([flat, flat[n - n % k :].cos()]).flip(0)[:3] + 1
+        yield F.pad(flat, (n // k, 0))[1 : n : 2].sin()
+        yield flat.roll(n // k)[::2] * 3
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+def test_pieces_that_begin_where_a_size_says(rows):
+    def f(x):
+        return tuple(halves(x, rows))
+
+    compiled = compile_api.compile(f, dynamic=True, fullgraph=True)
+    for width in (7, 2, 3, 5, 13, 100):
+        x = torch.linspace(-1, 2, rows * width).reshape(rows, width)
+        torch.testing.assert_close(compiled(x), f(x), rtol=1e-6, atol=1e-6)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
+import pytest
 import torch
 from gen_support import check
 
-from inductor_gen.loops.index import ZERO, lift
+from inductor_gen.loops.index import ZERO, div, lift, lower, nonneg, rem, unflatten, upper
 from prims.spec import expr as ex
+from prims.spec.expr import Expr
 
 
 def test_divisions_of_what_runs_backwards() -> None:
@@ -29,6 +33,71 @@ def test_how_far_a_numerator_is_lifted() -> None:
     assert lift(ex.neg(i), ex.const(4), ranges) is ex.const(16)
     assert lift(ex.sub(i, ex.const(1)), ex.const(4), ranges) is ex.const(4)
     assert lift(ex.neg(ex.symbol("v3")), ex.const(4), ranges) is None
+
+
+SIZES = [ex.symbol("s0"), ex.symbol("s1"), ex.symbol("u2")]
+LOOPS = [ex.symbol("i0"), ex.symbol("i1")]
+
+
+def _some_size(draw: random.Random, depth: int = 2) -> Expr:
+    """What shapes are computed as; positive as a divisor."""
+    if depth == 0 or draw.random() < 0.3:
+        return draw.choice([*SIZES, ex.const(draw.randrange(4)), ex.const(draw.randrange(1, 9))])
+    a, b = _some_size(draw, depth - 1), _some_size(draw, depth - 1)
+    match draw.randrange(7):
+        case 0:
+            return ex.add(a, b)
+        case 1:
+            return ex.sub(a, b)
+        case 2:
+            return ex.mul(a, b)
+        case 3:
+            return ex.floordiv(a, draw.choice([SIZES[0], SIZES[1], ex.const(2), ex.const(3)]))
+        case 4:
+            return ex.mod(a, draw.choice([SIZES[0], SIZES[1], ex.const(2), ex.const(3)]))
+        case 5:
+            return ex.minimum(a, b)
+        case _:
+            return ex.maximum(a, b)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_known_of_sizes_and_indices_holds_for_all_of_them(seed: int) -> None:
+    """Quotients, remainders and numbers of what the data picks may be 0: a half of ``s0`` is not a size of one at least."""
+    draw = random.Random(seed)
+    values = [dict(zip(("s0", "s1", "u2"), v, strict=True)) for v in itertools.product((1, 2, 3, 7), (1, 2, 5), (0, 1, 4))]
+    decided = 0
+    for _ in range(400):
+        e = _some_size(draw, 3)
+        if nonneg(e):
+            decided += not e.is_const
+            assert all(ex.evaluate(e, v) >= 0 for v in values), str(e)
+    assert decided > 20
+    decided = 0
+    for _ in range(400):
+        extents = [_some_size(draw, 1) for _ in LOOPS]
+        ranges = dict(zip(LOOPS, extents, strict=True))
+        scale, start = draw.choice([1, 2, 3, -1]), _some_size(draw, 1)
+        position = ex.add(ex.add(ex.mul(LOOPS[0], _some_size(draw, 1)), ex.mul(LOOPS[1], scale)), start)
+        divisor = draw.choice([SIZES[0], SIZES[1], ex.const(4)])
+        parts = unflatten(position, (SIZES[1], SIZES[0], ex.const(3)), ranges)
+        found = [position, div(position, divisor, ranges), rem(position, divisor, ranges), *parts]
+        found += [ex.mul(LOOPS[0], ex.floordiv(position, SIZES[0])), ex.floordiv(position, divisor)]
+        bounds = [(lower(e, ranges), upper(e, ranges)) for e in found]
+        decided += sum(nonneg(low) for low, _ in bounds)
+        for v in values:
+            sizes = [ex.evaluate(n, v) for n in extents]
+            for at in itertools.product(*(range(min(n, 3)) for n in sizes)):
+                here = {**v, "i0": at[0], "i1": at[1]}
+                for e, (low, high) in zip(found, bounds, strict=True):
+                    assert low is None or ex.evaluate(low, v) <= ex.evaluate(e, here), (str(e), str(low), here)
+                    assert high is None or ex.evaluate(high, v) >= ex.evaluate(e, here), (str(e), str(high), here)
+                at_all = ex.evaluate(position, here)
+                if at_all >= 0:
+                    n = v[divisor.name] if divisor.is_symbol else divisor.value
+                    assert ex.evaluate(found[1], here) == at_all // n, (str(position), str(divisor), str(found[1]), here)
+                    assert ex.evaluate(found[2], here) == at_all % n, (str(position), str(divisor), str(found[2]), here)
+    assert decided > 100
 
 
 def test_a_reduction_that_is_the_same_in_all_rows() -> None:

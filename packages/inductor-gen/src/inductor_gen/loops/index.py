@@ -72,11 +72,12 @@ def _bound(e: Expr, ranges: Ranges, want_upper: bool) -> Expr | None:
     for mono, coeff in e.terms:
         factor = ex.const(coeff)
         use_upper = want_upper if coeff > 0 else not want_upper
+        alone = len(mono) == 1 and mono[0][1] == 1
         for atom, power in mono:
+            limit = _atom_bound(atom, ranges, use_upper)
+            if limit is None or not (alone or nonneg(limit)):  # bounds multiply where neither is negative
+                return None
             for _ in range(power):
-                limit = _atom_bound(atom, ranges, use_upper)
-                if limit is None:
-                    return None
                 factor = ex.mul(factor, limit)
         total = ex.add(total, factor)
     return total
@@ -109,15 +110,45 @@ def lower(e: Expr, ranges: Ranges) -> Expr | None:
 
 
 def nonneg(e: Expr | None) -> bool:
-    """Is the size expression provably >= 0 (sizes are >= 1)?"""
-    if e is None:
-        return False
+    """Is the size expression provably >= 0?"""
+    least = None if e is None else _least(e)
+    return least is not None and least >= 0
+
+
+def _least(e: Expr) -> int | None:
+    """A number that the size expression is never below: sizes are >= 1, but what is computed of them may be 0."""
     total = 0
     for mono, coeff in e.terms:
         if coeff < 0 and mono:
-            return False
+            return None
+        for atom, power in mono:
+            least = _least_atom(atom)
+            if least is None or (least < 0 and len(mono) + power > 2):
+                return None
+            coeff *= least**power
         total += coeff
-    return total >= 0
+    return total
+
+
+def _least_atom(atom: Expr) -> int | None:
+    if atom.kind == "symbol":
+        return 0 if atom.name.startswith("u") else 1  # the data may say that there are none
+    found = [_least(a) for a in atom.args] if atom.kind in ("floordiv", "mod", "min", "max") else []
+    known = [x for x in found if x is not None]
+    match atom.kind:
+        case "floordiv" | "mod" if found[1] is None or found[1] < 1:
+            return None
+        case "mod":
+            return 0
+        case "floordiv":
+            if found[0] is None or atom.args[1].is_const:
+                return None if found[0] is None else found[0] // atom.args[1].value
+            return 0 if found[0] >= 0 else None
+        case "min":
+            return min(known) if len(known) == len(found) else None
+        case "max":
+            return max(known, default=None)
+    return None
 
 
 def lift(e: Expr, divisor: Expr, ranges: Ranges) -> Expr | None:

@@ -201,6 +201,21 @@ def test_the_judge():
     assert [(d.what, d.index) for d in found] == [("gradient", 0)]
 
 
+def test_float64_programs_are_their_own_float64_run():
+    """Eager's batch norm is off by dozens of roundings; what went through float32 is wrong all the same."""
+    x = torch.randint(-16, 17, (1, 1, 20000)).double() / 4 + 3
+    made = shadowed(torch.nn.functional.instance_norm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(x)
+    exact = Ran((torch.linspace(1, 2, 9).double(),))
+    assert judge(Ran((exact.outputs[0] * (1 + 1e-12),)), exact, lambda: exact) == []
+    assert judge(Ran(((exact.outputs[0] / 3).float().double() * 3,)), exact, lambda: exact)
+    inexact = Ran((exact.outputs[0] * (1 + 1e-7),))  # by a step in float32, and the float64 run says how far
+    assert judge(Ran((exact.outputs[0] * (1 - 2e-7),)), inexact, lambda: exact) == []
+    assert judge(Ran((exact.outputs[0] * (1 - 1e-6),)), inexact, lambda: exact)
+
+
 def test_copies():
     base = torch.randn(6, requires_grad=True)
     inner = base * 2

@@ -328,6 +328,7 @@ def halves(x, rows):
     yield torch.stack([flat[0 : n // 2 * 2 : 2], flat[1 : n // 2 * 2 : 2]]).sum(0)
     yield F.avg_pool1d(flat[None], 3, 3, ceil_mode=True)
     yield F.lp_pool1d(flat.abs()[None], 2, 2)
+    yield torch.stack([x, x.sin()], -1).reshape(-1)[:3] * 2
     for k in (2, 3, 5):
         yield torch.cat([flat[: n // k].cos(), flat])[:3] * 2
         yield torch.cat([flat, flat[n - n % k :].cos()]).flip(0)[:3] + 1

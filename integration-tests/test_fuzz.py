@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from fractions import Fraction
@@ -525,6 +526,32 @@ def test_the_order_of_a_running_mean_counts(name: str) -> None:
     assert abs(result / exact - 1) > 4e-16
     assert not judge(result, exact, shadow.twins(result))[0].any()
     assert judge(result, exact * (1 + 1e-12), shadow.twins(result))[0].all()
+
+
+@pytest.mark.parametrize("off", [0.0, 3.0])
+@pytest.mark.parametrize("shape", [(1, 1, 20000), (40, 2, 3, 50)])
+def test_the_order_of_a_normalisation_counts(shape: tuple[int, ...], off: float) -> None:
+    """Batch norms and instance norms of 64 bits are off by up to a hundred units: exact ones are right, no others."""
+    x = make(shape, "float64", seed=5, exact=True) + off
+    averages = [torch.zeros(shape[1], dtype=torch.double), torch.ones(shape[1], dtype=torch.double)]
+    with Shadow(SAMPLES) as shadow:
+        found = torch.nn.functional.batch_norm(x, *averages, training=True), *averages
+    count = x.numel() // shape[1]
+    for c in range(shape[1]):
+        numbers = [Fraction(number) for number in x[:, c].flatten().tolist()]
+        mean = sum(numbers) / count
+        variance = sum((n - mean) ** 2 for n in numbers) / count
+        size = math.sqrt(variance + Fraction(1e-5))
+        exact = (
+            torch.tensor([float(n - mean) / size for n in numbers], dtype=torch.double).view(x[:, c].shape),
+            torch.tensor(float(mean * Fraction(0.1)), dtype=torch.double),
+            torch.tensor(0.9 + 0.1 * float(variance * count / (count - 1)), dtype=torch.double),
+        )
+        for result, right in zip(found, exact, strict=True):
+            pick = (slice(None), c) if result.dim() > 1 else c
+            runs = [twin[pick] for twin in shadow.twins(result)]
+            assert not judge(result[pick], right, runs)[0].any()
+            assert judge(result[pick], right * (1 + 1e-11), runs)[0].all()
 
 
 def test_places_in_memory_are_no_difference() -> None:

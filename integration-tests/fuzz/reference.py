@@ -50,6 +50,8 @@ RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
 #: Those that the rounded runs give their numbers in another order, of which a running mean of 64 bits has another error; a
 #: wider type to compute it in there is none.
 ANY_ORDER = frozenset(f"aten::{name}" for name in ("var", "std", "var_mean", "std_mean"))
+#: Normalisations by a running mean: the order of what they normalise, along all dimensions but the second, counts too.
+NORMALISING = frozenset(("aten::native_batch_norm", "aten::_native_batch_norm_legit"))
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
 INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp")
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
@@ -190,12 +192,11 @@ class Shadow(TorchDispatchMode):
 
         return _mapped(change, operands)
 
-    def _shuffled(self, twin: torch.Tensor, dims: Any = None) -> torch.Tensor:
-        """The numbers in another order along the dimensions over which they are reduced."""
+    def _shuffled(self, twin: torch.Tensor, dims: Any = None) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The numbers in another order along the dimensions over which they are reduced, and which order that is."""
         chosen = dims if isinstance(dims, (tuple, list)) and dims else range(twin.dim())
-        for d in chosen if twin.dim() else ():
-            twin = twin.index_select(d, self._random(torch.empty(twin.shape[d], device=HOME)).argsort())
-        return twin
+        orders = {d: self._random(torch.empty(twin.shape[d], device=HOME)).argsort() for d in chosen if twin.dim()}
+        return _ordered(twin, orders), orders
 
     def _moving(self, name: str, operands: list[torch.Tensor]) -> set[int]:
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
@@ -229,7 +230,7 @@ class Shadow(TorchDispatchMode):
                 self._bases(t, written=any(t is w for w in written))
             backward = name in ("aten::add", "aten::add_") and torch._C._current_graph_task_id() != -1
             parts = [self._parts(t) for t in _tensors(args)] if backward else []
-            given = None
+            given, orders = None, [{} for _ in range(self.count)]
             if not _random(func, args, kwargs):
                 moving = self._moving(name, _tensors((args, kwargs)))
                 averages = _averages(func, args, kwargs)
@@ -241,19 +242,25 @@ class Shadow(TorchDispatchMode):
                 written += averages
                 given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
                 if name in ANY_ORDER:
-                    given[2:] = [((self._shuffled(*twins[:2]), *twins[1:]), named) for twins, named in given[2:]]
+                    given[2:] = [((self._shuffled(*twins[:2])[0], *twins[1:]), named) for twins, named in given[2:]]
+                if name in NORMALISING and args[0].dtype == torch.float64:
+                    for k in range(2, self.count):
+                        (twin, *rest), named = given[k]
+                        twin, orders[k] = self._shuffled(twin, [d for d in range(twin.dim()) if d != 1])
+                        given[k] = (twin, *rest), named
         raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():
-            self._follow(func, result, given, written, (args, kwargs))
+            self._follow(func, result, (given, orders), written, (args, kwargs))
             for t, where in raced:
                 self._leave_undecided(t, where)
             if len(parts) == 2:
                 self._added(result, parts)
         return result
 
-    def _follow(self, func: Any, result: Any, given: Any, written: list[torch.Tensor], original: Any) -> None:
-        """Compute ``func`` on the twins and note what they become."""
+    def _follow(self, func: Any, result: Any, twins: Any, written: list[torch.Tensor], original: Any) -> None:
+        """Compute ``func`` on the twins (and the order in which they are given) and note what they become."""
+        given, orders = twins
         outs = [t for t in _tensors(result) if not t.is_meta]
         fresh = [t for t in outs if t.untyped_storage()._cdata not in self._storages]
         if not fresh and not written and outs:
@@ -270,6 +277,7 @@ class Shadow(TorchDispatchMode):
                 if torch.Tag.pointwise in func.tags and not written and self.count > 1:
                     answers[0] = _zeros_by_vectors(func, answers[0], given[0])
                 self._with_inner_sums(func, answers, given, original)
+                answers = [_restored(answer, order) for answer, order in zip(answers, orders, strict=True)]
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
                 moved = False
@@ -484,6 +492,18 @@ def _moved_to(device: torch.device, value: Any) -> Any:
     return _mapped(
         lambda v: v.to(device) if isinstance(v, torch.Tensor) else device if isinstance(v, torch.device) else v, value
     )
+
+
+def _ordered(twin: torch.Tensor, orders: dict[int, torch.Tensor]) -> torch.Tensor:
+    """The numbers in another order along each dimension."""
+    for d, order in orders.items():
+        twin = twin.index_select(d, order)
+    return twin
+
+
+def _restored(answer: Any, orders: dict[int, torch.Tensor]) -> Any:
+    """Results of which the first has an order that its operand was given, in the operand's own."""
+    return (_ordered(answer[0], {d: o.argsort() for d, o in orders.items()}), *answer[1:]) if orders else answer
 
 
 def _apart(twin: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,9 @@ CLOSE = 2.0
 RATIO = 4.0
 #: ... plus this many roundings of the largest value, for eager may be exact by luck.
 ROUNDINGS = 8.0
-#: Where there is no float64 run: the difference from eager, in shares of the largest value.
-ALONE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+#: Where there is no float64 run, or eager's own is that: the difference from eager, in shares of the largest value. A
+#: batch norm of PyTorch's is off by some thousand roundings of float64, a result that went through float32 by 1e-7.
+ALONE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 #: Whole numbers and conditions that come of rounded values may flip: so many times as eager's do against float64,
 #: and one in so many.
 FLIPS, ONE_IN = 4, 1000
@@ -113,7 +114,8 @@ def _difference(x: Any, y: Any, exact: Callable[[], Any], floating: bool) -> str
     if apart <= CLOSE * rounding * scale:
         return None
     reference = exact()
-    if not isinstance(reference, torch.Tensor) or reference.shape != y.shape or not _is_floating(reference):
+    known = isinstance(reference, torch.Tensor) and reference.shape == y.shape and _is_floating(reference)
+    if not known or (y.dtype == _wide(y).dtype and _error(y, reference) == 0.0):
         allowed = ALONE.get(y.dtype, 16 * rounding) * max(scale, rounding)
         return None if apart <= allowed else f"{apart:.3g} from eager's, {allowed:.3g} is allowed"
     got, own = _error(x, reference), _error(y, reference)

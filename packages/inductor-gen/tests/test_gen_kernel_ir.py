@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gen_support import build, laid_out, of_server
+from gen_support import build, compile_fn, laid_out, of_server
 from test_gen_fusion import gelu, layer_norm
 
 import inductor_gen
@@ -208,3 +208,44 @@ def test_folders_import_only_those_before_them() -> None:
             later = imported(path) - {"unit", *FOLDERS[: at + 1]}
             wrong += [f"{path.relative_to(root)} imports {name}" for name in sorted(later)]
     assert not wrong, wrong
+
+
+def _again(p: Any, y: Any, how: str) -> Any:
+    """The same numbers, at places that are the same for no compiler to see."""
+    rows = y.shape[0]
+    everywhere = p.iota(rows, 0, 1, torch.int64, y.device)
+    match how:
+        case "looked up":
+            return p.index(y, (everywhere,), (0,))
+        case "gathered":
+            return p.gather(y, p.broadcast(everywhere, tuple(y.shape), (0,)), 0)
+        case "flipped and looked up":
+            return p.index(p.flip(y, (0,)), (p.sub(p.full((rows,), rows - 1, torch.int64, y.device), everywhere),), (0,))
+    raise ValueError(how)
+
+
+_MADE = {
+    "product": lambda p, x, w: p.mul(x, w),
+    "two products": lambda p, x, w: p.add(p.mul(x, w), p.mul(p.flip(x, (0,)), p.flip(w, (1,)))),
+    "difference": lambda p, x, w: p.sub(p.mul(x, x), p.mul(w, p.flip(x, (1,)))),
+    "shifted": lambda p, x, w: p.add(p.mul(x, w), p.pad(p.mul(x, w), 0.0, (1, 0), (-1, 0))),
+    "of a product's sine": lambda p, x, w: p.add(x, p.sin(p.add(w, p.mul(x, w)))),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("how", ["looked up", "gathered", "flipped and looked up"])
+@pytest.mark.parametrize("made", _MADE)
+def test_a_number_made_at_two_places_is_one(made: str, how: str, dtype: torch.dtype, dynamic: bool) -> None:
+    """A compiler that contracts one of them and not the other leaves a rounding error of what is zero."""
+
+    def fn(p: Any, x: Any, w: Any) -> Any:
+        y = _MADE[made](p, x, w)
+        return p.sub(y, _again(p, y, how)), p.add(p.neg(_again(p, y, how)), y)
+
+    for rows in (5, 64):
+        x, w = (torch.randn(rows, 17, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
+        sizes = {"dynamic": {0: (0,), 1: (0,)}} if dynamic else {}
+        for zeros in compile_fn(fn, [x, w], **sizes)(x, w):
+            assert zeros.count_nonzero() == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gen_support import build
+from gen_support import SERVER, build
 
 import inductor_gen
 from inductor_gen.codegen.lowered import Rendered
@@ -117,6 +117,31 @@ def test_kernels_compile_for_the_architecture(name, case, tmp_path):
     for source in made:
         cubin, _, shared = compile_kernel(module, source, device.capability)
         assert cubin.startswith(b"\x7fELF") and shared <= device.shared_memory, (source.name, shared)
+
+
+def neighbours(p, x, w):
+    y = p.mul(x, w)
+    return p.sub(p.slice(y, (1, 0), (500, 8), (1, 1)), p.slice(y, (0, 0), (499, 8), (1, 1)))
+
+
+CONTRACTED = {
+    "neighbours": (neighbours, False),
+    "neighbours' sines": (lambda p, x, w: p.sin(neighbours(p, p.sin(x), w)), False),
+    "a product and its factor": (lambda p, x, w: p.sub(p.mul(x, w), w), True),
+    "a product and its factor elsewhere": (lambda p, x, w: p.add(p.flip(x, (0,)), p.mul(x, w)), True),
+    "neighbours, apart": (lambda p, x, w: p.concat((neighbours(p, x, w), p.mul(x, w)), 0), False),
+}
+
+
+@pytest.mark.parametrize("case", CONTRACTED)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products_go_unrounded_into_sums_where_no_number_meets_itself(device, case):
+    fn, contracted = CONTRACTED[case]
+    spec = TensorSpec((500, 8), torch.float32, torch.device(device))
+    env = build(fn, [spec, spec], claims=inductor_gen.claims(device))
+    made = lower_graph(env, Options(verify="off"), devices=lambda _: SERVER if device == "cpu" else known("H200")).sources()
+    kept = [s.contract if device == "cuda" else "fp-contract=off" not in s.text for s in made]
+    assert all(kept) == contracted
 
 
 def grid_of(case, name):

@@ -26,7 +26,7 @@ from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
-from inductor_gen.kernel.body import Body, Store, Val, linear
+from inductor_gen.kernel.body import Body, Store, Val, linear, meets_itself
 from inductor_gen.kernel.nest import STRIP, Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
@@ -164,7 +164,8 @@ class _Kernel:
         lines = self.w.lines
         before = self._before()
         head = [*self.names.declarations(), *before]
-        text = '__attribute__((optimize("no-tree-vectorize")))\n' if self.scalar else ""
+        asked = [*["no-tree-vectorize"] * self.scalar, *["fp-contract=off"] * meets_itself(self.body)]
+        text = "".join(f'__attribute__((optimize("{option}")))\n' for option in asked)
         text += "int KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
         verdict = "0" if not self.checks else f"{self._work()} > 0 ? bad_ : 0" if self.reduces else "bad_"
         text += f"\n    return {verdict};\n}}\n"

@@ -17,7 +17,7 @@ from inductor_gen.loops.index import coefficient, range_atoms, substitute
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Body", "Store", "Val", "linear", "split_request"]
+__all__ = ["Body", "Store", "Val", "linear", "meets_itself", "split_request"]
 
 
 class Val:
@@ -31,7 +31,7 @@ class Val:
     0; a second argument says where it matters at all), ``rounded`` (its argument as its 16-bit dtype holds it).
     """
 
-    __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "op", "stage")
+    __slots__ = ("args", "at", "attr", "deps", "dtype", "id", "node", "number", "op", "stage")
 
     def __init__(self, op: str, args: tuple[Val, ...], dtype: torch.dtype, attr: Any, at: Expr | None) -> None:
         self.op = op
@@ -42,7 +42,8 @@ class Val:
         self.id = -1
         self.deps: frozenset[Expr] = frozenset()
         self.stage = 0
-        self.node: Node | None = None
+        self.node: Node | None = None  # what the cluster computes
+        self.number: Node | None = None  # whose operation it is, at whatever place
 
     def __repr__(self) -> str:
         return f"v{self.id}={self.op}{[a.id for a in self.args]}"
@@ -181,7 +182,7 @@ class Body:
             if copy is None:
                 copy = Val(v.op, tuple(copies[a.id] for a in v.args), v.dtype, v.attr, v.at)
             if copy.id < 0:
-                copy.node = v.node
+                copy.node, copy.number = v.node, v.number
                 add(copy)
             copies[v.id] = copy
         made.atoms = {e: copies[v.id] for e, v in self.atoms.items()}
@@ -211,6 +212,43 @@ def linear(body: Body, at: Expr, variable: Expr) -> Expr | None:
         if s in body.atoms and variable in body.atoms[s].deps:
             return None
     return coefficient(at, variable)
+
+
+def _takes_product(v: Val) -> bool:
+    """Is it a product, or a sum into which one may go unrounded?"""
+    if not v.dtype.is_floating_point or v.op not in ("mul", "add", "sub"):
+        return False
+    terms = v.args if v.op != "mul" else (v,)
+    return any(a.op == "mul" or (a.op == "neg" and a.args[0].op == "mul") for a in terms)
+
+
+def meets_itself(body: Body) -> bool:
+    """Whether a sum takes a number of the graph that is computed at two places: ``y - y[i]`` of ``y = a * b + c * d``.
+
+    A compiler chooses for each place which product goes into a sum unrounded, if any. Where the places are one, what is
+    left of the number and itself were its rounding error and not 0.
+    """
+    places: dict[Node, list[Val]] = {}
+    for v in body.vals:
+        if v.number is not None and v.op in ("mul", "add", "sub"):
+            places.setdefault(v.number, []).append(v)
+    several = [vals for vals in places.values() if len(vals) > 1 and any(map(_takes_product, vals))]
+    if not several:
+        return False
+    number = {v.id: 1 << k for k, vals in enumerate(several) for v in vals}
+    place = {i: 1 << k for k, i in enumerate(number)}
+    numbers: dict[int, int] = {}  # which of them a value depends on, as bits, and on which of their places
+    found: dict[int, int] = {}
+    for v in body.vals:
+        numbers[v.id], found[v.id] = number.get(v.id, 0), place.get(v.id, 0)
+        for a in body.inputs_of(v):
+            numbers[v.id] |= numbers[a.id]
+            found[v.id] |= found[a.id]
+        if v.op in ("add", "sub") and v.dtype.is_floating_point:
+            left, right = v.args
+            if numbers[left.id] & numbers[right.id] and found[left.id] != found[right.id]:
+                return True
+    return False
 
 
 def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:

@@ -213,7 +213,10 @@ class _Tracer:
             args = (args[0], self._checked("nonzero", args[1], None, where)) if low <= 0 <= high else args
         if node.op in _COMPARISONS and operand in HALVES and not any(a.op == "const" for a in args):
             args = tuple(a if _held(a) else self.val("rounded", (a,), operand) for a in args)
-        return self.val(node.op, args, node.dtype)
+        found = self.val(node.op, args, node.dtype)
+        if found.number is None:
+            found.number = node
+        return found
 
     def _convert(self, x: Val, dtype: torch.dtype) -> Val:
         return x if x.dtype == dtype else self.val("convert", (x,), dtype)

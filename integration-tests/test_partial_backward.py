@@ -51,3 +51,49 @@ def test_gradients_of_some_results(used):
         assert (theirs is None) == (ours is None)
         if theirs is not None:
             torch.testing.assert_close(ours, theirs)
+
+
+class Average(torch.nn.Module):
+    """Scaled by a running mean, which is written behind a graph break: eager's product saves its cosine, not the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x):
+        h = x * self.weight * self.mean.cos()
+        h.register_hook(lambda gradient: gradient * 2)
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return h.sin()
+
+
+def through_a_break(x):
+    """Of ``t`` alone gradients come: that of ``cummin``, which has saved it before it was written, is not asked for."""
+    t = x.tile(2)
+    smallest = t.cummin(1).values
+    smallest[smallest.gt(0)]
+    t += 1
+    return t
+
+
+def softmax_written(x):
+    t = x.cummax(1)[0]
+    logits = t.reshape(4, -1).log_softmax(1)
+    logits[t.reshape(4, -1).gt(0)] *= 2
+    return t
+
+
+@pytest.mark.parametrize("program", [Average, lambda: through_a_break, lambda: softmax_written])
+def test_writes_behind_a_graph_break(program):
+    found = []
+    for wrap in (lambda call: call, compile_api.compile):
+        torch.manual_seed(0)
+        call = program()
+        run = wrap(call)
+        x = torch.randn(4, 4, requires_grad=True)
+        for _ in range(2):
+            run(x).sum().backward()
+        found.append([x.grad, *(p.grad for p in call.parameters())] if isinstance(call, torch.nn.Module) else [x.grad])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -34,6 +34,7 @@ from aot_autograd.partition.split import (
     needed_by_backward,
     operands_to_run_again,
 )
+from aot_autograd.partition.visible import copied, may_be_copied
 from aot_autograd.trace.outcome import Joint
 from prims.errors import CompileWarning
 from prims.options import Options
@@ -121,7 +122,8 @@ def saved_bytes(joint: Joint, saved: list[torch.fx.Node]) -> int:
     hints = _hints(joint)
     total = sum(size_in_bytes(n.meta["spec"], hints) for n in dict.fromkeys(saved) if n.op != "placeholder")
     written = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
-    return total + sum(size_in_bytes(n.meta["spec"], hints) for n in set(saved) & written)
+    copies = written | {node for node in copied(joint, saved) if node.op == "placeholder"}
+    return total + sum(size_in_bytes(n.meta["spec"], hints) for n in set(saved) & copies)
 
 
 def _hints(joint: Joint) -> Mapping[str, Any]:
@@ -167,7 +169,8 @@ class _Problem:
         self.joint = joint
         self.hints = _hints(joint)
         self.needed = needed_by_backward(joint)
-        self.written = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
+        self.copies = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
+        self.copies |= may_be_copied(joint)
         live: set[torch.fx.Node] = set()
         stack = list(self.needed)
         while stack:
@@ -247,8 +250,8 @@ class _Problem:
     def _price(self, node: torch.fx.Node) -> int:
         spec = node.meta["spec"]
         if node.op == "placeholder":
-            # It exists anyway, unless the runtime overwrites it: then saving makes a copy.
-            return size_in_bytes(spec, self.hints) + 1 if node in self.written else 0
+            # It exists anyway, unless the runtime or its owner may overwrite it: then saving makes a copy.
+            return size_in_bytes(spec, self.hints) + 1 if node in self.copies else 0
         if not isinstance(spec, TensorSpec) or is_view(node):
             # A tuple is no value, and a view is saved as what it looks at.
             return INFINITE

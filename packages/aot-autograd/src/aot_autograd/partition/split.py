@@ -15,6 +15,7 @@ import torch.fx
 
 import aot_autograd
 from aot_autograd.partition.norms import operands_of_norm, rebuild_norm
+from aot_autograd.partition.visible import copied
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint, symbols_of_results
 from prims.errors import InternalError
@@ -117,19 +118,20 @@ def split_joint(joint: Joint, saved: Sequence[torch.fx.Node]) -> Partition:
     slots: list[tuple[str, int]] = []
     kept: list[torch.fx.Node] = []
     clones: dict[torch.fx.Node, None] = {}
+    copies = copied(joint, saved)
     for node in dict.fromkeys(saved):
         kept.append(node)
-        if node in positions and node not in written:
+        if node in positions and node not in written and node not in copies:
             slots.append(("input", positions[node]))
             continue
         at = next((i for i, result in enumerate(forward_results) if result is node), None)
-        if at is None:
+        if at is None or node in copies:
             forward_results.append(node)
             at = len(forward_results) - 1
-            if _rests_on(node, written):
+            if node in copies or _rests_on(node, written):
                 clones[node] = None
         slots.append(("output", at))
-    backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:])
+    backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:], copies)
     forward = _forward(joint, placeholders[:count], forward_results, clones, _told_by_data(joint, sizes))
     return Partition(forward, backward, tuple(slots), sizes, gradients)
 
@@ -218,11 +220,12 @@ def _reachable(
 
 
 def _backward(
-    joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any]
-) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:
+    joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any],
+    copies: set[torch.fx.Node],
+) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:  # fmt: skip
     env = joint.envelope
     placeholders = env.placeholders()
-    written = {placeholders[index] for index, _, _ in joint.outcome.mutations}
+    elsewhere = copies.union(placeholders[index] for index, _, _ in joint.outcome.mutations)
     named = zip(placeholders, env.inputs, strict=True)
     kinds = {node: desc.kind for node, desc in named if desc.kind in ("parameter", "buffer", "constant")}
     live = _reachable(results, (*saved, *tangents), operands_to_run_again)
@@ -236,7 +239,7 @@ def _backward(
         if "source" in node.meta:
             placeholder.meta["source"] = node.meta["source"]
         # A parameter outlives the backward pass, and is where it was.
-        kind = kinds.get(node, "saved") if node not in written else "saved"
+        kind = kinds.get(node, "saved") if node not in elsewhere else "saved"
         inputs.append(InputDesc(name, kind, node.meta["spec"], source=node.name))
     body = [n for n in env.graph.nodes if n.op == "call_function" and n in live and n not in mapping]
     symbols = _symbols_of(joint, [*saved, *tangents, *body])

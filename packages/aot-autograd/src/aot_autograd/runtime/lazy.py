@@ -114,11 +114,6 @@ class LazyBackward:
             results[place] = value
         return results
 
-    def taken(self, absent: tuple[bool, ...]) -> set[int]:
-        """The places of the inputs that the backward graph uses when those tangents are None."""
-        env, _ = without_tangents(self.env, absent)
-        return {i for i, node in enumerate(env.placeholders()) if node.users}
-
     def compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled graph as a function of a list of inputs that is given up."""
         if self._report is None:

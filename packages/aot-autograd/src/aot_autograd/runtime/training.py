@@ -23,6 +23,7 @@ from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
 from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
+from aot_autograd.trace.saves import Place
 from prims.ir.symbols import symbols_in
 from prims.options import Options
 from prims.report import Report
@@ -54,7 +55,7 @@ def build_training(
     entering = _entering(joint, partition)
     whole = _apply_of(_make_gate(joint, partition, backward, again))
     source.globals["enter"] = whole
-    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again, backward))
+    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
     source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
     source.line("if transforms(): return eager(*args)")
     emit_overlap_check(source, outcome, eager, options, report)
@@ -139,12 +140,12 @@ def _returned(joint: Joint) -> list[int]:
 
 
 def _make_function(
-    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain, backward: LazyBackward
+    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
 ) -> type[torch.autograd.Function]:
     """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
     told = ", told" if unbacked_of_results(joint.outcome) else ""
     forward = _forward_source(joint, partition, compiled, again).function(f"forward(ctx, gate, args{told})")
-    back = _collecting_source(joint, partition, again, backward).function("backward(ctx, *tangents)")
+    back = _collecting_source(joint, partition, again).function("backward(ctx, *tangents)")
     return type(
         "CompiledFunction",
         (torch.autograd.Function,),
@@ -216,7 +217,15 @@ def _forward_source(
         source.line("ctx.views = {}")
     saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
     saved += [outputs[i] for i in _kept_results(joint, partition)]
+    watched = _watched_inputs(joint, partition)
+    if any(_is_activation(joint, i) for i in watched):
+        source.globals["counter_of"] = counter_of
+    saved += [f"counter_of(args[{i}])" if _is_activation(joint, i) else f"args[{i}]" for i in watched]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
+    if len(joint.tangents) > 1:
+        slots = _slots(joint, partition)
+        versions = [f"args[{at}]._version, " if kind == "input" else "0, " for kind, at in slots]
+        source.line(f"ctx.versions = ({''.join(versions)})")
     if partition.sizes:
         source.line(f"ctx.sizes = {source.sizes(partition.sizes)}")
     if symbolic:
@@ -232,21 +241,53 @@ def _forward_source(
 
 
 def _kept_results(joint: Joint, partition: Partition) -> list[int]:
-    """The differentiable results that are kept, as in eager, though the backward graph does not take them.
+    """The results that are kept, as in eager, though the backward graph does not take them.
 
     Eager's backward pass saves them. By these gradients know the results when they are differentiated themselves.
     """
     used = set(needed_by_backward(joint))
     results = joint.envelope.results()
     taken = {at for kind, at in partition.saved if kind == "output"}
-    return [i for i in joint.tangents if (i in joint.saved_by_eager or results[i] in used) and i not in taken]
+    kept = [i for i in joint.tangents if results[i] in used]
+    kept += [i for kind, i in joint.saved_by_eager if kind == "output" and i not in kept]
+    return sorted(i for i in kept if i not in taken)
+
+
+def _watched_inputs(joint: Joint, partition: Partition) -> list[int]:
+    """The inputs that eager's nodes save and the backward graph does not take: writes to them are errors all the same.
+
+    What autograd sees of the region's own writes to its inputs comes after, so that these are not watched.
+    """
+    through = {index for index, _, through in joint.outcome.mutations if through}
+    taken = {at for kind, at in partition.saved if kind == "input"} | through
+    return [at for kind, at in joint.saved_by_eager if kind == "input" and at not in taken]
+
+
+def _slots(joint: Joint, partition: Partition) -> list[Place]:
+    """What is handed to ``save_for_backward``."""
+    kept = [("output", i) for i in _kept_results(joint, partition)]
+    return [*partition.saved, *kept, *(("input", i) for i in _watched_inputs(joint, partition))]
+
+
+def _is_activation(joint: Joint, index: int) -> bool:
+    """Whether an input may be one, whose memory must not live on for a version that is watched."""
+    program = joint.outcome.program
+    desc = program.tracer.inputs[index]
+    return desc.kind == "input" and not (desc.requires_grad and program.grad_fns.get(index) is None)
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the version counter of another, and none of its memory."""
+    watched = tensor.detach()
+    watched.data = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return watched
 
 
 def _symbolic_strides(joint: Joint) -> bool:
     return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
 
 
-def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, backward: LazyBackward) -> Source:
+def _collecting_source(joint: Joint, partition: Partition, again: RunAgain) -> Source:
     """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
@@ -271,9 +312,9 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
         source.line(f"{name} = tangents[{returned.index(output)}]")
         source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
     sizes = "*ctx.sizes, " if partition.sizes else ""
-    some = f"[:{len(partition.saved)}]" if kept else ""
+    some = f"[:{len(partition.saved)}]" if kept or _watched_inputs(joint, partition) else ""
     if len(names) > 1:
-        source.globals["saved_unless_written"] = _saved_unless_written(joint, partition, backward)
+        source.globals["saved_unless_written"] = _saved_unless_written(joint, partition)
         source.line("try: saved = ctx.saved_tensors")
         source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
     else:
@@ -288,34 +329,23 @@ def _collecting_source(joint: Joint, partition: Partition, again: RunAgain, back
 
 
 def _saved_unless_written(
-    joint: Joint, partition: Partition, backward: LazyBackward
+    joint: Joint, partition: Partition
 ) -> Callable[[Any, tuple[torch.Tensor | None, ...], RuntimeError], list[torch.Tensor]]:
     """What reads the saved tensors one by one where one was written after the forward pass.
 
-    Eager raises only where the backward pass comes to an operator that saved such a tensor. A result without a
-    gradient, from which none with a gradient is computed, was saved by operators to which it does not come.
+    Eager raises only where the backward pass comes to an operator that saved such a tensor, which is no result's matter
+    but that of the gradients that come. What these do not need is not read.
     """
-    outputs = [at if kind == "output" else None for kind, at in partition.saved] + _kept_results(joint, partition)
+    needing = [joint.saved_by_eager.get(slot, frozenset()) for slot in _slots(joint, partition)]
 
     def saved_unless_written(
         ctx: Any, tangents: tuple[torch.Tensor | None, ...], error: RuntimeError
     ) -> list[torch.Tensor]:
-        reached = {k for k, tangent in enumerate(tangents) if tangent is not None}
-        reached |= {behind for k in reached for behind in joint.under[k] if behind < len(tangents)}
-        if len(reached) == len(tangents):
-            raise error
-        held = ctx._raw_saved_tensors
-        if not all(hasattr(one, "unpack") for one in held):  # torch 2.11: they cannot be looked at one by one
-            raise error
-        taken = backward.taken(tuple(tangent is None for tangent in tangents)) & set(range(len(partition.saved)))
+        held = ctx._raw_saved_tensors  # raises where the graph was freed
         found = []
-        for i, (one, output) in enumerate(zip(held, outputs, strict=True)):
-            if output is None:
-                found.append(one.unpack())  # raises where it was written
-                continue
+        for one, version, needed_by in zip(held, ctx.versions, needing, strict=True):
             value = one.data
-            place = joint.tangents.index(output) if output in joint.tangents else None
-            if value._version and (place is None or place in reached or i in taken):
+            if value._version != version and any(tangents[k] is not None for k in needed_by):
                 raise error
             found.append(value)
         return found

@@ -7,8 +7,7 @@ runtime replays its views on the base, so that users see eager's aliasing and au
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -19,6 +18,7 @@ import aot_autograd
 from aot_autograd.autocast import no_autocast
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
+from aot_autograd.trace.saves import Place, nodes_behind, saved_by_eager
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
@@ -113,8 +113,9 @@ class Joint:
         outcome: how results are handed to the user.
         tangents: the differentiable outputs, in tangent order.
         gradients: the inputs that the gradients belong to, in order.
-        saved_by_eager: the differentiable outputs whose memory eager's own nodes save: ``tanh``'s derivative needs its
-            result, that of ``index_copy`` only the sizes of the source that it keeps. Later writes to them are errors.
+        saved_by_eager: the inputs and results of whose memory eager's own nodes save something, and the tangents (by
+            position) that lead there: ``tanh``'s derivative needs its result, that of ``index_copy`` only the sizes of
+            the source that it keeps. After a write to them these tangents' backward pass is an error.
         under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them; and
             behind the positions of the tangents those of ``views``.
         views: leaves of the result that are views, and of which a tangent's output is computed.
@@ -124,7 +125,7 @@ class Joint:
     outcome: Outcome
     tangents: list[int]
     gradients: list[int]
-    saved_by_eager: frozenset[int] = frozenset()
+    saved_by_eager: Mapping[Place, frozenset[int]] = field(default_factory=dict)
     under: tuple[tuple[int, ...], ...] = ()
     views: tuple[int, ...] = ()
 
@@ -453,11 +454,11 @@ def _watch_custom_backwards(tracer: Tracer, roots: list[Any]) -> None:
     Args:
         roots: the autograd nodes of the differentiable results, in tangent order.
     """
-    if len(roots) < 2 or not any(_is_custom(node) for node in _reached(roots)):
+    if len(roots) < 2 or not any(_is_custom(node) for node in nodes_behind(roots)):
         return
     found: dict[Any, set[int]] = {}
     for position, root in enumerate(roots):
-        for node in _reached([root]):
+        for node in nodes_behind([root]):
             if _is_custom(node):
                 found.setdefault(node, set()).add(position)
 
@@ -509,7 +510,7 @@ def _mark_constants(
     constant = {node for node in passed_on if node in tracer.made_by} - dependent
     marks = [(node, "called_by", tracer.made_by[node]) for node in constant]
     marks += [(node, "beside_zeros", made_by) for node, made_by in tracer.beside_zeros.items()]
-    reached = [_reached([root]) for root in roots] if marks else []
+    reached = [nodes_behind([root]) for root in roots] if marks else []
     for node, name, made_by in marks:
         node.meta[name] = frozenset(k for k, nodes in enumerate(reached) if made_by in nodes)
     tracer.made_by.clear()  # they hold what they have saved
@@ -518,17 +519,6 @@ def _mark_constants(
 
 def _is_custom(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction) and not isinstance(node, INPUT_NODE)
-
-
-def _reached(roots: list[Any]) -> set[Any]:
-    seen: set[Any] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack.extend(source for source, _ in node.next_functions)
-    return seen
 
 
 def finish_joint(outcome: Outcome) -> Joint:
@@ -550,7 +540,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         cotangents.append(tensor)
     wanted = list(program.leaves)
     before = len(tracer.inputs)
-    saved_by_eager = _saved_by_eager(outcome, tangents)
+    saves = saved_by_eager(outcome, tangents)
     under, views = _dependences(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
@@ -577,38 +567,7 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saved_by_eager, under, views)
-
-
-def _saved_by_eager(outcome: Outcome, tangents: list[int]) -> frozenset[int]:
-    """``Joint.saved_by_eager``."""
-    results = [(i, outcome.tensors[i]) for i in tangents]
-    edges = {(result.grad_fn, result.output_nr): i for i, result in results}
-    places: dict[int, list[int]] = {}
-    for i, result in results:
-        if not state_of(result).chain:  # a view is given to the user apart from what it is of
-            places.setdefault(id(state_of(result).storage), []).append(i)
-    found: set[int] = set()
-    for node in _reached([outcome.tensors[i].grad_fn for i in tangents]):
-        kind: Any = type(node)
-        for name in _names_of_saved(kind):
-            try:
-                value = getattr(node, name)
-            except RuntimeError:  # something that it saved was written since: its backward pass will say so
-                continue
-            for one in value if isinstance(value, (list, tuple)) else (value,):
-                state = getattr(one, "_aot_state", None)
-                if state is not None:
-                    found.update(places.get(id(state.storage), ()))
-                elif isinstance(one, torch.Tensor) and (one.grad_fn, one.output_nr) in edges:
-                    found.add(edges[one.grad_fn, one.output_nr])  # a node shows its own result as a new tensor
-    return frozenset(found)
-
-
-@functools.cache
-def _names_of_saved(node: type) -> tuple[str, ...]:
-    """The attributes by which a class of autograd nodes shows what it saves."""
-    return tuple(name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors")
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saves, under, views)
 
 
 def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
@@ -623,7 +582,7 @@ def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int
     edges = {(result.grad_fn, result.output_nr): k for k, result in enumerate(results)}
     found = []
     for k, result in enumerate(results[:count]):
-        seen = _reached([result.grad_fn])
+        seen = nodes_behind([result.grad_fn])
         passed = {edges.get(edge) for node in seen for edge in node.next_functions}
         found.append([j for j in passed if j is not None and j != k])
     used = sorted({j for row in found for j in row if j >= count})

@@ -1,0 +1,80 @@
+"""Saved values that the region's user can write before the backward pass.
+
+Of eager's own saved tensors such a write is an error. Where eager saves something else, and the backward graph reads an
+input or a result all the same (to make that again from it), it has to be given a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch.fx
+
+from aot_autograd.trace.outcome import Joint
+from aot_autograd.trace.saves import Place
+
+__all__ = ["copied", "may_be_copied", "places", "tangents_that_need"]
+
+#: Inputs that nobody has but the runtime.
+_HIDDEN = frozenset({"size", "rng_seed", "tangent"})
+
+
+def places(joint: Joint) -> dict[torch.fx.Node, Place]:
+    """The forward values in the user's memory, and where."""
+    env = joint.envelope
+    found: dict[torch.fx.Node, Place] = {}
+    for i, (node, desc) in enumerate(zip(env.placeholders(), env.inputs, strict=True)):
+        if desc.kind not in _HIDDEN:
+            found[node] = ("input", i)
+    for i, node in enumerate(joint.outcome.nodes[: joint.outcome.user_outputs]):
+        found[node] = ("output", i)
+    return found
+
+
+def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> dict[torch.fx.Node, frozenset[int]]:
+    """By forward value, the tangents (by position) for whose gradients it is read, or something that is made of it.
+
+    Args:
+        saved: values that are not made again of others.
+    """
+    env = joint.envelope
+    coming: dict[torch.fx.Node, frozenset[int]] = {}
+    given = [node for node, desc in zip(env.placeholders(), env.inputs, strict=True) if desc.kind == "tangent"]
+    for k, node in enumerate(given):
+        coming[node] = frozenset({k})
+    for node in env.graph.nodes:
+        if "backward" in node.meta:
+            coming[node] = _union(coming.get(operand) for operand in node.all_input_nodes)
+    all_of_them = frozenset(range(len(given)))
+    need: dict[torch.fx.Node, frozenset[int]] = {}
+    for node in reversed(env.graph.nodes):
+        if node.op == "output":
+            # A gradient that hangs on no tangent may be asked for with any.
+            gradients = env.results()[len(joint.outcome.nodes) :]
+            need.update((result, all_of_them) for result in gradients if isinstance(result, torch.fx.Node))
+        readers = (user for user in node.users if user.op != "output" and user not in saved)
+        need[node] = _union([need.get(node), *(coming.get(user) or need[user] for user in readers)])
+    return need
+
+
+def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Those of the saved values of which the backward graph is given copies: the user's, where eager saves others."""
+    chosen = set(saved)
+    visible = {node: place for node, place in places(joint).items() if node in chosen}
+    if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in visible.values()):
+        return set()
+    need = tangents_that_need(joint, chosen)
+    return {node for node, place in visible.items() if need[node] - joint.saved_by_eager.get(place, frozenset())}
+
+
+def may_be_copied(joint: Joint) -> set[torch.fx.Node]:
+    """The inputs of which the backward graph may be given copies, whatever else is saved."""
+    inputs = {node: place for node, place in places(joint).items() if place[0] == "input"}
+    if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in inputs.values()):
+        return set()
+    need = tangents_that_need(joint)
+    return {node for node, place in inputs.items() if need[node] - joint.saved_by_eager.get(place, frozenset())}
+
+
+def _union(sets: Iterable[frozenset[int] | None]) -> frozenset[int]:
+    return frozenset().union(*(one for one in sets if one))

@@ -1,0 +1,86 @@
+"""What eager's autograd nodes save of the memory that a region's user can write before the backward pass.
+
+Eager raises where its backward pass comes to a node that saved a tensor which was written since. Of a region's memory
+that is the inputs' and the results'.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aot_autograd.trace.tracer import state_of
+
+if TYPE_CHECKING:
+    from aot_autograd.trace.outcome import Outcome
+
+__all__ = ["Place", "nodes_behind", "saved_by_eager"]
+
+#: Memory that is the user's: ``("input" | "output", index)``.
+Place = tuple[str, int]
+
+
+def nodes_behind(roots: Iterable[Any]) -> set[Any]:
+    """The autograd nodes that some lead to, themselves included."""
+    seen: set[Any] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack.extend(source for source, _ in node.next_functions)
+    return seen
+
+
+def saved_by_eager(outcome: Outcome, tangents: list[int]) -> Mapping[Place, frozenset[int]]:
+    """By place, the tangents (by position) whose backward pass comes to a node that saves something of its memory.
+
+    Args:
+        tangents: the differentiable graph outputs.
+    """
+    inputs = outcome.program.tracer.input_tensors
+    owners = [(("input", i), tensor) for i, tensor in enumerate(inputs) if tensor is not None]
+    owners += [(("output", i), tensor) for i, tensor in enumerate(outcome.tensors[: outcome.user_outputs])]
+    places: dict[int, list[Place]] = {}
+    edges: dict[Any, Place] = {}
+    for place, tensor in owners:
+        storage = state_of(tensor).storage
+        places.setdefault(id(storage), []).append(place)
+        for one in (tensor, storage.base):
+            if one is not None and place[0] == "output" and one.grad_fn is not None:
+                edges[one.grad_fn, one.output_nr] = place
+    found: dict[Place, set[int]] = {}
+    saving: dict[Any, set[Place]] = {}
+    for k, i in enumerate(tangents):
+        for node in nodes_behind([outcome.tensors[i].grad_fn]):
+            if node not in saving:
+                saving[node] = _places_saved(node, places, edges)
+            for place in saving[node]:
+                found.setdefault(place, set()).add(k)
+    return {place: frozenset(by) for place, by in sorted(found.items())}
+
+
+def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Place]) -> set[Place]:
+    found: set[Place] = set()
+    kind: Any = type(node)
+    for name in _names_of_saved(kind):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # something that it saved was written since: its backward pass will say so
+            continue
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            state = getattr(one, "_aot_state", None)
+            if state is not None:
+                found.update(places.get(id(state.storage), ()))
+            elif isinstance(one, torch.Tensor) and (one.grad_fn, one.output_nr) in edges:
+                found.add(edges[one.grad_fn, one.output_nr])  # a node shows its own result as a new tensor
+    return found
+
+
+@functools.cache
+def _names_of_saved(node: type) -> tuple[str, ...]:
+    """The attributes by which a class of autograd nodes shows what it saves."""
+    return tuple(name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors")

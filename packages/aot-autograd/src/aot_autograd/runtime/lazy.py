@@ -11,6 +11,7 @@ import torch.fx
 from aot_autograd.runtime.sections import Sections, makes_symbols
 from aot_autograd.runtime.stored import outside_autocast
 from aot_autograd.trace.outcome import remove_dead
+from aot_autograd.trace.views import memory_order
 from prims.debug import keep
 from prims.eager import leave_to_eager
 from prims.errors import NotCompiled, Unsupported, UserError
@@ -18,7 +19,7 @@ from prims.forking import compiling, why_cut_off
 from prims.ir import Envelope, SymbolTable
 from prims.options import Options
 from prims.report import Report
-from prims.spec import TensorSpec
+from prims.spec import TensorSpec, infer
 from prims.spec.unbacked import asks_data
 
 __all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
@@ -209,6 +210,12 @@ def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
     spec = node.meta["spec"]
     if not isinstance(spec, TensorSpec):
         raise NotImplementedError(f"zeros in place of the results of {node.target}")
-    made = graph.call_function(aten.full.default, (list(spec.shape), 0), {"dtype": spec.dtype, "device": spec.device})
-    made.meta["spec"] = TensorSpec(spec.shape, spec.dtype, spec.device)
+    order = memory_order(spec) or list(range(spec.ndim))
+    shape = tuple(spec.shape[d] for d in order)
+    made = graph.call_function(aten.full.default, (list(shape), 0), {"dtype": spec.dtype, "device": spec.device})
+    made.meta["spec"] = TensorSpec(shape, spec.dtype, spec.device)
+    if order != sorted(order):  # what is computed of them is laid out as it would be of the absent value
+        zeros, places = made.meta["spec"], [order.index(d) for d in range(spec.ndim)]
+        made = graph.call_function(aten.permute.default, (made, places))
+        made.meta["spec"] = infer(aten.permute.default, (zeros, places), {})
     return made

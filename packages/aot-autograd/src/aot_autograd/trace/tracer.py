@@ -21,7 +21,7 @@ from aot_autograd.trace.custom import needs_twin, write_custom
 from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
-from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, same_strides, undo
+from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, memory_order, same_strides, undo
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.ir.nodes import call_node
@@ -414,6 +414,7 @@ class Tracer(TorchDispatchMode):
             node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
         result = abstract_from_spec(step.result)
         storage = state.storage
+        storage.viewed |= step.func is not aten.detach.default
         result._aot_state = TensorState(  # type: ignore[attr-defined]
             storage, (*state.chain, step), node, storage.generation, step.result
         )
@@ -432,7 +433,7 @@ class Tracer(TorchDispatchMode):
         targets = [bind(info, args, kwargs, name, position) for position, name in info.written]
         refuse_overlap(self, func, info, args, kwargs)
         if info.twin is aten.bernoulli.p:
-            order = _memory_order(state_of(args[0]).spec)
+            order = memory_order(state_of(args[0]).spec)
             if order is not None:
                 # Numbers are drawn in the order of the memory, and this twin (as no other) makes a row-major result.
                 self.write_op(func, info, (self.view(aten.permute.default, (args[0], order), {}), *args[1:]), kwargs)
@@ -502,6 +503,7 @@ class Tracer(TorchDispatchMode):
         if not (same and same_strides(spec, state.spec)):
             if info.twin is aten.as_strided.default:
                 raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
+            self._note_reshaped(func, target)
             step = ViewStep(info.twin, args[1:], kwargs, state.spec, spec)
             state.node, _ = self.emit(step.func, (self.read(target), *step.args), kwargs)
             state.generation = storage.generation
@@ -515,11 +517,30 @@ class Tracer(TorchDispatchMode):
         target.spec = state.spec = spec
         return target
 
+    def _note_reshaped(self, func: OpOverload, target: torch.Tensor) -> None:
+        """A tensor's shape changes in place.
+
+        When memory was written, autograd makes the histories of its views anew: for ordinary tensors by strides; for
+        these here, and for views in another type, by the calls that made the views, among which this change is not.
+
+        Raises:
+            Unsupported: such a history is needed.
+        """
+        storage = state_of(target).storage
+        is_view = target._is_view()
+        before = storage.reshaped
+        others = before is not None and before is not target if is_view else storage.viewed
+        if others and target.requires_grad:
+            raise Unsupported(f"{func} changes the shape of what has views in place", where=self._current_source())
+        if others or is_view:
+            storage.reshaped = target
+
     def write(self, target: torch.Tensor, node: torch.fx.Node, spec: TensorSpec) -> None:
         """``target`` and everything that shares its storage now hold the value ``node``.
 
         Raises:
-            Unsupported: the value's shape or device differs, it cannot be cast, or the view cannot be written through.
+            Unsupported: the value's shape or device differs, it cannot be cast, the view cannot be written through, or
+                autograd would lose a change of its shape.
         """
         state = state_of(target)
         storage = state.storage
@@ -535,6 +556,9 @@ class Tracer(TorchDispatchMode):
             if not torch.can_cast(spec.dtype, own.dtype):
                 raise Unsupported(f"a write of {spec.dtype} into {own.dtype}", where=self._current_source())
             node, spec = self.emit(aten._to_copy.default, (node,), {"dtype": own.dtype})
+        differentiable = own.dtype.is_floating_point or own.dtype.is_complex
+        if storage.reshaped is not None and differentiable and any(desc.requires_grad for desc in self.inputs):
+            raise Unsupported("a write to views of which one was reshaped in place", where=self._current_source())
         if any(may_overlap(spec.shape, spec.strides) for spec in (own, storage.spec)):
             raise Unsupported("an in-place write to a tensor whose elements share memory")
         value, value_spec = node, spec
@@ -562,13 +586,6 @@ class Tracer(TorchDispatchMode):
 def to_torch_all(sizes: Sequence[Any]) -> list[Any]:
     """Sizes as the dispatcher takes them."""
     return [to_torch(size) for size in sizes]
-
-
-def _memory_order(spec: TensorSpec) -> list[int] | None:
-    """The dimensions from the outermost in memory to the innermost; None if they are so already or it is unknown."""
-    if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
-        return None
-    return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])
 
 
 def _has_tensor(spec: Any) -> bool:

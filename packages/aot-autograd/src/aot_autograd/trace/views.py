@@ -24,7 +24,7 @@ from prims.spec import layout
 if TYPE_CHECKING:
     from prims.spec import TensorSpec
 
-__all__ = ["Storage", "TensorState", "ViewStep", "is_dense", "same_strides", "undo"]
+__all__ = ["Storage", "TensorState", "ViewStep", "is_dense", "memory_order", "same_strides", "undo"]
 
 aten = torch.ops.aten
 
@@ -43,9 +43,13 @@ class Storage:
         base: the base tensor itself, whose autograd history covers the whole storage.
         constant: the real tensor behind it while it has a known value and was never written.
         differentiable_write: a write happened that autograd tracked.
+        viewed: there are views of it that autograd knows to be such.
+        reshaped: a tensor whose shape was changed in place, of which autograd makes another history after a write.
     """
 
-    __slots__ = ("base", "constant", "differentiable_write", "generation", "input_index", "node", "spec")
+    __slots__ = (
+        "base", "constant", "differentiable_write", "generation", "input_index", "node", "reshaped", "spec", "viewed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class Storage:
         self.base = base
         self.constant = constant
         self.differentiable_write = False
+        self.viewed = False
+        self.reshaped: torch.Tensor | None = None
 
 
 class ViewStep(NamedTuple):
@@ -207,3 +213,10 @@ _UNDO: dict[OpOverload, Any] = {
     aten.view_as_real.default: _as_complex,
     aten.view_as_complex.default: _as_real,
 }
+
+
+def memory_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions from the outermost in memory to the innermost; None if they are so already or it is unknown."""
+    if spec.is_contiguous() or not all(isinstance(stride, int) for stride in spec.strides) or not is_dense(spec):
+        return None
+    return sorted(range(len(spec.shape)), key=lambda d: -spec.strides[d])

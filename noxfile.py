@@ -208,9 +208,22 @@ def bench(session: nox.Session) -> None:
     session.run("python", str(ROOT / "benchmarks" / "bench.py"), *session.posargs)
 
 
+@nox.session
+def corpora(session: nox.Session) -> None:
+    """timm's families, transformers' model types, PyTorch's modules and documentation, compiled beside eager.
+
+    Arguments after `--` are its own (`nox -s corpora -- timm --jobs 8`); see integration-tests/corpora/README.md.
+    """
+    install_packages(session, EVERYTHING, "expecttest")
+    install_libraries(session)
+    session.chdir(str(ROOT / "integration-tests"))
+    jobs = ["--jobs", str(os.cpu_count() or 1)] if "--jobs" not in session.posargs else []
+    session.run("python", "-m", "corpora", *jobs, *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """All of the above but demo, bench and the other Pythons' stage sessions."""
+    """All of the above but demo, bench, corpora and the other Pythons' stage sessions."""
     os.environ.pop("PYTHONPATH", None)
     for name in TESTS:
         session.notify(name)

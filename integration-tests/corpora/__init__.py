@@ -1,0 +1,1 @@
+"""Whole corpora of programs through ``compile()``, beside eager: see README.md."""

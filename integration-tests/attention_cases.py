@@ -46,6 +46,14 @@ def by_baddbmm(q, k, v, change):
     return torch.bmm(change(scores).view(B * H, T, T), flat(v)).view(B, H, T, D)
 
 
+def by_baddbmm_named(q, k, v, change):
+    """As in Bloom: a method, with the operands by name."""
+    flat = lambda x: x.reshape(B * H, T, D)
+    none = torch.zeros(1, 1, T, device=q.device, dtype=q.dtype)
+    scores = none.baddbmm(batch2=flat(k).transpose(1, 2), batch1=flat(q), beta=1.0, alpha=0.5).view(B, H, T, T)
+    return torch.bmm(change(scores).view(B * H, T, T), flat(v)).view(B, H, T, D)
+
+
 def by_transposed_weights(q, k, v, change):
     return (v.transpose(-1, -2) @ change(q @ k.mT).transpose(-1, -2)).transpose(-1, -2)
 
@@ -66,8 +74,8 @@ def by_groups(q, k, v, change):
 
 
 PRODUCTS = [
-    by_matmul, by_operators, by_bmm, by_einsum, by_einsum_heads_inside, by_baddbmm, by_transposed_weights,
-    by_one_key_head, by_repeated_heads, by_groups,
+    by_matmul, by_operators, by_bmm, by_einsum, by_einsum_heads_inside, by_baddbmm, by_baddbmm_named,
+    by_transposed_weights, by_one_key_head, by_repeated_heads, by_groups,
 ]  # fmt: skip
 
 

@@ -253,7 +253,7 @@ class _Graph:
                 beta, alpha = x.kwargs.get("beta", 1), x.kwargs.get("alpha", 1)
                 require(isinstance(alpha, (int, float)) and isinstance(beta, (int, float)))
                 if beta:
-                    masks.append(Mask(x.args[0], lead, factor=scale * beta))
+                    masks.append(Mask(argument(x, 0, "input"), lead, factor=scale * beta))
                 return x, scale * alpha, tuple(masks)
             after = x.args[0]
             if kind in ("mul", "div"):
@@ -499,7 +499,8 @@ def _at(labels: tuple[str, ...], label: str) -> int | None:
 def _score_operands(node: Node) -> tuple[Any, Any, tuple[Any, ...]]:
     """Queries and keys of a product of scores, each as ``[*lead, length, width]``, and its leading sizes."""
     if _kind(node) == "baddbmm":
-        a, b = node.args[1:3]
+        a, b = argument(node, 1, "batch1"), argument(node, 2, "batch2")
+        require(isinstance(a, Node) and isinstance(b, Node))
         q, k, out = (a, ("0", "m", "k")), (b, ("0", "k", "n")), ("0", "m", "n")
     else:
         q, k, out = _product(node)  # type: ignore[assignment]

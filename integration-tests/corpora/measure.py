@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import traceback
 import warnings
@@ -66,7 +67,7 @@ def _overall(record: dict[str, Any]) -> tuple[str, str]:
 
 def measure(program: Program, stack: str, *, training: bool) -> dict[str, Any]:
     """A program's record in inference or training: ``status``, ``why``, ``judged`` (how results were found right),
-    what the stack tells (graphs, breaks, ...), and seconds of eager's call and of the compiled first and second."""
+    what the stack tells (graphs of the first call and of later ones, breaks, ...), and seconds of eager's call and of the compiled first and second."""
     eager = Run(program, training)
     try:
         expected, before = [], eager.copy()
@@ -81,11 +82,12 @@ def measure(program: Program, stack: str, *, training: bool) -> dict[str, Any]:
     ours = before.copy()
     try:
         ours.compiled = compiler.compile(ours.function)
-        seconds, got = [], []
+        seconds, got, told = [], [], []
         for _ in range(CALLS):
             start = time.perf_counter()
             got.append(ours())
             seconds.append(round(time.perf_counter() - start, 4))
+            told.append(compiler.facts())
     except Exception as error:
         places = [
             f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_tb(error.__traceback__)[-8:]
@@ -93,14 +95,18 @@ def measure(program: Program, stack: str, *, training: bool) -> dict[str, Any]:
         why = f"{type(error).__name__}: {_first_line(error)}"
         return {**record, "status": "crash", "why": why, "trace": places}
     record["seconds"] = seconds
-    record |= compiler.facts()
+    record |= told[0]
+    record["graphs_later"] = told[-1]["graphs"] - told[0]["graphs"]
+    record["recompiles"], record["left"], record["breaks"] = (
+        told[-1][name] for name in ("recompiles", "left", "breaks")
+    )
     start = time.perf_counter()
-    found = [
-        judge_results(a, b, Beside(lambda n=n: before.exact(n), lambda seed, n=n: before.noisy(n, seed)))
-        for n, (a, b) in enumerate(zip(got, expected, strict=True))
-    ]
+    found = Judge(before)(got, expected)
     record["judge_s"] = round(time.perf_counter() - start, 2)
     record["judged"] = found[0][0] if found[0] == found[-1] else [how for how, _ in found]
+    if ours.plain != eager.plain:
+        different = [f"{a} instead of {b}" for a, b in zip(ours.plain, eager.plain) if a != b]
+        return {**record, "status": "wrong", "why": f"results that are no tensors: {different[0]}"[:400]}
     wrong = [f"call {n + 1}: {why}" for n, (how, why) in enumerate(found) if how == "wrong"]
     if wrong:
         return {**record, "status": "wrong", "why": wrong[0]}
@@ -115,6 +121,7 @@ class Run:
 
     Attributes:
         compiled: what to call in place of ``function``.
+        plain: the results of each call in inference that are no tensors.
     """
 
     def __init__(self, program: Program, training: bool, function: Callable[..., Any] | None = None) -> None:
@@ -122,6 +129,7 @@ class Run:
         self.function = copied(program.function) if function is None else function
         self.args, self.kwargs = program.args, program.kwargs
         self.compiled: Callable[..., Any] | None = None
+        self.plain: list[list[str]] = []
         if isinstance(self.function, nn.Module):
             self.function.train(training)
 
@@ -136,8 +144,10 @@ class Run:
         args, kwargs = pytree.tree_map(self._leaf, (self.args, self.kwargs))
         torch.manual_seed(1)
         if not self.training:
-            with torch.no_grad():
-                return [*map(_kept, leaves(function(*args, **kwargs))), *leaves((args, kwargs))]
+            with torch.set_grad_enabled(self.program.grad):
+                found, plain = results_of(function(*args, **kwargs))
+            self.plain.append(plain)
+            return [*map(_kept, found), *map(_kept, leaves((args, kwargs)))]
         return self._step(function, args, kwargs)
 
     def _step(self, function: Callable[..., Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -162,31 +172,70 @@ class Run:
         needs = self.training and leaf.is_floating_point() or leaf.requires_grad
         return leaf.detach().clone().requires_grad_(needs)
 
-    def exact(self, call: int) -> list[torch.Tensor] | None:
-        """The results of that call in float64, or None where there are none."""
+    def exact(self) -> list[list[torch.Tensor]] | None:
+        """The results of the calls in float64, or None where there are none."""
         if not self.program.double:
             return None
+        return self._calls(to_float64)
+
+    def noisy(self, seed: int) -> list[list[torch.Tensor]] | None:
+        """The results of the calls on numbers that are off by a rounding, or None where eager refuses them."""
+        generator = torch.Generator().manual_seed(seed)
+        return self._calls(lambda value: rounded(value, generator))
+
+    def _calls(self, change: Callable[[Any], Any]) -> list[list[torch.Tensor]] | None:
+        """The results of the calls where the module and the arguments are changed."""
         try:
-            other = Run(self.program, self.training, to_float64(self.function))
-            other.args, other.kwargs = to_float64((self.args, self.kwargs))
-            return [other() for _ in range(call + 1)][-1]
-        except Exception:  # a model that names a dtype, say
+            other = Run(self.program, self.training, change(self.function))
+            other.args, other.kwargs = change((self.args, self.kwargs))
+            return [other() for _ in range(CALLS)]
+        except Exception:  # a model that names a dtype, numbers that must be exact as probabilities
             return None
 
-    def noisy(self, call: int, seed: int) -> list[torch.Tensor] | None:
-        """The results of that call on numbers that are off by a rounding, or None where eager refuses them."""
-        generator = torch.Generator().manual_seed(seed)
-        try:
-            other = Run(self.program, self.training, rounded(self.function, generator))
-            other.args, other.kwargs = rounded((self.args, self.kwargs), generator)
-            return [other() for _ in range(call + 1)][-1]
-        except Exception:  # numbers that must be exact: probabilities that add up to one
-            return None
+
+class Judge:
+    """Judges the calls of a program; what they are judged by is computed once for all of them."""
+
+    def __init__(self, run: Run) -> None:
+        self.exact = functools.cache(run.exact)
+        self.noisy = functools.cache(run.noisy)
+
+    def __call__(self, got: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> list[tuple[str, str]]:
+        """The verdict on each call; a call like the one before it has the same."""
+        found = [self.call(0, got[0], expected[0])]
+        for n in range(1, len(got)):
+            same = all(len(a[n]) == len(a[n - 1]) and all(map(_identical, a[n], a[n - 1])) for a in (got, expected))
+            found.append(found[-1] if same else self.call(n, got[n], expected[n]))
+        return found
+
+    def call(self, n: int, got: list[torch.Tensor], expected: list[torch.Tensor]) -> tuple[str, str]:
+        """The verdict on one call."""
+
+        def of(calls: list[list[torch.Tensor]] | None) -> list[torch.Tensor] | None:
+            return None if calls is None else calls[n]
+
+        return judge_results(got, expected, Beside(lambda: of(self.exact()), lambda seed: of(self.noisy(seed))))
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same = (a.shape, a.dtype, a.layout, a.requires_grad) == (b.shape, b.dtype, b.layout, b.requires_grad)
+    return same and a.layout is torch.strided and not a.is_nested and a.stride() == b.stride() and torch.equal(a, b)
 
 
 def _kept(t: torch.Tensor) -> torch.Tensor:
     """A result without its graph, which still says whether it has one."""
     return t.detach().requires_grad_(t.requires_grad)
+
+
+def results_of(value: Any) -> tuple[list[torch.Tensor], list[str]]:
+    """The tensors of a result, floating-point numbers among them, and the texts of other plain values."""
+    found, plain = leaves(value), []
+    for leaf in pytree.tree_leaves(value):
+        if type(leaf) is float:
+            found.append(torch.tensor(leaf))
+        elif isinstance(leaf, (int, complex, str, torch.dtype)):
+            plain.append(repr(leaf))
+    return found, plain
 
 
 def copied(function: Callable[..., Any]) -> Callable[..., Any]:

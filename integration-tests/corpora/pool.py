@@ -166,6 +166,7 @@ def in_child(writing: int, words: Path, settings: Settings, task: Callable[[], d
     status = 1
     try:
         os.setpgid(0, 0)
+        os.chdir(words.parent)
         output = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)

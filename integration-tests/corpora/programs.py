@@ -14,6 +14,7 @@ KINDS = {
     "timm": "corpora.timm_models",
     "transformers": "corpora.transformers_models",
     "modules": "corpora.modules",
+    "examples": "corpora.examples",
 }
 
 
@@ -28,6 +29,7 @@ class Program:
     Attributes:
         function: a module, or a function.
         train: whether its gradients are asked for too.
+        grad: whether inference, too, is without ``no_grad``, as the program takes gradients itself.
         detail: which model it is, and how it was made small.
         double: whether it may be run in float64 as a reference.
     """
@@ -36,6 +38,7 @@ class Program:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     train: bool = True
+    grad: bool = False
     detail: str = ""
     double: bool = True
 

@@ -75,6 +75,8 @@ extern HookStats hook_stats;
 int hook_init(void);
 extern __thread uint64_t hook_compiled_runs;
 bool hook_is_traced(void);
+/* Every call of a compiled callable runs without the hook. */
+extern bool hook_all_eager;
 /* Both take and give owned references (either may be NULL). */
 Context *hook_swap_active(Context *context);
 Context *hook_active(void); /* borrowed */

@@ -48,6 +48,7 @@ static Py_ssize_t active_count;
 static __thread Context *active __attribute__((tls_model("initial-exec")));
 /* Compiled graphs that the innermost call of a compiled callable on this thread has come to. */
 __thread uint64_t hook_compiled_runs __attribute__((tls_model("initial-exec")));
+bool hook_all_eager = false; /* of all threads; set and read under the interpreter lock */
 
 /* ------------------------------------------------------------------ version differences */
 

@@ -19,6 +19,17 @@ native_get_active(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 }
 
 static PyObject *
+native_set_eager(PyObject *Py_UNUSED(module), PyObject *answer)
+{
+    int eager = PyObject_IsTrue(answer);
+    if (eager < 0) {
+        return NULL;
+    }
+    hook_all_eager = eager;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 native_mark(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *code;
@@ -127,6 +138,7 @@ native_fill_ordered(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize
 static PyMethodDef native_methods[] = {
     {"set_active", native_set_active, METH_O, "Make a context this thread's; returns the previous one."},
     {"get_active", native_get_active, METH_NOARGS, "This thread's active context."},
+    {"set_eager", native_set_eager, METH_O, "Whether calls of compiled callables run without the hook."},
     {"mark", native_mark, METH_VARARGS, "Set what the hook does with a code object."},
     {"marked", native_marked, METH_O, "The remembered action of a code object."},
     {"entries", native_entries, METH_VARARGS, "The cached entries of a code object."},

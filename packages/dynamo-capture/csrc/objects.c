@@ -259,7 +259,8 @@ activate_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, Py
     PyObject *fn = Py_NewRef(self->fn);
     Context *context = (Context *)Py_XNewRef(self->context);
     bool tells = context != NULL && context->notice != NULL;
-    bool told = tells && (context->plain || hook_is_traced());
+    bool eager = hook_all_eager;
+    bool told = tells && (eager || context->plain || hook_is_traced());
     if (told && give_notice(context, NOTICE_BEFORE) < 0) {
         Py_DECREF(context);
         Py_DECREF(fn);
@@ -267,7 +268,7 @@ activate_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, Py
     }
     uint64_t runs = hook_compiled_runs;
     hook_compiled_runs = 0;
-    Context *saved = hook_swap_active((Context *)Py_XNewRef(context));
+    Context *saved = hook_swap_active(eager ? NULL : (Context *)Py_XNewRef(context));
     PyObject *result = PyObject_Vectorcall(fn, args, nargsf, kwnames);
     Context *mine = hook_swap_active(saved);
     Py_XDECREF(mine);

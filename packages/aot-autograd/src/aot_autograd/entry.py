@@ -20,6 +20,7 @@ from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
 from prims.spec.unbacked import asks_data
+from prims.stance import raises_defects
 
 if TYPE_CHECKING:  # what graphs without gradients need not import
     from aot_autograd.partition.split import Partition
@@ -107,7 +108,7 @@ def aot_function(
     except UserError:
         raise
     except Exception as error:
-        if options.strict or asks_data(error, gm.meta.get("envelope")):
+        if raises_defects(options, report, error) or asks_data(error, gm.meta.get("envelope")):
             raise
         return _leave_to_eager(gm, error, options, report)
     if env is not None:

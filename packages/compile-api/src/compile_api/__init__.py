@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from compile_api.backends import list_backends, lookup_backend, register_backend
 from compile_api.compile import compile
+from compile_api.in_place import compile_, report_of
+from compile_api.modes import list_mode_options, list_modes, list_options
 from compile_api.module import CompiledModule, strip_prefix
 from prims import errors
 from prims.errors import CompileWarning
@@ -34,35 +36,54 @@ __all__ = [
     "Package",
     "Report",
     "allow_in_graph",
+    "assume_constant_result",
     "bisect",
     "cache",
     "compare",
     "compile",
+    "compile_",
+    "cudagraph_mark_step_begin",
     "disable",
+    "error_on_graph_break",
     "errors",
     "explain",
     "export",
     "export_graph",
+    "get_stance",
     "graph_break",
     "is_compiling",
+    "is_dynamo_compiling",
+    "is_exporting",
     "list_backends",
+    "list_mode_options",
+    "list_modes",
+    "list_options",
     "load_exported",
     "load_package",
     "lookup_backend",
     "mark_dynamic",
+    "mark_static",
+    "mark_unbacked",
+    "maybe_mark_dynamic",
     "minify",
+    "nested_compile_region",
     "package",
     "register_backend",
+    "report_of",
     "reset",
     "set_logs",
+    "set_stance",
     "strip_prefix",
+    "substitute_in_graph",
     "supports_dynamic_shapes",
 ]
 
 #: Offered here for convenience; they belong to capture.
 _FROM_CAPTURE = frozenset(
-    ("allow_in_graph", "disable", "explain", "export_graph", "graph_break", "is_compiling", "mark_dynamic", "reset",
-     "supports_dynamic_shapes")
+    ("allow_in_graph", "assume_constant_result", "cudagraph_mark_step_begin", "disable", "error_on_graph_break",
+     "explain", "export_graph", "get_stance", "graph_break", "is_compiling", "is_dynamo_compiling", "is_exporting",
+     "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "nested_compile_region", "reset",
+     "set_stance", "substitute_in_graph", "supports_dynamic_shapes")
 )  # fmt: skip
 
 

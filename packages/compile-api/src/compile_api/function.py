@@ -11,7 +11,7 @@ from typing import Any
 
 from prims.report import Report
 
-__all__ = ["compile_function", "original_of"]
+__all__ = ["compile_function", "is_compiled_function", "original_of"]
 
 #: The types of the compiled functions that were made.
 _types: set[type] = set()
@@ -23,6 +23,11 @@ def original_of(fn: Any) -> Any:
         function = original_of(fn.__func__)
         return fn if function is fn.__func__ else types.MethodType(function, fn.__self__)
     return fn.__wrapped__ if _settings_of(fn) is not None else fn
+
+
+def is_compiled_function(fn: Any) -> bool:
+    """Whether ``compile()`` made a function."""
+    return _settings_of(fn) is not None
 
 
 def _settings_of(fn: Any) -> dict[str, Any] | None:

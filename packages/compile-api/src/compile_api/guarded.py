@@ -21,6 +21,7 @@ from prims.ir.blame import blaming
 from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec
+from prims.stance import raises_defects
 
 __all__ = ["KIND", "Guarded", "eager_graph", "fall_back", "load"]
 
@@ -35,7 +36,7 @@ def fall_back(stage: str, error: Exception, options: Options, report: Report, *,
 
     A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how.
     """
-    if options.strict:
+    if raises_defects(options, report, error):
         raise error
     reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
     log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
@@ -165,7 +166,9 @@ class Guarded:
         """Whether the error is to be seen as it is. Other processes do not run a region again because this one does."""
         if exchanges(self.env.graph):
             return True
-        return isinstance(error, Refused) or (self.options.strict and not isinstance(error, InvalidData))
+        if isinstance(error, (Refused, InvalidData)):
+            return isinstance(error, Refused)
+        return raises_defects(self.options, self.report, error)
 
     def _instead(self, error: Exception, inputs: Sequence[Any]) -> Any:
         """The results by the eager graph, which takes over if it succeeds; its error is the program's own.

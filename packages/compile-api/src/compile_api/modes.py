@@ -8,7 +8,7 @@ from typing import Any
 from prims.errors import UserError
 from prims.options import MODES, Options
 
-__all__ = ["MODE_OPTIONS", "list_mode_options", "make_options"]
+__all__ = ["MODE_OPTIONS", "list_mode_options", "list_modes", "list_options", "make_options"]
 
 #: What each mode changes. On the CPU there are no CUDA graphs, and the rest applies.
 MODE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -17,6 +17,16 @@ MODE_OPTIONS: dict[str, dict[str, Any]] = {
     "max-autotune": {"max_autotune": True, "cudagraphs": True},
     "max-autotune-no-cudagraphs": {"max_autotune": True},
 }
+
+
+def list_modes() -> list[str]:
+    """The names of all modes."""
+    return [*MODE_OPTIONS]
+
+
+def list_options() -> list[str]:
+    """The names of all options."""
+    return [*Options.names()]
 
 
 def list_mode_options(mode: str | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 
 from prims.report import Report
 
-__all__ = ["CompiledModule", "compile_module", "strip_prefix"]
+__all__ = ["CompiledModule", "compile_module", "compiled_in_place", "strip_prefix"]
 
 #: What ``torch.compile`` puts in front of the keys of its checkpoints.
 PREFIX = "_orig_mod."
@@ -83,6 +83,13 @@ class _Forward:
         del instance.__dict__["forward"]
 
 
+def compiled_in_place(module: torch.nn.Module) -> CompiledModule | None:
+    """The compiled object that runs the calls of a module, where ``compile_()`` has made one; else None."""
+    impl = module.__dict__.get("_compiled_call_impl")
+    behind = impl.__self__ if isinstance(impl, types.MethodType) else None
+    return behind if isinstance(behind, CompiledModule) else None
+
+
 class CompiledModule:
     """What a compiled module has beyond the original. ``isinstance(m, CompiledModule)`` tells it apart."""
 
@@ -90,6 +97,16 @@ class CompiledModule:
 
     _quintet_base: type
     forward = _Forward()
+
+    @property
+    def _compiled_call_impl(self) -> Any:
+        """What ``torch.nn.Module.compile()`` has set; not what ``compile_()`` has, which is such an object as this."""
+        impl = self.__dict__.get("_compiled_call_impl")
+        return None if compiled_in_place(self) is not None else impl  # type: ignore[arg-type]
+
+    @_compiled_call_impl.setter
+    def _compiled_call_impl(self, value: Any) -> None:
+        self.__dict__["_compiled_call_impl"] = value
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]

@@ -26,6 +26,7 @@ from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.options import Options
 from prims.report import Report
+from prims.stance import raises_defects
 from prims.undo import undoing, writes_when_done
 
 __all__ = ["EVERY", "FIRST", "compared", "place_of", "shadowed"]
@@ -134,7 +135,7 @@ class _Shadow:
         self.eager = undoing(self.gm.forward, written)
         self.compiled = None
         self.report.finding("shadow", f"{name}: {difference.detail}{others}", where, path)
-        if self.options.strict:
+        if raises_defects(self.options, self.report):
             raise InternalError(reason + (f"\n  at {where}" if where else ""))
         todo = f"To see it again: python {path}" if path else ""
         leave_to_eager(self.report, None, "check", reason, where, todo=todo)

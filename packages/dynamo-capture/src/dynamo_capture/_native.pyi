@@ -123,6 +123,12 @@ def set_active(context: Context | None) -> Context | None:
 def get_active() -> Context | None:
     """This thread's active context."""
 
+def set_eager(eager: bool) -> None:
+    """Whether every call of an :class:`activate` runs with the hook off, on all threads; contexts are told `BEFORE`.
+
+    Calls that have begun go on as they were.
+    """
+
 class activate:
     """A callable that runs `fn` with `context` active on the thread and restores the previous one after.
 

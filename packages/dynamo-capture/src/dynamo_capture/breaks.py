@@ -77,6 +77,8 @@ REASONS = _table(
      "What DistributedDataParallel and fully_shard() do around a module runs as in eager, and the module inside is "
      "captured whole: compile the wrapped module itself (compile(DDP(m))) to have no break. A collective is captured "
      "where it waits and no gradient flows; for gradients use torch.distributed._functional_collectives."),
+    ("QB26", "sizes of a tensor are marked where the region that it came to is captured already",
+     "Mark the tensor before it is passed to the compiled function."),
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from dynamo_capture.first_calls import FirstCalls
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
 from dynamo_capture.interpreter.catching import Raising
+from dynamo_capture.marks import breaks_refused
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import LazyValue, ObservedError, Value
@@ -121,6 +122,8 @@ class Capture:
         self.made_classes: dict[int, tuple[type, int, GraphBreak]] = {}
         #: Whether there are tensors of subclasses with ``__torch_function__``.
         self.overriding = False
+        #: Whether graph breaks are errors here (``error_on_graph_break``).
+        self.refuses_breaks = breaks_refused()
         #: How many ``DisableTorchFunctionSubclass`` the program is inside.
         self.overrides_off = int(not torch._C._is_torch_function_enabled())
         #: An exception has left an inlined function: its traceback keeps what the function refers to.

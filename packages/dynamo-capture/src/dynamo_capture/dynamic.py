@@ -10,20 +10,31 @@ from dynamo_capture.sources import Source
 from prims.errors import UserError
 from prims.spec.expr import bits_of_float
 
-__all__ = ["DynamicSizes", "mark_dynamic", "mark_static", "said_of"]
+__all__ = ["DynamicSizes", "asked_for", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic",
+           "said_of"]  # fmt: skip
 
 _DYNAMIC_MARK = "_quintet_dynamic_dims"
 _STATIC_MARK = "_quintet_static_dims"
 _SAID_MARK = "_quintet_said_dims"
-#: The marks of ``torch._dynamo.mark_dynamic`` and ``maybe_mark_dynamic``, honoured when present.
-_TORCH_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+#: Dimensions that were asked for, and are to be told of where the program fixes them.
+_ASKED_MARK = "_quintet_asked_dims"
+#: The marks that PyTorch's functions of the same names leave on a tensor, honoured where they are.
+_TORCH_ASKED = "_dynamo_dynamic_indices"
+_TORCH_UNBACKED = ("_dynamo_unbacked_indices", "_dynamo_strict_unbacked_indices")
+_TORCH_DYNAMIC = (_TORCH_ASKED, "_dynamo_weak_dynamic_indices", *_TORCH_UNBACKED)
+_TORCH_STATIC = "_dynamo_static_indices"
+#: What is said of a size of which nothing is said: the least, the largest, and its name.
+_NOTHING_SAID = (2, None, None)
+
+Dims = int | list[int] | tuple[int, ...]
 
 
 def mark_dynamic(
-    tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...], *, min: int = 2, max: int | None = None,
-    name: str | None = None,
+    tensor: torch.Tensor, dims: Dims, *, min: int = 2, max: int | None = None, name: str | None = None,
 ) -> None:  # fmt: skip
     """Make dimensions of an input symbolic from the first capture on.
+
+    Where the program fixes such a size all the same, the report and a warning say which line does.
 
     Args:
         tensor: a tensor that will be passed to a compiled function.
@@ -34,39 +45,106 @@ def mark_dynamic(
     Raises:
         UserError: no tensor, or its size is not in that range.
     """
+    marked = _mark(tensor, _DYNAMIC_MARK, dims)
+    _mark(tensor, _ASKED_MARK, dims)
+    if (min, max, name) != _NOTHING_SAID:
+        _say(tensor, marked, min, max, name)
+
+
+def maybe_mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
+    """Make dimensions of an input symbolic from the first capture on, where the program does not fix them.
+
+    Raises:
+        UserError: no tensor.
+    """
     _mark(tensor, _DYNAMIC_MARK, dims)
-    if (min, max, name) != (2, None, None):
-        said = dict(getattr(tensor, _SAID_MARK, {}))
-        for dim in {dims} if isinstance(dims, int) else set(dims):
-            size = tensor.shape[dim]
-            if size < min or (max is not None and size > max):
-                raise UserError(
-                    f"dimension {dim} is {size}, outside of [{min}, {'inf' if max is None else max}]",
-                    todo="Give an example of a size in the range.",
-                )
-            said[dim % tensor.dim()] = (min, max, name)
-        setattr(tensor, _SAID_MARK, said)
+
+
+def mark_unbacked(tensor: torch.Tensor, dims: Dims, *, min: int = 0, max: int | None = None) -> None:
+    """Make dimensions of an input symbolic from the first capture on, and let them be 0 and 1 as well.
+
+    What the program asks about such a size is answered by the size of the call, and guarded: another size that would
+    answer differently is captured anew. (PyTorch refuses such questions.)
+
+    Args:
+        min, max: between which the sizes are, both ends included; guarded.
+
+    Raises:
+        UserError: no tensor, or its size is not in that range.
+    """
+    _say(tensor, _mark(tensor, _DYNAMIC_MARK, dims), min, max, None)
+
+
+def mark_static(tensor: torch.Tensor, dims: Dims | None = None) -> None:
+    """Keep dimensions of an input (all, by default) specialised, also when they change and under ``dynamic=True``.
+
+    Inside a compiled region it fixes the sizes of any tensor, by a guard.
+
+    Raises:
+        UserError: no tensor.
+    """
+    _mark(tensor, _STATIC_MARK, tuple(range(tensor.dim())) if dims is None and _is_tensor(tensor) else dims)
+
+
+def _is_tensor(tensor: object) -> bool:
+    return isinstance(tensor, torch.Tensor)
+
+
+def _say(tensor: torch.Tensor, dims: frozenset[int], low: int, high: int | None, name: str | None) -> None:
+    said = dict(getattr(tensor, _SAID_MARK, {}))
+    for dim in dims:
+        size = tensor.shape[dim]
+        if size < low or (high is not None and size > high):
+            raise UserError(
+                f"dimension {dim} is {size}, outside of [{low}, {'inf' if high is None else high}]",
+                todo="Give an example of a size in the range.",
+            )
+        said[dim] = (low, high, name)
+    setattr(tensor, _SAID_MARK, said)
 
 
 def said_of(tensor: torch.Tensor, dim: int) -> tuple[int, int | None, str | None]:
-    """The least and largest size of a dimension and its name, as :func:`mark_dynamic` was told."""
-    return getattr(tensor, _SAID_MARK, {}).get(dim, (2, None, None))  # type: ignore[no-any-return]
+    """The least and largest size of a dimension and its name, as the functions that mark it were told."""
+    said = getattr(tensor, _SAID_MARK, {}).get(dim)
+    return _said_to_torch(tensor, dim) if said is None else said
 
 
-def mark_static(tensor: torch.Tensor, dims: int | list[int] | tuple[int, ...]) -> None:
-    """Keep dimensions of an input specialised, also when they change."""
-    _mark(tensor, _STATIC_MARK, dims)
+def _said_to_torch(tensor: torch.Tensor, dim: int) -> tuple[int, int | None, str | None]:
+    """The same of PyTorch's functions, by the attributes that they leave."""
+    held, ndim = tensor.__dict__, tensor.dim()
+    for index in (dim, dim - ndim):
+        if any(index in held.get(mark, ()) for mark in _TORCH_UNBACKED):
+            low, high = held.get("_dynamo_unbacked_bounds", {}).get(index, (None, None))
+            name = held.get("_dynamo_shape_ids", {}).get(index)
+            return low or 0, high, None if name is None else str(name)
+        for told in held.get("_dynamo_dynamic_range", ()):
+            if told.dim == index:
+                return 2 if told.min is None else told.min, told.max, None
+    return _NOTHING_SAID
 
 
-def _mark(tensor: torch.Tensor, name: str, dims: int | list[int] | tuple[int, ...]) -> None:
-    if not isinstance(tensor, torch.Tensor):
+def asked_for(tensor: torch.Tensor) -> set[int]:
+    """The dimensions that :func:`mark_dynamic`, or PyTorch's, has marked."""
+    return _marks(tensor, _ASKED_MARK, _TORCH_ASKED)
+
+
+def _marks(tensor: torch.Tensor, *names: str) -> set[int]:
+    held, ndim = tensor.__dict__, tensor.dim()
+    return {dim % ndim for name in names for dim in held.get(name, ()) if -ndim <= dim < ndim}
+
+
+def _mark(tensor: torch.Tensor, name: str, dims: Dims | None) -> frozenset[int]:
+    if not _is_tensor(tensor):
         raise UserError(f"cannot mark sizes of {tensor!r}: it is not a tensor", todo="Pass a tensor, then dimensions.")
+    if not isinstance(dims, (int, list, tuple)):
+        raise UserError(f"cannot mark dimensions {dims!r}", todo="Pass a dimension, or a list of them.")
     wanted = {dims} if isinstance(dims, int) else set(dims)
     for dim in wanted:
         if not -tensor.dim() <= dim < tensor.dim():
             raise IndexError(f"dimension {dim} of a tensor with {tensor.dim()} dimensions")
-    marked = {dim % tensor.dim() for dim in wanted}
-    setattr(tensor, name, frozenset(marked | getattr(tensor, name, frozenset())))
+    marked = frozenset(dim % tensor.dim() for dim in wanted)
+    setattr(tensor, name, marked | getattr(tensor, name, frozenset()))
+    return marked
 
 
 class DynamicSizes:
@@ -86,6 +164,8 @@ class DynamicSizes:
         self.stride_guards: list[tuple[Source, Any]] = []
         self.equal_numbers: list[tuple[Source, Source]] = []
         self.generalised = 0
+        #: Tensors of which some symbolic size may be less than 2, so that the others are guarded one by one.
+        self.low_tensors: set[str] = set()
         self._symbolic = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._changed: dict[str, set[int]] = {}
@@ -104,6 +184,7 @@ class DynamicSizes:
         """A capture (or its restart) begins."""
         self.stride_guards = []
         self.equal_numbers = []
+        self.low_tensors = set()
         self._now_shapes = {}
         self._now_ints = {}
         self._now_floats = {}
@@ -149,11 +230,11 @@ class DynamicSizes:
         shape = tuple(tensor.shape)
         self._now_shapes[source] = shape
         marked: set[int] = set()
-        static: frozenset[int] = frozenset()
+        static: set[int] = set()
         if tensor.__dict__:
-            for name in (_DYNAMIC_MARK, *_TORCH_MARKS):
-                marked |= set(getattr(tensor, name, ()))
-            static = getattr(tensor, _STATIC_MARK, frozenset())
+            theirs = _marks(tensor, *_TORCH_DYNAMIC)
+            marked = _marks(tensor, _DYNAMIC_MARK) | theirs
+            static = _marks(tensor, _STATIC_MARK) | (_marks(tensor, _TORCH_STATIC) - theirs)
         if self.dynamic is False:
             return []
         if is_module_state:
@@ -167,6 +248,14 @@ class DynamicSizes:
                 changed.update(d for d, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b)
             marked |= changed
         return sorted(d for d in marked - static if d < len(shape) and shape[d] > 1)
+
+    def lowest(self, source: str, tensor: torch.Tensor, dynamic: Any) -> int:
+        """The least size that the guard of a tensor lets pass where a size is symbolic: 2, or what was said of one."""
+        low = min((said_of(tensor, dim)[0] for dim in dynamic), default=2) if tensor.__dict__ else 2
+        if low < 2:
+            self.low_tensors.add(source)
+            return max(low, 0)
+        return 2
 
     def float_is_dynamic(self, source: str, value: float) -> bool:
         """Whether a float input is symbolic: once it has changed. Not a number is always specialised."""

@@ -24,9 +24,16 @@ from dynamo_capture.rules import runs_around, runs_without_hook, skip_reason
 from dynamo_capture.state import Backend, CapturedGraph, CodeState
 from dynamo_capture.stored.programs import Programs, store_program, stored_program
 from dynamo_capture.whynot import NOTHING, Why, place_of, why_before, why_disabled, why_never, why_not_now, why_plain
-from dynamo_capture.wrappers import compiled_from, is_disabled, is_wrapper, module_behind, register_disabled
+from dynamo_capture.wrappers import (
+    compiled_from,
+    is_disabled,
+    is_wrapper,
+    module_behind,
+    register_disabled,
+    register_reason,
+)
 from prims.eager import leave_to_eager
-from prims.errors import QuintetError, Unsupported, UserError
+from prims.errors import NotCompiled, QuintetError, Unsupported, UserError
 from prims.forking import compiling
 from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
@@ -34,6 +41,7 @@ from prims.logs import show_logs
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
+from prims.stance import current, raises_defects, watch
 
 if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
@@ -48,6 +56,14 @@ _NAMED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types
 
 
 _optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+#: Stances under which nothing is captured.
+_KEEPING = frozenset(("fail_on_recompile", "eager_on_recompile"))
+
+
+@functools.cache
+def _follow_stances() -> None:
+    """The hook knows of the stance ``"eager"``."""
+    watch(lambda stance: _native.set_eager(stance == "eager"))
 
 
 class Optimizer:
@@ -70,6 +86,8 @@ class Optimizer:
         self.states: CodeMap[CodeState] = CodeMap()
         self._contract = Contract.of(backend, options)
         self._calls = threading.local()
+        #: What is captured is to run without the program's code.
+        self.exporting = False
         #: The code of the compiled function itself; ``fullgraph`` is about it.
         self.root_code: types.CodeType | None = None
         self._plain: Why | None = None
@@ -91,6 +109,7 @@ class Optimizer:
                 import dynamo_capture.language  # noqa: F401
 
         hook.init_torch()
+        _follow_stances()
         self.context = _native.Context(_filter, translate_frame, notice=notice)
         _optimizers.add(self)
 
@@ -128,8 +147,15 @@ class Optimizer:
                 return _native.SKIP
             if state.wait_for(entries):
                 return _native.TRACE
+            request = FrameRequest(code, func, args, globals_, builtins, closure, devices, self.exporting)
             try:
-                answer = self._translate(FrameRequest(code, func, args, globals_, builtins, closure, devices), entries)
+                if current() in _KEEPING and not state.empty:
+                    answer = self._kept(request, entries, current())
+                else:
+                    answer = self._translate(request, entries)
+            except _RefusedByStance as error:
+                self._calls.refused = True
+                raise NotCompiled(str(error), where=place_of(code)) from None
             except Unsupported as error:
                 self._calls.refused = True
                 self.report.status("frame", "refused", error.reason, error.where or place_of(code))
@@ -148,8 +174,13 @@ class Optimizer:
         calls = self._calls.__dict__
         noted, refused, raising = calls.pop("why", None), calls.pop("refused", False), calls.pop("raising", None)
         if when == _native.BEFORE:
+            if current() == "eager":
+                self.report.under_stance("eager", "ran eagerly", where=place_of(self.root_code))
+                return
             self._leave(why_before(self._plain, self.root_code), "call")
             return
+        if noted is not None and noted.chosen and current() not in _KEEPING:
+            noted = None  # of a call before, which came to compiled code after all
         state = self.states.get(self.root_code) if self.root_code is not None else None
         why = noted or (state.why if state is not None else None)
         if when == _native.RAISED:
@@ -162,6 +193,8 @@ class Optimizer:
         why = why or self._why_not_asked()
         if raising is not None:
             why = raising.why = Why(f"{why.reason}, while it is captured and not else", why.where, why.todo)
+        if why.chosen:
+            return
         if why.reason == NOTHING.reason:
             self.report.status("call", "nothing", why.reason, why.where)
         else:
@@ -215,6 +248,28 @@ class Optimizer:
         with self.report.phase("capture"):
             return self._captured(state, request, where)
 
+    def _kept(self, request: FrameRequest, entries: list[Any], stance: str) -> Any:
+        """The answer to the hook under a stance that allows no capture: a stored program may serve.
+
+        Raises:
+            _RefusedByStance: under ``fail_on_recompile``.
+        """
+        code, where = request.code, place_of(request.code)
+        state = self._state(code)
+        if self.programs is not None:
+            with self.report.phase("load"):
+                stored = stored_program(self.programs, request, self.options, self.report, state)
+            if stored is not None:
+                return self._loaded(state, stored, where)
+        missing = _miss_reason(entries, request) if entries else "it has not been captured before"
+        text = f"{code.co_qualname} would be captured{' again' if entries else ''}: {missing}"
+        if stance == "fail_on_recompile":
+            self.report.under_stance(stance, "refused", text, where)
+            raise _RefusedByStance(f"the stance is {stance!r}, and {text}")
+        self.report.under_stance(stance, "ran eagerly", text, where)
+        self._note(Why(text, where, chosen=True))
+        return _native.RUN
+
     def _loaded(self, state: CodeState, stored: Restored, where: str | None) -> Any:
         """The answer to the hook where a program of the store serves."""
         if stored.nothing:
@@ -230,10 +285,10 @@ class Optimizer:
             result = translate(request, self._backend, self.options, self.report, state, self._contract, keeps)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
-        except UserError:
+        except (UserError, NotCompiled):
             raise
         except Unsupported as error:
-            if self.options.fullgraph or self.options.strict:
+            if self.options.fullgraph or raises_defects(self.options, self.report, error):
                 raise
             return self._failed(state, error, where)
         except QuintetError as error:
@@ -304,7 +359,7 @@ class Optimizer:
         return self._left(state, why, quiet=True)
 
     def _failed(self, state: CodeState, error: Exception, where: str | None) -> Any:
-        if self.options.strict:
+        if raises_defects(self.options, self.report, error):
             raise error
         why = Why(f"internal error: {type(error).__name__}: {error}", where, "Please report it.")
         return self._left(state, why, cause=error)
@@ -314,6 +369,10 @@ class Optimizer:
         state.why = why
         self._leave(why, "frame", quiet=quiet, cause=cause)
         return _native.SKIP
+
+
+class _RefusedByStance(Exception):
+    """A frame would be captured, which the stance forbids."""
 
 
 class _BackendError(Exception):
@@ -413,20 +472,22 @@ def _named_like(wrapper: Any, fn: Any) -> None:
         wrapper.__wrapped__ = fn
 
 
-def disable(fn: Any = None, recursive: bool = True) -> Any:
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
     """Keep a function out of captured graphs; usable as a decorator, with or without arguments.
 
     Args:
         recursive: also run what the function calls eagerly; otherwise its callees are captured on their own.
+        reason: why, for the report of the break at its calls.
     """
     if fn is None:
-        return lambda f: disable(f, recursive)
+        return lambda f: disable(f, recursive, reason=reason)
     if not callable(fn):
         raise UserError(f"cannot disable {fn!r}: it is not callable", todo="Pass a function.")
     fn = _unwrapped(fn)
     if recursive:
         wrapper: Any = _native.activate(fn, None)
         _named_like(wrapper, fn)
+        register_reason(wrapper, reason)
         return wrapper
 
     def not_captured(*args: Any, **kwargs: Any) -> Any:
@@ -437,13 +498,25 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
         if code is not None:
             _native.mark(code, _native.SKIP)
     register_disabled(cast(types.FunctionType, not_captured))
+    register_reason(not_captured, reason)
     return not_captured
 
 
-def allow_in_graph(fn: F) -> F:
-    """Put calls of a Python function into graphs whole, instead of inlining it. Stored graphs may name it then."""
+def allow_in_graph(fn: Any) -> Any:
+    """Put calls of a function into graphs whole, instead of inlining it; of a list of functions, of each.
+
+    The graph calls it as it is, and the stage behind traces its operators, gradients included. That it depends on its
+    arguments alone, and changes nothing, is the user's promise; it is not guarded. Stored graphs may name it.
+
+    Raises:
+        UserError: it is not callable.
+    """
     from dynamo_capture.values.torch_calls import ALLOWED
 
+    if isinstance(fn, (list, tuple)):
+        return [allow_in_graph(one) for one in fn]
+    if not callable(fn):
+        raise UserError(f"cannot allow {fn!r} in graphs: it is not callable", todo="Pass a function.")
     ALLOWED.add(fn)
     return register_callable(fn)
 
@@ -534,6 +607,7 @@ def export_graph(fn: Any, *args: Any, options: Options | None = None, **kwargs: 
 
     base = options or Options()
     compiled: Any = optimize(fn, backend, options=base.replace(fullgraph=True))
+    compiled.__quintet_optimizer__.exporting = True
     compiled(*args, **kwargs)
     if len(envelopes) != 1:
         raise Unsupported(f"{fn!r} gave {len(envelopes)} graphs; export needs exactly one")

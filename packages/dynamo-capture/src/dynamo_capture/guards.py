@@ -74,6 +74,11 @@ class GuardSet:
         if self.reads is not None:
             self.reads.lookups[id(cls), name] = cls, name
 
+    def of_this_process(self, what: str) -> None:
+        """The program rests on something that holds in this process, as the user has promised."""
+        if self.reads is not None:
+            self.reads.promised.append(what)
+
     def made(self, obj: Any, fn: Any, *args: Any) -> None:
         """Capture made an object that guards look into: ``fn(*args)``."""
         if self.reads is not None:

@@ -11,6 +11,7 @@ from dynamo_capture.values import (  # noqa: F401  (register what calls mean)
     autograd_functions,
     checkpoints,
     collectives,
+    compiler_names,
     control_flow,
     derivatives,
     drawn,

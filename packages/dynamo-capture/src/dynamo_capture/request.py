@@ -13,7 +13,7 @@ __all__ = ["FrameRequest"]
 class FrameRequest:
     """A frame to translate, as the hook hands it over."""
 
-    __slots__ = ("args", "builtins", "closure", "code", "devices", "func", "globals")
+    __slots__ = ("args", "builtins", "closure", "code", "devices", "exporting", "func", "globals")
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class FrameRequest:
         builtins: dict[str, Any],
         closure: tuple[Any, ...],
         devices: tuple[torch.device, ...] = (),
+        exporting: bool = False,
     ) -> None:
         self.code = code
         self.func = func
@@ -33,3 +34,5 @@ class FrameRequest:
         self.closure = closure
         #: The default devices, the innermost last.
         self.devices = devices
+        #: What is captured is to run without the program's code.
+        self.exporting = exporting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dynamo_capture.dynamic import asked_for
 from dynamo_capture.float_guards import guard_floats
 from dynamo_capture.guards import Guard
 from dynamo_capture.values.tensor import TensorValue
@@ -12,7 +13,7 @@ from prims.spec.expr import Expr, bits_of_float
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["add_size_guards", "program"]
+__all__ = ["add_size_guards", "fixed_though_marked", "program"]
 
 _ASSOCIATIVE = {"min": "min", "max": "max", "and": "and", "or": "or"}
 _FLOAT_COMPARISONS = {"feq": "==", "flt": "<", "fle": "<="}
@@ -54,6 +55,7 @@ def add_size_guards(tx: Capture) -> None:
     for info in tx.symbols:
         if info.name in operands and operands[info.name][0] == "int" and info.min > -(2**63):
             programs.append([operands[info.name], info.min, ">="])
+    programs.extend(_least(tx, operands))
     whole: list[Any] = []
     for i, one in enumerate(programs):  # joined one by one: the evaluator's stack is 64 deep
         whole.extend(one if i == 0 else [*one, "and"])
@@ -61,6 +63,38 @@ def add_size_guards(tx: Capture) -> None:
         text = " and ".join(str(g.expr) for g in tx.symbols.guards) or "symbolic sizes keep their relations"
         tree.check_shape(whole, text=text, reason="; ".join(sorted({g.reason for g in tx.symbols.guards})))
         tx.guards.guards.extend(Guard("size", str(g.expr), True, g.where) for g in tx.symbols.guards)
+
+
+def _least(tx: Capture, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:
+    """The least sizes of dimensions whose tensors let smaller ones pass in others (``mark_unbacked``)."""
+    found = []
+    for inp in tx.graph.all_inputs:
+        if isinstance(inp.value, TensorValue) and str(inp.source) in tx.sizes.low_tensors:
+            for dim, size in enumerate(inp.node.meta["spec"].shape):
+                if not isinstance(size, int) and size.expr.is_symbol:
+                    info = tx.symbols.info(size.expr.symbol_name)
+                    found.append([("size", inp.source.node(tx.guards.tree), dim), info.min, ">="])
+    return found
+
+
+def fixed_though_marked(tx: Capture) -> list[tuple[str, Any]]:
+    """What fixes sizes that were marked dynamic: texts for the user, each with the line that does."""
+    found = []
+    for inp in tx.graph.all_inputs:
+        if not isinstance(inp.value, TensorValue) or not inp.real.__dict__:
+            continue
+        spec = inp.node.meta["spec"]
+        for dim in sorted(asked_for(inp.real)):
+            size = spec.shape[dim] if dim < len(spec.shape) else 0
+            if isinstance(size, int) or not tx.symbols.simplify(size.expr).is_const:
+                continue
+            names = size.expr.free_symbols()
+            guard = next((g for g in tx.symbols.guards if g.expr.kind == "eq" and names & g.expr.free_symbols()), None)
+            why = f": {guard.reason}" if guard is not None else ""
+            what = f"dimension {dim} of {inp.source} was marked dynamic"
+            text = f"{what}, but the program fixes it to {inp.real.shape[dim]}{why}"
+            found.append((text, None if guard is None else guard.where))
+    return found
 
 
 def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:

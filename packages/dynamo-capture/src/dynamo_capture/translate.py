@@ -28,7 +28,7 @@ from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_code
 from dynamo_capture.running import Running
-from dynamo_capture.sizes import add_size_guards
+from dynamo_capture.sizes import add_size_guards, fixed_though_marked
 from dynamo_capture.sources import Source
 from dynamo_capture.spent import let_go_of_spent
 from dynamo_capture.state import CapturedGraph, CodeState
@@ -40,7 +40,8 @@ from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.written import too_early
 from prims.debug import keep
-from prims.errors import DataDependentError, Unsupported
+from prims.eager import warn_user
+from prims.errors import DataDependentError, NotCompiled, Unsupported
 from prims.forking import lock
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
 from prims.ir.blame import blaming
@@ -101,8 +102,9 @@ def translate(
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
                 tx.drawn = mode.drawn
                 brk = root.interpret()
-                if isinstance(brk, GraphBreak) and options.fullgraph:
-                    raise _fullgraph_error(tx, brk, request)
+                if isinstance(brk, GraphBreak):
+                    # What a restart ends at was judged where it came from, with what counted there.
+                    _refuse_break(tx, brk, request, options, judged=break_at is not None)
                 if isinstance(brk, GraphBreak) and brk.guard is not None:
                     brk.guard(tx)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
@@ -114,11 +116,11 @@ def translate(
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
+                _refuse_break(tx, restart.brk, request, options, whole=True)
                 raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
             without_frames(restart, tx.outer_error)
+            _refuse_break(tx, restart.brk, request, options)
             break_at = restart
-            if options.fullgraph:
-                raise _fullgraph_error(tx, restart.brk, request) from None
             continue
         except ObservedError as error:
             without_frames(error, tx.outer_error)
@@ -129,9 +131,12 @@ def translate(
                 raise SkipFrame(raises[0], where=raises[1], once=True) from None
             break_at = RestartCapture(step, GraphBreak("QB19", text))  # what comes before it is a graph
             break_at.brk.where = tx.location()
-        except SkipFrame:
+        except SkipFrame as skip:
             if raises is not None:  # the graph cannot end before that
                 raise SkipFrame(raises[0], where=raises[1], once=True) from None
+            if tx.refuses_breaks and not skip.once:
+                text = f"{_REFUSED}, but the frame is left to eager: {skip.reason}"
+                raise NotCompiled(text, where=skip.where) from None
             raise
         except DataDependentError as error:  # of a stage behind capture
             if state.reads_between or not (tx.unbacked or tx.takes_numbers):
@@ -143,17 +148,34 @@ def translate(
             raise SkipFrame(str(gone)) from None
         except GraphBreak as late:
             without_frames(late, tx.outer_error)
+            _refuse_break(tx, late, request, options, whole=True)
             raise SkipFrame(late.text, where=late.where) from None
         finally:
             tx.close()
     raise SkipFrame("capture kept breaking at earlier instructions")
 
 
-def _fullgraph_error(tx: Capture, brk: GraphBreak, request: FrameRequest) -> Exception:
+_REFUSED = "error_on_graph_break is set"
+
+
+def _refuse_break(
+    tx: Capture, brk: GraphBreak, request: FrameRequest, options: Options, *, judged: bool = False, whole: bool = False
+) -> None:
+    """Raise at a break where breaks are errors.
+
+    Args:
+        judged: whether the region minds it was asked before.
+        whole: the frame is left to eager for it, which ``fullgraph`` refuses elsewhere.
+    """
     info = BreakInfo(brk.number, brk.text, brk.where)
-    error = Unsupported(f"fullgraph=True, but the graph breaks in {request.code.co_qualname}: {info.describe()}")
+    text = f"but the graph breaks in {request.code.co_qualname}: {info.describe()}"
+    error = Unsupported(f"fullgraph=True, {text}")
+    if not options.fullgraph or whole:
+        if judged or not tx.refuses_breaks:
+            return
+        error = NotCompiled(f"{_REFUSED}, {text}")
     error.where = brk.where
-    return error
+    raise error from None
 
 
 @contextmanager
@@ -242,6 +264,8 @@ def _finish(
     state_brk = None
     if isinstance(brk, GraphBreak):
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())
+    if report is not None:
+        _tell_of_fixed(tx, report)
     captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
     keep(options, report, f"captured {name}", lambda: _in_full(captured))
     if report is not None and gm is not None:
@@ -253,6 +277,14 @@ def _finish(
         kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
         tree = tree.tree
     return Translation(code, tree, captured, brk is not None, kept)
+
+
+def _tell_of_fixed(tx: Capture, report: Report) -> None:
+    """Sizes that were to be symbolic and are not: in the report, and a warning."""
+    for text, where in fixed_though_marked(tx):
+        if report.warns(text):
+            report.fallback("capture", text, where, eager=False)
+            warn_user(text + (f"\n  at {where}" if where is not None else ""))
 
 
 def _compiled(

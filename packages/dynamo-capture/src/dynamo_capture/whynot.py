@@ -21,11 +21,16 @@ __all__ = ["NOTHING", "Why", "place_of", "why_before", "why_disabled", "why_neve
 
 @record
 class Why:
-    """A reason for the report and the user: what, where, what to do."""
+    """A reason for the report and the user: what, where, what to do.
+
+    Attributes:
+        chosen: the user has asked for it by a stance: neither warned of nor refused.
+    """
 
     reason: str
     where: object = None
     todo: str = ""
+    chosen: bool = False
 
 
 #: Not the program's loss, and so neither warned of nor refused.

@@ -43,7 +43,7 @@ from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
 from dynamo_capture.values.weak import weak_reference
-from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind
+from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind, reason_of
 from prims.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -149,7 +149,8 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
         tx.guard_symbolic_strides(source, value.example.spec)
     elif all(s is not None for s in sizes):
         strides = list(obj.stride())
-    tx.guards.tensor(source, obj, sizes, strides, False)
+    lowest = tx.sizes.lowest(str(source), obj, dynamic)
+    tx.guards.tensor(source, obj, sizes, strides, False, lowest)
     return value
 
 
@@ -310,7 +311,7 @@ def _compiled(tx: Capture, obj: Any, source: Source | None) -> Value:
 def _disabled(tx: Capture, obj: Any, source: Source | None) -> Value:
     if source is not None:
         tx.guards.is_object(source, obj)
-    return HandlerValue(disabled_call, "disabled function")
+    return HandlerValue(functools.partial(disabled_call, why=reason_of(obj)), "disabled function")
 
 
 def _lru_cached(tx: Capture, obj: Any, source: Source | None) -> Value:

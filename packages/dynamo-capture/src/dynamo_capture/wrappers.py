@@ -14,9 +14,10 @@ from typing import Any
 from dynamo_capture import _native
 
 __all__ = ["compiled_from", "is_disabled", "is_wrapper", "module_behind", "own_dict",
-           "register_disabled"]  # fmt: skip
+           "reason_of", "register_disabled", "register_reason"]  # fmt: skip
 
 _disabled: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _MISSING = object()
 
 
@@ -33,6 +34,18 @@ def compiled_from(obj: Any) -> Any:
 def register_disabled(fn: types.FunctionType) -> None:
     """``fn`` is never captured, though its callees are."""
     _disabled.add(fn)
+
+
+def register_reason(wrapper: Any, reason: str | None) -> None:
+    """Why ``disable()`` made the callable."""
+    if reason is not None:
+        _reasons[wrapper] = reason
+
+
+def reason_of(obj: Any) -> str:
+    """Why a function is under ``disable()``, where that was said."""
+    known = obj.__func__ if type(obj) is types.MethodType else obj
+    return _reasons.get(known, "") if is_disabled(known) else ""
 
 
 def is_disabled(obj: Any) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
 
 from prims.errors import CompileWarning, NotCompiled
 from prims.options import Options
 from prims.report import Report
+from prims.stance import current
 
 __all__ = ["leave_to_eager", "warn_user"]
 
@@ -39,8 +41,14 @@ def leave_to_eager(
         quiet: no warning: a part of a call that else runs compiled.
 
     Raises:
-        NotCompiled: under ``options.fullgraph``.
+        NotCompiled: under ``options.fullgraph``, and the stance ``"strict"``.
     """
+    if current() == "strict" and not (options is not None and options.fullgraph):
+        if report is not None:
+            report.under_stance("strict", "refused", reason, where)
+        at = None if where is None else str(where)
+        advice = f"\n  {todo}" if todo else ""
+        raise NotCompiled(f"the stance is 'strict', but this runs eagerly: {reason}{advice}", where=at) from cause
     refused = options is not None and options.fullgraph
     if report is not None:
         recorded = report.status(subject, "refused" if refused else "eager", reason, where)
@@ -59,8 +67,8 @@ def leave_to_eager(
 def warn_user(message: str) -> None:
     """A :class:`prims.errors.CompileWarning` at the user's line: the innermost frame that is not ours or torch's."""
     level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         level += 1
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in _NOT_THE_USERS:

@@ -28,6 +28,7 @@ __all__ = [
     "MemoryRecord",
     "RecompileRecord",
     "Report",
+    "StanceRecord",
     "StatusRecord",
     "TuningRecord",
 ]
@@ -241,6 +242,28 @@ class FindingRecord:
 
 
 @record
+class StanceRecord:
+    """What was done because of a stance that was set (``set_stance``).
+
+    Attributes:
+        done: ``"ran eagerly"``, ``"refused"`` or ``"raised"``.
+        reason: what would have been done otherwise, or what went wrong.
+        count: how often.
+    """
+
+    stance: str
+    done: str
+    reason: str = ""
+    where: str | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f"{self.count} x " if self.count > 1 else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"stance {self.stance!r}: {times}{self.done}{why}{_at(self.where)}"
+
+
+@record
 class TuningRecord:
     """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
 
@@ -282,6 +305,7 @@ class Report:
     saved: list[SavedRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
     findings: list[FindingRecord] = field(default_factory=list)
+    stances: list[StanceRecord] = field(default_factory=list)
     caches: list[CacheRecord] = field(default_factory=list)
     spans: list[SpanRecord] = field(default_factory=list)
     #: What each captured graph assumes: its name and its guards, whose text is made where it is shown.
@@ -407,6 +431,15 @@ class Report:
             self.findings.append(record)
         return new
 
+    def under_stance(self, stance: str, done: str, reason: str = "", where: object = None) -> None:
+        """Record what was done because of the stance that is set; what is done again is counted."""
+        place = _text(where)
+        for k, known in enumerate(self.stances):
+            if (known.stance, known.done, known.reason, known.where) == (stance, done, reason, place):
+                self.stances[k] = StanceRecord(stance, done, reason, place, known.count + 1)
+                return
+        self.stances.append(StanceRecord(stance, done, reason, place))
+
     def not_exact(self, op: str, reason: str, where: object = None) -> None:
         """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
         self.inexact.append(InexactRecord(op, reason, _text(where)))
@@ -481,6 +514,7 @@ class Report:
             f"found by check={f.check!r}: {f.text}{_at(f.where)}{f'; reproduced by {f.path}' if f.path else ''}"
             for f in self.findings
         ]
+        texts += map(str, self.stances)
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
         # Equal lines are one line with their number, where the first of them stood.
@@ -496,7 +530,7 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept", "loaded", "programs", "findings", "caches", "spans")  # fmt: skip
+          "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches", "spans")  # fmt: skip
 
 
 def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:
@@ -515,6 +549,8 @@ def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:
 def _verdict(report: Report) -> str:
     statuses = report.statuses
     if not (statuses or report.graphs or report.breaks or report.fallbacks):
+        if report.stances:
+            return f"eager: {report.stances[0]}"
         return f"not called yet: {report.uncalled}" if report.uncalled else "not called yet"
     by_backend = [record.status for record in statuses if record.subject == "graph"]
     by_capture = [record.status for record in statuses if record.subject == "frame"]

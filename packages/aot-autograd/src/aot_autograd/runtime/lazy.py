@@ -21,6 +21,7 @@ from prims.options import Options
 from prims.report import Report
 from prims.spec import TensorSpec, infer
 from prims.spec.unbacked import asks_data
+from prims.stance import raises_defects
 
 __all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
 
@@ -56,7 +57,7 @@ def compile_or_run(
     except (UserError, NotCompiled):
         raise
     except Exception as error:
-        if options.strict or makes_symbols(env) and asks_data(error, env):
+        if raises_defects(options, report, error) or makes_symbols(env) and asks_data(error, env):
             raise
         reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
         leave_to_eager(report, options, "aot_autograd", reason, cause=error)

@@ -158,7 +158,8 @@ class _Capture:
 
         modules = dict(self.model.named_modules()) if isinstance(self.model, torch.nn.Module) else {}
         before = {name: _state(m) for name, m in modules.items()}
-        compiled = dynamo_capture.optimize(self.model, backend, options=self.options, report=report)
+        compiled: Any = dynamo_capture.optimize(self.model, backend, options=self.options, report=report)
+        compiled.__quintet_optimizer__.exporting = True
         try:
             with torch.no_grad():
                 result = compiled(*args, **kwargs)

@@ -38,17 +38,19 @@ class Reads:
         lookups: by a class (its identity) and a name, the two.
         made: by the identity of an object that capture made, which the guards look into: the object, and the function
             of whose arguments it is made.
+        promised: what the user has promised, which holds in this process.
     """
 
     globals: dict[tuple[int, str], tuple[Any, str, Any]]
     attributes: dict[tuple[int, str], tuple[Any, str, Any]]
     lookups: dict[tuple[int, str], tuple[type, str]]
     made: dict[int, tuple[Any, Any, tuple[Any, ...]]]
+    promised: list[str]
 
     @classmethod
     def none(cls) -> Reads:
         """Of a capture that begins."""
-        return cls({}, {}, {}, {})
+        return cls({}, {}, {}, {}, [])
 
 
 class GuardLog:

@@ -15,6 +15,7 @@ from dynamo_capture.stored.facts import code_digest, fact_of, instance_fact
 from dynamo_capture.whynot import place_of
 from prims.artefact import Artefact, NotPortable
 from prims.options import Options
+from prims.stance import raises_defects
 
 if TYPE_CHECKING:
     from dynamo_capture.request import FrameRequest
@@ -119,7 +120,7 @@ def stored_program(
         except Missed as missed:
             programs.note(name, "missed", str(missed), where)
         except Exception as error:  # likewise
-            if options.strict:
+            if raises_defects(options):
                 raise
             programs.note(name, "missed", f"entry: {type(error).__name__}: {error}", where)
     if entries and not state.informed:
@@ -145,7 +146,7 @@ def store_program(programs: Programs, kept: Kept, options: Options, state: CodeS
         programs.note(name, "not stored", error.reason, str(error.where or where))
         return
     except Exception as error:  # what the program's own objects raise when they are looked at
-        if options.strict:
+        if raises_defects(options):
             raise
         programs.note(name, "not stored", f"{type(error).__name__}: {error}", where)
         return

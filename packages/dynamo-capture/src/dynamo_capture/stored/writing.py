@@ -215,6 +215,8 @@ def said_of(obj: Any) -> Any:
 
 def _reads(reads: Reads) -> list[Any]:
     found = []
+    if reads.promised:
+        raise NotPortable(reads.promised[0])
     for globals_, name, obj in reads.globals.values():
         module = module_of_globals(globals_)
         if module is None:

@@ -35,7 +35,7 @@ from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.reductions import REDUCTIONS
 from dynamo_capture.values.signatures import check_arguments
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from dynamo_capture.values.torch_calls import call_torch, is_torch_callable
+from dynamo_capture.values.torch_calls import call_torch, is_torch_callable, substituted
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -73,6 +73,8 @@ def builtin(*fns: Any) -> Callable[[Handler], Handler]:
 
 def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Call a C function (or a torch operator)."""
+    if (polyfill := substituted(fn)) is not None:
+        return polyfill(tx, args, kwargs)
     handler = BUILTINS.get(fn) if fn.__hash__ else None
     if handler is not None:
         check_arguments(fn, args, kwargs)

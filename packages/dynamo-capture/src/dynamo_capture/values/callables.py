@@ -162,8 +162,9 @@ class PyModuleValue(_FixedValue):
         if not hasattr(module, name):
             self._guard_missing(tx, name)
         found = tx.exact(getattr, module, name)
-        if type(module) is not types.ModuleType and hasattr(type(module), name) and type(found) in CONST_TYPES:
-            # A setting that is computed when it is read, as those of torch.backends are.
+        computed = hasattr(type(module), name) or name not in vars(module)
+        if type(module) is not types.ModuleType and computed and type(found) in CONST_TYPES:
+            # A setting that is computed when it is read, as those of torch.backends and of torch._dynamo.config are.
             tx.guards.state(functools.partial(getattr, module, name), found, f"{module.__name__}.{name}")
         return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
 

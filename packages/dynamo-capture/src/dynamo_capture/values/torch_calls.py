@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import types
 import typing
 import warnings
@@ -17,20 +18,22 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import visible_body
 from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
+from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, substitute_of, why_disabled_by_torch
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.composites import TENSOR_MAKERS, body_of, of_float
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from dynamo_capture.wrappers import is_disabled
+from dynamo_capture.wrappers import is_disabled, reason_of
+from prims.ir import register_callable
 from prims.transforms import TRANSFORMS
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = [
-    "ALLOWED", "call_torch", "disabled_call", "is_operator_function", "is_torch_callable", "set_mode", "special",
-    "special_by_code", "special_by_name", "special_function",
+    "ALLOWED", "call_torch", "disabled_call", "graph_broken", "is_operator_function", "is_torch_callable", "set_mode",
+    "special", "special_by_code", "special_by_name", "special_function", "substituted",
 ]  # fmt: skip
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
@@ -91,7 +94,7 @@ _STATE_FUNCTIONS = frozenset((torch.is_conj, torch.is_neg, torch.is_inference))
 
 def is_operator_function(fn: Any) -> bool:
     """Whether a Python function of torch (or one the user allowed) becomes one node of the graph."""
-    if fn in ALLOWED or fn in _OPERATORS_ELSEWHERE:
+    if fn in _OPERATORS_ELSEWHERE or _is_allowed(fn):
         return True
     module = getattr(fn, "__module__", None)
     if module not in _OPERATOR_MODULES:
@@ -112,8 +115,10 @@ def is_torch_callable(fn: Any) -> bool:
     """Whether a C function (or an operator in Python) belongs to torch."""
     if isinstance(fn, _OPERATOR_TYPES) or (isinstance(fn, types.FunctionType) and is_operator_function(fn)):
         return True
+    if not isinstance(fn, types.BuiltinFunctionType):
+        return False
     module = getattr(fn, "__module__", None)
-    return isinstance(fn, types.BuiltinFunctionType) and isinstance(module, str) and module.startswith("torch")
+    return (isinstance(module, str) and module.startswith("torch")) or _is_allowed(fn)
 
 
 def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -233,11 +238,14 @@ _SPECIAL_BY_CODE: dict[types.CodeType, Callable[..., Value]] = {}
 
 def special_function(fn: Any) -> Handler | None:
     """The handler of a Python function that is not inlined, or None."""
-    found = _SPECIAL.get(fn)
+    found = substituted(fn) or _SPECIAL.get(fn)
     if found is not None:
         return found
     if is_disabled(fn):
-        return disabled_call
+        return functools.partial(disabled_call, why=reason_of(fn))
+    promised = _promised(fn)
+    if promised is not None:
+        return promised
     module = fn.__module__
     if (module, fn.__name__) in _SPECIAL_BY_NAME:
         return _SPECIAL_BY_NAME[module, fn.__name__]
@@ -247,6 +255,43 @@ def special_function(fn: Any) -> Handler | None:
         return lambda tx, args, kwargs: tx.from_python(kept).realize().call(tx, args, kwargs)
     of_code = _SPECIAL_BY_CODE.get(fn.__code__)
     return None if of_code is None else functools.partial(of_code, fn)
+
+
+def _promised(fn: types.FunctionType) -> Handler | None:
+    """The handler of a function of which the program has said something, here or to PyTorch's compiler."""
+    from dynamo_capture.values.compiler_names import assumed_constant, disabled_by_torch
+
+    if is_disabled_by_torch(fn):
+        return disabled_by_torch(fn, why_disabled_by_torch(fn))
+    if is_assumed_constant(fn):
+        return lambda tx, args, kwargs: assumed_constant(tx, fn, args, kwargs)
+    return None
+
+
+def substituted(fn: Any) -> Handler | None:
+    """The handler of a function in whose place another is captured (``substitute_in_graph``)."""
+    polyfill = substitute_of(fn)
+    if polyfill is None:
+        return None
+
+    def call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        tx.guards.of_this_process(f"{polyfill.__qualname__}, which is captured in another function's place")
+        return tx.from_python(polyfill).realize().call(tx, args, kwargs)
+
+    return call
+
+
+def _is_allowed(fn: Any) -> bool:
+    """Whether the program puts a function into graphs whole, by our ``allow_in_graph`` or PyTorch's."""
+    if fn in ALLOWED:
+        return True
+    module = sys.modules.get("torch._dynamo.trace_rules")
+    if module is None or id(fn) not in module._allowed_callable_ids:
+        return False
+    if str(getattr(fn, "__module__", "torch")).partition(".")[0] == "torch":
+        return False  # what PyTorch's capture takes whole, ours may look into
+    ALLOWED.add(register_callable(fn))
+    return True
 
 
 def special(*fns: Any) -> Callable[[Handler], Handler]:
@@ -301,16 +346,16 @@ def _is_compiling(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> V
 
 for _path in ("compiler.is_compiling", "compiler.is_dynamo_compiling"):
     special(_attribute(_path))(_is_compiling)
-for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting", "compiler.is_exporting"):
+for _path in ("jit.is_scripting", "jit.is_tracing", "_jit_internal.is_scripting"):
     special(_attribute(_path))(_constant(False))
 special_by_name("torch.onnx", "is_in_onnx_export")(_constant(False))  # to import it takes 20 ms
 # PyTorch's own compiler, once it has run in the process, numbers the modules that are made.
 special_by_name("torch._dynamo.mutation_guard", "tag")(_constant(None))
 
 
-def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def disabled_call(tx: Capture, args: list[Value], kwargs: dict[str, Value], why: str = "") -> Value:
     """A function that the user keeps out of graphs."""
-    raise GraphBreak("QB04")
+    raise GraphBreak("QB04", why)
 
 
 @special(torch.overrides.handle_torch_function)
@@ -399,7 +444,8 @@ def _is_enabled(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
 
 
 @special(graph_break)
-def _graph_break(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def graph_broken(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """Ends the graph because the program asks for it."""
     message = (args[0] if args else kwargs.get("msg", ConstantValue(""))).realize()
     raise GraphBreak("QB20", message.const() if message.is_const else "")
 

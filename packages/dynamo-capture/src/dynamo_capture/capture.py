@@ -122,8 +122,8 @@ class Capture:
         self.made_classes: dict[int, tuple[type, int, GraphBreak]] = {}
         #: Whether there are tensors of subclasses with ``__torch_function__``.
         self.overriding = False
-        #: Whether graph breaks are errors here (``error_on_graph_break``).
-        self.refuses_breaks = breaks_refused()
+        #: Whether graph breaks are errors here, by our ``error_on_graph_break`` and PyTorch's.
+        self.breaks_refused = breaks_refused()
         #: How many ``DisableTorchFunctionSubclass`` the program is inside.
         self.overrides_off = int(not torch._C._is_torch_function_enabled())
         #: An exception has left an inlined function: its traceback keeps what the function refers to.
@@ -394,6 +394,12 @@ class Capture:
                 return None
             source = None  # one node for all files that have the module under a name of theirs
         return Source("attr", source or Source("constant", None, (module,)), name)
+
+    @property
+    def refuses_breaks(self) -> bool:
+        """Whether a graph break is an error here."""
+        ours, theirs = self.breaks_refused
+        return theirs if ours is None else ours
 
     # --- calls --------------------------------------------------------------------------------------------------
 

@@ -210,7 +210,9 @@ class Optimizer:
 
     def _note(self, why: Why) -> None:
         """The call that runs on this thread was left to eager here, if it turns out to come to no compiled code."""
-        self._calls.__dict__.setdefault("why", why)
+        calls = self._calls.__dict__
+        if "why" not in calls or calls["why"].chosen:
+            calls["why"] = why
 
     def _leave(self, why: Why, subject: str, *, quiet: bool = False, cause: BaseException | None = None) -> None:
         leave_to_eager(

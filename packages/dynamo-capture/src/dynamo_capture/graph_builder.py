@@ -29,7 +29,7 @@ from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
-from prims.errors import DataDependentError, QuintetError
+from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
@@ -129,14 +129,22 @@ class GraphBuilder:
             if (low, high, name) == (2, None, None):
                 sizes[dim] = None
                 continue
-            size = self.ctx.new_symbol(real.shape[dim], f"{source}.size({dim})", min=min(low, 2))
+            size = self._named_sizes.get(name) if name is not None else None
+            if size is not None and size.hint != real.shape[dim]:
+                raise UserError(
+                    f"sizes that are called {name!r} differ: dimension {dim} of {source} is {real.shape[dim]}, where "
+                    f"another is {size.hint}",
+                    todo="Give sizes one name that are equal in every call.",
+                )
+            if size is None:
+                size = self.ctx.new_symbol(real.shape[dim], f"{source}.size({dim})", min=min(low, 2))
             why = f"dimension {dim} of {source} was marked so"
             if low > 2:
                 self.ctx.add_guard(ex.ge(size.expr, low), why)
             if high is not None:
                 self.ctx.add_guard(ex.le(size.expr, high), why)
-            if name is not None and (other := self._named_sizes.setdefault(name, size)) is not size:
-                self.ctx.add_guard(ex.eq(size.expr, other.expr), why)
+            if name is not None:
+                self._named_sizes[name] = size
             sizes[dim] = self.ctx.make(self.ctx.simplify(size.expr))
         return sizes
 

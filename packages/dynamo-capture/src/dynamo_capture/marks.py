@@ -34,7 +34,7 @@ def is_exporting() -> bool:
 
 
 def cudagraph_mark_step_begin() -> None:
-    """Does nothing: results of CUDA graphs are copied out of the graphs' memory, so that no step has to be announced."""
+    """Does nothing: results of CUDA graphs are copied out of the graphs' memory, so no step needs announcing."""
 
 
 def nested_compile_region(fn: F | None = None, **options: Any) -> Any:
@@ -50,22 +50,20 @@ def nested_compile_region(fn: F | None = None, **options: Any) -> Any:
 _local = threading.local()
 
 
-def refuse_breaks(wanted: bool) -> bool:
-    """Make graph breaks errors on this thread, or not; what it was."""
-    before = breaks_refused()
+def refuse_breaks(wanted: bool | None) -> bool | None:
+    """Make graph breaks errors on this thread, or not (None: nothing is said); what was said before."""
+    before: bool | None = getattr(_local, "refused", None)
     _local.refused = wanted
     return before
 
 
-def breaks_refused() -> bool:
-    """Whether graph breaks are errors on this thread, by our function or PyTorch's of the same name."""
-    own = getattr(_local, "refused", None)
-    return bool(torchs_refusal() if own is None else own)
+def breaks_refused() -> tuple[bool | None, bool]:
+    """Whether graph breaks are errors on this thread, by our function and by PyTorch's of the same name.
 
-
-def torchs_refusal() -> bool:
-    """What PyTorch's ``error_on_graph_break`` has set."""
-    return bool(getattr(sys.modules.get("torch._dynamo.utils"), "_error_on_graph_break", False))
+    Ours counts where it says something.
+    """
+    theirs = getattr(sys.modules.get("torch._dynamo.utils"), "_error_on_graph_break", False)
+    return getattr(_local, "refused", None), bool(theirs)
 
 
 class error_on_graph_break:
@@ -79,7 +77,7 @@ class error_on_graph_break:
 
     def __init__(self, error_on_graph_break: bool = True) -> None:
         self.wanted = error_on_graph_break
-        self._before: list[bool] = []
+        self._before: list[bool | None] = []
 
     def __enter__(self) -> None:
         self._before.append(refuse_breaks(self.wanted))

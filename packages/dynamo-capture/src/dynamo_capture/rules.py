@@ -113,6 +113,8 @@ def runs_without_hook(code: types.CodeType, globals_: dict[str, Any]) -> bool:
 
     That one runs a captured graph again for second derivatives, which would be captured, and run again for its own.
     """
+    if code.co_name == "nonrecursive_disable_wrapper" and code.co_filename.startswith(_WITHOUT_HOOK):
+        return False  # of torch.compiler.disable(recursive=False), which is about one function alone
     name = globals_.get("__name__")
     return code.co_filename.startswith(_WITHOUT_HOOK) or (isinstance(name, str) and name.startswith("aot_autograd."))
 

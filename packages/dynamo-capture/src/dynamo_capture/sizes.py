@@ -56,6 +56,7 @@ def add_size_guards(tx: Capture) -> None:
         if info.name in operands and operands[info.name][0] == "int" and info.min > -(2**63):
             programs.append([operands[info.name], info.min, ">="])
     programs.extend(_least(tx, operands))
+    programs.extend(_equal(tx, operands))
     whole: list[Any] = []
     for i, one in enumerate(programs):  # joined one by one: the evaluator's stack is 64 deep
         whole.extend(one if i == 0 else [*one, "and"])
@@ -74,6 +75,19 @@ def _least(tx: Capture, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]
                 if not isinstance(size, int) and size.expr.is_symbol:
                     info = tx.symbols.info(size.expr.symbol_name)
                     found.append([("size", inp.source.node(tx.guards.tree), dim), info.min, ">="])
+    return found
+
+
+def _equal(tx: Capture, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:
+    """Sizes of inputs that are one symbol, because the user has given them one name."""
+    found = []
+    for inp in tx.graph.all_inputs:
+        if isinstance(inp.value, TensorValue) and inp.source.kind != "first":
+            for dim, size in enumerate(inp.node.meta["spec"].shape):
+                if not isinstance(size, int) and size.expr.is_symbol:
+                    here = ("size", inp.source.node(tx.guards.tree), dim)
+                    if operands[size.expr.symbol_name] != here:
+                        found.append([here, operands[size.expr.symbol_name], "=="])
     return found
 
 

@@ -6,6 +6,7 @@ one has imported it.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -112,32 +113,38 @@ def _stance(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     raise GraphBreak("QB03", "set_stance(), which is refused inside a compiled region")
 
 
-def _refuses(tx: Capture) -> bool:
-    """Whether breaks are errors here; that they were as the region began is guarded, since the region puts it back."""
-    tx.guards.now(marks.breaks_refused, "error_on_graph_break")
-    return tx.refuses_breaks
+def _guard_refusal(tx: Capture) -> None:
+    """Whether breaks were errors as the region began, which it reads or puts back."""
+    for at, whose in enumerate(("", " of torch._dynamo")):
+        tx.guards.now(functools.partial(_refused, at), f"error_on_graph_break{whose}")
+
+
+def _refused(at: int) -> bool | None:
+    return marks.breaks_refused()[at]
 
 
 @special(marks.refuse_breaks)
 def _refuse_breaks(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    before = _refuses(tx)
-    wanted = (args[0] if args else kwargs["wanted"]).realize().const()
-    tx.refuses_breaks = bool(wanted)
-    tx.side.call_later(marks.refuse_breaks, [ConstantValue(bool(wanted))], {})
-    return ConstantValue(before)
+    _guard_refusal(tx)
+    wanted = (args[0] if args else kwargs["wanted"]).realize()
+    ours, theirs = tx.breaks_refused
+    tx.breaks_refused = wanted.const(), theirs
+    tx.side.call_later(marks.refuse_breaks, [wanted], {})
+    return ConstantValue(ours)
 
 
-@special(marks.breaks_refused)
 @special_by_name("torch._dynamo.utils", "_get_error_on_graph_break")
 def _breaks_refused(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    return ConstantValue(_refuses(tx))
+    _guard_refusal(tx)
+    return ConstantValue(tx.breaks_refused[1])
 
 
 @special_by_name("torch._dynamo.utils", "_set_error_on_graph_break")
 def _refuse_breaks_by_torch(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    theirs = sys.modules["torch._dynamo.utils"]._set_error_on_graph_break
-    _refuse_breaks(tx, args, kwargs)
-    tx.side.call_later(theirs, [ConstantValue(tx.refuses_breaks)], {})
+    _guard_refusal(tx)
+    wanted = (args[0] if args else kwargs["value"]).realize()
+    tx.breaks_refused = tx.breaks_refused[0], wanted.const()
+    tx.side.call_later(sys.modules["torch._dynamo.utils"]._set_error_on_graph_break, [wanted], {})
     return _NONE
 
 
@@ -151,6 +158,12 @@ def _changes_the_compiler(what: str) -> Any:
 special_by_name("torch", "compile")(_changes_the_compiler("torch.compile()"))
 special(torch.compiler.reset)(_changes_the_compiler("torch.compiler.reset()"))
 special_by_name("torch._dynamo", "reset")(_changes_the_compiler("torch._dynamo.reset()"))
+
+
+@special_by_name("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_placeholder")
+def _nested_region(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What ``torch.compiler.nested_compile_region`` makes of a call: the function is inlined."""
+    return args[0].realize().call(tx, args[1:], kwargs)
 
 
 # --- promises -------------------------------------------------------------------------------------------------------

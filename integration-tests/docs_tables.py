@@ -70,8 +70,16 @@ def logs() -> str:
     return "\n".join(["| logger | says |", "|---|---|", *(f"| `quintet.{name}` | {what} |" for name, what in LOGS.items())])
 
 
+def stances() -> str:
+    """A row for each stance."""
+    from prims.stance import STANCES
+
+    return "\n".join(["| stance | what it does |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in STANCES.items())])
+
+
 TABLES = {"options": ("options.md", options), "modes": ("options.md", modes),
-          "breaks": ("troubleshooting.md", breaks), "logs": ("logging.md", logs)}  # fmt: skip
+          "breaks": ("troubleshooting.md", breaks), "logs": ("logging.md", logs),
+          "stances": ("options.md", stances)}  # fmt: skip
 
 
 def filled(text: str, name: str, table: str) -> str:

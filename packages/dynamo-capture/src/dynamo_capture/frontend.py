@@ -507,8 +507,9 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
 def allow_in_graph(fn: Any) -> Any:
     """Put calls of a function into graphs whole, instead of inlining it; of a list of functions, of each.
 
-    The graph calls it as it is, and the stage behind traces its operators, gradients included. That it depends on its
-    arguments alone, and changes nothing, is the user's promise; it is not guarded. Stored graphs may name it.
+    The graph calls it as it is, and the stage behind traces its operators, gradients included. It takes and gives
+    tensors, numbers, and tuples and lists of them. That it depends on its arguments alone, and changes nothing else, is
+    the user's promise; it is not guarded. Stored graphs may name it.
 
     Raises:
         UserError: it is not callable.

@@ -31,7 +31,7 @@ summary { cursor: pointer } .span { fill: #7aa6d6; stroke: #fff } svg text { fon
 def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
-        _head(report, title), _findings(report), _breaks(report), _recompiles(report), _graphs(report),
+        _head(report, title), _findings(report), _stances(report), _breaks(report), _recompiles(report), _graphs(report),
         _guards(report), _kernels(report), _externs(report), _memory(report), _timeline(report), _caches(report),
     ]  # fmt: skip
     return (
@@ -87,6 +87,14 @@ def _findings(report: Report) -> str:
         for f in report.findings
     ]
     return _section("Findings", _table(("check", "what", "where"), rows))
+
+
+def _stances(report: Report) -> str:
+    rows = [
+        (escape(s.stance), f"{escape(s.done)}{f': {escape(s.reason)}' if s.reason else ''}", str(s.count), _line(s.where))
+        for s in report.stances
+    ]
+    return _section("Stances", _table(("stance", "what was done under it", "times", "where"), rows))
 
 
 def _breaks(report: Report) -> str:

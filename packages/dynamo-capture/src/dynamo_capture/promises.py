@@ -51,7 +51,7 @@ class Substitute:
     """A function that is captured in the place of another."""
 
     original: Any
-    polyfill: types.FunctionType
+    polyfill: Any
 
 
 _substitutes: dict[int, Substitute] = {}  # by the identity of the original, which each keeps alive
@@ -111,11 +111,11 @@ def substitute_of(fn: Any) -> types.FunctionType | None:
     """The function that is captured in the place of ``fn``, by our registry or the program's part of PyTorch's."""
     known = _substitutes.get(id(fn))
     if known is not None:
-        return known.polyfill
+        return known.polyfill  # type: ignore[no-any-return]
     module = sys.modules.get("torch._dynamo.variables.functions")
-    if module is None:
+    if module is None:  # (it may also be half imported, on another thread)
         return None
-    handlers = module.PolyfilledFunctionVariable._get_polyfill_handlers()
+    handlers: Any = getattr(getattr(module, "PolyfilledFunctionVariable", None), "_get_polyfill_handlers", dict)()
     try:
         found = getattr(handlers.get(fn), "__torch_dynamo_polyfill__", None)
     except TypeError:  # not hashable

@@ -144,12 +144,13 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
         raise GraphBreak("QB17", str(error)) from None
     sizes = [None if not isinstance(s, int) else s for s in value.example.spec.shape]
     strides: Any = None
-    if any(s is None for s in sizes) and not obj.is_contiguous():
+    lowest = tx.sizes.lowest(str(source), obj, dynamic)
+    # A dimension of one is contiguous whatever its stride is.
+    if any(s is None for s in sizes) and (lowest < 2 or not obj.is_contiguous()):
         strides = [None if not isinstance(s, int) else s for s in value.example.spec.strides]
         tx.guard_symbolic_strides(source, value.example.spec)
     elif all(s is not None for s in sizes):
         strides = list(obj.stride())
-    lowest = tx.sizes.lowest(str(source), obj, dynamic)
     tx.guards.tensor(source, obj, sizes, strides, False, lowest)
     return value
 

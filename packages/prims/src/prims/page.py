@@ -31,8 +31,9 @@ summary { cursor: pointer } .span { fill: #7aa6d6; stroke: #fff } svg text { fon
 def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
-        _head(report, title), _findings(report), _stances(report), _breaks(report), _recompiles(report), _graphs(report),
-        _guards(report), _kernels(report), _externs(report), _memory(report), _timeline(report), _caches(report),
+        _head(report, title), _findings(report), _stances(report), _breaks(report), _recompiles(report),
+        _graphs(report), _guards(report), _kernels(report), _externs(report), _memory(report), _timeline(report),
+        _caches(report),
     ]  # fmt: skip
     return (
         f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
@@ -91,7 +92,7 @@ def _findings(report: Report) -> str:
 
 def _stances(report: Report) -> str:
     rows = [
-        (escape(s.stance), f"{escape(s.done)}{f': {escape(s.reason)}' if s.reason else ''}", str(s.count), _line(s.where))
+        (escape(s.stance), escape(f"{s.done}: {s.reason}" if s.reason else s.done), str(s.count), _line(s.where))
         for s in report.stances
     ]
     return _section("Stances", _table(("stance", "what was done under it", "times", "where"), rows))

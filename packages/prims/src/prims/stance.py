@@ -91,8 +91,10 @@ def add(stance: str, owner: Any, *, entered: bool = False) -> Setting:
     """Set a stance, until :func:`remove`."""
     setting = Setting(stance, threading.get_ident(), weakref.ref(owner), entered)
     with _lock:
-        while _settings and not _settings[-1].entered and _settings[-1].owner() is None:
-            _settings.pop()  # set for good before, and now another
+        first = len(_settings)
+        while first and not _settings[first - 1].entered and _settings[first - 1].owner() is None:
+            first -= 1
+        del _settings[first:-1]  # of those that were set for good, one after another, the last one counts
         _settings.append(setting)
         _changed()
     return setting

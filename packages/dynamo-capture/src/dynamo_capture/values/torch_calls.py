@@ -286,7 +286,7 @@ def _is_allowed(fn: Any) -> bool:
     if fn in ALLOWED:
         return True
     module = sys.modules.get("torch._dynamo.trace_rules")
-    if module is None or id(fn) not in module._allowed_callable_ids:
+    if module is None or id(fn) not in getattr(module, "_allowed_callable_ids", ()):
         return False
     if str(getattr(fn, "__module__", "torch")).partition(".")[0] == "torch":
         return False  # what PyTorch's capture takes whole, ours may look into

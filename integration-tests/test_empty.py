@@ -23,6 +23,7 @@ PROGRAMS = {
     "padded": (lambda x: F.pad(x, (1, 1)) * 2, (5, 0)),
     "expanded": (lambda x: (x[:, None].expand(5, 3, 0) * 2).sum(2), (5, 0)),
     "matrix product": (lambda x: (x.t() @ x).relu(), (0, 5)),
+    "rolled past its dimensions": (lambda x: x.roll(1, 3) + 1, (0, 5)),
     "any": (lambda x: (x > 0).any(0), (0, 5)),
 }
 

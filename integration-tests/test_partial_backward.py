@@ -97,3 +97,16 @@ def test_writes_behind_a_graph_break(program):
         found.append([x.grad, *(p.grad for p in call.parameters())] if isinstance(call, torch.nn.Module) else [x.grad])
     for theirs, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (2, 3)], ids=str)
+def test_an_input_that_is_watched_and_shares_memory(shape):
+    """Of what it keeps, a call watches versions without holding memory, whatever its shape."""
+    compiled = compile_api.compile(lambda x, y: (y * y).sum())
+    for _ in range(2):
+        x = torch.ones(shape, requires_grad=True)
+        compiled(x, (x * 1)[...]).backward()
+        assert torch.equal(x.grad, torch.full(shape, 2.0))
+        compiled(x, x[...]).backward()
+        assert torch.equal(x.grad, torch.full(shape, 4.0))
+    assert compiled.report().kernels and not compiled.report().fallbacks

@@ -293,7 +293,7 @@ class Capture:
         return ObservedError(value)
 
     def observed_because(self, error: BaseException, cause: Value) -> ObservedError:
-        """Like :meth:`observed`, for an error that the interpreter itself raises from another: its cause and context."""
+        """Like :meth:`observed`, for an error that the interpreter raises from another, its cause and context."""
         observed = self.observed(error)
         value = observed.value
         assert isinstance(value, ExceptionValue)

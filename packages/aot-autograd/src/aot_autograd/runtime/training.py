@@ -279,7 +279,7 @@ def _is_activation(joint: Joint, index: int) -> bool:
 def counter_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with the version counter of another, and none of its memory."""
     watched = tensor.detach()
-    watched.data = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    watched.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
     return watched
 
 

@@ -387,6 +387,8 @@ def flip(p: Any, self: Value, dims: Sequence[int]) -> Value:
 @decomposition("aten.roll.default")
 def roll(p: Any, self: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     """Shift cyclically along dimensions (of the flattened tensor when none is given)."""
+    if any(isinstance(size, int) and size == 0 for size in self.shape):
+        return self  # eager looks at the dimensions only where there is something to shift
     if not dims:
         return reshaped(p, roll(p, reshaped(p, self, (-1,)), shifts, (0,)), self.shape)
     x = self

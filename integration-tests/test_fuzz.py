@@ -264,8 +264,10 @@ def test_zeros_of_several_terms_have_either_sign() -> None:
     for program, either in ((lambda: torch.nn.functional.layer_norm(x, (4,)), True), (lambda: x * 2, False)):
         with Shadow(SAMPLES) as shadow:
             (found,) = torch.autograd.grad(program(), x, torch.full((3, 4), -0.0))
-        assert bool((judge(found, -found, shadow.twins(found))[0] != either).all())
-        assert bool(judge(found, found + 1e-30, shadow.twins(found))[0].all())
+            together = found * x + found.roll(1, 1) * x.roll(2, 1)  # each of them either
+        for zeros in (found, together):
+            assert bool((judge(zeros, -zeros, shadow.twins(zeros))[0] != either).all())
+            assert bool(judge(zeros, zeros + 1e-30, shadow.twins(zeros))[0].all())
 
 
 @pytest.mark.parametrize("columns", [1, 4])

@@ -350,6 +350,12 @@ class Shadow(TorchDispatchMode):
                 answers[k] = func(grad, given[k + 1 if k + 1 < self.count else 2][0][1], *rest, **named)
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
+            for k in range(2, self.count):  # each element's terms have signs of their own
+                answers[k] = _mapped(self._either_zero, answers[k])
+
+    def _either_zero(self, t: Any) -> Any:
+        """The numbers, of which zeros have either sign."""
+        return t.where(t != 0, t * self._random(t).sign()) if isinstance(t, torch.Tensor) else t
 
     def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""

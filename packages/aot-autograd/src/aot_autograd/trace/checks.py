@@ -32,7 +32,13 @@ def linalg_checked(x: torch.Tensor, info: torch.Tensor, api_name: str, is_matrix
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """``F.one_hot``, which for tensors without data leaves out whether each class exists."""
+    """``F.one_hot``, which for tensors without data leaves out whether each class exists.
+
+    Raises:
+        RuntimeError: none can.
+    """
+    if tensor.dtype == torch.int64 and isinstance(num_classes, int) and num_classes == 0:
+        raise RuntimeError("Class values must be smaller than num_classes.")
     if tensor.dtype != torch.int64 or not num_classes > 0:
         return F.one_hot(tensor, num_classes)
     return torch.ops.quintet.one_hot.default(tensor, num_classes)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from prims.decomp.common import (
     full_like,
     in_one_shape,
     in_opmath,
+    is_empty,
     norm_dim,
     number,
     operands,
@@ -401,8 +402,10 @@ def pixel_shuffle(p: Any, self: Value, upscale_factor: int) -> Value:
 
 @decomposition("aten.pixel_unshuffle.default")
 def pixel_unshuffle(p: Any, self: Value, downscale_factor: int) -> Value:
-    """[..., c, h r, w r] to [..., c r r, h, w]."""
+    """[..., c, h r, w r] to [..., c r r, h, w]; on the CPU an empty tensor keeps its shape."""
     *lead, c, h, w = self.shape
+    if self.device.type == "cpu" and is_empty(self):
+        return p.full(tuple(self.shape), 0, self.dtype, self.device)
     r, n = downscale_factor, len(lead)
     split = p.reshape(self, (*lead, c, h // r, r, w // r, r))
     moved = p.permute(split, (*range(n), n, n + 2, n + 4, n + 1, n + 3))

@@ -9,6 +9,7 @@ import torch
 
 from prims.decomp.common import Value, full_like, is_empty, norm_dim, opmath, spread, to_dtype
 from prims.decomp.registry import decomposition
+from prims.spec.promote import softmax_gradient_dtype
 
 
 def _shifted(p: Any, x: Value, dims: tuple[int, ...]) -> Value:
@@ -79,7 +80,8 @@ def softmax_backward(p: Any, grad_output: Value, output: Value, dim: int, input_
     g, y = to_dtype(p, grad_output, compute), to_dtype(p, output, compute)
     dims = (norm_dim(dim, g.ndim),)
     total = _spread(p, _sum(p, p.mul(g, y), dims), g, dims)
-    return to_dtype(p, p.mul(p.sub(g, total), y), input_dtype)
+    result = p.mul(p.sub(g, total), y)
+    return to_dtype(p, result, softmax_gradient_dtype(grad_output.dtype, grad_output.device, input_dtype))
 
 
 @decomposition("aten._log_softmax_backward_data.default")
@@ -89,4 +91,5 @@ def log_softmax_backward(p: Any, grad_output: Value, output: Value, dim: int, in
     g, y = to_dtype(p, grad_output, compute), to_dtype(p, output, compute)
     dims = (norm_dim(dim, g.ndim),)
     total = _spread(p, _sum(p, g, dims), g, dims)
-    return to_dtype(p, p.sub(g, p.mul(p.exp(y), total)), input_dtype)
+    result = p.sub(g, p.mul(p.exp(y), total))
+    return to_dtype(p, result, softmax_gradient_dtype(grad_output.dtype, grad_output.device, input_dtype))

@@ -96,3 +96,10 @@ def sum_dtype(dtype: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
     if asked is not None:
         return asked
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def softmax_gradient_dtype(grad: torch.dtype, device: torch.device, input_dtype: torch.dtype) -> torch.dtype:
+    """The type that eager gives a softmax's gradient: on the CPU ``input_dtype`` counts for one pair of types alone."""
+    if device.type != "cpu" or (grad, input_dtype) == (torch.float32, torch.float16):
+        return input_dtype
+    return grad

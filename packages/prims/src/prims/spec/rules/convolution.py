@@ -330,6 +330,8 @@ def pixel_unshuffle(x: TensorSpec, factor: int) -> TensorSpec:
     *batch, c, h, w = x.shape
     if h % factor != 0 or w % factor != 0:
         raise RuntimeError(f"pixel_unshuffle: height {h} and width {w} are not both divisible by {factor}")
+    if x.device.type == "cpu" and any(isinstance(size, int) and size == 0 for size in x.shape):
+        return _shuffled(x, x.shape)  # as the CPU's kernel does: the gradient of pixel_shuffle is then refused
     return _shuffled(x, (*batch, c * factor * factor, h // factor, w // factor))
 
 

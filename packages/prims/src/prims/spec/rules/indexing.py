@@ -254,6 +254,8 @@ def masked_select(x: TensorSpec, mask: TensorSpec) -> TensorSpec:
 
 @meta_rule("aten.repeat_interleave.Tensor")
 def repeat_interleave(repeats: TensorSpec, *, output_size: Size | None = None) -> TensorSpec:
+    if isinstance(output_size, int) and output_size == 0 and repeats.shape[0] != 0:
+        raise Unsupported("repeat_interleave with output_size=0, which is right for some counts alone")
     size = unbacked.count(0, None, "repeat_interleave") if output_size is None else output_size
     return TensorSpec((size,), repeats.dtype, repeats.device)
 

@@ -10,7 +10,7 @@ from prims.errors import DataDependentError
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import broadcast_shapes, iterate
-from prims.spec.promote import real_dtype, result_dtype, sum_dtype, to_float_dtype
+from prims.spec.promote import real_dtype, result_dtype, softmax_gradient_dtype, sum_dtype, to_float_dtype
 from prims.spec.rules.creation import with_format
 from prims.spec.rules.views import narrow_at, wrap_dim
 from prims.spec.tensorspec import TensorSpec
@@ -263,7 +263,15 @@ def softmax_int(x: TensorSpec, dim: int, dtype: Any = None) -> TensorSpec:
 
 @meta_rule("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
 def softmax_backward(grad: TensorSpec, out: TensorSpec, dim: int, input_dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec(grad.shape, input_dtype, grad.device)
+    wrap_dim(dim, grad.ndim)
+    dtype = softmax_gradient_dtype(grad.dtype, grad.device, input_dtype)
+    empty = any(isinstance(size, int) and size == 0 for size in grad.shape)
+    if grad.device.type == "cpu" and not empty:
+        if not grad.dtype.is_floating_point:
+            raise NotImplementedError(f"the gradient of softmax is not implemented for {grad.dtype}")
+        if not grad.dtype == out.dtype == dtype:
+            raise RuntimeError(f"expected scalar type {grad.dtype}, but found {out.dtype} and {dtype}")
+    return TensorSpec(grad.shape, dtype, grad.device)
 
 
 @meta_rule("aten._safe_softmax.default")

@@ -477,7 +477,8 @@ class Capture:
         """Whether an int of the frame becomes a symbolic input: once it has changed, an optimizer's count at once."""
         if value >= 1 and self.optimizers and source.stands_in("state", self.optimizers):
             return True
-        return self.sizes.int_is_dynamic(str(source), value)
+        # What has no place in 64 bits no operator takes, and no guard could compare.
+        return -(2**63) <= value < 2**63 and self.sizes.int_is_dynamic(str(source), value)
 
     def float_is_dynamic(self, source: Source, value: float) -> bool:
         """Whether a float of the frame becomes a symbolic input: once it has changed, an optimizer's at once."""

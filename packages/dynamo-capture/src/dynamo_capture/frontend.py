@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from dynamo_capture import _native, hook
-from dynamo_capture.breaks import BreakInfo, SkipFrame
+from dynamo_capture.breaks import REASONS, BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
 from dynamo_capture.device_modes import entered_devices, without_function_modes
@@ -363,7 +363,11 @@ class Optimizer:
     def _failed(self, state: CodeState, error: Exception, where: str | None) -> Any:
         if raises_defects(self.options, self.report, error):
             raise error
-        why = Why(f"internal error: {type(error).__name__}: {error}", where, "Please report it.")
+        if isinstance(error, RecursionError):  # the program's own recursion, which has no end or is too deep to follow
+            stop = GraphBreak("QB13", "Python's limit was reached while it was followed")
+            why = Why(stop.text, where, REASONS[stop.number].hint)
+        else:
+            why = Why(f"internal error: {type(error).__name__}: {error}", where, "Please report it.")
         return self._left(state, why, cause=error)
 
     def _left(self, state: CodeState, why: Why, *, quiet: bool = False, cause: BaseException | None = None) -> Any:

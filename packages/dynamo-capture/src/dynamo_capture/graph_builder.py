@@ -252,6 +252,8 @@ class GraphBuilder:
             raise
         except QuintetError as error:
             raise GraphBreak("QB08", f"{_name_of(fn)}: {_first_line(error)}") from error
+        except RecursionError as error:
+            raise GraphBreak("QB13", f"Python's limit was reached in {_name_of(fn)}") from error
         except Exception as error:
             again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx)) if self.tx.unbacked else None
             if again is not None:

@@ -40,6 +40,10 @@ __all__ = ["INPUT_NODE", "Program", "trace_forward"]
 _STAND_INS = {F.scaled_dot_product_attention: attention, F.one_hot: one_hot}
 
 
+#: What makes tensors of Python's numbers: of a symbolic one PyTorch takes the lower 32 bits.
+_FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray, "new_tensor"})
+
+
 @record(frozen=False)
 class Program:
     """A traced forward program.
@@ -241,11 +245,21 @@ def _batch(target: Vmap, args: Sequence[Any], tracer: Tracer) -> Any:
 
 
 def _run(gm: torch.fx.GraphModule, node: torch.fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.target in _FROM_DATA:
+        args, kwargs = _plain_numbers((args, kwargs))
     if node.op == "call_function":
         return _STAND_INS.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
     if node.op == "call_method":
         return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
     return gm.get_submodule(node.target)(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def _plain_numbers(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain_numbers(one) for one in value)
+    return {key: _plain_numbers(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _attribute(gm: torch.nn.Module, path: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import compile_api
 
@@ -40,8 +41,10 @@ def agree(program, numbers, make=lambda: torch.ones(3)):
     for n in numbers:
         theirs, ours = outcome(program, make(), n), outcome(compiled, make(), n)
         assert ours[0] == theirs[0], (n, theirs, ours)
-        same = torch.equal if isinstance(theirs[1], torch.Tensor) else str.__eq__
-        assert same(ours[1], theirs[1]), (n, theirs, ours)
+        if isinstance(theirs[1], torch.Tensor):
+            torch.testing.assert_close(ours[1], theirs[1], rtol=0, atol=0, equal_nan=True)
+        else:
+            assert ours[1] == theirs[1], (n, theirs, ours)
     return compiled.report()
 
 
@@ -49,6 +52,34 @@ def agree(program, numbers, make=lambda: torch.ones(3)):
 def test_numbers_that_change(name):
     report = agree(MAKE_TENSORS[name], (3, 5, 300, -1, 2**40, 2**63 - 1, 2**63, -(2**63), 2**64, 2**70))
     assert not any("internal" in (record.reason or "") for record in report.statuses)
+
+
+#: Of a number as an element of a type.
+ELEMENTS = {
+    "fill_": lambda x, n: x.fill_(n),
+    "full": lambda x, n: torch.full((2,), n, dtype=x.dtype),
+    "full_like": lambda x, n: torch.full_like(x, n),
+    "new_full": lambda x, n: x.new_full((2,), n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "index_fill": lambda x, n: x.index_fill(0, torch.tensor([0]), n),
+    "scatter": lambda x, n: x.scatter(0, torch.tensor([1]), n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "set": lambda x, n: (x.__setitem__(0, n), x)[1],
+    "fill_diagonal_": lambda x, n: torch.zeros(2, 2, dtype=x.dtype).fill_diagonal_(n),
+    "operand": lambda x, n: x * n + (x == n),
+}
+TYPES = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_elements(name, dtype):
+    for n in (300, -1, 2.5, 1e39):  # as first numbers, which are no inputs of a graph
+        agree(ELEMENTS[name], (n,), lambda: torch.ones(3, dtype=dtype))
+    numbers = (3, 5, 100, -1, -200, 300, 70000, 2**40, 2**63)
+    agree(ELEMENTS[name], numbers, lambda: torch.ones(3, dtype=dtype))
 
 
 class Endless(torch.nn.Module):

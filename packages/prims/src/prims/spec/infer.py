@@ -10,6 +10,7 @@ import torch
 from prims.errors import Unsupported
 from prims.registry import Definitions
 from prims.spec.asking import asking_the_kernel
+from prims.spec.numbers import checking_numbers
 from prims.spec.sym import SymNode, from_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
 
@@ -74,7 +75,7 @@ def resolve(func: OpOverload) -> Rule:
         from prims.spec.fallback import fallback_rule
 
         name = op_name(func)
-        rule = asking_the_kernel(name, func, RULES.get(name) or fallback_rule(func))
+        rule = checking_numbers(name, asking_the_kernel(name, func, RULES.get(name) or fallback_rule(func)))
         _RESOLVED[func] = rule
     return rule
 

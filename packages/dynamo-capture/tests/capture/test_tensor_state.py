@@ -117,6 +117,21 @@ def test_functions_that_ask(question, capture):
         assert compiled(x)[1] is fn(x)[1], kind
 
 
+CONJUGATES = ("x.conj().is_conj()", "torch.is_conj(torch.conj(x))", "x.conj().imag.is_neg()", "x.mH.is_conj()",
+              "x.conj().resolve_conj().is_conj()", "(x * 2).conj().conj().is_conj()", "x.adjoint()[:1].is_conj()",
+              "torch.is_neg(torch.imag(x.conj()))", "x.real.is_conj()", "torch.view_as_complex(x.abs()).is_conj()")  # fmt: skip
+
+
+@pytest.mark.parametrize("question", CONJUGATES)
+def test_conjugates(question, capture):
+    """A conjugate and its imaginary part are views with a bit set, which their stand-ins do not have."""
+    fn = asking(question)
+    fn.__globals__["torch"] = torch
+    compiled = capture(fn, strict=False)
+    for x in (torch.randn(2, 2, dtype=torch.complex64), torch.randn(2, 2, dtype=torch.complex64).conj()):
+        assert shown(compiled(x)[1]) == shown(fn(x)[1])
+
+
 def writes_to_what_it_made(x):
     y = x.clone()
     y.add_(1)

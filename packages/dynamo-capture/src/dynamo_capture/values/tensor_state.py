@@ -10,9 +10,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from torch.fx import Node
+
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
+from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -22,6 +25,8 @@ __all__ = ["STATE", "tensor_state"]
 
 #: Bits of an input's dispatch keys, which are guarded.
 _KEYS = frozenset(("is_conj", "is_neg", "is_inference"))
+#: Those of them that computing may set.
+_COMPLEX = frozenset(("is_conj", "is_neg"))
 _AUTOGRAD = frozenset(("is_leaf", "grad_fn", "output_nr", "retains_grad"))
 _COUNTERS = frozenset(("_version", "_base", "_is_view", "_use_count", "_cdata"))
 #: The attributes and methods without arguments that :func:`tensor_state` answers.
@@ -56,7 +61,16 @@ def _key(tx: Capture, tensor: TensorValue, name: str) -> bool:
     if _any_input(tx, name):
         # What is computed of such a tensor may be such a tensor, which its stand-in is not.
         raise GraphBreak("QB06", f"Tensor.{name}() of what is computed of such a tensor", leaves="callers")
+    if name in _COMPLEX and any(map(_is_complex, tx.graph.graph.nodes)):
+        # Eager conjugates by a bit, which the imaginary part of the result has as a sign; stand-ins have none.
+        raise GraphBreak("QB06", f"Tensor.{name}() beside complex numbers", leaves="callers")
     return bool(getattr(tensor.example, name)())
+
+
+def _is_complex(node: Node) -> bool:
+    made = node.meta.get("spec")
+    specs = made if type(made) is tuple else (made,)
+    return any(isinstance(spec, TensorSpec) and spec.dtype.is_complex for spec in specs)
 
 
 def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--shard", default="1/1", help="K/N: each Nth program, from the Kth on")
     parser.add_argument("--sample", type=int, help="so many programs of each corpus, spread over it")
     parser.add_argument("--only", default="", help="a regular expression that names contain")
-    parser.add_argument("--stack", choices=["ours", "torch", "both", "eager"], default="ours")
+    parser.add_argument("--stack", choices=["ours", "capture", "torch", "both", "eager"], default="ours")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds for a program")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB for a program")
     parser.add_argument("--no-training", action="store_true", help="inference alone")

@@ -1,8 +1,9 @@
-"""The modules of PyTorch's own tests (``module_db``): each sample of each, in evaluation and in training."""
+"""The modules of PyTorch's own tests (``module_db``): samples of each, in evaluation and in training."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -14,9 +15,28 @@ from corpora.programs import Program, Unbuilt
 __all__ = ["build", "names"]
 
 
+#: So many samples of a module are one program: more would exceed how often a frame is captured, where it has a break.
+TOGETHER = 8
+
+
 def names() -> list[str]:
-    """The modules for float32, those of one name by number."""
-    return list(_infos())
+    """The modules for float32, those of one name by number, and of each so many samples."""
+    return list(_parts())
+
+
+@functools.cache
+def _parts() -> dict[str, tuple[Any, int]]:
+    """Each program's module and its first sample."""
+    found: dict[str, tuple[Any, int]] = {}
+    for name, info in _infos().items():
+        for first in range(0, len(_samples(info)), TOGETHER):
+            found[f"{name}/{first}" if first else name] = info, first
+    return found
+
+
+def _samples(info: Any) -> list[Any]:
+    torch.manual_seed(0)
+    return list(info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True))
 
 
 def _infos() -> dict[str, Any]:
@@ -45,10 +65,9 @@ class Samples(torch.nn.Module):
 
 
 def build(name: str) -> Program:
-    """All samples of a module in one program, those that eager takes."""
-    info = _infos()[name]
-    torch.manual_seed(0)
-    samples = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+    """Some samples of a module in one program, those that eager takes."""
+    info, first = _parts()[name]
+    samples = _samples(info)[first : first + TOGETHER]
     parts, inputs, refused = [], [], ""
     for sample in samples:
         made = sample.constructor_input

@@ -17,7 +17,6 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 import warnings
@@ -179,7 +178,7 @@ def in_child(writing: int, words: Path, settings: Settings, task: Callable[[], d
             pipe.write(text.encode())
         status = 0
     except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(status)
 

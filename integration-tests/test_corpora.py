@@ -1,0 +1,221 @@
+"""A small fixed sample of the corpora, and what their judge and their pool say of damage (``corpora/README.md``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+import time
+
+import corpora.measure
+import corpora.pool
+import pytest
+import torch
+from corpora.measure import measured
+from corpora.pool import Settings, Task
+from corpora.programs import Program, Unbuilt
+from corpora.table import one_graph, table
+from corpora.tiny import kinds, limit
+
+needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+needs_timm = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("timm", "torchvision")), reason="needs timm and torchvision"
+)
+
+
+@pytest.fixture(autouse=True)
+def _libraries(monkeypatch):
+    """torchvision is importable, and nothing may use a network."""
+    import zoo
+
+    if importlib.util.find_spec("torchvision") is not None:
+        zoo.import_torchvision()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize(
+    "kind,name",
+    [
+        pytest.param("transformers", "bloom", marks=needs_transformers),
+        pytest.param("transformers", "t5", marks=needs_transformers),
+        pytest.param("timm", "vision_transformer", marks=needs_timm),
+        ("modules", "nn.GRUCell"),
+        ("modules", "nn.GroupNorm"),
+        ("examples", "torch.addmm"),
+        ("examples", "torch.nn.Bilinear"),
+    ],
+)
+def test_sample(kind, name):
+    record = measured(kind, name, "ours")
+    assert record["status"] == "ok", record
+    assert one_graph(record), record["infer"]
+    assert record["infer"]["kernels"] or kind == "examples"
+    if kind != "examples":
+        assert one_graph(record, "train"), record["train"]
+
+
+def test_examples_that_break_say_why():
+    record = measured("examples", "torch.equal", "ours")
+    assert record["status"] == "ok" and not one_graph(record)
+    assert "equal" in record["infer"]["breaks"][0]
+
+
+# ---- damage ---------------------------------------------------------------------------------------------
+
+
+class Damaged:
+    """A stack whose results are eager's, changed."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def compile(self, function):
+        return lambda *args, **kwargs: self.change(function(*args, **kwargs))
+
+    def facts(self):
+        return {"graphs": 1, "nodes": 1, "breaks": [], "left": [], "kernels": 1, "recompiles": [], "idle": False,
+                "verdict": "compiled"}  # fmt: skip
+
+
+class Wrong(torch.autograd.Function):
+    """The identity, whose gradient lacks a thousandth in one place."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad.view(-1)[0] *= 0.999
+        return grad
+
+
+def _element(x):
+    x = x.clone()
+    with torch.no_grad():
+        x.view(-1)[-1] += 1e-3 * x.abs().max()
+    return x
+
+
+DAMAGE = {
+    "scaled": lambda x: x * 1.0001,
+    "one element": _element,
+    "a NaN": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 3, float("nan"), x),
+    "transposed in memory": lambda x: x.mT.contiguous().mT,
+    "float64": lambda x: x.double(),
+    "detached": lambda x: x.detach(),
+    "its gradient": Wrong.apply,
+    "two results": lambda x: (x, x),
+    "none": lambda x: x,
+}
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """A model as the only program, and the stack that ``measured`` is to take."""
+
+    def use(stack, make=None):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 6)
+        )
+        x = torch.randn(4, 8)
+        monkeypatch.setattr(corpora.measure, "build", make or (lambda kind, name: Program(model, (x,))))
+        monkeypatch.setattr(corpora.measure, "make_stack", lambda name: stack)
+        return measured("none", "none", "ours")
+
+    return use
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_the_judge_sees_damage(how, program):
+    record = program(Damaged(DAMAGE[how]))
+    assert record["status"] == ("ok" if how == "none" else "wrong"), record
+    if how in ("detached", "its gradient"):  # of inference they are no damage
+        assert record["infer"]["status"] == "ok" and record["train"]["status"] == "wrong"
+
+
+def test_the_judge_sees_other_integers_and_plain_values(program):
+    x = torch.randn(5)
+    for results, change in (
+        (lambda: (x.argsort(), 3), lambda r: (r[0].flip(0), 3)),
+        (lambda: (x.argsort(), 3), lambda r: (r[0], 4)),
+        (lambda: (x > 0, "a"), lambda r: (~r[0], "a")),
+    ):
+        make = lambda kind, name, results=results: Program(results, train=False)
+        assert program(Damaged(lambda r: r), make)["status"] == "ok"
+        assert program(Damaged(change), make)["status"] == "wrong"
+
+
+def test_an_exception_that_eager_does_not_raise_is_a_crash(program):
+    def fail(result):
+        raise ValueError("no")
+
+    record = program(Damaged(fail))
+    assert record["status"] == "crash" and "ValueError: no" in record["why"]
+
+
+def test_what_cannot_be_made_is_not_counted(program):
+    def refuse(kind, name):
+        raise Unbuilt("not here")
+
+    record = program(Damaged(lambda x: x), refuse)
+    assert record["status"] == "unbuilt"
+    text, short = table([{**record, "kind": "timm", "total_s": 0.0}])
+    assert not short and "    0.0%" in text
+
+
+# ---- the pool and the table -----------------------------------------------------------------------------
+
+
+def _does(how):
+    match how:
+        case "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "hangs":
+            time.sleep(60)
+        case "grows":
+            return {"size": torch.ones(1 << 31).numel()}
+        case "calls":
+            import socket
+
+            socket.create_connection(("127.0.0.1", 9))
+    return {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the pool forks")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_pool_keeps_its_limits(monkeypatch):
+    """A process that dies, hangs, takes too much memory or reaches for a network is a row; others go on."""
+    monkeypatch.setattr(corpora.pool, "work", lambda task, settings: task.row(status="ok", **_does(task.name)))
+    monkeypatch.setenv("QUINTET_CACHE_DIR", os.environ.get("QUINTET_CACHE_DIR", ""))
+    tasks = [Task("none", name, "ours") for name in ("dies", "hangs", "grows", "calls", "works")]
+    rows = {row["name"]: row for row in corpora.pool.run(tasks, Settings(jobs=2, limit=4.0, memory=2.0))}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "dies": "crash", "hangs": "late", "grows": "crash", "calls": "crash", "works": "ok",
+    }  # fmt: skip
+    assert rows["dies"]["why"] == "the process ended: signal 11"
+    assert any("memory" in line for line in rows["grows"]["trace"])
+    assert any("network" in line for line in rows["calls"]["trace"])
+
+
+def test_bars():
+    part = {"status": "ok", "graphs": 1, "breaks": [], "left": [], "kernels": 2}
+    whole = {"kind": "timm", "stack": "ours", "status": "ok", "infer": part, "total_s": 1.0}
+    broken = {**whole, "infer": {**part, "graphs": 2, "breaks": ["why @ there"]}}
+    rows = [{**whole, "name": f"{k}"} for k in range(98)] + [{**broken, "name": f"{k}"} for k in (98, 99)]
+    text, short = table(rows)
+    assert short == [] and "breaks: why" in text
+    _, short = table([*rows, {**broken, "name": "100"}])
+    assert short == ["BELOW THE BAR: timm: 97.0% in one graph, the bar is 98%"]
+    _, short = table([*rows, {**whole, "name": "100", "status": "wrong", "why": "error"}])
+    assert short[0] == "BELOW THE BAR: timm: 1 wrong, the bar is 0"
+
+
+def test_sizes_by_the_form_of_their_names():
+    assert limit("hidden_size") == limit("d_model") == 32 and limit("num_key_value_heads") == 2
+    assert limit("decoder_layers") == 2 and limit("vision_vocab_size") == 128 and limit("num_labels") is None
+    assert kinds(["full", "full", "sliding", "full"], 2) == ["full", "sliding"]
+    assert kinds(("a", "a", "a"), 2) == ["a", "a"]

@@ -297,9 +297,11 @@ class GraphBuilder:
     ) -> Value | None:
         """The call with ints in place of tensors that ``read`` finds them in; None where there are none."""
         given = [args[0].realize(), *map(read, args[1:])] if method else [read(arg) for arg in args]
-        if all(new is old.realize() for new, old in zip(given, args, strict=True)):
+        named = {name: read(value) for name, value in kwargs.items()}
+        pairs = zip([*given, *named.values()], [*args, *kwargs.values()], strict=True)
+        if all(new is old.realize() for new, old in pairs):
             return None
-        return self.call(fn, given, kwargs, method=method)
+        return self.call(fn, given, named, method=method)
 
     def _with_numbers(
         self, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool

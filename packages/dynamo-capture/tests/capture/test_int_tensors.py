@@ -34,8 +34,15 @@ def read(x, table):
     return n.item(), int(n) * 2, table[n - 3], list(range(int(n) - 2)), x * n
 
 
+def by_name(x, table):
+    """As Longformer's windows: sizes among a call's keywords."""
+    half = torch.div(x.size(0), 2, rounding_mode="trunc")
+    windows = x.as_strided(size=(half - 1, 3, x.size(1)), stride=(2 * x.stride(0), x.stride(0), x.stride(1)))
+    return windows, table.narrow(dim=0, start=half - 1, length=half), x.new_ones(size=(half, 2))
+
+
 @pytest.mark.parametrize("dynamic", [None, True, False])
-@pytest.mark.parametrize("fn", [sliced, viewed, read], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [sliced, viewed, read, by_name], ids=lambda f: f.__name__)
 def test_the_int_is_known(capture, fn, dynamic):
     c = capture(fn, dynamic=dynamic, fullgraph=True)
     for rows in (4, 6, 8):

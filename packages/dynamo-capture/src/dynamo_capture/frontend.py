@@ -9,7 +9,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
@@ -46,6 +46,7 @@ from prims.stance import current, raises_defects, watch
 if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.stored.reading import Restored
+    from dynamo_capture.translate import CompileGraph
 
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
 
@@ -149,7 +150,7 @@ class Optimizer:
                 return _native.TRACE
             request = FrameRequest(code, func, args, globals_, builtins, closure, devices, self.exporting)
             try:
-                if current() in _KEEPING and not state.empty:
+                if current() in _KEEPING:
                     answer = self._kept(request, entries, current())
                 else:
                     answer = self._translate(request, entries)
@@ -248,7 +249,7 @@ class Optimizer:
             if stored is not None:
                 return self._loaded(state, stored, where)
         with self.report.phase("capture"):
-            return self._captured(state, request, where)
+            return self._captured(state, request, where, self._backend, self.report)
 
     def _kept(self, request: FrameRequest, entries: list[Any], stance: str) -> Any:
         """The answer to the hook under a stance that allows no capture: a stored program may serve.
@@ -265,12 +266,19 @@ class Optimizer:
                 return self._loaded(state, stored, where)
         missing = _miss_reason(entries, request) if entries else "it has not been captured before"
         text = f"{code.co_qualname} would be captured{' again' if entries else ''}: {missing}"
-        if stance == "fail_on_recompile":
+        if stance == "eager_on_recompile":
+            self.report.under_stance(stance, "ran eagerly", text, where)
+            self._note(Why(text, where, chosen=True))
+            return _native.RUN
+
+        def refused(*_: Any) -> NoReturn:
             self.report.under_stance(stance, "refused", text, where)
             raise _RefusedByStance(f"the stance is {stance!r}, and {text}")
-        self.report.under_stance(stance, "ran eagerly", text, where)
-        self._note(Why(text, where, chosen=True))
-        return _native.RUN
+
+        if entries:
+            refused()
+        # Where there is nothing to compile, no graph comes.
+        return self._captured(state, request, where, refused, None)
 
     def _loaded(self, state: CodeState, stored: Restored, where: str | None) -> Any:
         """The answer to the hook where a program of the store serves."""
@@ -278,16 +286,19 @@ class Optimizer:
             return self._nothing(state, where)
         return self._entry(state, stored.code, stored.tree, stored.captured, stored.compiled, where)
 
-    def _captured(self, state: CodeState, request: FrameRequest, where: str | None) -> Any:
+    def _captured(
+        self, state: CodeState, request: FrameRequest, where: str | None, compile_graph: CompileGraph,
+        report: Report | None,
+    ) -> Any:  # fmt: skip
         """The answer to the hook by a translation."""
         try:
             from dynamo_capture.language import translate  # the interpreter, which a stored program does without
 
             keeps = self.programs is not None
-            result = translate(request, self._backend, self.options, self.report, state, self._contract, keeps)
+            result = translate(request, compile_graph, self.options, report, state, self._contract, keeps)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
-        except (UserError, NotCompiled):
+        except (UserError, NotCompiled, _RefusedByStance):
             raise
         except Unsupported as error:
             if self.options.fullgraph or raises_defects(self.options, self.report, error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 
@@ -126,19 +127,42 @@ def test_fail_on_recompile():
     assert len(report.recompiles) == 1
 
 
+def test_a_frame_that_had_nothing_to_capture_is_refused_when_it_has():
+    def fn(x):
+        return None if x is None else x * 2
+
+    for stance, refuses in (("fail_on_recompile", True), ("eager_on_recompile", False)):
+        dynamo_capture.reset()
+        compiled, report = made(fn)
+        with set_stance(stance):
+            assert compiled(None) is None
+            if refuses:
+                with pytest.raises(NotCompiled):
+                    compiled(torch.ones(1))
+            else:
+                assert compiled(torch.ones(1)).item() == 2
+        assert not report.graphs and compiled(torch.ones(1)).item() == 2 and len(report.graphs) == 1
+
+
 def test_frames_with_nothing_to_capture_pass():
-    def helper(n):
-        return n + 1
+    helpers = [lambda n: n + 1]
+
+    @functools.partial(dynamo_capture.disable, recursive=False)
+    def outside(n):
+        return helpers[0](n)
 
     def fn(x):
-        x = x * 2
-        dynamo_capture.graph_break()
-        return x * helper(len(x.shape))
+        return x * 2 * outside(len(x.shape))
 
-    compiled, _ = made(fn)
-    expected = compiled(torch.ones(2))
+    compiled, report = made(fn)
+    assert compiled(torch.ones(2)).tolist() == [4, 4]
+    helpers[0] = lambda n: n * 2  # which nobody has looked at
     with set_stance("fail_on_recompile"):
-        assert torch.equal(compiled(torch.ones(2)), expected)
+        assert compiled(torch.ones(2)).tolist() == [4, 4]
+        helpers[0] = lambda n: torch.ones(n)
+        with pytest.raises(NotCompiled, match="it has not been captured before"):
+            compiled(torch.ones(2))
+    assert [r.count for r in report.stances] == [1]
 
 
 def test_eager_on_recompile():

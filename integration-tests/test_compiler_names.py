@@ -603,3 +603,26 @@ def test_what_cannot_be_marked():
         dynamo_capture.mark_dynamic(torch.rand(4), 0, min=5)
     with pytest.raises(UserError, match=r"outside of \[0, 3\]"):
         dynamo_capture.mark_unbacked(torch.rand(4), 0, max=3)
+
+
+def test_programs_on_promises_are_not_stored(monkeypatch, tmp_path):
+    import zlib
+
+    import compile_api
+
+    monkeypatch.setattr(promises, "_substitutes", {})
+
+    @dynamo_capture.assume_constant_result
+    def read():
+        return 3
+
+    @dynamo_capture.substitute_in_graph(zlib.crc32, skip_signature_check=True)
+    def polyfill(data, value=0):
+        return len(data) + value
+
+    for program, said in ((lambda x: x * read(), "assumed to be constant"), (lambda x: x * zlib.crc32(b"a"), "place")):
+        options = {"program_cache": True, "cache_dir": str(tmp_path)}
+        made = compile_api.compile(program, options=options)
+        assert torch.equal(made(X), X * (3 if "constant" in said else 1))
+        last = made.report().programs[-1]
+        assert last.status == "not stored" and said in last.reason

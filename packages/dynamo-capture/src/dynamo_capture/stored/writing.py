@@ -73,6 +73,8 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
     """
     if kept.request.devices:
         raise NotPortable("it was captured under a default device")
+    if kept.reads.promised:
+        raise NotPortable(kept.reads.promised[0])
     children = {}
     if kept.graph is not None:
         _check_functions(kept.graph)
@@ -215,8 +217,6 @@ def said_of(obj: Any) -> Any:
 
 def _reads(reads: Reads) -> list[Any]:
     found = []
-    if reads.promised:
-        raise NotPortable(reads.promised[0])
     for globals_, name, obj in reads.globals.values():
         module = module_of_globals(globals_)
         if module is None:

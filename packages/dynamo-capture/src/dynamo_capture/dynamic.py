@@ -45,19 +45,21 @@ def mark_dynamic(
     Raises:
         UserError: no tensor, or its size is not in that range.
     """
-    marked = _mark(tensor, _DYNAMIC_MARK, dims)
+    maybe_mark_dynamic(tensor, dims, min=min, max=max, name=name)
     _mark(tensor, _ASKED_MARK, dims)
-    if (min, max, name) != _NOTHING_SAID:
-        _say(tensor, marked, min, max, name)
 
 
-def maybe_mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
-    """Make dimensions of an input symbolic from the first capture on, where the program does not fix them.
+def maybe_mark_dynamic(
+    tensor: torch.Tensor, dims: Dims, *, min: int = 2, max: int | None = None, name: str | None = None,
+) -> None:  # fmt: skip
+    """The same as :func:`mark_dynamic`, but that nothing is said where the program fixes the size.
 
     Raises:
-        UserError: no tensor.
+        UserError: no tensor, or its size is not in that range.
     """
-    _mark(tensor, _DYNAMIC_MARK, dims)
+    marked = _mark(tensor, _DYNAMIC_MARK, dims)
+    if (min, max, name) != _NOTHING_SAID:
+        _say(tensor, marked, min, max, name)
 
 
 def mark_unbacked(tensor: torch.Tensor, dims: Dims, *, min: int = 0, max: int | None = None) -> None:

@@ -116,7 +116,7 @@ def _marked(leaves: list[Any], dims: list[dict[int, Dim]]) -> list[Any]:
             continue
         one = leaf.detach()
         for at, dim in next(rows).items():
-            dynamo_capture.mark_dynamic(one, at, min=dim.min, max=dim.max, name=dim.name)
+            dynamo_capture.maybe_mark_dynamic(one, at, min=dim.min, max=dim.max, name=dim.name)
         found.append(one)
     return found
 

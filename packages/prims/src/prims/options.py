@@ -60,7 +60,8 @@ class Options:
             not kept, as far as capture knows. (Off by default while that is new.)
         cache_dir: folder of the disk caches.
         cache_size_limit: bytes that the disk caches may take.
-        recompile_limit: captures of one code object before it is left to eager.
+        recompile_limit: cache entries of one code object before it is left to eager; those that a later one took the
+            place of do not count.
         threads: CPU threads that generated kernels are planned for; 0 means ``torch.get_num_threads()``.
         compile_workers: parallel compiler processes; 0 means one per available core.
         compile_timeout: seconds that a compiler of kernels may take for a part of a graph; 0 is no limit.

@@ -215,6 +215,8 @@ def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
             have = out[i]
             if surely_equal(have, size) or (isinstance(size, int) and size == 1):
                 continue
+            if not isinstance(have, int) and not isinstance(size, int) and have == size:
+                continue  # asked first, as either may be one
             if (isinstance(have, int) and have == 1) or have == 1:
                 out[i] = size
             elif size != 1 and have != size:

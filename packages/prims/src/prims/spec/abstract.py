@@ -53,7 +53,8 @@ def symbolic_strides(spec: TensorSpec, shape: tuple[Any, ...]) -> tuple[Any, ...
     for dim in order:
         if spec.strides[dim] == 0:
             continue
-        if spec.shape[dim] == 1:  # whatever its stride: those of the other dimensions do not follow from it
+        # Whatever the stride of a size of one is: those of the other dimensions do not follow from it.
+        if spec.shape[dim] == 1 and type(shape[dim]) is int:
             if spec.strides[dim] == real:
                 strides[dim] = symbolic
             continue

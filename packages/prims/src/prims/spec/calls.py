@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from prims.spec.layout import known_equal
+from prims.spec.sym import from_torch
 
 Call = Callable[..., Any]
 # at::SDPBackend
@@ -24,6 +28,22 @@ aten = torch.ops.aten
 
 def _is_symbolic(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and any(type(s) is not int for s in x.shape)
+
+
+def reshape(input: torch.Tensor, *shape: Any) -> torch.Tensor:
+    """``torch.reshape``: a view where one is known to do, without the questions that the C++ definition begins with
+    (whether dimensions are of size one, which a batch may be)."""
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    spec = getattr(input, "spec", None)
+    if spec is not None and _has_known_view(spec, sizes):
+        return input.view(sizes)
+    return aten.reshape(input, sizes)  # type: ignore[no-any-return]
+
+
+def _has_known_view(spec: Any, shape: tuple[Any, ...]) -> bool:
+    from prims.spec.rules.views import known_view  # the rules import this package
+
+    return known_view(spec, tuple(from_torch(size) for size in shape))
 
 
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -41,7 +61,7 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         columns = b.expand(*batch, *b.shape).reshape(count, *b.shape).unsqueeze(2)
         return aten._unsafe_view(a.reshape(count, *a.shape[-2:]).bmm(columns).squeeze(-1), a.shape[:-1])  # type: ignore[no-any-return]
     if b.ndim <= 2:
-        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        rows = reshape(a, math.prod(a.shape[:-1]), a.shape[-1])
         out = rows.mv(b) if b.ndim == 1 else rows.mm(b)
         return aten._unsafe_view(out, (*a.shape[:-1], *b.shape[1:]))  # type: ignore[no-any-return]
     if a.ndim == 1:
@@ -84,7 +104,8 @@ def attention(
     whole = aten.scaled_dot_product_attention
     options: dict[str, Any] = {"scale": scale}
     if query.device.type != "cuda":
-        return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+        with _whose_batches_fit(query, attn_mask):
+            return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
     choice = torch._fused_sdp_choice(
         query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options
     )
@@ -107,6 +128,16 @@ def attention(
         fused = aten._scaled_dot_product_efficient_attention
         return fused(query, key, value, mask, lse, dropout_p, is_causal, **options)[0]  # type: ignore[no-any-return]
     return whole(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=enable_gqa, **options)  # type: ignore[no-any-return]
+
+
+def _whose_batches_fit(query: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[None]:
+    """PyTorch asks whether a mask's batch is one, or the query's. Where it is known to be, which changes nothing."""
+    if mask is None or mask.dim() != 4 or query.dim() != 4:
+        return nullcontext()
+    batch, of_mask = from_torch(query.shape[0]), from_torch(mask.shape[0])
+    if type(batch) is int or not (known_equal(of_mask, 1) or known_equal(batch, of_mask)):
+        return nullcontext()
+    return batch.ctx.are_many()  # type: ignore[no-any-return]
 
 
 def _upsample(name: str, spatial: int) -> Call:
@@ -180,6 +211,8 @@ def _times(size: Any, factor: Any) -> Any:
 
 
 CALLS: dict[Any, Call] = {
+    torch.reshape: reshape,
+    torch.Tensor.reshape: reshape,
     torch.matmul: matmul,
     torch.Tensor.matmul: matmul,
     torch.Tensor.__matmul__: matmul,

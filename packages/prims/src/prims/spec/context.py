@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prims.errors import DataDependentError
@@ -83,6 +84,7 @@ class SymbolContext:
         self.location: Callable[[], SourceLoc | None] = user_location
         #: Unbacked symbols that calls have made, by the call and its tensors (:mod:`prims.spec.unbacked`).
         self.made: dict[Any, Any] = {}
+        self._are_many = False
         self._known: dict[Expr, bool] = {}
         self._exact: dict[Expr, tuple[Expr, Expr]] = {}  # quotients without remainder: a // b to (a, b)
         self._atoms: dict[Expr, Interval] = {}  # what guards say of atoms that are not symbols
@@ -141,6 +143,11 @@ class SymbolContext:
     def is_open(self, b: Expr) -> bool:
         """Whether only the data of a call tells if a condition holds."""
         return self.statically_known(b) is None and any(self.is_unbacked(name) for name in b.free_symbols())
+
+    def may_be_one(self, e: Expr) -> bool:
+        """Whether a size is in it that calls have shown to be one, and more."""
+        infos = [self.symbols[name] for name in self.simplify(e).free_symbols() if name in self.symbols]
+        return any(info.min == 1 for info in infos) and not any(info.hint is None for info in infos)
 
     def _sym(self, e: Expr) -> Sym:
         found = self._syms.get(e)
@@ -308,6 +315,8 @@ class SymbolContext:
         if known is not None:
             return known
         b = self.simplify(E.to_expr(b))
+        if self._are_many and b.kind in ("eq", "ne") and self.may_be_one(b) and self._asks_for_one(b):
+            return bool(b.kind == "ne")
         value = self.hint(b)
         if value is None:
             raise DataDependentError(f"{b} is needed, but is known only at run time ({reason})", where=self.location())
@@ -315,6 +324,22 @@ class SymbolContext:
         for guard in self._nontrivial_sizes(fact) or (fact,):
             self.add_guard(guard, reason)
         return bool(value)
+
+    @contextmanager
+    def are_many(self) -> Iterator[None]:
+        """No size that may be one is one in here, and no guard says so: what is computed is the same if it is."""
+        before, self._are_many = self._are_many, True
+        try:
+            yield
+        finally:
+            self._are_many = before
+
+    @staticmethod
+    def _asks_for_one(b: Expr) -> bool:
+        """Whether it compares a symbol with 1."""
+        terms = dict(b.args[0].terms)
+        constant = terms.pop((), 0)
+        return len(terms) == 1 and all(len(m) == 1 and m[0][1] == 1 and c == -constant for m, c in terms.items())
 
     def _nontrivial_sizes(self, fact: Expr) -> list[Expr]:
         """Guards ``2 <= a`` on opaque sizes in ``fact`` (quotients and the like) if they imply it: one such guard
@@ -455,6 +480,8 @@ class SymbolContext:
         elif atom.args[0] in self.symbols:
             info = self.symbols[atom.args[0]]
             info.min, info.max = int(low), None if math.isinf(high) else int(high)
+            if info.min == info.max and atom not in self.replacements:
+                self._learn_equation(E.sub(atom, E.const(info.min)))
 
 
 def _rank(atom: Expr) -> tuple[int, tuple[int, int, str]]:

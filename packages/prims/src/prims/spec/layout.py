@@ -71,17 +71,39 @@ def _expr(x: Size) -> E.Expr:
     return E.const(x) if type(x) is int else x.expr
 
 
-def _known_less(a: Size, b: Size) -> bool:
+def known_less(a: Size, b: Size) -> bool:
+    """Whether a size is less than another for all values the guards allow. Never guards."""
     if type(a) is int and type(b) is int:
         return a < b
     ctx = (b if type(a) is int else a).ctx
     return ctx.statically_known(E.lt(_expr(a), _expr(b))) is True
 
 
+def divides(part: Size, whole: Size) -> bool:
+    """Whether a size is a multiple of another for all values the guards allow. Never guards."""
+    if type(part) is int and type(whole) is int:
+        return whole % part == 0
+    ctx = (whole if type(part) is int else part).ctx
+    return E.exact_quotient(ctx.simplify(_expr(whole)), ctx.simplify(_expr(part))) is not None
+
+
+def _is_one(size: Size) -> bool:
+    """Whether a size is one. Asked, with a guard, where a call has shown that a symbol of it may be."""
+    if type(size) is int:
+        return size == 1
+    one = E.eq(size.expr, E.const(1))
+    return _may_be_one(size) and bool(size.ctx.evaluate(one, "whether a dimension is of size one"))
+
+
+def _may_be_one(size: Size) -> bool:
+    return type(size) is not int and bool(size.ctx.may_be_one(size.expr))
+
+
 def is_contiguous_in_order(shape: Sequence[Size], strides: Sequence[Size], order: Iterable[int]) -> bool:
     """Whether the strides are the dense ones in that order; dimensions of size one do not matter.
 
-    As all questions of layout here: False where it depends on a symbol, and never a guard.
+    As all questions of layout here: False where it depends on a symbol, and no guard but that a size is one, or is not,
+    of a symbol that may be.
     """
     step: Size = 1
     for dim in order:
@@ -89,9 +111,17 @@ def is_contiguous_in_order(shape: Sequence[Size], strides: Sequence[Size], order
         if type(size) is int and size == 1:
             continue
         if not known_equal(strides[dim], step):
+            if _is_one(size):
+                continue
             return any(type(s) is int and s == 0 for s in shape)
         step = step * size
     return True
+
+
+def is_known_contiguous(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Row-major dense for all values the guards allow. Never guards."""
+    made = contiguous_strides(tuple(shape))
+    return all(type(n) is int and n == 1 or known_equal(a, b) for n, a, b in zip(shape, strides, made, strict=True))
 
 
 def is_contiguous(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
@@ -112,12 +142,12 @@ def is_channels_last_strides(shape: Sequence[Size], strides: Sequence[Size]) -> 
         return False
     low: Size = 0
     for dim in order:
-        if type(shape[dim]) is int and shape[dim] == 0 or _known_less(strides[dim], low):
+        if type(shape[dim]) is int and shape[dim] == 0 or known_less(strides[dim], low):
             return False
-        if dim == 0 and known_equal(low, strides[1]):
-            return False
+        if dim == 0:
+            return not known_equal(low, strides[1])
         low = strides[dim]
-        if not (type(shape[dim]) is int and shape[dim] == 1):
+        if not _is_one(shape[dim]):
             low = low * shape[dim]
     return True
 
@@ -133,6 +163,8 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     step: Size = 1
     for d in order:
         if not known_equal(strides[d], step):
+            if _is_one(shape[d]):
+                continue
             return False
         step = step * shape[d]
     return True
@@ -146,7 +178,7 @@ def may_overlap(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
     """
     if any(type(n) is int and n == 0 for n in shape) or is_dense(shape, strides):
         return False
-    dims = [d for d, n in enumerate(shape) if not (type(n) is int and n == 1)]
+    dims = [d for d, n in enumerate(shape) if not _is_one(n)]
     if any(type(strides[d]) is int and strides[d] == 0 for d in dims):
         return True
     reach: Size = 0
@@ -176,6 +208,10 @@ def like_strides(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[Si
     """
     if any(type(n) is int and n == 0 for n in shape):
         return strides
+    if any(_may_be_one(n) for n in shape) and not is_known_contiguous(shape, strides):
+        made = strides_in_order(shape, permutation(shape, (strides,)))
+        if is_known_contiguous(shape, made):
+            return made  # the same where that size is one, but for the strides of such dimensions
     if is_contiguous(shape, strides):
         return contiguous_strides(shape)
     if is_dense(shape, strides):

@@ -159,7 +159,9 @@ class SymNode:
         known = self.ctx.statically_known(self.expr)
         if known is not None:
             return known
-        return default if self.hint is None else self.ctx.evaluate(self.expr)
+        if self.hint is None or self.ctx.may_be_one(self.expr):
+            return default  # which is right for every size, if not the shortest way for all
+        return self.ctx.evaluate(self.expr)
 
     def int_(self) -> int:
         return self.guard_int()

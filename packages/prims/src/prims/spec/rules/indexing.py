@@ -190,8 +190,8 @@ def index(x: TensorSpec, indices: Sequence[TensorSpec | None]) -> TensorSpec:
     spread = []
     for i in indices:
         if i is not None:
-            seen = reshape(i if i.shape == common else expand(i, common), (*ones[0], *common, *ones[1]))
-            spread.append(broadcast_strides(seen, shape))
+            whole = i if layout.known_same(i.shape, common) else expand(i, common)
+            spread.append(broadcast_strides(reshape(whole, (*ones[0], *common, *ones[1])), shape))
     order = layout.permutation(shape, [source, *spread])
     return TensorSpec(shape, x.dtype, x.device, dense_in_order(shape, order))
 

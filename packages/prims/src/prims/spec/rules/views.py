@@ -79,6 +79,58 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
         return (1,) * len(shape)
     if layout.known_same(x.strides, layout.contiguous_strides(x.shape)):  # those of dimensions of one as well
         return layout.contiguous_strides(tuple(shape))
+    if any(type(n) is not int and n.ctx.may_be_one(n.expr) for n in x.shape):
+        found = _runs(x, shape, _Known)
+        if found is not None:
+            return found
+    return _runs(x, shape, _Asked)
+
+
+def known_view(x: TensorSpec, shape: Sequence[Size]) -> bool:
+    """Whether ``x`` has a size that may be one, and is read as ``shape`` without a copy whatever its sizes."""
+    if not any(type(n) is not int and n.ctx.may_be_one(n.expr) for n in x.shape):
+        return False
+    new = infer_size(shape, numel(x.shape))
+    if layout.known_same(x.strides, layout.contiguous_strides(x.shape)):
+        return True
+    return _runs(x, new, _Known) is not None
+
+
+def _same(a: Size, b: Size) -> bool:
+    return a is b or bool(a == b)
+
+
+class _Asked:
+    """Answers about sizes, which may be guards."""
+
+    same = staticmethod(_same)
+
+    @staticmethod
+    def takes(taken: Size, size: Size, run: Size) -> bool:
+        return not _same(taken, run) and taken < run or _is_one(size)
+
+    is_one = staticmethod(_is_one)
+
+
+class _Known:
+    """What is known about sizes. Strides that follow from it are right also for a size of one, whose own stride may be
+    another than PyTorch's, and reaches no element."""
+
+    same = staticmethod(layout.known_equal)
+
+    @staticmethod
+    def takes(taken: Size, size: Size, run: Size) -> bool:
+        with_it = taken * size
+        if type(with_it) is int and with_it == 0:
+            return False
+        return layout.divides(with_it, run)
+
+    @staticmethod
+    def is_one(s: Size) -> bool:
+        return layout.known_equal(s, 1)
+
+
+def _runs(x: TensorSpec, shape: Sequence[Size], ask: type[_Asked] | type[_Known]) -> tuple[Size, ...] | None:
     strides: list[Size] = [1] * len(shape)
     view_dim = len(shape) - 1
     base = x.strides[-1]
@@ -86,22 +138,18 @@ def view_strides(x: TensorSpec, shape: Sequence[Size]) -> tuple[Size, ...] | Non
     taken: Size = 1  # elements in the new dimensions matched to it
     for dim in range(x.ndim - 1, -1, -1):
         run = run * x.shape[dim]
-        if dim > 0 and (_is_one(x.shape[dim - 1]) or _same(x.strides[dim - 1], run * base)):
+        if dim > 0 and (ask.is_one(x.shape[dim - 1]) or ask.same(x.strides[dim - 1], run * base)):
             continue
-        while view_dim >= 0 and (not _same(taken, run) and taken < run or _is_one(shape[view_dim])):
+        while view_dim >= 0 and ask.takes(taken, shape[view_dim], run):
             strides[view_dim] = taken * base
             taken = taken * shape[view_dim]
             view_dim -= 1
-        if not _same(taken, run):
+        if not ask.same(taken, run):
             return None
         if dim > 0:
             base = x.strides[dim - 1]
             run, taken = 1, 1
     return tuple(strides) if view_dim < 0 else None
-
-
-def _same(a: Size, b: Size) -> bool:
-    return a is b or bool(a == b)
 
 
 @meta_rule("aten.view.default", "aten._unsafe_view.default")
@@ -171,6 +219,8 @@ def expand(x: TensorSpec, shape: Sequence[Size], *, implicit: bool = False) -> T
         target = shape[i]
         if type(target) is int and target == -1:
             sizes[i] = s
+        elif type(s) is int and s == 1 and type(target) is not int and target.ctx.may_be_one(target.expr):
+            stride = 0  # whether or not it is one: then no other element is reached
         elif s is not target and s != target:
             if not _is_one(s):
                 raise RuntimeError(

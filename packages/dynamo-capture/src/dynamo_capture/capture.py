@@ -469,7 +469,7 @@ class Capture:
         if isinstance(example, torch.SymInt):
             return node.maybe_as_int()
         if isinstance(example, torch.SymBool):
-            return node.constant_bool()
+            return self.symbols.statically_known(node.expr)  # also what a guard has settled since it was made
         expr = self.symbols.simplify(node.expr)
         return expr.value if expr.is_const else None
 
@@ -498,6 +498,6 @@ class Capture:
             self._fixed.add(text)
             self.guards.length(Source("constant", None, (container,)), len(container))
 
-    def guard_symbolic_strides(self, source: Source, spec: Any) -> None:
-        """Symbolic strides of a tensor that is not contiguous keep their relation to its sizes."""
-        self.sizes.stride_guards.append((source, spec))
+    def guard_symbolic_strides(self, source: Source, strides: dict[int, Any]) -> None:
+        """Symbolic strides of a tensor, by dimension, keep their relation to its sizes."""
+        self.sizes.stride_guards.append((source, strides))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -149,28 +150,35 @@ def _mark(tensor: torch.Tensor, name: str, dims: Dims | None) -> frozenset[int]:
     return marked
 
 
+def _is_dense_in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the strides are those of a new tensor, also where a dimension of one may have any."""
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
 class DynamicSizes:
     """What one code object's captures have seen, by source.
 
     Args:
         dynamic: ``True`` makes every size of at least 2 symbolic at once, ``False`` none, ``None`` those that
             changed between captures.
-
-    Attributes:
-        generalised: captures that made something symbolic which the ones before had fixed. They serve what those
-            served, and so do not count as further variants of the code.
     """
 
     def __init__(self, dynamic: bool | None) -> None:
         self.dynamic = dynamic
-        self.stride_guards: list[tuple[Source, Any]] = []
+        self.stride_guards: list[tuple[Source, dict[int, Any]]] = []
         self.equal_numbers: list[tuple[Source, Source]] = []
-        self.generalised = 0
         #: Tensors of which some symbolic size may be less than 2, so that the others are guarded one by one.
         self.low_tensors: set[str] = set()
-        self._symbolic = 0
+        #: Tensors with a symbolic dimension that may be 1.
+        self.of_one: list[Source] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._changed: dict[str, set[int]] = {}
+        self._ones: dict[str, set[int]] = {}
         self._ints: dict[str, int] = {}
         self._changed_ints: set[str] = set()
         self._floats: dict[str, int] = {}
@@ -187,6 +195,7 @@ class DynamicSizes:
         self.stride_guards = []
         self.equal_numbers = []
         self.low_tensors = set()
+        self.of_one = []
         self._now_shapes = {}
         self._now_ints = {}
         self._now_floats = {}
@@ -199,10 +208,6 @@ class DynamicSizes:
         self._ints.update(self._now_ints)
         self._floats.update(self._now_floats)
         self._sharing.update(self._now_sharing)
-        symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints) + len(self._changed_floats)
-        if symbolic > self._symbolic:
-            self._symbolic = symbolic
-            self.generalised += 1
 
     def known(self) -> dict[str, Any]:
         """What the captures have seen, as JSON."""
@@ -211,7 +216,7 @@ class DynamicSizes:
             "changed": {source: sorted(dims) for source, dims in self._changed.items() if dims},
             "ints": self._ints, "changed_ints": sorted(self._changed_ints),
             "floats": self._floats, "changed_floats": sorted(self._changed_floats),
-            "sharing": self._sharing, "generalised": self.generalised,
+            "sharing": self._sharing, "ones": {source: sorted(dims) for source, dims in self._ones.items()},
         }  # fmt: skip
 
     def take(self, known: dict[str, Any]) -> None:
@@ -224,23 +229,27 @@ class DynamicSizes:
         self._floats |= known["floats"]
         self._changed_floats |= set(known["changed_floats"])
         self._sharing |= known["sharing"]
-        self.generalised = max(self.generalised, known["generalised"])
-        self._symbolic = sum(map(len, self._changed.values())) + len(self._changed_ints) + len(self._changed_floats)
+        for source, dims in known.get("ones", {}).items():
+            self._ones.setdefault(source, set()).update(dims)
 
-    def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> list[int]:
-        """The symbolic dimensions of a tensor input."""
+    def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> dict[int, int]:
+        """The symbolic dimensions of a tensor input, each with the least size that it may have.
+
+        That is 2, so that no size is taken for one that is broadcast; 1 where calls have shown both 1 and more. Then
+        what depends on it is a guard, and where nothing does, one graph serves the batch of one too.
+        """
         shape = tuple(tensor.shape)
         self._now_shapes[source] = shape
         marked: set[int] = set()
+        said: set[int] = set()
         static: set[int] = set()
         if tensor.__dict__:
             theirs = _marks(tensor, *_TORCH_DYNAMIC)
-            marked = _marks(tensor, _DYNAMIC_MARK) | theirs
+            said = _marks(tensor, _DYNAMIC_MARK) | theirs
             static = _marks(tensor, _STATIC_MARK) | (_marks(tensor, _TORCH_STATIC) - theirs)
-        if self.dynamic is False:
-            return []
-        if is_module_state:
-            return []
+            marked |= said
+        if self.dynamic is False or is_module_state:
+            return {}
         if self.dynamic:
             marked |= set(range(len(shape)))
         elif self.dynamic is None:
@@ -248,8 +257,17 @@ class DynamicSizes:
             changed = self._changed.setdefault(source, set())
             if before is not None and len(before) == len(shape):
                 changed.update(d for d, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b)
+                ones = {d for d in changed if d < len(shape) and 1 in (before[d], shape[d])}
+                if ones:
+                    self._ones.setdefault(source, set()).update(ones)
             marked |= changed
-        return sorted(d for d in marked - static if d < len(shape) and shape[d] > 1)
+        may_be_one = self._ones.get(source, ())
+        one_is_like_others = bool(may_be_one) and 0 not in shape and _is_dense_in_order(shape, tensor.stride())
+        return {
+            d: 1 if d in may_be_one and d not in said else 2
+            for d in sorted(marked - static)
+            if d < len(shape) and (shape[d] > 1 or (shape[d] == 1 and d in may_be_one and one_is_like_others))
+        }
 
     def lowest(self, source: str, tensor: torch.Tensor, dynamic: Any) -> int:
         """The least size that the guard of a tensor lets pass where a size is symbolic: 2, or what was said of one."""

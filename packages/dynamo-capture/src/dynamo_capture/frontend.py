@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -239,8 +241,9 @@ class Optimizer:
             reason = _miss_reason(entries, request)
             self.report.recompile(code.co_qualname, reason, where)
             limit = self.options.recompile_limit
-            if len(entries) >= limit + min(state.sizes.generalised, limit):
-                text = f"recompile limit of {len(entries)} reached; last miss: {reason}"
+            state.misses.append(reason)
+            if len(entries) >= limit or state.replaced >= _MOST_REPLACED * limit:
+                text = f"recompile limit of {limit} reached; {_what_differed(state.misses)}"
                 return self._left(state, Why(text, where, self._contract.about_the_limit))
         forget_broken_imports()
         if self.programs is not None:
@@ -249,7 +252,10 @@ class Optimizer:
             if stored is not None:
                 return self._loaded(state, stored, where)
         with self.report.phase("capture"):
-            return self._captured(state, request, where, self._backend, self.report)
+            answer = self._captured(state, request, where, self._backend, self.report)
+            if entries and type(answer) is _native.Entry:
+                state.replaced += _replaced(answer, entries)
+            return answer
 
     def _kept(self, request: FrameRequest, entries: list[Any], stance: str) -> Any:
         """The answer to the hook under a stance that allows no capture: a stored program may serve.
@@ -404,6 +410,28 @@ def _filter(code: types.CodeType, globals_: dict[str, Any]) -> int:
     if runs_without_hook(code, globals_):
         return _native.SKIP_RECURSIVE
     return _native.TRACE if skip_reason(code, globals_) is None else _native.SKIP
+
+
+def _what_differed(misses: list[str]) -> str:
+    """What calls differed in, by the guards that failed: the last one, and what it was about how often."""
+    about = Counter(_ENDS_SUBJECT.split(miss, maxsplit=1)[0] for miss in misses)
+    often = ", ".join(f"{subject} ({times} times)" for subject, times in about.most_common(5) if times > 1)
+    return f"last miss: {misses[-1]}" + (f"; what differed: {often}" if often else "")
+
+
+#: So many times the limit may entries be replaced by more general ones, of which each is compiled.
+_MOST_REPLACED = 4
+_ENDS_SUBJECT = re.compile(r": | == | is | not in | in ")
+
+
+def _replaced(new: Any, entries: list[Any]) -> int:
+    """Let go of the entries whose calls the new one serves too. It is asked before them: they would not run again."""
+    outline = new.tag.outline
+    old = [entry for entry in entries if entry.valid and entry.tag.outline is not None]
+    gone = [entry for entry in old if outline.covers(entry.tag.outline)]
+    for entry in gone:
+        entry.invalidate()
+    return len(gone)
 
 
 def _miss_reason(entries: list[Any], request: FrameRequest) -> str:

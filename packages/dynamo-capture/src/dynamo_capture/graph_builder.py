@@ -7,7 +7,7 @@ Every torch call is run once on abstract tensors (``prims.spec``), which gives t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -105,11 +105,11 @@ class GraphBuilder:
         self._last_placeholder = node
         return node
 
-    def tensor_input(self, source: Source, real: torch.Tensor, dynamic: Any) -> TensorValue:
+    def tensor_input(self, source: Source, real: torch.Tensor, dynamic: dict[int, int]) -> TensorValue:
         """A tensor of the frame as a graph input.
 
         Args:
-            dynamic: dimensions to make symbolic, or a mapping from dimension to size.
+            dynamic: dimensions to make symbolic, each with its least size.
         """
         example = abstract(real, self.ctx, self._as_said(source, real, dynamic), source=str(source))
         node = self._placeholder(source)
@@ -119,15 +119,13 @@ class GraphBuilder:
         self.inputs.append(GraphInput(source, node, value, real))
         return value
 
-    def _as_said(self, source: Source, real: torch.Tensor, dynamic: Any) -> Any:
-        """The symbolic dimensions with what the user said of them: a range, a name that others have too."""
-        if isinstance(dynamic, Mapping) or not real.__dict__:
-            return dynamic
+    def _as_said(self, source: Source, real: torch.Tensor, dynamic: dict[int, int]) -> dict[int, Any]:
+        """The symbolic dimensions with what is known of them: a range, a name that others have too."""
         sizes: dict[int, Any] = {}
-        for dim in dynamic:
+        for dim, least in dynamic.items():
             low, high, name = said_of(real, dim)
             if (low, high, name) == (2, None, None):
-                sizes[dim] = None
+                sizes[dim] = self.ctx.new_symbol(real.shape[dim], f"{source}.size({dim})", min=least)
                 continue
             size = self._named_sizes.get(name) if name is not None else None
             if size is not None and size.hint != real.shape[dim]:
@@ -219,6 +217,9 @@ class GraphBuilder:
         if getattr(fn, "__name__", "") in _ASSERTS_DATA:
             raise GraphBreak("QB02", f"{_name_of(fn)}, which raises by a tensor's value")
         args, kwargs = of_data(fn, args, kwargs)
+        if _takes_plain_bools(fn):
+            args = [_settled(arg) for arg in args]
+            kwargs = {name: _settled(value) for name, value in kwargs.items()}
         lowered = [self.lower(arg) for arg in args]
         lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
         examples = [ex for _, ex in lowered]
@@ -601,6 +602,20 @@ def _versions(examples: list[Any], kwargs: dict[str, Any]) -> list[tuple[torch.T
 def _is_symbolic(spec: Any) -> bool:
     """Whether an input may bind a size symbol."""
     return not isinstance(spec, int) and not all(isinstance(s, int) for s in getattr(spec, "shape", (None,)))
+
+
+def _takes_plain_bools(fn: Any) -> bool:
+    """Whether it is an operator of tensors, whose flags (``is_causal=x.shape[1] > 1``) are no symbols."""
+    name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
+    return getattr(fn, "__module__", None) not in ("_operator", "math") and not name.startswith(("sym_", "_check"))
+
+
+def _settled(value: Value) -> Value:
+    """A symbolic bool as the one that it is in this call, which is guarded; other values themselves."""
+    value = value.realize()
+    if type(value) is SymValue and isinstance(value.example, torch.SymBool):
+        return ConstantValue(value.const())
+    return value
 
 
 def _has_graph_value(result: Any) -> bool:

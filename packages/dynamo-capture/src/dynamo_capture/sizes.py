@@ -13,7 +13,7 @@ from prims.spec.expr import Expr, bits_of_float
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["add_size_guards", "fixed_though_marked", "program"]
+__all__ = ["add_size_guards", "fixed_though_marked", "program", "symbol_operands"]
 
 _ASSOCIATIVE = {"min": "min", "max": "max", "and": "and", "or": "or"}
 _FLOAT_COMPARISONS = {"feq": "==", "flt": "<", "fle": "<="}
@@ -27,7 +27,7 @@ class NotAnInteger(Exception):
 def add_size_guards(tx: Capture) -> None:
     """Put the symbol context's guards, ranges and stride relations on the guard tree."""
     tree = tx.guards.tree
-    operands = _operands(tx)
+    operands = symbol_operands(tx)
     programs: list[list[Any]] = []
     floats = {
         inp.node.meta["spec"].expr.symbol_name: inp
@@ -45,16 +45,18 @@ def add_size_guards(tx: Capture) -> None:
         except NotAnInteger:
             programs.extend(_specialised(tx, guard.expr, operands))
     guard_floats(tx, conditions, floats)
-    for source, spec in tx.sizes.stride_guards:
+    for source, strides in tx.sizes.stride_guards:
         node = source.node(tree)
-        for dim, stride in enumerate(spec.strides):
-            if not isinstance(stride, int):
-                programs.append([("stride", node, dim), *program(stride.expr, operands), "=="])
+        for dim, stride in strides.items():
+            programs.append([("stride", node, dim), *program(stride.expr, operands), "=="])
     for first, second in tx.sizes.equal_numbers:
         programs.append([("int", first.node(tree)), ("int", second.node(tree)), "=="])
+    of_one = {source.node(tree) for source in tx.sizes.of_one}
     for info in tx.symbols:
-        if info.name in operands and operands[info.name][0] == "int" and info.min > -(2**63):
-            programs.append([operands[info.name], info.min, ">="])
+        operand = operands.get(info.name)
+        if operand is not None and info.min > (1 if operand[1] in of_one else -(2**63)):
+            if operand[0] == "int" or operand[1] in of_one:  # the guards of other tensors check the least size
+                programs.append([operand, info.min, ">="])
     programs.extend(_least(tx, operands))
     programs.extend(_equal(tx, operands))
     whole: list[Any] = []
@@ -111,7 +113,7 @@ def fixed_though_marked(tx: Capture) -> list[tuple[str, Any]]:
     return found
 
 
-def _operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
+def symbol_operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
     """Symbol name -> the native operand that reads it."""
     tree = tx.guards.tree
     found: dict[str, tuple[Any, ...]] = {}

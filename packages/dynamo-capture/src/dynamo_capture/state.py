@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dynamo_capture import _native
@@ -15,6 +16,7 @@ from prims.records import record
 if TYPE_CHECKING:
     import torch.fx
 
+    from dynamo_capture.covering import Outline
     from dynamo_capture.guards import Guard
 
 __all__ = ["Backend", "CapturedGraph", "CodeState"]
@@ -32,6 +34,8 @@ class CapturedGraph:
     guards: list[Guard]
     brk: BreakInfo | None
     where: str
+    #: What it assumes, to be compared with other entries; None of a stored program.
+    outline: Outline | None = None
 
 
 @record(frozen=False)
@@ -50,6 +54,10 @@ class CodeState:
     #: Why its frames come to no compiled code, where they do not.
     why: Why | None = None
     waits: int = 0
+    #: Entries that a later one has taken the place of.
+    replaced: int = 0
+    #: Why no entry served, for each time that it was captured again.
+    misses: list[str] = field(default_factory=list)
     #: It knows what a store knows of the sizes that the code object has met.
     informed: bool = False
     #: Values that only the data tells are read between graphs, for a stage could not do with symbols for them.

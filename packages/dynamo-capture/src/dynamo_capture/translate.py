@@ -21,6 +21,7 @@ from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_fram
 from dynamo_capture.capture import Capture
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.contract import Contract
+from dynamo_capture.covering import outline
 from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
@@ -92,7 +93,7 @@ def translate(
     raises: tuple[str, Any] | None = None
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
-        tree = GuardLog() if keeps else _native.GuardTree()
+        tree = GuardLog(portable=keeps)
         between = state.reads_between
         unbacked, takes_numbers = contract.unbacked and not between, contract.takes_numbers and not between
         tx = Capture(request, tree, state.sizes, unbacked, takes_numbers)
@@ -266,17 +267,16 @@ def _finish(
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())
     if report is not None:
         _tell_of_fixed(tx, report)
-    captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where)
+    captured = CapturedGraph(name, gm, tx.guards.guards, state_brk, where, outline(tx, tree.rows))
     keep(options, report, f"captured {name}", lambda: _in_full(captured))
     if report is not None and gm is not None:
         report.guarded(name, captured.guards)
     say("guards", report, lambda: "\n  ".join([f"{name} at {where} assumes", *map(str, captured.guards)]))
     kept = None
-    if isinstance(tree, GuardLog) and tx.guards.reads is not None:
+    if tx.guards.reads is not None:
         text = {"name": name, "where": where, "goes_on": brk is not None, "compiled": gm is not None}
         kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
-        tree = tree.tree
-    return Translation(code, tree, captured, brk is not None, kept)
+    return Translation(code, tree.tree, captured, brk is not None, kept)
 
 
 def _tell_of_fixed(tx: Capture, report: Report) -> None:
@@ -309,7 +309,7 @@ def _compiled(
         return gm, compiled, *_all_or_nothing(compiled, tx)
     if plan.outputs:
         gm = _graph_module(tx, plan.outputs, name)
-        return gm, blaming(gm) if isinstance(tx.guards.tree, GuardLog) else gm.forward, (), False
+        return gm, blaming(gm) if tx.guards.reads is not None else gm.forward, (), False
     return None, None, (), False
 
 

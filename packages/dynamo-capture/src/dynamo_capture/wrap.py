@@ -145,13 +145,17 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     sizes = [None if not isinstance(s, int) else s for s in value.example.spec.shape]
     strides: Any = None
     lowest = tx.sizes.lowest(str(source), obj, dynamic)
+    least = min(lowest, min(dynamic.values(), default=2))
     # A dimension of one is contiguous whatever its stride is.
     if any(s is None for s in sizes) and (lowest < 2 or not obj.is_contiguous()):
-        strides = [None if not isinstance(s, int) else s for s in value.example.spec.strides]
-        tx.guard_symbolic_strides(source, value.example.spec)
+        known = value.example.spec.strides
+        strides = [s if isinstance(s, int) else None for s in known]
+        tx.guard_symbolic_strides(source, {d: s for d, s in enumerate(known) if not isinstance(s, int)})
     elif all(s is not None for s in sizes):
         strides = list(obj.stride())
-    tx.guards.tensor(source, obj, sizes, strides, False, lowest)
+    tx.guards.tensor(source, obj, sizes, strides, False, least)
+    if least < 2:
+        tx.sizes.of_one.append(source)
     return value
 
 

@@ -54,11 +54,16 @@ class Reads:
 
 
 class GuardLog:
-    """A native guard tree that keeps the rows of what is put on it."""
+    """A native guard tree that keeps the rows of what is put on it.
 
-    def __init__(self) -> None:
+    Args:
+        portable: also what the calls read of the process, for another one to compare.
+    """
+
+    def __init__(self, portable: bool = True) -> None:
         self.tree = _native.GuardTree()
         self.rows: list[Row] = []
+        self._seen = _SEEN if portable else {}
 
     def __len__(self) -> int:
         return len(self.tree)
@@ -73,7 +78,7 @@ class GuardLog:
 
     def _logged(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         rows = self.rows
-        seen = _SEEN.get(name, _nothing)
+        seen = self._seen.get(name, _nothing)
         known: set[Any] = set()
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from docs_tables import DOCS, TABLES
 
 #: Pages whose Python blocks are examples; the others show signatures and stages.
-PAGES = ("logging.md", "checks.md", "options.md", "troubleshooting.md", "training.md", "caches.md", "migration.md")
+PAGES = ("logging.md", "checks.md", "options.md", "troubleshooting.md", "training.md", "serving.md", "caches.md", "migration.md")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -239,6 +239,7 @@ class DynamicSizes:
         what depends on it is a guard, and where nothing does, one graph serves the batch of one too.
         """
         shape = tuple(tensor.shape)
+        source = f"{source}, {len(shape)}-d"  # tensors of other ranks may come in turn, which have sizes of their own
         self._now_shapes[source] = shape
         marked: set[int] = set()
         said: set[int] = set()
@@ -255,7 +256,7 @@ class DynamicSizes:
         elif self.dynamic is None:
             before = self._shapes.get(source)
             changed = self._changed.setdefault(source, set())
-            if before is not None and len(before) == len(shape):
+            if before is not None:
                 changed.update(d for d, (a, b) in enumerate(zip(before, shape, strict=True)) if a != b)
                 ones = {d for d in changed if d < len(shape) and 1 in (before[d], shape[d])}
                 if ones:

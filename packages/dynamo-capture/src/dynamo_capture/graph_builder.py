@@ -477,7 +477,9 @@ class GraphBuilder:
         if isinstance(value, InstanceConstant) and value.inner.payload is not None:
             return self.lower(value.inner.payload)
         if value.is_const:
-            return value.const(), value.const()
+            constant = value.const()
+            # A graph's text has dtypes; <class 'bool'> is none.
+            return (_DTYPE_OF[constant] if type(constant) is type and constant in _DTYPE_OF else constant), constant
         raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")
 
     def _lower_constant(self, constant: Any) -> tuple[Any, Any]:
@@ -562,6 +564,10 @@ def _is_known(fn: Any) -> bool:
     if isinstance(fn, torch._ops.OpOverload):
         return fn.namespace == "aten"
     return isinstance(fn, str) or str(getattr(fn, "__module__", None)).startswith(("torch", "_operator", "None"))
+
+
+#: Classes of Python that stand for dtypes.
+_DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 def _first_line(error: BaseException) -> str:

@@ -578,6 +578,31 @@ def test_a_cached_function_sees_what_the_program_changed_before(capture):
     assert compiled.graphs
 
 
+@pytest.mark.parametrize("maxsize", [None, 2])
+@pytest.mark.parametrize("arguments", [(), (3,), ("a",), (3, "a")])
+def test_what_a_cache_has_needs_no_break_after_changes(capture, maxsize, arguments):
+    """As where models ask what is installed: the function does not look again. Once the cache has forgotten, it does."""
+    state = Plain(2)
+
+    @functools.lru_cache(maxsize)
+    def read(*given: Any) -> int:
+        return 10 * state.tag + len(given)
+
+    def fn(x, n):
+        state.tag = n
+        return x * read(*arguments)
+
+    known, x = read(*arguments), torch.ones(1)
+    compiled = capture(fn)
+    for n in (7, 8):
+        assert compiled(x, n).item() == known and state.tag == n
+    assert not compiled.report.breaks and len(compiled.graphs) <= 2
+    read.cache_clear()
+    assert compiled(x, 9).item() == 90 + len(arguments)
+    assert compiled(x, 4).item() == 90 + len(arguments)
+    assert any("QB03" in b.reason for b in compiled.report.breaks)
+
+
 def test_a_cached_function_that_raises(capture):
     state = [0]
 

@@ -62,6 +62,17 @@ def test_a_tensor_that_was_written_into_is_not_known(capture):
     assert any("QB02" in b.reason for b in c.report.breaks)
 
 
+@pytest.mark.parametrize("dtype", [bool, int, float, complex])
+def test_classes_that_stand_for_dtypes(capture, dtype):
+    """The graph's text has the dtype: ``dtype=<class 'bool'>`` is no Python."""
+
+    def fn(x):
+        return torch.ones(3, dtype=dtype), x.to(dtype), torch.zeros_like(x, dtype=dtype), x.new_ones(2, dtype=dtype)
+
+    c = capture(fn, fullgraph=True)
+    check(c, fn, torch.ones(3))
+
+
 CALLS = [
     "torch.div(n, 4)", "torch.div(n, 4, rounding_mode='trunc')", "torch.div(-n, 4, rounding_mode='trunc')",
     "torch.div(n, -4, rounding_mode='floor')", "torch.add(n, 3)", "torch.add(2, 3, alpha=2)", "torch.add(2.5, n)",

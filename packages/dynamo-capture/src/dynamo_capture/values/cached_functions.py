@@ -6,14 +6,18 @@ down is made now, as the program would make it here, and made again by the guard
 an input of the frame like any other (a hit takes a tenth of a microsecond), and what is read of it is guarded. A cache
 that was cleared, that has dropped the entry, or whose function gives something else then is seen.
 
-Elsewhere the graph breaks, and the program makes the call: where the region has changed objects that the function may
-look at, where the function raises, and for arguments that the region makes. Only tensors that it computes are let
-through: they hash by identity, so that no cache has an entry for them, and the body is inlined, once per tensor.
+Where the region has changed objects that the function may look at, the cache must have the result, so that the function
+does not look; guards, too, only read the cache then.
+
+Elsewhere the graph breaks, and the program makes the call: after such changes, where the function raises, and for
+arguments that the region makes. Only tensors that it computes are let through: they hash by identity, so that no cache
+has an entry for them, and the body is inlined, once per tensor.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import operator
 from typing import TYPE_CHECKING, Any
@@ -67,14 +71,17 @@ def _call(
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes, or of a tensor")
     of_types = getattr(fn, "__module__", None) == "typing"  # Optional[int]: looks at types alone
     harmless = of_types or (_only_speaks(values) and not tx.written)
-    if (tx.side or tx.graph.mutated_inputs()) and not harmless:
-        raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
+    changed = bool(tx.side or tx.graph.mutated_inputs()) and not harmless
     real = [object_of(tx, value) for value in values]
     if any(obj is None and not value.is_const for obj, value in zip(real, values, strict=True)):
         raise GraphBreak("QB03", f"{name}, which keeps its results, of objects that the region makes")
+    given = dict(zip(kwargs, real[len(args) :], strict=True))
+    if changed and not _keeps(fn, tuple(real[: len(args)]), given):
+        raise GraphBreak("QB03", f"{name}, which keeps its results, after changes that it may look at")
     for value in values:
         pin(tx, value)
-    made = functools.partial(fn, *real[: len(args)], **dict(zip(kwargs, real[len(args) :], strict=True)))
+    ask = functools.partial(_kept, fn) if changed else fn
+    made = functools.partial(ask, *real[: len(args)], **given)
     try:
         with _disable_current_modes():
             result = made()
@@ -82,3 +89,22 @@ def _call(
         raise GraphBreak("QB03", f"{name}, which keeps its results, raised {type(error).__name__}") from None
     source = Source("call", Source("constant", None, (made,)), operator.call)
     return tx.from_python(result, source).realize()
+
+
+#: What a guard finds where a cache no longer has a result.
+_FORGOTTEN = object()
+
+
+def _kept(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What the cache has for a call, without calling the function."""
+    return fn(*args, **kwargs) if _keeps(fn, args, kwargs) else _FORGOTTEN
+
+
+def _keeps(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the cache has a result for a call; no for calls whose key is not simply their arguments."""
+    if kwargs or fn.cache_parameters()["typed"]:
+        return False
+    single = len(args) == 1 and type(args[0]) in (int, str)
+    caches = [part for part in gc.get_referents(fn) if type(part) is dict and part is not getattr(fn, "__dict__", None)]
+    size = fn.cache_info().currsize
+    return any(len(cache) == size and (args[0] if single else args) in cache for cache in caches)

@@ -38,7 +38,6 @@ def _libraries(monkeypatch):
     "kind,name",
     [
         pytest.param("transformers", "bloom", marks=needs_transformers),
-        pytest.param("transformers", "t5", marks=needs_transformers),
         pytest.param("timm", "vision_transformer", marks=needs_timm),
         ("modules", "nn.GRUCell"),
         ("modules", "nn.GroupNorm"),

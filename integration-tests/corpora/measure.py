@@ -69,7 +69,8 @@ def _overall(record: dict[str, Any]) -> tuple[str, str]:
 
 def measure(program: Program, stack: str, *, training: bool) -> dict[str, Any]:
     """A program's record in inference or training: ``status``, ``why``, ``judged`` (how results were found right),
-    what the stack tells (graphs of the first call and of later ones, breaks, ...), and seconds of eager's call and of the compiled first and second."""
+    what the stack tells (graphs of the first call and of later ones, breaks, ...), and seconds of eager's call and of
+    the compiled first and second."""
     eager = Run(program, training)
     try:
         expected, before = [], eager.copy()

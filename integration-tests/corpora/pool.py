@@ -1,7 +1,8 @@
 """A pool of processes, one for each program: what crashes, hangs or takes too much memory is one row.
 
-The processes are forked from this one, which has imported everything and computed nothing: a program costs what it costs
-by itself. Each has a limit of time, kept by the parent, and one of memory, kept by the system, and cannot reach a network.
+The processes are forked from this one, which has imported everything and computed nothing: a program costs what it
+costs by itself. Each has a limit of time, kept by the parent, and one of memory, kept by the system, and cannot reach a
+network.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Eager:
                 "verdict": ""}  # fmt: skip
 
 
-#: By name; ``capture`` is ours with the captured graphs run by PyTorch, which tells of breaks in a fraction of the time.
+#: By name; ``capture`` is ours with the captured graphs run by PyTorch: it tells of breaks in a fraction of the time.
 STACKS: dict[str, Callable[[], Ours | Torch | Eager]] = {
     "ours": Ours, "capture": lambda: Ours("eager"), "torch": Torch, "eager": Eager,
 }  # fmt: skip

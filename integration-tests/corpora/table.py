@@ -64,7 +64,8 @@ def shortfalls(kind: str, rows: list[dict[str, Any]]) -> list[str]:
 
 def _counts(kinds: dict[str, list[dict[str, Any]]]) -> list[str]:
     lines = [f"{'kind':14}{'counted':>9}" + "".join(f"{status:>9}" for status in STATUSES)
-             + f"{'run':>8}{'1 graph':>9}{'training':>10}{'breaks':>8}{'left':>6}{'kernels':>9}{'seconds':>9}"]  # fmt: skip
+             + f"{'run':>8}{'1 graph':>9}{'training':>10}{'breaks':>8}{'left':>6}"
+             + f"{'kernels':>9}{'seconds':>9}"]  # fmt: skip
     for kind, rows in sorted(kinds.items()):
         count = Counter(row["status"] for row in rows)
         counted = [row for row in rows if row["status"] in COUNTED]

@@ -25,7 +25,7 @@ MAKERS = {
     "values/iterators.py": {"GeneratorValue.call_method"},
 }
 #: Functions that hand on an exception that a real operation has raised.
-FROM_REAL = {"capture.py": {"Capture.exact"}, "values/exact.py": {"type_error"}}
+FROM_REAL = {"capture.py": {"Capture.exact", "Capture.observed_because"}, "values/exact.py": {"type_error"}}
 #: Functions that spell out documented errors, with how many.
 DOCUMENTED = {
     "capture.py": {"Capture.load_global": 1},
@@ -84,7 +84,7 @@ class _Calls(ast.NodeVisitor):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name == "ObservedError":
             self.made.add(self.where())
-        elif name in ("observed", "observed_value"):
+        elif name in ("observed", "observed_value", "observed_because"):
             self.observed.append((self.where(), node))
         self.generic_visit(node)
 

@@ -28,6 +28,8 @@ MAX_AGAIN, MAX_READERS = 16, 64
 #: lose by making it.
 LARGE, SLOWER = 1 << 20, 1 / 16
 
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
 
 def inline_clusters(fusion: Fusion, costs: Costs) -> None:
     """Compute pointwise clusters inside their readers where that is faster."""
@@ -41,6 +43,8 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
         users = list(dict.fromkeys(u for n in cluster.nodes for u in consumers.get(n, ()) if u in fusion.of))
         readers = {c.id: c for u in users if (c := fusion.of[u]) is not cluster}
         nodes = [*carried.get(cluster.id, ()), *cluster.nodes]
+        if any(_must_be_one(fusion, costs, n) for n in cluster.nodes):
+            continue
         others = any(r.late != cluster.late or not (r.space or r.loops) for r in readers.values())
         if not 0 < len(readers) <= MAX_COPIES or others:
             continue
@@ -60,6 +64,17 @@ def inline_clusters(fusion: Fusion, costs: Costs) -> None:
         fusion.inline(cluster, saved)
         for base in {b.id: b for n in cluster.nodes for b in fusion.bases(n)}.values():
             consumers.setdefault(base, []).extend(users)
+
+
+def _must_be_one(fusion: Fusion, costs: Costs, value: Node) -> bool:
+    """Whether a value of which the largest or smallest is taken is also compared, or given to who may compare it.
+
+    Made twice it may differ in its last places, as the vectors and scalars of kernels do: none were then the largest,
+    and a gradient that is shared out among the largest is divided by none.
+    """
+    users = costs.consumers.get(value, ())
+    selected = any(u.op in ("amax", "amin") for u in users)
+    return selected and any(u.op in _COMPARISONS or u in fusion.kept for u in users)
 
 
 def _with(
@@ -86,7 +101,8 @@ def recompute_shared(fusion: Fusion, costs: Costs) -> None:
             users = costs.consumers.get(value, [])
             by_id = {c.id: c for u in users if (c := fusion.of.get(u)) is not None and c is not cluster}
             readers = list(by_id.values())
-            found = _made_of(fusion, costs, cluster, value) if 0 < len(readers) <= MAX_READERS else None
+            several = 0 < len(readers) <= MAX_READERS and not _must_be_one(fusion, costs, value)
+            found = _made_of(fusion, costs, cluster, value) if several else None
             if found is None or not all(r.loops and r.late == cluster.late for r in readers):
                 continue
             nodes, leaves = found

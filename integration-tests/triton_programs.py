@@ -109,6 +109,7 @@ def main() -> None:
     index = torch.randint(0, 20, (7,))
     target = torch.randint(0, 33, (5,))
     function("pointwise", lambda x, y: (x.sin() * y + 2, (x > y).int()), (torch.randn(3, 17), torch.randn(3, 17)))
+    function("sum of a constant", lambda x: x.new_full((2,), 2.5).sum() * x, (torch.randn(3),))
     function(
         "softmax", lambda x: (x * 2).softmax(-1), (torch.randn(5, 33),), (torch.randn(4, 70),), (torch.randn(4, 9),)
     )

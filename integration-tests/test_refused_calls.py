@@ -18,7 +18,7 @@ TYPES = (torch.int64, torch.bool, torch.uint8, torch.float32, torch.float16, tor
 def softmax_gradients():
     for name, dtype in itertools.product(("_softmax_backward_data", "_log_softmax_backward_data"), TYPES):
         call = getattr(aten, name)
-        for given, dim, shape in itertools.product({dtype, torch.float32}, (1, 2), ((2, 3), (), (0, 3))):
+        for given, dim, shape in itertools.product(dict.fromkeys((dtype, torch.float32)), (1, 2), ((2, 3), (), (0, 3))):
             def program(x, call=call, dtype=dtype, given=given, dim=dim):
                 return call(x.to(dtype), x.to(dtype), dim if x.ndim else 0, given)
             yield f"{name} of {dtype}, {given}, {dim}, {shape}", program, torch.ones(shape)

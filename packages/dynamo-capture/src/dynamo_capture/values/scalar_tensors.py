@@ -124,11 +124,41 @@ def numbers_after(
         return _made(tx, args[1].realize(), kwargs) if len(args) == 2 and _items(args[0].realize()) == [] else []
     if fn in _COPIES and isinstance(args[0].realize(), TensorValue) and not kwargs:
         return _one(tx, None, args[0].realize(), lambda number: number)
+    if fn in _OF_RANDOM and len(args) == 2:
+        decided = _whatever_is_drawn(fn, args[0].realize(), args[1].realize())
+        if decided is not None:
+            return [(None, lambda: ConstantValue(decided))]
     if (fn in _OPERATORS or fn in _TESTS) and len(args) == 2:
         return _between(tx, fn, args[0].realize(), args[1].realize())
     if fn is operator.neg:
         return _between(tx, operator.mul, args[0].realize(), ConstantValue(-1))
     return _written(tx, fn, args, kwargs)
+
+
+def _whatever_is_drawn(fn: Any, a: Value, b: Value) -> bool | None:
+    """What a comparison of a number that ``torch.rand`` draws gives, whichever it draws; None where that decides.
+
+    A layer is dropped if the number is below a rate that is 0 by default.
+    """
+    if not isinstance(a, TensorValue):
+        a, b, fn = b, a, _MIRRORED[fn]
+    if not isinstance(a, TensorValue) or type(b) is not ConstantValue or type(b.value) not in (int, float):
+        return None
+    if a.node.target is not torch.rand or a.example._version or a.example.dtype not in _KINDS:
+        return None
+    at_0, at_1 = _OF_RANDOM[fn]
+    return at_0 if _beyond(fn, b.value) else at_1 if b.value >= 1 else None
+
+
+def _beyond(fn: Any, rate: float) -> bool:
+    """Whether a comparison with ``rate`` is the same for all numbers from 0 on."""
+    return rate <= 0 if fn in (operator.lt, operator.ge) else rate < 0
+
+
+#: Comparisons of a number in [0, 1) with one that no number is below, and with one that all are below.
+_OF_RANDOM = {operator.lt: (False, True), operator.le: (False, True), operator.gt: (True, False),
+              operator.ge: (True, False)}  # fmt: skip
+_MIRRORED = {operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt, operator.ge: operator.le}
 
 
 def _between(tx: Capture, fn: Any, a: Value, b: Value) -> list[tuple[TensorValue | None, Number]]:

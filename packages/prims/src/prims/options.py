@@ -55,8 +55,8 @@ class Options:
         strict: an internal failure raises instead of falling back to eager.
         cache: whether the disk caches are used.
         program_cache: whole programs are kept on disk, so that another process runs them without interpreting, tracing
-            or compiling anything (a training step is traced again; graphs on a GPU are not kept). What a program
-            assumed is checked when it is loaded; a call that reads something of the process which no guard watches is
+            or compiling anything (a training step is traced again; graphs replayed as CUDA graphs are not kept). What a
+            program assumed is checked when it is loaded; a call that reads something of the process which no guard watches is
             not kept, as far as capture knows. (Off by default while that is new.)
         cache_dir: folder of the disk caches.
         cache_size_limit: bytes that the disk caches may take.

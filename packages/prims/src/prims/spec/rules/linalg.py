@@ -103,13 +103,13 @@ def solve_triangular(
 
 @meta_rule("aten.linalg_lstsq.default")
 def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None = None) -> tuple[TensorSpec, ...]:
-    batch = broadcast_shapes((a.shape[:-2], b.shape[:-2] if b.ndim > 1 else ()))
     m, n = a.shape[-2:]
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     _require("linalg.lstsq", m == b.shape[-1 if vector else -2], a, b)
     columns: Size = 1 if vector else b.shape[-1]
-    if vector:
-        batch = a.shape[:-2]
+    # ATen takes the batch of a right-hand side with one dimension less as if it were of vectors.
+    others = b.shape[:-1] if a.ndim - 1 == b.ndim else b.shape[:-2]
+    batch = a.shape[:-2] if vector else broadcast_shapes((a.shape[:-2], others))
     rows = m if m > n else n
     work = column_major((*batch, rows, columns), a.dtype, a.device)
     solution = TensorSpec((*batch, n, columns), a.dtype, a.device, work.strides)
@@ -118,9 +118,10 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     full = m > n and driver != "gelsy"
     residuals = TensorSpec((*batch, columns) if full else (0,), real_dtype(a.dtype), a.device)
-    rank = TensorSpec(batch if driver != "gels" else (0,), torch.int64, a.device)
+    # Of the matrices alone: right-hand sides may be more, by broadcasting.
+    rank = TensorSpec(a.shape[:-2] if driver != "gels" else (0,), torch.int64, a.device)
     smallest = m if m < n else n
-    values = TensorSpec((*batch, smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device)
+    values = TensorSpec((*a.shape[:-2], smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device)
     return solution, residuals, rank, values
 
 

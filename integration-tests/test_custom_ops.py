@@ -347,6 +347,42 @@ def extension(tmp_path_factory):
     return torch.ops.quintet_cpp
 
 
+# ---- metadata functions that are wrong -------------------------------------------------------------------------------
+
+#: What an operator does, and what it says of its results.
+LIES = {
+    "fewer_rows": (lambda x: x[:1].clone(), torch.empty_like),
+    "more_rows": (lambda x: torch.cat([x, x]), torch.empty_like),
+    "another_dtype": (lambda x: x.double(), torch.empty_like),
+    "a_number": (lambda x: x.sum(), lambda x: x.new_empty(3)),
+    "flat": (lambda x: x.flatten() * 1, torch.empty_like),
+}
+
+
+@pytest.mark.filterwarnings("ignore::prims.errors.CompileWarning")
+@pytest.mark.parametrize("name", LIES)
+def test_a_wrong_metadata_function_is_found_out(name):
+    """Kernels read a result as its metadata function says: in the first call it is looked at, and eager's answer given."""
+    works, says = LIES[name]
+    operator = torch.library.custom_op(f"quintet_lies::{name}", works, mutates_args=(), schema="(Tensor x) -> Tensor")
+    operator.register_fake(says)
+
+    def program(x):
+        y = operator(x) * 2
+        return y + 1 if name == "more_rows" else y.sum() + x
+
+    compiled = compile_api.compile(program)
+    x = torch.randn(4, 3)
+    for _ in range(2):
+        ours, theirs = compiled(x), program(x)
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs)
+    (fallback,) = compiled.report().fallbacks
+    assert "metadata rule" in fallback.reason and name in fallback.reason
+    with pytest.raises(Exception, match="metadata rule"):
+        compile_api.compile(program, options={"strict": True})(x)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="builds a shared object")
 def test_cpp_extension(extension):
     def program(x, y):

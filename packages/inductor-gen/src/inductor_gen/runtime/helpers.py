@@ -15,7 +15,7 @@ from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
 from prims.errors import InternalError, InvalidData, Unsupported
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, bits_of_float
 
-__all__ = ["HELPERS", "function_of_text", "on_device", "refuse", "relayout", "retyped"]
+__all__ = ["FRESH", "HELPERS", "agrees", "function_of_text", "on_device", "refuse", "relayout", "retyped"]
 
 
 def refuse(bad: int) -> None:
@@ -47,6 +47,17 @@ def relayout(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         if step == 0:  # all along it is one element
             once = once.narrow(dim, 0, 1)
     return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
+
+
+def agrees(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> None:
+    """In the first call: is an operator's result what the kernels that read it were written for?
+
+    Raises:
+        InternalError: it is not.
+    """
+    if tuple(x.shape) != shape or x.dtype != dtype:
+        found, planned = (f"{t} {list(n)}" for t, n in ((x.dtype, x.shape), (dtype, shape)))
+        raise InternalError(f"{name} gave a result of {found}, where its metadata rule says {planned}")
 
 
 def _too_large() -> None:
@@ -94,6 +105,9 @@ def _chosen(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
+#: The name of the list that is empty once a call has ended.
+FRESH = "fresh"
+
 #: The names that the text of such a function finds, whatever the graph.
 HELPERS: dict[str, Any] = {
     "__name__": "inductor_gen.runtime.wrapper",  # by which capture knows that this is not the user's code
@@ -101,11 +115,13 @@ HELPERS: dict[str, Any] = {
     "refuse": refuse, "pack_float": bits_of_float, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
     "ite": _chosen, "relayout": relayout, "note": note, "as_the_forward": as_the_forward, "relaunch": _relaunch,
     "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None), "too_large": _too_large, "unusual": unusual,
+    "agrees": agrees,
     **FLOAT_UNARY, **FLOAT_BINARY,
 }  # fmt: skip
 
 
 def function_of_text(text: str, space: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
-    """The function ``call`` of a text, which finds the names of ``space``."""
+    """The function ``call`` of a text, which finds the names of ``space``, and a list, full until a call has ended."""
+    space[FRESH] = [True]
     exec(compile(text, "<quintet wrapper>", "exec"), space)
     return space["call"]  # type: ignore[no-any-return]

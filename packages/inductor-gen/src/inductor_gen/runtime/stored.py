@@ -22,7 +22,7 @@ from inductor_gen.runtime import cubins
 from inductor_gen.runtime.cuda import driver_words
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
-from inductor_gen.runtime.helpers import HELPERS, function_of_text, on_device
+from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text, on_device
 from inductor_gen.runtime.launch import LAUNCHER, Call, Layout, Program, as_launcher
 from inductor_gen.runtime.libraries import (
     Function,
@@ -265,7 +265,7 @@ def _kernel(told: Sequence[Any]) -> Kernel:
 
 def _free(name: str) -> str:
     """A name that a stored graph may give to something."""
-    if not name.isidentifier() or name in HELPERS or name.startswith("__") or name in ("call", "args"):
+    if not name.isidentifier() or name in HELPERS or name.startswith("__") or name in ("call", "args", FRESH):
         raise StoredGraphError("ART-C5", f"a stored graph gives the name {name[:80]!r} to something of its own")
     return name
 

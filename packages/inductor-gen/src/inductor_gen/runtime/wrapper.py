@@ -16,7 +16,7 @@ from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node, instances
 from inductor_gen.loops.index import ONE, ZERO
 from inductor_gen.plan.memory import Piece
-from inductor_gen.runtime.helpers import HELPERS, function_of_text
+from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text
 from inductor_gen.runtime.launch import Call, Launcher, Layout, Program
 from inductor_gen.runtime.products import Product
 from prims.errors import InternalError
@@ -50,6 +50,7 @@ class Wrapper:
         self.programs: dict[str, Program | Layout | Product] = {}
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
+        self.checks = False  # whether the first call looks at operators' results
         self.packed: dict[Expr, str] = {}
         self.made: dict[str, Any] = {}
         self.step = 0
@@ -75,13 +76,16 @@ class Wrapper:
                 pending = []
                 self._release(first, k)
                 first = k + 1
-        self.lines.append(f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]")
+        results = f"return [{', '.join(self._result(o) for o in self.prepared.outputs)}]"
+        if self.checks:
+            self.lines.append(f"{FRESH}.clear()")
+        self.lines.append(results)
         self.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
         return function_of_text(self.source, self.space)
 
     def values(self) -> dict[str, Any]:
         """What the text names beside helpers and kernels."""
-        taken = {"__builtins__", "call", *HELPERS, *self.programs}
+        taken = {"__builtins__", "call", FRESH, *HELPERS, *self.programs}
         return {name: value for name, value in self.space.items() if name not in taken}
 
     # ---- sizes ------------------------------------------------------------------------------------------
@@ -275,13 +279,13 @@ class Wrapper:
         self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")
         if node in self.layouts:
             self.made[target] = self._layout_key(node)
-            self._planned_layout(node, target)
+            self._planned_layout(node, target, name)
         for item in node.users:
             if item.kind == "item" and item in self.layouts and item in self.read:
                 self.names[item] = self.variables[self.memory.place[item][0]] = f"{target}_{item.args[1]}"
                 self.lines.append(f"{self.names[item]} = {target}[{item.args[1]}]")
                 self.made[self.names[item]] = self._layout_key(item)
-                self._planned_layout(item, self.names[item])
+                self._planned_layout(item, self.names[item], name)
                 if node.unmasked and item.args[1] == LOGSUMEXP:
                     self.lines.append(f"note({self.names[item]}, {node.unmasked!r})")
         if any(item.kind == "item" for item in node.users):
@@ -313,8 +317,13 @@ class Wrapper:
             return f"as_the_forward({node.op!r}, {function}, {', '.join(parts)})"
         return f"{function}({', '.join(parts)})"
 
-    def _planned_layout(self, node: Node, name: str) -> None:
-        """Never read a result with other strides than those the kernels were written for."""
+    def _planned_layout(self, node: Node, name: str, operator: str = "") -> None:
+        """Never read a result with other strides than those the kernels were written for, or (an ``operator``'s, in the
+        first call) of another shape or dtype."""
+        if operator and node.device is not None and all(isinstance(n, int) for n in node.spec.shape):
+            self.checks = True
+            shape = tuple(node.spec.shape)
+            self.lines.append(f"if {FRESH}: agrees({name}, {shape}, {node.dtype}, {operator!r})")
         if node.device is not None and node.spec.shape:
             planned = self.layouts[node].strides
             strides = self.sizes_text(planned)

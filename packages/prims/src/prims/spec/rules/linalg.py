@@ -121,7 +121,8 @@ def lstsq(a: TensorSpec, b: TensorSpec, rcond: Any = None, *, driver: str | None
     # Of the matrices alone: right-hand sides may be more, by broadcasting.
     rank = TensorSpec(a.shape[:-2] if driver != "gels" else (0,), torch.int64, a.device)
     smallest = m if m < n else n
-    values = TensorSpec((*a.shape[:-2], smallest) if driver in ("gelss", "gelsd") else (0,), real_dtype(a.dtype), a.device)
+    singular = (*a.shape[:-2], smallest) if driver in ("gelss", "gelsd") else (0,)
+    values = TensorSpec(singular, real_dtype(a.dtype), a.device)
     return solution, residuals, rank, values
 
 

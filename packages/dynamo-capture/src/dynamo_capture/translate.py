@@ -176,7 +176,10 @@ def _refuse_break(
             return
         error = NotCompiled(f"{_REFUSED}, {text}")
     error.where = brk.where
-    raise error from None
+    try:
+        raise error from None
+    finally:
+        del error  # whose traceback refers to this frame
 
 
 @contextmanager

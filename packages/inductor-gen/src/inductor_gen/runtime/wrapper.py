@@ -51,6 +51,11 @@ class Wrapper:
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
         self.checks = False  # whether the first call looks at operators' results
+        #: What kernels read or write, as opposed to what is only handed from operator to operator.
+        self.loaded = {
+            self.prepared.storage(node)
+            for call in self.calls if isinstance(call, Rendered) for source in call.sources for node in source.buffers
+        }  # fmt: skip
         self.packed: dict[Expr, str] = {}
         self.made: dict[str, Any] = {}
         self.step = 0
@@ -320,7 +325,8 @@ class Wrapper:
     def _planned_layout(self, node: Node, name: str, operator: str = "") -> None:
         """Never read a result with other strides than those the kernels were written for, or (an ``operator``'s, in the
         first call) of another shape or dtype."""
-        if operator and node.device is not None and all(isinstance(n, int) for n in node.spec.shape):
+        known = operator and node.device is not None and all(isinstance(n, int) for n in node.spec.shape)
+        if known and self.prepared.storage(node) in self.loaded:
             self.checks = True
             shape = tuple(node.spec.shape)
             self.lines.append(f"if {FRESH}: agrees({name}, {shape}, {node.dtype}, {operator!r})")

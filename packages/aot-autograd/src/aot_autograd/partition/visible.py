@@ -60,7 +60,7 @@ def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> d
 def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
     """Those of the saved values of which the backward graph is given copies: the user's, where eager saves others."""
     chosen = set(saved)
-    visible = {node: place for node, place in places(joint).items() if node in chosen and _is_given(joint, place)}
+    visible = {node: place for node, place in places(joint).items() if node in chosen}
     if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in visible.values()):
         return set()
     need = tangents_that_need(joint, chosen)
@@ -69,21 +69,11 @@ def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]
 
 def may_be_copied(joint: Joint) -> set[torch.fx.Node]:
     """The inputs of which the backward graph may be given copies, whatever else is saved."""
-    inputs = {node: p for node, p in places(joint).items() if p[0] == "input" and _is_given(joint, p)}
+    inputs = {node: place for node, place in places(joint).items() if place[0] == "input"}
     if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in inputs.values()):
         return set()
     need = tangents_that_need(joint)
     return {node for node, place in inputs.items() if need[node] - joint.saved_by_eager.get(place, frozenset())}
-
-
-def _is_given(joint: Joint, place: Place) -> bool:
-    """Whether the value is not what the program has computed with gradients before the region.
-
-    Such an input is kept itself, as it dies otherwise, and the region can then not run again for second derivatives. A
-    write to it before the backward pass is an error, also where eager saves something else.
-    """
-    kind, at = place
-    return kind != "input" or joint.outcome.program.grad_fns.get(at) is None
 
 
 def _union(sets: Iterable[frozenset[int] | None]) -> frozenset[int]:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import TensorWeakRef
 
+from aot_autograd.partition.costs import is_fusible
 from aot_autograd.partition.split import Partition, is_random
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.redraw import Redraw
@@ -69,11 +70,15 @@ class RunAgain:
         inputs = program.tracer.inputs
         tensors = [i for i, tensor in enumerate(program.tracer.input_tensors) if tensor is not None]
         self._tensors = [i for i in tensors if inputs[i].kind not in ("rng_seed", "tangent")]
-        # What is no parameter, leaf or constant may be an activation, which must not live on for this.
+        # What is no parameter, leaf or constant may be an activation, which must not live on for this; but one with a
+        # history of which what is saved is made at little cost is kept: behind a graph break it has no other owner.
+        kept_for = _made_of(partition)
         self._weak = frozenset(
             i
             for i in self._tensors
-            if inputs[i].kind == "input" and not (inputs[i].requires_grad and program.grad_fns.get(i) is None)
+            if inputs[i].kind == "input"
+            and not (inputs[i].requires_grad and program.grad_fns.get(i) is None)
+            and not (inputs[i].requires_grad and i in kept_for)
         )
         # What the program computes nothing from that counts is not saved for the backward pass, or by whoever made it.
         unused = frozenset(i for i, node in enumerate(joint.envelope.placeholders()) if not node.users)
@@ -416,6 +421,24 @@ class Unknown(torch.Tensor):
         result = func(*tree_map(known_part, args), **tree_map(known_part, kwargs or {}))
         rest = result if any(t.rest is not None for t in unknown) else None
         return Unknown(result, rest, first.reason, True)
+
+
+def _made_of(partition: Partition) -> set[int]:
+    """The inputs of which what is saved is made by operators that cost about as little as saving it."""
+    at = {node: i for i, node in enumerate(partition.forward.placeholders())}
+    results = partition.forward.results()
+    found: set[int] = set()
+    stack = [results[i] for kind, i in partition.saved if kind == "output" and isinstance(results[i], torch.fx.Node)]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node in at:
+            found.add(at[node])
+        elif is_fusible(node):
+            fresh = [operand for operand in node.all_input_nodes if operand not in seen]
+            seen.update(fresh)
+            stack += fresh
+    return found
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -775,3 +775,35 @@ def test_programs_that_grow_without_end_are_not_written(line: str) -> None:
 def test_programs_that_run_on_are_not_written() -> None:
     text = "def f(n):\n    while n:\n        n += 1\ndef program(compile, see):\n    see.call('call', compile(f), 1)\n"
     assert pythons._run(text, 0) is None
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_a_running_mean_of_many_equal_numbers_is_not_the_exact_one(correction: int) -> None:
+    """Eager's own is off by 75 units: the exact run goes over the numbers twice."""
+    part = make((33, 33), "float64", exact=True).deg2rad()
+    x = torch.block_diag(part, part)
+    numbers = [Fraction(number) for number in x.flatten().tolist()]
+    mean = sum(numbers) / len(numbers)
+    exact = torch.tensor(float(sum((n - mean) ** 2 for n in numbers) / (len(numbers) - correction)), dtype=torch.double)
+    result, shadow = decided(lambda x: x.var(correction=correction), x)
+    assert abs(result / exact - 1) > 4e-15
+    assert not judge(result, exact, shadow.twins(result))[0].any()
+    assert judge(result, exact * (1 + 1e-11), shadow.twins(result))[0].all()
+
+
+def test_thirds_do_not_cancel_exactly() -> None:
+    """An average over three has weights that are no exact numbers: what cancels of them need not be zero."""
+    x = torch.zeros(1, 1, 9, requires_grad=True)
+    grad = torch.linspace(-1, 1, 9).view(1, 1, 9)
+    with Shadow(SAMPLES) as shadow:
+        torch.nn.functional.avg_pool1d(x, 3, 1, 1).backward(grad)
+    middle = x.grad[0, 0, 4:5]
+    runs = [run[0, 0, 4:5] for run in shadow.twins(x.grad)]
+    assert not judge(middle, middle + 4e-9, runs)[0].any() and judge(middle, middle + 4e-6, runs)[0].all()
+
+
+def test_a_digamma_has_the_rounding_of_what_it_is_the_difference_of() -> None:
+    x = torch.linspace(1.3, 1.6, 41, dtype=torch.double)
+    result, shadow = decided(torch.digamma, x)
+    assert not judge(result, result + 5e-16, shadow.twins(result))[0].any()
+    assert judge(result, result + 1e-13, shadow.twins(result))[0].all()

@@ -192,3 +192,68 @@ def test_random_numbers_of_one_seed_are_eagers():
     torch.manual_seed(3)
     compiled = compile_api.compile(f, fullgraph=True, options=EXACT)
     assert other_bits([*compiled(x), torch.rand(2)], theirs, 0) is None
+
+
+#: Stacked normalisations of two numbers: what the outer one's gradient has of rounding the inner one's projection takes
+#: away, if it is the same rounding wherever the kernels compute it.
+PROJECTIONS = {
+    "group norms": lambda: [nn.GroupNorm(2, 4), nn.GroupNorm(2, 4)],
+    "layer norms": lambda: [nn.LayerNorm(2), nn.LayerNorm(2)],
+    "three": lambda: [nn.LayerNorm(2), nn.LayerNorm(2), nn.LayerNorm(2)],
+}
+
+
+class Projected(nn.Module):
+    """Normalisations behind a linear layer, and a loss that reads their result together with something else."""
+
+    def __init__(self, norms, head):
+        super().__init__()
+        self.linear = nn.Linear(4 if isinstance(norms[0], nn.GroupNorm) else 2, norms[0].weight.numel())
+        self.norms = nn.Sequential(*norms)
+        for parameter in self.norms.parameters():
+            parameter.data += 0.01 * torch.randn_like(parameter)
+        self.mix = nn.Conv1d(2, 2, 1) if head == "convolution" else None
+        self.register_buffer("scale", torch.randn(6, norms[0].weight.numel()))
+
+    def forward(self, x):
+        h = self.norms(self.linear(x))
+        return (h * h * self.scale).norm() if self.mix is None else self.mix(torch.stack([h, x], 1))[:, 0].norm()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("head", ["products", "convolution"])
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_what_cancels_in_eager_cancels(name, head, dynamic):
+    errors = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        net = Projected(PROJECTIONS[name](), head)
+        x = torch.randn(6, net.linear.in_features)
+        compiled, exact = compile_api.compile(copy.deepcopy(net), dynamic=dynamic), copy.deepcopy(net).double()
+        exact(x.double()).backward()
+        net(x).backward()
+        compiled(x).backward()
+        right, eager, ours = (m.linear.weight.grad.double() for m in (exact, net, compiled))
+        errors.append(torch.stack([(ours - right).abs().max(), (eager - right).abs().max()]))
+        assert compiled.report().kernels and not compiled.report().fallbacks
+    ours, eager = torch.stack(errors).median(0).values.tolist()
+    assert ours <= 8 * eager, (ours, eager)
+
+
+@pytest.mark.parametrize("terms", [343, 4096, 100003])
+@pytest.mark.parametrize("name", ["sinc", "softplus", "where", "smooth", "log1p"])
+def test_equal_terms_are_summed_over_short_stretches(name, terms):
+    """However a compiler puts a loop with calls and branches: in one chain the same rounding error adds up."""
+    functions = {
+        "sinc": lambda x, a: torch.fmin(a, torch.sinc(x)).cos(),
+        "softplus": lambda x, a: torch.nn.functional.softplus(torch.fmin(a, x)).exp(),
+        "where": lambda x, a: torch.where(x > 0, torch.fmin(a, x).sin(), a.sin()).cos(),
+        "smooth": lambda x, a: torch.nn.functional.smooth_l1_loss(torch.fmin(a, x.sinc()), a.cos().expand_as(x), reduction="none"),
+        "log1p": lambda x, a: torch.where(x > 3, x.log1p(), torch.fmin(a, x.exp()).square().log1p()),
+    }  # fmt: skip
+    f = functions[name]
+    compiled = compile_api.compile(lambda x, a: f(x, a).mean(), dynamic=True)
+    x, a = torch.full((terms,), 2.0), torch.tensor([-0.6014])
+    right = float(f(x.double(), a.double()).mean())
+    assert abs(float(compiled(x, a)) / right - 1) < 6 * 2.0**-23
+    assert compiled.report().kernels and not compiled.report().fallbacks

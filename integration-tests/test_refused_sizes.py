@@ -150,3 +150,30 @@ def test_sizes_that_eager_refuses_raise(row: str, used: bool) -> None:
         compiled(*given)
     assert type(ours.value) is type(eager.value)
     assert str(ours.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("order", [(2, 5, -2, 3), (2, 5, -2, -1, 1), (-2, -3, -1, 6)], ids=str)
+@pytest.mark.parametrize(
+    "reshape",
+    [lambda x, n: x.reshape(n, -1), lambda x, n: x.reshape(-1, n), lambda x, n: x.view(n, 3), lambda x, n: x.unflatten(0, (n, -1))],
+    ids=["rows", "columns", "view", "unflatten"],
+)  # fmt: skip
+def test_negative_numbers_are_no_sizes(reshape: Callable[..., Any], order: tuple[int, ...]) -> None:
+    """Nor where the number is a symbol, whatever it was before; -1 is the size that is solved for."""
+
+    def program(x: torch.Tensor, n: int) -> Any:
+        try:
+            return tuple(reshape(x, n).shape)
+        finally:
+            pass
+
+    compiled = compile_api.compile(program)
+    for rows, n in enumerate(order):
+        x = torch.arange(rows * 3.0).reshape(rows, 3)
+        answers = []
+        for call in (program, compiled):
+            try:
+                answers.append(call(x, n))
+            except REFUSED as error:
+                answers.append(type(error))
+        assert answers[0] == answers[1], (rows, n)

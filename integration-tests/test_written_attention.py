@@ -167,3 +167,17 @@ def test_where_random_numbers_are_eagers_dropout_stays():
 
 def test_fuel_stops_it():
     same_without_kernel(attention(by_matmul, MASKS["none"][0]), fuel=0)
+
+
+@pytest.mark.parametrize("mask", ["padding, minus infinity added", "scaled", "padding and causal"])
+def test_in_16_bits_that_have_no_number_as_low(mask):
+    """Lower than any finite half is -inf alone, which a mask may hold already."""
+    for product in PRODUCTS if mask == "scaled" else (by_matmul,):
+        fn = attention(product, MASKS[mask][0])
+        inputs, compiled = operands(torch.float16), compile_api.compile(fn, options={"strict": True})
+        got, eager = results(compiled, inputs, seen()), results(fn, inputs, seen())
+        exact = results(fn, inputs, seen(), torch.float64)
+        for x, y, z in zip(got, eager, exact, strict=True):
+            error, usual = ((a.double() - z).abs().nan_to_num().max().item() for a in (x, y))
+            assert x.dtype == y.dtype and error <= 4 * usual + 2.0**-10, (error, usual)
+        assert not compiled.report().fallbacks

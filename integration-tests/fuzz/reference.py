@@ -53,7 +53,10 @@ ANY_ORDER = frozenset(f"aten::{name}" for name in ("var", "std", "var_mean", "st
 #: Normalisations by a running mean: the order of what they normalise, along all dimensions but the second, counts too.
 NORMALISING = frozenset(("aten::native_batch_norm", "aten::_native_batch_norm_legit"))
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
-INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp")
+INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool")
+#: Operators whose kernels take numbers of this size from each other, whatever the result's: the digamma function of a small
+#: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes).
+INNER_SIZES = {"aten::digamma": 2.3}
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
 #: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
 ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
@@ -112,6 +115,7 @@ class Shadow(TorchDispatchMode):
 
     Attributes:
         unstable: rounding decides a shape or a branch of the program, so that there is nothing to compare.
+        split: rounding decides an integer or a bool somewhere.
         lost: operators that the twins could not follow: nothing that depends on their results is decided.
         raced: threads of a GPU came to the same memory in eager's run; what they left there is not decided.
     """
@@ -120,6 +124,7 @@ class Shadow(TorchDispatchMode):
         super().__init__()
         self.count = samples + 2 if samples else 1
         self.unstable = False
+        self.split = False
         self.lost: set[str] = set()
         self.raced = False
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -332,6 +337,10 @@ class Shadow(TorchDispatchMode):
             for k in range(2, self.count):
                 factor = given[k][0][ADDING_ONE[name]]
                 answers[k] = answers[k] + self._random(factor) * factor * step
+        for k in range(2, self.count) if name in INNER_SIZES else ():
+            answers[k] = answers[k] + self._random(answers[k]) * INNER_SIZES[name] * _inner(original[0][0].dtype)
+        if name in ANY_ORDER and original[0][0].dtype == torch.float64 and self.count > 1:
+            answers[0] = _by_two_passes(func, answers[0], *given[0])
         if name in ("aten::var_mean", "aten::std_mean") and self.count > 1:
             # A running mean that comes to an infinity is NaN from its next number on, the mean is not.
             variance, mean = answers[1]
@@ -433,6 +442,8 @@ class Shadow(TorchDispatchMode):
             bases = []
             first = _solid(columns[0][i]) if columns else real.to(wide(t.dtype))
             same = columns and first.shape == t.shape
+            if columns and not _floating(t.dtype):
+                self.split |= any(not torch.equal(column[i], columns[0][i]) for column in columns[1:])
             disturbed = self.count > 1 and not exact and _floating(t.dtype)
             rounded = _rounded(real, first) if same and disturbed else None
             shared = overlaps(t)
@@ -532,6 +543,28 @@ def _rounded_products(x: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.
     """A vector product both of whose products are rounded: of a vector and itself it is zero, as the exact one is."""
     x, y = torch.broadcast_tensors(x, y)
     return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+
+
+def _by_two_passes(func: Any, answer: Any, args: Any, kwargs: Any) -> Any:
+    """A variance or deviation (and mean) of 64-bit numbers by their mean and then the squares of what they differ from it.
+
+    Sums that are halved again and again are nearly exact; a running mean is off by the more the more numbers there are.
+    """
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    x, dims = named["self"], named.get("dim")
+    if x.numel() == 0:
+        return answer
+    mean = x.mean(dims, keepdim=True)
+    count = x.numel() // mean.numel()
+    correction = named.get("correction", 1) if "correction" in named else int(named.get("unbiased", True))
+    off = x - mean
+    keep = bool(named.get("keepdim", False))
+    squares = (off * off).sum(dims, keepdim=keep) - off.sum(dims, keepdim=keep) ** 2 / count
+    result = squares / max(count - (1 if correction is None else correction), 0)
+    result = result.sqrt() if "std" in func._schema.name else result
+    first = answer[0] if isinstance(answer, tuple) else answer
+    result = result.reshape(first.shape).where(first.isfinite() & result.isfinite().reshape(first.shape), first)
+    return (result, *answer[1:]) if isinstance(answer, tuple) else result
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

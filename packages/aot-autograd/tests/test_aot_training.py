@@ -420,6 +420,43 @@ def test_compared_values_are_not_made_again(select):
     assert not {"aten.sin.default", "aten.mul.Tensor", "aten.add.Tensor"} & made_of
 
 
+def jumps_in_backward(made, jump, dtype) -> set[str]:
+    x, w = torch.randn(17, 33, dtype=dtype).requires_grad_(), torch.rand(17, 33, dtype=dtype) + 0.5
+    parts = partition_joint(joint_graph(function_graph(lambda x, w: jump(made(x, w)), 2), [x, w]), min_cut_partition)
+    return {str(n.target).split(".")[-2] for n in parts.backward.graph.nodes if n.op == "call_function"} & JUMPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "made",
+    [lambda x, w: x * w + x, lambda x, w: x.sin(), lambda x, w: (x * w).sum(0) * x, lambda x, w: (x.t() * w.t()).t() - x],
+    ids=["product added", "sine", "sum", "product behind a view"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "jump",
+    [lambda h: torch.where(h > 0.1, h * h, h), lambda h: h * h.sign(), lambda h: h * h.floor(),
+     lambda h: h * (h * 4).int(), lambda h: h * (h != 0), lambda h: h * h.remainder(0.3),
+     lambda h: h * torch.div(h, 0.3, rounding_mode="trunc"), lambda h: h * h.isnan().logical_not()],
+    ids=["gt", "sign", "floor", "int", "ne", "remainder", "div", "isnan"],
+)  # fmt: skip
+def test_jumps_are_made_once(made, jump, dtype):
+    """A comparison of what may round otherwise in the backward graph's kernels is handed over, not made there."""
+    assert not jumps_in_backward(made, jump, dtype)
+
+
+@pytest.mark.parametrize("made", ["product", "sum", "input"])
+def test_jumps_of_what_rounds_in_one_way_are_made_again(made):
+    values = {"product": lambda x, w: x * w, "sum": lambda x, w: -(x + w).abs(), "input": lambda x, w: x}
+
+    def jump(h):
+        return torch.where(h > 0.1, h * h, h)
+
+    assert jumps_in_backward(values[made], jump, torch.float32) == {"gt"}
+    # A half that is computed is rounded where it is kept, not in the kernel that makes it.
+    assert jumps_in_backward(values[made], jump, torch.bfloat16) == ({"gt"} if made == "input" else set())
+
+
+JUMPS = {"gt", "sign", "floor", "_to_copy", "ne", "remainder", "div", "isnan", "logical_not"}
 COMPARISONS = {f"aten.{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 

@@ -124,12 +124,19 @@ def neighbours(p, x, w):
     return p.sub(p.slice(y, (1, 0), (500, 8), (1, 1)), p.slice(y, (0, 0), (499, 8), (1, 1)))
 
 
+def centred(p, x, w, factor):
+    y = p.add(p.mul(x, w), x)
+    return p.mul(p.sub(y, p.broadcast(p.sum(y, (1,)), y.shape, (0,))), factor)
+
+
 CONTRACTED = {
     "neighbours": (neighbours, False),
     "neighbours' sines": (lambda p, x, w: p.sin(neighbours(p, p.sin(x), w)), False),
     "a product and its factor": (lambda p, x, w: p.sub(p.mul(x, w), w), True),
     "a product and its factor elsewhere": (lambda p, x, w: p.add(p.flip(x, (0,)), p.mul(x, w)), True),
     "neighbours, apart": (lambda p, x, w: p.concat((neighbours(p, x, w), p.mul(x, w)), 0), False),
+    "a row's sum of what is made of a product": (lambda p, x, w: centred(p, x, w, p.sin(x)), True),
+    "a row's sum, and its product": (lambda p, x, w: centred(p, x, w, p.mul(x, w)), False),
 }
 
 
@@ -141,7 +148,8 @@ def test_products_go_unrounded_into_sums_where_no_number_meets_itself(device, ca
     env = build(fn, [spec, spec], claims=inductor_gen.claims(device))
     made = lower_graph(env, Options(verify="off"), devices=lambda _: SERVER if device == "cpu" else known("H200")).sources()
     kept = [s.contract if device == "cuda" else "fp-contract=off" not in s.text for s in made]
-    assert all(kept) == contracted
+    # A row of 8 is in registers on a GPU: a number of it is computed once.
+    assert all(kept) == (contracted or device == "cuda" and "row's" in case)
 
 
 def grid_of(case, name):

@@ -13,7 +13,7 @@ from aot_autograd.partition.split import is_random, is_view
 from prims.ir.symbols import expr_of
 from prims.spec import TensorSpec
 
-__all__ = ["is_fusible", "size_in_bytes", "work"]
+__all__ = ["is_fusible", "name_of", "size_in_bytes", "work"]
 
 #: Operators that are no pointwise ones but that a code generator still fuses into its consumers' kernels.
 _FUSIBLE = frozenset(
@@ -102,7 +102,8 @@ _EXPENSIVE = frozenset(
 )
 
 
-def _name(node: torch.fx.Node) -> str:
+def name_of(node: torch.fx.Node) -> str:
+    """The operator's name without its namespace and overload; empty of what is no operator."""
     target = node.target
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
 
@@ -113,7 +114,7 @@ def is_fusible(node: torch.fx.Node) -> bool:
         return is_fusible(node.args[0])  # type: ignore[arg-type]
     if not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
         return False
-    return is_view(node) or torch.Tag.pointwise in node.target.tags or _name(node) in _FUSIBLE
+    return is_view(node) or torch.Tag.pointwise in node.target.tags or name_of(node) in _FUSIBLE
 
 
 def number(size: Any, hints: Mapping[str, Any]) -> int:
@@ -139,7 +140,7 @@ def size_in_bytes(spec: Any, hints: Mapping[str, Any]) -> int:
 
 def work(node: torch.fx.Node, hints: Mapping[str, Any]) -> float:
     """A rough count of the operations of a node: for contractions, outputs times the length of the sums."""
-    name = _name(node)
+    name = name_of(node)
     outputs = elements(node.meta["spec"], hints)
     if name in _EXPENSIVE or "attention" in name:
         operands = [elements(n.meta["spec"], hints) for n in node.all_input_nodes]

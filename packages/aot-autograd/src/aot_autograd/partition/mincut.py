@@ -34,6 +34,7 @@ from aot_autograd.partition.split import (
     needed_by_backward,
     operands_to_run_again,
 )
+from aot_autograd.partition.steps import is_floating, jumps_made_once
 from aot_autograd.partition.visible import copied, may_be_copied
 from aot_autograd.trace.outcome import Joint
 from prims.errors import CompileWarning
@@ -139,7 +140,7 @@ def _compared(joint: Joint) -> set[torch.fx.Node]:
     """
     found: set[torch.fx.Node] = set()
     for node in joint.envelope.graph.nodes:
-        if node.target not in _COMPARISONS or not all(_is_floating(operand) for operand in node.all_input_nodes):
+        if node.target not in _COMPARISONS or not all(is_floating(operand) for operand in node.all_input_nodes):
             continue
         if not is_backward(node):
             found.add(node)
@@ -155,11 +156,6 @@ def _compared(joint: Joint) -> set[torch.fx.Node]:
 
 
 _COMPARISONS = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-
-
-def _is_floating(node: torch.fx.Node) -> bool:
-    spec = node.meta["spec"]
-    return isinstance(spec, TensorSpec) and spec.dtype.is_floating_point
 
 
 class _Problem:
@@ -181,7 +177,7 @@ class _Problem:
         self.nodes = [n for n in joint.envelope.graph.nodes if n in live and not is_backward(n)]
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.skipping = self._values_that_skip()
-        self.compared = {self._looked_at(node) for node in _compared(joint)}
+        self.compared = {self._looked_at(node) for node in _compared(joint) | jumps_made_once(self.nodes)}
 
     def _values_that_skip(self) -> set[torch.fx.Node]:
         """Fusible results of heavy operators that are used again behind further heavy ones: residual streams.

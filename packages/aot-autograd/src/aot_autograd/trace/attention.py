@@ -152,20 +152,26 @@ def _settled(
         return mask, hidden, "NaN" if infinite else "mean"
     assert bias is not None
     if w.sees or (keep is None and w.adds == "little"):
-        return bias.clamp(min=LOWEST).to(dtype) if w.sees else bias.to(dtype), None, ""
+        return _above_lowest(bias).to(dtype) if w.sees else bias.to(dtype), None, ""
     vague = w.adds != "infinity" or (keep is not None and not infinite)
     if vague and (training or dtype is torch.float16):
         return None
     if keep is not None:
         bias = torch.where(keep, bias, -math.inf if infinite else LOWEST)
     if w.adds == "hide" and not infinite:
-        return bias.clamp(min=LOWEST).to(dtype), None, ""
+        return _above_lowest(bias).to(dtype), None, ""
     if bias.ndim == 4 and not any(same(s, 1) for s in spec_of(bias).shape[:-2]):
         return None  # as large as the scores
     alone = bias == -math.inf
     hidden = alone.all(-1, True)
-    mask = torch.where(alone, torch.where(hidden, 0.0, -math.inf), bias.clamp(min=LOWEST)).to(dtype)
+    mask = torch.where(alone, torch.where(hidden, 0.0, -math.inf), _above_lowest(bias)).to(dtype)
     return mask, hidden, "NaN by sums"
+
+
+def _above_lowest(bias: torch.Tensor) -> torch.Tensor:
+    """What is added to scores, no less than :data:`LOWEST` where its type has such numbers: below them is -inf alone,
+    which stays."""
+    return bias if torch.finfo(bias.dtype).min > LOWEST else bias.clamp(min=LOWEST)
 
 
 def _hint(size: Any) -> int:

@@ -24,7 +24,7 @@ import torch
 from inductor_gen.codegen.renderer import describe, kernel_name
 from inductor_gen.codegen.triton import Block, TritonRenderer, TritonSource, _Axis, flat_block, kernel_text
 from inductor_gen.codegen.tritonexpr import pointer_type
-from inductor_gen.kernel.body import Body, Store, Val, meets_itself
+from inductor_gen.kernel.body import Body, Store, Val, rounds_apart
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
@@ -243,8 +243,8 @@ def with_table(
     return TritonSource(
         name=kernel_name(ops, text), text=text, comment="\n".join(list(comments)[:12]), buffers=(table, *columns),
         outputs=1 + outputs, sizes=(ex.const(len(rows)), *sizes), ops=ops, loops=len(rows),
-        grid=(ex.const(programs), ONE), warps=4, signature=tuple(signature),
-        contract=renderer.contract and not any(meets_itself(row.nest.body) for row in rows), words=tuple(words),
+        grid=(ex.const(programs), ONE), warps=4, signature=tuple(signature), words=tuple(words),
+        contract=renderer.contract and not any(rounds_apart(row.nest.body, looped=True) for row in rows),
     )  # fmt: skip
 
 

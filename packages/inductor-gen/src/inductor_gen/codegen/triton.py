@@ -23,7 +23,7 @@ import torch
 from inductor_gen.codegen.renderer import KernelSource, describe, kernel_name
 from inductor_gen.codegen.tritonexpr import TritonNames, multiple_of, pointer_type, store_mode
 from inductor_gen.device.record import Device
-from inductor_gen.kernel.body import Body, Store, Val, linear, meets_itself
+from inductor_gen.kernel.body import Body, Store, Val, linear, rounds_apart
 from inductor_gen.kernel.nest import Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
@@ -332,7 +332,8 @@ class Block:
         return TritonSource(
             name=name, text=text, comment=comment, buffers=tuple(names.buffers), outputs=names.outputs,
             sizes=tuple(names.sizes), ops=ops, loops=loops, grid=grid, warps=warps, signature=tuple(signature),
-            bounds=() if self.wide else self._bounds(), contract=self.renderer.contract and not meets_itself(self.body),
+            bounds=() if self.wide else self._bounds(),
+            contract=self.renderer.contract and not rounds_apart(self.body, looped=loops > 1),
         )  # fmt: skip
 
     def workspace(self, shape: tuple[Expr, ...], dtype: torch.dtype) -> Node:

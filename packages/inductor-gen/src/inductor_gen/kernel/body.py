@@ -17,7 +17,7 @@ from inductor_gen.loops.index import coefficient, range_atoms, substitute
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Body", "Store", "Val", "linear", "meets_itself", "split_request"]
+__all__ = ["Body", "Store", "Val", "linear", "rounds_apart", "split_request"]
 
 
 class Val:
@@ -222,7 +222,13 @@ def _takes_product(v: Val) -> bool:
     return any(a.op == "mul" or (a.op == "neg" and a.args[0].op == "mul") for a in terms)
 
 
-def meets_itself(body: Body) -> bool:
+def rounds_apart(body: Body, looped: bool) -> bool:
+    """Whether a compiler's choice of which products go into sums unrounded may give one number of the graph two values
+    in a kernel; ``looped``: its stages compute again what they take of earlier ones along the row."""
+    return _meets_itself(body) or (looped and _rounds_by_stage(body))
+
+
+def _meets_itself(body: Body) -> bool:
     """Whether a sum takes a number of the graph that is computed at two places: ``y - y[i]`` of ``y = a * b + c * d``.
 
     A compiler chooses for each place which product goes into a sum unrounded, if any. Where the places are one, what is
@@ -249,6 +255,29 @@ def meets_itself(body: Body) -> bool:
             if numbers[left.id] & numbers[right.id] and found[left.id] != found[right.id]:
                 return True
     return False
+
+
+def _rounds_by_stage(body: Body) -> bool:
+    """Whether several stages make a number again of which a product is a term, and only some can leave it unrounded.
+
+    A compiler adds a product unrounded where all that takes it are sums. A number that is one thing in a row's sums and
+    another in what is made of these does not cancel where it should: a normalisation's gradient of its operand.
+    """
+    rounded: dict[int, bool] = {}
+    for stage in range(body.passes()):
+        vals = body.along(stage)
+        whole = {a.id for v in vals if not _is_sum(v) for a in body.inputs_of(v)}
+        whole |= {a.id for r in body.reduces(stage) if r.attr != "sum" for a in r.args}
+        whole |= {s.value.id for s in body.inside(stage)}
+        for v in vals:
+            product = v.op == "mul" and v.dtype.is_floating_point
+            if product and rounded.setdefault(v.id, v.id in whole) != (v.id in whole):
+                return True
+    return False
+
+
+def _is_sum(v: Val) -> bool:
+    return v.op in ("add", "sub", "neg") and v.dtype.is_floating_point
 
 
 def split_request(indices: list[Expr], space: Mapping[Expr, Expr]) -> tuple[Expr, Expr] | None:

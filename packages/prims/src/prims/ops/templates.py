@@ -18,7 +18,7 @@ import functools
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import PrimOp, Template
 
 __all__ = [
+    "c_calls_libm",
     "c_convert",
     "c_expr",
     "c_literal",
@@ -184,6 +185,19 @@ def _closure(source: str, helpers: dict[str, str]) -> list[str]:
     return [name for name in helpers if name in needed]
 
 
+def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
+    """The functions of libm with vector versions among ``words``: name, C type, number of operands."""
+    typed = (("f", "float"), ("", "double"))
+    return [(base + suffix, ctype, arity) for base, (arity, _) in C_SIMD.items() for suffix, ctype in typed
+            if base + suffix in words]  # fmt: skip
+
+
+def c_calls_libm(source: str) -> bool:
+    """Whether C text calls, itself or through helpers, functions of libm that have vector versions."""
+    text = [source, *(C_HELPERS[name] for name in _closure(source, C_HELPERS))]
+    return bool(_libm(set(_WORD.findall("\n".join(text)))))
+
+
 def c_prelude(source: str, simd: bool = True) -> str:
     """Includes, vector declarations of libm functions and ``q_*`` helpers that the C text `source` uses.
 
@@ -192,14 +206,10 @@ def c_prelude(source: str, simd: bool = True) -> str:
     """
     helpers = _closure(source, C_HELPERS)
     text = "\n".join([source, *(C_HELPERS[name] for name in helpers)])
-    words = set(_WORD.findall(text))
     lines = ["#include <math.h>", "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>"]
-    if simd:
-        for base, (arity, _) in C_SIMD.items():
-            for name, ctype in ((base + "f", "float"), (base, "double")):
-                if name in words:
-                    lines.append("#pragma omp declare simd notinbranch")
-                    lines.append(f"{ctype} {name}({', '.join([ctype] * arity)});")
+    for name, ctype, arity in _libm(set(_WORD.findall(text))) if simd else ():
+        lines.append("#pragma omp declare simd notinbranch")
+        lines.append(f"{ctype} {name}({', '.join([ctype] * arity)});")
     lines += [C_HELPERS[name] for name in helpers]
     return "\n".join(lines) + "\n"
 

@@ -38,7 +38,15 @@ def numel(shape: Sequence[Size]) -> Size:
 
 
 def infer_size(shape: Sequence[Size], count: Size) -> tuple[Size, ...]:
-    """``shape`` with its one -1 solved for."""
+    """``shape`` with its one -1 solved for, which may be the value of a symbol too.
+
+    Raises:
+        RuntimeError: a size is negative, or it has other numbers of elements than ``count``.
+    """
+    shape = [-1 if type(s) is not int and s < 0 and s == -1 else s for s in shape]
+    for s in shape:
+        if s < 0 and not (type(s) is int and s == -1):
+            raise RuntimeError(f"invalid shape dimension {s}")
     unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
     if not unknown:
         total = numel(shape)

@@ -257,3 +257,85 @@ def test_equal_terms_are_summed_over_short_stretches(name, terms):
     right = float(f(x.double(), a.double()).mean())
     assert abs(float(compiled(x, a)) / right - 1) < 6 * 2.0**-23
     assert compiled.report().kernels and not compiled.report().fallbacks
+
+
+# ---- accuracy of float32 ------------------------------------------------------------------------------------------------
+
+
+class Normalised(nn.Module):
+    """Batch norms behind one another: the mean that the second takes is 0 but for the roundings of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again = nn.BatchNorm2d(12), nn.BatchNorm2d(12)
+        self.depthwise = nn.Sequential(nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False), nn.BatchNorm2d(12))
+
+    def forward(self, x):
+        x = self.first(x)
+        return (self.again(x) + self.depthwise(x)).relu()
+
+
+ACCURATE = {
+    "batch norm": (lambda: nn.BatchNorm2d(16), (2, 16, 48, 48)),
+    "batch norm of rows": (lambda: nn.BatchNorm1d(16), (600, 16)),
+    "instance norm": (lambda: nn.InstanceNorm2d(8, affine=True), (2, 8, 40, 40)),
+    "batch norms in a row": (Normalised, (2, 12, 24, 24)),
+}
+
+
+@pytest.mark.parametrize("name", ACCURATE)
+def test_normalisations_are_as_accurate_as_eager(name):
+    """By the root mean square of the errors against float64, of results, gradients and running statistics."""
+    make, shape = ACCURATE[name]
+    torch.manual_seed(0)
+    model = make()
+    twin, wide = copy.deepcopy(model), copy.deepcopy(model).double()
+    compiled = compile_api.compile(twin, fullgraph=True)
+    total: dict[str, list[float]] = {}
+    for _ in range(8):
+        x = torch.randn(shape)
+        exact = _training_step(wide, wide, x.double())
+        for at, step in enumerate((_training_step(twin, compiled, x), _training_step(model, model, x))):
+            for key, value in step.items():
+                total.setdefault(key, [0.0, 0.0])[at] += float((value.double() - exact[key]).square().mean())
+    assert compiled.report().kernels and any("running_mean" in key for key in total) == (name != "instance norm")
+    for key, (ours, theirs) in total.items():
+        assert ours**0.5 <= 1.5 * theirs**0.5, f"{key}: {(ours / theirs) ** 0.5:.2f} times eager's error"
+
+
+def _training_step(module, call, x):
+    """What a step on fresh statistics gives, by name."""
+    module.zero_grad()
+    for norm in module.modules():
+        if isinstance(norm, nn.modules.batchnorm._NormBase):
+            norm.reset_running_stats()
+    out = call(x)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=x.dtype).view(out.shape).cos()).mean().backward()
+    found = {name: p.grad.clone() for name, p in module.named_parameters()}
+    found |= {name: b.clone() for name, b in module.named_buffers() if b.is_floating_point()}
+    return {"output": out.detach(), **found}
+
+
+def test_a_constant_channel_becomes_the_bias():
+    """Also where x * scale and mean * scale are rounded differently: what a relu behind it lets through hangs on it."""
+
+    def f(x, weight, bias):
+        return torch.relu(nn.functional.batch_norm(x, None, None, weight, bias, training=True))
+
+    x = torch.linspace(-3.1, 4.7, 64).view(1, 64, 1, 1).expand(2, 64, 5, 5).contiguous()
+    compiled = compile_api.compile(f, fullgraph=True)
+    weight, bias = torch.rand(64).requires_grad_(), torch.zeros(64).requires_grad_()
+    out = compiled(x, weight, bias)
+    out.sum().backward()
+    assert not out.any() and not bias.grad.any()
+    assert (compiled(x, torch.ones(64), torch.full((64,), 0.3)) == torch.tensor(0.3)).all()
+
+
+def test_the_deviation_of_numbers_whose_squares_overflow():
+    """On a CPU eager squares in double precision."""
+    x = torch.randn(4, 900) * 1e25
+    compiled = compile_api.compile(lambda x: (x.std(1), *torch.std_mean(x, 1)), fullgraph=True)
+    for ours, theirs in zip(compiled(x), (x.std(1), *torch.std_mean(x, 1)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.isfinite().all()
+    assert compiled.report().kernels

@@ -20,6 +20,7 @@ from prims.decomp.common import (
     spread,
     to_dtype,
     unsupported,
+    widened,
 )
 from prims.decomp.lines import windows_added
 from prims.decomp.normalisation import batch_dims, trailing
@@ -247,7 +248,7 @@ def native_batch_norm_backward(
         mean = to_dtype(p, running_mean, compute)
         invstd = p.reciprocal(p.sqrt(p.add(to_dtype(p, running_var, compute), float(eps))))
     centred = p.sub(x, along(p, mean, shape, 1))
-    total = p.sum(g, dims)
+    total = to_dtype(p, p.sum(widened(p, g), dims), compute)
     product = p.sum(p.mul(g, centred), dims)
     scale = invstd if weight is None else p.mul(invstd, to_dtype(p, weight, compute))
     by_input = by_weight = by_bias = None

@@ -261,6 +261,11 @@ def from_zero(p: Any, total: Value) -> Value:
     return p.add(total, 0.0)
 
 
+def widened(p: Any, x: Value) -> Value:
+    """What eager's kernels of variances and batch norms compute with in float64 on a CPU: float32 numbers."""
+    return p.convert(x, torch.float64) if x.dtype == torch.float32 and x.device.type == "cpu" else x
+
+
 def along(p: Any, x: Value, shape: Sequence[Size], dim: int) -> Value:
     """A one-dimensional value laid along dimension `dim` of `shape`."""
     return p.broadcast(x, tuple(shape), (dim,))

@@ -12,6 +12,7 @@ from prims.decomp.common import (
     Size,
     Value,
     along,
+    full_like,
     is_float,
     keep,
     number,
@@ -20,8 +21,9 @@ from prims.decomp.common import (
     spread,
     to_dtype,
     unsupported,
+    widened,
 )
-from prims.decomp.reductions import mean_of, var_mean_of
+from prims.decomp.reductions import mean_of, var_about, var_mean_of
 from prims.decomp.registry import decomposition
 
 
@@ -153,12 +155,18 @@ def _with_running(
     scale = p.reciprocal(p.sqrt(p.add(var, float(eps))))
     if weight is not None:
         scale = p.mul(to_dtype(p, weight, compute), scale)
-    # One multiply and one add per element: the rest is per channel, as in eager's kernel.
+    return to_dtype(p, _scaled(p, x, scale, mean, bias), input.dtype)
+
+
+def _scaled(p: Any, x: Value, scale: Value, mean: Value, bias: Value | None) -> Value:
+    """``(x - mean) * scale + bias`` with one multiply and one add per element: the rest is per channel, as in eager's
+    kernel. Subtracting the mean first is less accurate: the numbers of one binade lie on one grid, so that a number
+    that is off the grid, taken from each, leaves all of them with the same rounding error, which no mean over the
+    channel averages out."""
     shift = p.neg(p.mul(mean, scale))
     if bias is not None:
-        shift = p.sub(to_dtype(p, bias, compute), p.mul(mean, scale))
-    out = p.add(p.mul(x, _channel(p, scale, x.shape)), _channel(p, shift, x.shape))
-    return to_dtype(p, out, input.dtype)
+        shift = p.sub(to_dtype(p, bias, x.dtype), p.mul(mean, scale))
+    return p.add(p.mul(x, _channel(p, scale, x.shape)), _channel(p, shift, x.shape))
 
 
 def _with_batch(
@@ -168,11 +176,21 @@ def _with_batch(
     compute = opmath(input.dtype)
     x = to_dtype(p, input, compute)
     dims = batch_dims(x)
-    var, mean = var_mean_of(p, x, dims, 0)
-    rstd = p.rsqrt(p.add(var, float(eps)))
-    normal = p.mul(p.sub(x, spread(p, mean, x.shape, dims)), spread(p, rstd, x.shape, dims))
-    w, b = (None if v is None else _channel(p, to_dtype(p, v, compute), x.shape) for v in (weight, bias))
-    return to_dtype(p, affine(p, normal, w, b), input.dtype), mean, rstd, var
+    # As eager adds it up: where the channel's numbers cancel, the mean has no other accuracy.
+    mean = to_dtype(p, mean_of(p, widened(p, x), dims), compute)
+    var = var_about(p, x, mean, dims, 0)
+    rstd = to_dtype(p, p.rsqrt(p.add(widened(p, var), float(eps))), compute)
+    if x.device.type == "cpu":
+        scale = rstd if weight is None else p.mul(rstd, to_dtype(p, weight, compute))
+        if eps > 0.0:
+            # A constant channel becomes the bias; contracted, x * scale - mean * scale is no zero.
+            scale = p.where(p.eq(var, 0.0), full_like(p, scale, 0.0), scale)
+        out = _scaled(p, x, scale, mean, bias)
+    else:
+        normal = p.mul(p.sub(x, spread(p, mean, x.shape, dims)), spread(p, rstd, x.shape, dims))
+        w, b = (None if v is None else _channel(p, to_dtype(p, v, compute), x.shape) for v in (weight, bias))
+        out = affine(p, normal, w, b)
+    return to_dtype(p, out, input.dtype), mean, rstd, var
 
 
 def _moved(p: Any, running: Value, new: Value, momentum: float) -> Value:

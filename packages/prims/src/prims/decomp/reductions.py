@@ -23,6 +23,7 @@ from prims.decomp.common import (
     spread,
     to_dtype,
     unsupported,
+    widened,
 )
 from prims.decomp.elementwise import as_bool, sub
 from prims.decomp.registry import decomposition
@@ -134,6 +135,11 @@ def var_mean_of(p: Any, x: Value, dims: Sequence[int], correction: float) -> tup
     Source: the "corrected two-pass" scheme without its correction term, Chan, Golub, LeVeque 1983.
     """
     mean = mean_of(p, x, dims)
+    return var_about(p, x, mean, dims, correction), mean
+
+
+def var_about(p: Any, x: Value, mean: Value, dims: Sequence[int], correction: float) -> Value:
+    """The variance, of which the mean is known."""
     n = count(x.shape, dims)
     # Of one number exactly 0, however a kernel computes the number twice: 0 / 0 is no infinity.
     middle = x if n == 1 else spread(p, mean, x.shape, dims) if dims else mean
@@ -143,8 +149,8 @@ def var_mean_of(p: Any, x: Value, dims: Sequence[int], correction: float) -> tup
     if isinstance(left, (int, float)):
         left = max(float(left), 0.0)
         if left == 0.0:
-            return p.div(total, full_like(p, total, 0.0)), mean
-    return p.div(total, left), mean
+            return p.div(total, full_like(p, total, 0.0))
+    return p.div(total, left)
 
 
 def _var_mean(
@@ -152,7 +158,7 @@ def _var_mean(
 ) -> tuple[Value, Value, Sequence[int]]:
     if not self.dtype.is_floating_point:
         raise unsupported("variance of a tensor that is not real floating point")
-    x = to_dtype(p, self, opmath(self.dtype))
+    x = widened(p, to_dtype(p, self, opmath(self.dtype)))
     dims = norm_dims(dim, x.ndim)
     var, mean = var_mean_of(p, x, dims, 1 if correction is None else correction)
     return var, mean, dims

@@ -22,6 +22,7 @@ from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
+from aot_autograd.runtime.refusing import standing_in
 from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
 from aot_autograd.trace.saves import Place
 from prims.ir.symbols import symbols_in
@@ -64,11 +65,17 @@ def build_training(
     start = len(source.lines)
     returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    gate = f"enter({', '.join(f'args[{i}]' for i in entering)})"
+    given = "args"
+    made_before = tuple(i for i in entering if outcome.program.grad_fns.get(i) is not None)
+    if made_before:
+        given = "given"
+        source.globals["standing_in"] = standing_in
+        source.line(f"given = standing_in(args, {made_before})")
+    gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
     if partition.gradients:
         source.globals["limits"] = bucket_limits
         source.globals["by_buckets"] = Buckets(joint, partition, backward, again, whole, entering).enter
-        gate = f"{gate} if limits() is None else by_buckets(args)"
+        gate = f"{gate} if limits() is None else by_buckets({given})"
     told = unbacked_of_results(outcome)
     if told:
         source.line("told = {}")

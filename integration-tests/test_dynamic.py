@@ -345,3 +345,23 @@ def test_pieces_that_begin_where_a_size_says(rows):
     for width in (7, 2, 3, 5, 13, 100):
         x = torch.linspace(-1, 2, rows * width).reshape(rows, width)
         torch.testing.assert_close(compiled(x), f(x), rtol=1e-6, atol=1e-6)
+
+
+FLAT = {
+    "pooled": lambda x: F.max_pool1d(x.float().reshape(1, -1), 2),
+    "sorted": lambda x: x.float().reshape(-1).sort().values,
+    "multiplied": lambda x: x.float().reshape(1, -1) @ x.float().reshape(-1, 1),
+}
+TURNED = {"fliplr": torch.fliplr, "flipud": torch.flipud, "twice": lambda x: torch.rot90(x, 2)}
+
+
+@pytest.mark.parametrize("turned", TURNED)
+@pytest.mark.parametrize("flat", FLAT)
+def test_what_is_flat_for_a_library_beside_what_is_reversed(flat, turned):
+    """Kernels that become one run over one's variables: i * s + j must still be seen to be the element (i, j) in it."""
+    f = lambda x: (FLAT[flat](x), TURNED[turned](x))
+    compiled = compile_api.compile(f, fullgraph=True, dynamic=True, options={"strict": True})
+    for shape in ((8, 8), (6, 8), (5, 3)):
+        x = torch.rand(shape) > 0.5
+        for ours, theirs in zip(compiled(x), f(x), strict=True):
+            assert torch.equal(ours, theirs)

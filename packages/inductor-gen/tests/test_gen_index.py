@@ -26,6 +26,40 @@ def test_divisions_of_what_runs_backwards() -> None:
     check(fn, [torch.rand(4, 4) + 0.5])
 
 
+BACKWARDS = {
+    "columns": lambda p, x, y: (_flat(p, y), p.flip(x, (1,))),
+    "rows": lambda p, x, y: (_flat(p, y), p.flip(x, (0,))),
+    "both": lambda p, x, y: (_flat(p, y), p.flip(x, (0, 1))),
+    "what it is made of": lambda p, x, y: (_flat(p, y), p.flip(y, (1,))),
+    "turned and flat": lambda p, x, y: (_flat(p, p.flip(y, (1,))), x),
+    "grouped": lambda p, x, y: (p.reshape(_flat(p, y), (x.shape[1], x.shape[0])), p.flip(x, (1,))),
+}
+
+
+def _flat(p: Any, x: Any) -> Any:
+    return p.add(p.reshape(x, (x.shape[0] * x.shape[1],)), 1.0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_reshapes_in_kernels_that_run_backwards(name: str, dynamic: bool) -> None:
+    """A value, flat, beside what is reversed: s0 * s1 positions in terms of s1 - 1 - i1."""
+    fn = lambda p, x: BACKWARDS[name](p, x, p.convert(x, torch.float64))
+    check(fn, [torch.randn(6, 8)], dynamic={0: (0, 1)} if dynamic else None)
+
+
+def test_quotients_of_what_runs_backwards() -> None:
+    s, i, j = ex.symbol("s1"), ex.symbol("i0"), ex.symbol("i1")
+    ranges = {i: ex.symbol("s0"), j: s}
+    last = ex.sub(ex.sub(s, ex.const(1)), j)
+    assert div(ex.add(ex.mul(i, s), last), s, ranges) is i and rem(ex.add(ex.mul(i, s), last), s, ranges) is last
+    ahead = ex.add(j, ex.mul(ex.const(3), s))
+    assert div(ahead, s, ranges) is ex.const(3) and rem(ahead, s, ranges) is j
+    two = ex.add(ex.mul(i, ex.const(4)), ex.const(9))  # 4 i + 9, of which 9 is two rows and one
+    assert div(two, ex.const(4), ranges) is ex.add(i, ex.const(2)) and rem(two, ex.const(4), ranges) is ex.const(1)
+    assert rem(ex.sub(s, j), s, ranges) is not ex.sub(s, j)  # it may be s
+
+
 def test_how_far_a_numerator_is_lifted() -> None:
     i = ex.symbol("i0")
     ranges = {i: ex.const(16)}

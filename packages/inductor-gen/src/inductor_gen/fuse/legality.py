@@ -140,17 +140,18 @@ def merger(fusion: Fusion, other: Cluster, cluster: Cluster, theirs: Index, ours
 def _reads_at_home(
     fusion: Fusion, cluster: Cluster, other: Cluster, operands: dict[Node, Index], homes: dict[Node, Index]
 ) -> bool:
-    """Would every value of one cluster that the other reads be read at its home?"""
+    """Would every value of one cluster that the other reads be read at its home, and those of the one that moves by its
+    own nodes still? Over other variables the way through a view may not be seen to lead there."""
     label = fusion.order.label
     source, reader = (cluster, other) if label(cluster.id) < label(other.id) else (other, cluster)
-    if source.id not in fusion.order.sources(reader.id):
-        return True
-    for node in reader.nodes:
-        if not any(fusion.of.get(base) is source for base in fusion.bases(node)):
-            continue
-        for base, index, exact in fusion.reads(node, operands[node]):
-            if fusion.of.get(base) is source and (not exact or index != homes[base]):
-                return False
+    pairs = {(source, reader)} if source.id in fusion.order.sources(reader.id) else set()
+    for made, read in pairs | {(other, other)}:
+        for node in read.nodes:
+            if not any(fusion.of.get(base) is made for base in fusion.bases(node)):
+                continue
+            for base, index, exact in fusion.reads(node, operands[node]):
+                if fusion.of.get(base) is made and (not exact or index != homes[base]):
+                    return False
     return True
 
 

@@ -174,8 +174,9 @@ def _within(e: Expr, extent: Expr, ranges: Ranges) -> bool:
     return nonneg(low) and high is not None and nonneg(ex.sub(ex.sub(extent, ONE), high))
 
 
-def _split(e: Expr, divisor: Expr) -> tuple[Expr, Expr]:
-    """``q, r`` with ``e == q * divisor + r``, where q takes each term that divides exactly."""
+def _split(e: Expr, divisor: Expr, ranges: Ranges) -> tuple[Expr, Expr]:
+    """``q, r`` with ``e == q * divisor + r``, where q takes each term that divides exactly, and as many more as bring
+    the least ``r`` into the range of a remainder: of ``s - 1 - i``, the last first, r is that itself."""
     quotient, rest = ZERO, ZERO
     for mono, coeff in e.terms:
         term = ex.from_terms({mono: coeff})
@@ -184,14 +185,18 @@ def _split(e: Expr, divisor: Expr) -> tuple[Expr, Expr]:
             quotient = ex.add(quotient, part)
         else:
             rest = ex.add(rest, term)
-    return quotient, rest
+    low = _bound(rest, ranges, False)
+    more = ZERO if low is None else ex.floordiv(low, divisor)
+    if more is ZERO or not more.is_const:
+        return quotient, rest
+    return ex.add(quotient, more), ex.sub(rest, ex.mul(more, divisor))
 
 
 def div(e: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     """``e // divisor`` for ``e >= 0``, using the ranges of the loop variables."""
     if divisor is ONE:
         return e
-    quotient, rest = _split(e, divisor)
+    quotient, rest = _split(e, divisor, ranges)
     if _within(rest, divisor, ranges):
         return quotient
     return ex.floordiv(e, divisor)
@@ -203,7 +208,7 @@ def rem(e: Expr, divisor: Expr, ranges: Ranges) -> Expr:
         return ZERO
     if _within(e, divisor, ranges):
         return e
-    _, rest = _split(e, divisor)
+    _, rest = _split(e, divisor, ranges)
     if _within(rest, divisor, ranges):
         return rest
     return ex.mod(e, divisor)

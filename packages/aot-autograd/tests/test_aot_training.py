@@ -460,6 +460,34 @@ JUMPS = {"gt", "sign", "floor", "_to_copy", "ne", "remainder", "div", "isnan", "
 COMPARISONS = {f"aten.{name}.Tensor" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 
+DECISIONS = {
+    "sum > 0": lambda x: (x.sin().sum() > 0) * 0.25,
+    "mean of rows < 1": lambda x: (x.sin().mean(1, keepdim=True) < 1) * 0.25,
+    "norm, floored": lambda x: (x.sin().norm() * 3).floor(),
+    "variance, compared": lambda x: torch.where(x.sin().var(0) >= 0.5, 2.0, 3.0),
+    "largest, as an integer": lambda x: (x.sin().amax() * 9 + 1).to(torch.int32),
+    "sign of a sum": lambda x: (x.sin().sum(1, keepdim=True) - 1e-3).sign(),
+    "two of them": lambda x: ((x.sin().sum() > 0) & (x.cos().sum() < 3)).float(),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decisions_by_sums_are_not_made_again(name):
+    """In another kernel a sum is rounded otherwise: the backward pass would go another way than the forward pass did."""
+    x = leaf(17, 33)
+    graph = function_graph(lambda x: (x.tanh() * DECISIONS[name](x.detach())).exp(), 1)
+    parts = partition_joint(joint_graph(graph, [x]), min_cut_partition)
+    names = {str(n.target).split(".")[1] for n in parts.backward.graph.nodes if n.op == "call_function"}
+    assert not names & {"sin", "cos", "gt", "lt", "ge", "floor", "sign", "amax", "linalg_vector_norm", "var"}, names
+
+
+def test_a_decision_for_each_element_is_made_again():
+    """It concerns that element alone; keeping it takes a byte each."""
+    graph = function_graph(lambda x: (x.tanh() * ((x * 3).sin() > 0.1)).exp(), 1)
+    parts = partition_joint(joint_graph(graph, [leaf(17, 33)]), min_cut_partition)
+    assert not any(desc.spec.dtype == torch.bool for desc in parts.backward.inputs)
+
+
 def test_second_derivatives():
     """The region runs again, eagerly, where a gradient with a history is asked for."""
 

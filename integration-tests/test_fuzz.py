@@ -807,3 +807,16 @@ def test_a_digamma_has_the_rounding_of_what_it_is_the_difference_of() -> None:
     result, shadow = decided(torch.digamma, x)
     assert not judge(result, result + 5e-16, shadow.twins(result))[0].any()
     assert judge(result, result + 1e-13, shadow.twins(result))[0].all()
+
+
+def test_no_program_reads_what_a_kernel_left_behind():
+    rows = torch.arange(12.0).view(3, 4)
+    left = torch.empty(9)[:1].detach()  # as if the rest were nobody's
+    for view, others, beyond in (
+        (rows[1].as_strided((2, 2), (1, 1), 0), [rows[1]], False),  # its base has them
+        (rows.as_strided((3, 4), (4, 1)), [rows], False),
+        (left.as_strided((2, 2), (1, 1), 0), [left], True),
+        (left.as_strided((1,), (1,), 0), [left, rows, 3], False),
+        (left.as_strided((2,), (1,), 0), [left, torch.view_as_complex(torch.empty(2, 2))], True),
+    ):
+        assert fuzz.tensors.reads_beyond(view, others) is beyond

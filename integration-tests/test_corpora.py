@@ -12,6 +12,7 @@ import corpora.measure
 import corpora.pool
 import pytest
 import torch
+from corpora.lots import Lots
 from corpora.measure import measured
 from corpora.pool import Settings, Task
 from corpora.programs import Program, Unbuilt
@@ -218,3 +219,131 @@ def test_sizes_by_the_form_of_their_names():
     assert limit("decoder_layers") == 2 and limit("vision_vocab_size") == 128 and limit("num_labels") is None
     assert kinds(["full", "full", "sliding", "full"], 2) == ["full", "sliding"]
     assert kinds(("a", "a", "a"), 2) == ["a", "a"]
+
+
+# ---- what rounding leaves open --------------------------------------------------------------------------
+
+
+class Network(torch.nn.Module):
+    """Many relus, of which sixteen have one operand each that is 0 but for roundings, and a place through whose gradient
+    damage comes."""
+
+    def __init__(self, x, damage=None):
+        super().__init__()
+        self.first = torch.nn.Conv2d(x.shape[1], 16, 3, padding=1)
+        with torch.no_grad():
+            self.first.bias.zero_()
+            self.first.bias.copy_(-self.first(x)[0, :, 3, 4])
+        self.middle = torch.nn.Sequential(self.convolution(16), torch.nn.MaxPool2d(2))
+        self.last = self.convolution(8)
+        self.damage = damage
+
+    def convolution(self, out):
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(16, out, 3, padding=1, bias=False), torch.nn.BatchNorm2d(out), torch.nn.ReLU()
+        )
+
+    def forward(self, x):
+        x = self.middle(torch.relu(self.first(x)))
+        return self.last(x if self.damage is None else Damage.apply(x, self.damage)).mean((2, 3))
+
+
+class Damage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.change(grad), None
+
+
+class Replaced:
+    """A stack whose "compiled" module is another one."""
+
+    facts = Damaged.facts
+
+    def __init__(self, change):
+        self.change = change
+
+    def compile(self, function):
+        if isinstance(function, torch.nn.Module):
+            self.change(function)
+        return function
+
+
+GRADIENTS = {
+    "none": (None, "ok"),
+    "a quarter more": (lambda g: g * 1.25, "wrong"),
+    "none at all": (torch.zeros_like, "wrong"),
+    "halves exchanged": (lambda g: g.roll(g.shape[1] // 2, 1), "wrong"),
+    "a hundredth more": (lambda g: g * 1.01, "wrong"),
+    "one element lost": (lambda g: torch.where(g.abs() == g.abs().max(), 0, g), "wrong"),
+}
+
+
+@pytest.mark.parametrize("how", GRADIENTS)
+def test_damage_to_a_gradient_among_relus(how, program):
+    """A judge that allows for turned relus is to see what no turned relu does."""
+    change, status = GRADIENTS[how]
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 16, 16)
+    model = Network(x)
+    replaced = Replaced(lambda m: setattr(m, "damage", change))
+    record = program(replaced, lambda kind, name: Program(model, (x,)))
+    assert record["status"] == status, record
+
+
+def _other_sums(module):
+    """Convolutions whose weights' sums are added up in another order, as a compiler's kernels may."""
+    for convolution in [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]:
+
+        def other(x, convolution=convolution):
+            weight, half = convolution.weight, x.shape[1] // 2
+            first, second = (
+                torch.nn.functional.conv2d(x[:, part], weight[:, part], padding=1)
+                for part in (slice(half), slice(half, None))
+            )
+            biased = first if convolution.bias is None else first + convolution.bias[:, None, None]
+            return biased + second
+
+        convolution.forward = other
+
+
+def test_other_roundings_are_right_though_they_turn_relus(program):
+    turned = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(2, 8, 16, 16)
+        model = Network(x)
+        record = program(Replaced(_other_sums), lambda kind, name, model=model, x=x: Program(model, (x,)))
+        assert record["status"] == "ok", record
+        turned += record["train"]["judged"] == "rounded"
+    assert turned
+
+
+def test_what_is_open_is_drawn_by_lot():
+    """Of a relu's operands, a pool's and a comparison's, those that are off by more than they are from the limit."""
+    x = torch.tensor([[[1e-8, -1e-8, 0.5, -0.5], [0.0, 2.0, 2.0, -2.0]]], requires_grad=True)
+    off = torch.tensor([[[3e-8, -3e-8, 1e-9, 1e-9], [0.0, 1e-8, -1e-8, 0.0]]], dtype=torch.float64)
+
+    def run(x):
+        x = x.detach().requires_grad_()
+        y = (x * 1).relu()
+        pooled = torch.nn.functional.max_pool2d(x[:, 1:, 1:3] * 1, (1, 2))
+        above = (x * 1 > 0) * 1.0
+        (y.sum() + pooled.sum()).backward()
+        return x.grad, above.detach()
+
+    lots = Lots(lambda: run(x), lambda: run(x.double() + off))
+    plain, seen = run(x), set()
+    for seed in range(40):
+        with lots.drawn(seed):
+            gradient, above = run(x)
+        same = [torch.equal(gradient[0, 0, 2:], plain[0][0, 0, 2:]), torch.equal(above[0, :, 2:], plain[1][0, :, 2:])]
+        assert all(same) and gradient[0, 1, 0] == plain[0][0, 1, 0] and above[0, 1, 0] == plain[1][0, 1, 0]
+        drawn = {"relu": gradient[0, 0, :2], "pool": gradient[0, 1, 1:3], "gt": above[0, 0, :2]}
+        seen |= {(name, *map(float, values)) for name, values in drawn.items()}
+    assert len([s for s in seen if s[0] == "relu"]) == len([s for s in seen if s[0] == "gt"]) == 4
+    assert len([s for s in seen if s[0] == "pool"]) == 2

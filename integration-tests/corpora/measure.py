@@ -14,11 +14,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from judge import rounded, to_float64
+from judge import RUNS, rounded, to_float64
 from sweeps.model_judge import leaves, loss_of, without_chance
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from corpora.lots import Lots
 from corpora.programs import Program, Unbuilt, build
 from corpora.stacks import make_stack
 from corpora.verdict import Beside, judge_results
@@ -198,6 +199,18 @@ class Run:
         generator = torch.Generator().manual_seed(seed)
         return self._calls(lambda value: rounded(value, generator))
 
+    @functools.cached_property
+    def lots(self) -> Lots:
+        """What rounding leaves open in the calls."""
+        return Lots(lambda: self._calls(copied_call), self.exact)
+
+    def by_lot(self, seed: int) -> list[list[torch.Tensor]] | None:
+        """The results of the calls where what rounding leaves open is drawn; None where nothing is."""
+        if not any(self.lots.open):
+            return None
+        with self.lots.drawn(seed):
+            return self._calls(copied_call)
+
     def _calls(self, change: Callable[[Any], Any]) -> list[list[torch.Tensor]] | None:
         """The results of the calls where the module and the arguments are changed."""
         try:
@@ -214,7 +227,7 @@ class Judge:
 
     def __init__(self, run: Run) -> None:
         self.exact = functools.cache(run.exact)
-        self.noisy = functools.cache(run.noisy)
+        self.noisy = functools.cache(lambda seed: run.noisy(seed) if seed < RUNS else run.by_lot(seed))
 
     def __call__(self, got: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> list[tuple[str, str]]:
         """The verdict on each call; a call like the one before it has the same."""
@@ -270,6 +283,11 @@ def results_of(value: Any) -> tuple[list[torch.Tensor], list[str]]:
 def copied(function: Callable[..., Any]) -> Callable[..., Any]:
     """A module's copy; a function is its own."""
     return copy.deepcopy(function) if isinstance(function, nn.Module) else function
+
+
+def copied_call(value: Any) -> Any:
+    """A module's copy, and arguments as they are: each call copies them."""
+    return copied(value) if isinstance(value, nn.Module) else value
 
 
 def _first_line(error: BaseException) -> str:

@@ -26,7 +26,8 @@ class Beside:
 
     Args:
         exact: gives float64's results, or None.
-        run: gives the results of eager on numbers rounded in the way of that seed, or None where it refuses them.
+        run: gives the results of eager on numbers rounded in the way of that seed, and from ``RUNS`` on with what rounding
+            leaves open drawn by lot (``corpora/lots.py``); None where there are none.
     """
 
     def __init__(self, exact: Callable[[], Results | None], run: Callable[[int], Results | None]) -> None:
@@ -38,8 +39,8 @@ class Beside:
         return self._exact()
 
     def runs(self) -> Iterator[Results]:
-        """As many of eager's runs on rounded numbers as are asked for."""
-        for seed in range(RUNS):
+        """As many of eager's runs on rounded numbers and by lot as are asked for."""
+        for seed in range(2 * RUNS):
             if seed == len(self._runs):
                 self._runs.append(self._run(seed))
             found = self._runs[seed]

@@ -108,6 +108,8 @@ class Capture:
         self.written: list[EarlierEnd] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
+        #: The classes, by their identity, of which the region has got the ``__dict__``.
+        self.namespaces: set[int] = set()
         #: The weak references that the region has made, by the identity of what they refer to.
         self.references: dict[int, Value] = {}
         #: Where the program's optimizers (``torch.optim.Optimizer``) come from.

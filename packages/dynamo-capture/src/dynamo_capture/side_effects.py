@@ -22,7 +22,7 @@ from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
-from dynamo_capture.values.functions import CellValue
+from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.objects import DELETED, ExceptionValue, ObjectValue, is_data_descriptor, is_slot
 from dynamo_capture.values.sets import SetValue, settle_late_sets
 from dynamo_capture.wrappers import own_dict
@@ -50,6 +50,8 @@ class SideEffects:
         #: Tensors whose gradient the region drops before its first operator, and those whose gradient it has read.
         self._dropping: dict[int, TensorValue] = {}
         self._seen: set[int] = set()
+        #: Attributes that the region has set on existing classes and functions.
+        self._of_fixed: dict[tuple[int, str], tuple[Value, str, Value]] = {}
         #: Calls that write for somebody to read (``print``), in their order.
         self._calls: list[tuple[Any, list[Value], dict[str, Value]]] = []
 
@@ -84,6 +86,25 @@ class SideEffects:
         """What the region has stored under the name."""
         found = self._of_tensors.get((id(tensor), name))
         return None if found is None else found[2]
+
+    def set_on(self, owner: Value, obj: Any, name: str, value: Value) -> None:
+        """``obj.name = value`` of an existing class or function ``obj``, which every call has."""
+        self.epoch += 1
+        self._of_fixed[id(obj), name] = owner, name, value
+
+    def found_on(self, obj: Any, name: str) -> Value | None:
+        """What the region has set on an existing class or function under the name."""
+        found = self._of_fixed.get((id(obj), name))
+        return None if found is None else found[2]
+
+    def is_set_on(self, obj: Any) -> bool:
+        """Whether the region has set an attribute of this class or function."""
+        return any(key == id(obj) for key, _ in self._of_fixed)
+
+    @property
+    def sets_on_functions(self) -> bool:
+        """Whether the region has set an attribute of an existing function."""
+        return any(isinstance(owner, FunctionValue) for owner, _, _ in self._of_fixed.values())
 
     def call_later(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> None:
         """``fn(*args, **kwargs)``, of which the region sees nothing: it is called when the graph has run."""
@@ -130,7 +151,8 @@ class SideEffects:
         return found[2] if found else None
 
     def __bool__(self) -> bool:
-        return bool(self._mutated or self._attributes or self._globals or self._of_tensors or self._calls)
+        changed = self._mutated or self._attributes or self._globals or self._of_tensors or self._of_fixed
+        return bool(changed or self._calls)
 
     def released(self, object_behind: Callable[[Value], Any]) -> list[Any] | None:
         """What existing objects may lose by the changes: all that changed containers held, and what was where something
@@ -150,6 +172,8 @@ class SideEffects:
         found += [globals_.get(name) for globals_, name, _ in self._globals.values()]
         for tensor, name, _ in self._of_tensors.values():
             found.append(_held(getattr(tensor, "real_tensor", None), name))
+        for fixed, name, _ in self._of_fixed.values():
+            found.append(_held(fixed.fn if isinstance(fixed, FunctionValue) else getattr(fixed, "obj", None), name))
         return found
 
     def is_mutated(self, value: Value) -> bool:
@@ -169,6 +193,7 @@ class SideEffects:
             values.append(owner.attrs[name])
         values.extend(value for _, _, value in self._globals.values())
         values.extend(each for tensor, _, value in self._of_tensors.values() for each in (tensor, value))
+        values.extend(each for owner, _, value in self._of_fixed.values() for each in (owner, value))
         values.extend(each for _, args, kwargs in self._calls for each in (*args, *kwargs.values()))
         return [v for v in values if v is not DELETED]
 
@@ -201,9 +226,9 @@ class SideEffects:
             else:
                 cg.call_const(dict.__setitem__, [_Raw(globals_), ConstantValue(name), value])
             cg.pop()
-        for tensor, name, value in self._of_tensors.values():
+        for target, name, value in (*self._of_tensors.values(), *self._of_fixed.values()):
             cg.load(value)
-            cg.load(tensor)
+            cg.load(target)
             cg.store_attr(name)
         for fn, args, kwargs in self._calls:
             cg.call_const(fn, args, kwargs)

@@ -152,6 +152,17 @@ class InnerEffects(SideEffects):
         found = super().found_on_tensor(tensor, name)
         return found if found is not None else self.outer.found_on_tensor(tensor, name)
 
+    def found_on(self, obj: Any, name: str) -> Value | None:
+        found = super().found_on(obj, name)
+        return found if found is not None else self.outer.found_on(obj, name)
+
+    def is_set_on(self, obj: Any) -> bool:
+        return super().is_set_on(obj) or self.outer.is_set_on(obj)
+
+    @property
+    def sets_on_functions(self) -> bool:
+        return super().sets_on_functions or self.outer.sets_on_functions
+
     def is_mutated(self, value: Value) -> bool:
         return super().is_mutated(value) or self.outer.is_mutated(value)
 

@@ -36,6 +36,7 @@ from dynamo_capture.state import CapturedGraph, CodeState
 from dynamo_capture.stored.log import GuardLog, Reads
 from dynamo_capture.stored.writing import Kept
 from dynamo_capture.values.base import ObservedError
+from dynamo_capture.values.classes import classes_of_a_region
 from dynamo_capture.values.drawn import comes_too_early
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -102,7 +103,8 @@ def translate(
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
                 tx.drawn = mode.drawn
-                brk = root.interpret()
+                with classes_of_a_region():
+                    brk = root.interpret()
                 if isinstance(brk, GraphBreak):
                     # What a restart ends at was judged where it came from, with what counted there.
                     _refuse_break(tx, brk, request, options, judged=break_at is not None)

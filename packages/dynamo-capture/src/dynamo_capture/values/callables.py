@@ -13,7 +13,18 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.classes import Held, bind_attribute, class_source, find, guard_found, guard_lookup, lookup
+from dynamo_capture.values.classes import (
+    Held,
+    bind_attribute,
+    class_source,
+    find,
+    guard_found,
+    guard_lookup,
+    is_data,
+    lookup,
+    may_be_set,
+    set_for_now,
+)
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.dicts import ProxyValue
 from dynamo_capture.values.enums import iterate_members, member_by_name, members
@@ -217,6 +228,8 @@ class ClassValue(_FixedValue):
         cls = self.obj
         if name == "__dict__" and id(cls) in tx.made_classes:
             raise GraphBreak("QB15", f"the namespace of {cls.__qualname__}, which is made here")
+        if name == "__dict__":
+            return self._namespace(tx)
         if name in ("__name__", "__qualname__", "__module__", "__doc__"):
             source = None if is_library_class(cls) else Source("attr", Source("constant", None, (cls,)), name)
             return tx.from_python(getattr(cls, name), source)
@@ -243,6 +256,14 @@ class ClassValue(_FixedValue):
             raise GraphBreak("QB06", f"__getattr__ of the metaclass of {cls.__name__}")
         return tx.from_python(tx.exact(getattr, cls, name))
 
+    def _namespace(self, tx: Capture) -> Value:
+        """``cls.__dict__``, which is ``type``'s descriptor's, whatever the class has of that name."""
+        cls = self.obj
+        if tx.side.is_set_on(cls):
+            raise GraphBreak("QB06", f"the namespace of {cls.__qualname__}, whose attributes are set here")
+        tx.namespaces.add(id(cls))
+        return tx.from_python(cls.__dict__, Source("attr", Source("constant", None, (cls,)), "__dict__"))
+
     def _own_attribute(self, tx: Capture, name: str, found: Any, owner: type) -> Value:
         from dynamo_capture.values.functions import MethodValue
 
@@ -268,7 +289,11 @@ class ClassValue(_FixedValue):
         return tx.from_python(value, class_source(owner, name))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
-        raise GraphBreak("QB06", f"setting attribute {name!r} of the class {self.obj.__name__}")
+        seen_whole = id(self.obj) in tx.made_classes or id(self.obj) in tx.namespaces
+        if seen_whole or not may_be_set(self.obj, name) or not is_data(value.realize().pytype):
+            raise GraphBreak("QB06", f"setting attribute {name!r} of the class {self.obj.__name__}")
+        tx.side.set_on(self, self.obj, name, value)
+        set_for_now(self.obj, name, value)
 
     def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return tx.instantiate(self.obj, args, kwargs)

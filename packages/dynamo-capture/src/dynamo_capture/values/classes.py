@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import collections
+import contextlib
 import enum
 import functools
 import sys
+import threading
 import types
+import typing
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = [
-    "NAMED_FIELD", "Held", "bind_attribute", "class_source", "find", "full_name", "guard_lookup", "lookup",
-    "no_attribute",
+    "NAMED_FIELD", "Held", "bind_attribute", "class_source", "classes_of_a_region", "find", "full_name", "guard_lookup",
+    "is_data", "lookup", "may_be_set", "no_attribute", "set_for_now",
 ]  # fmt: skip
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
@@ -34,10 +39,24 @@ _NOT_LOOKED_INTO = (property, staticmethod, classmethod, functools.cached_proper
                     enum.property)  # fmt: skip
 
 
+#: Attributes of existing classes that regions being captured have set: by thread, then (identity of the class, name).
+_SET: dict[int, dict[tuple[int, str], Held]] = {}
+
+
 def lookup(cls: type, name: str) -> tuple[Any, type | None]:
     """The raw attribute that ``cls`` or a base defines, and the class that does; (None, None) when none does."""
+    if _SET and (written := _SET.get(threading.get_ident())):
+        return _lookup_set(cls, name, written)
     for base in cls.__mro__:
         found = base.__dict__.get(name, _MISSING)
+        if found is not _MISSING:
+            return found, base
+    return None, None
+
+
+def _lookup_set(cls: type, name: str, written: dict[tuple[int, str], Held]) -> tuple[Any, type | None]:
+    for base in cls.__mro__:
+        found = written.get((id(base), name)) or base.__dict__.get(name, _MISSING)
         if found is not _MISSING:
             return found, base
     return None, None
@@ -49,12 +68,49 @@ NAMED_FIELD = type(collections.namedtuple("_Named", "field").field)  # type: ign
 
 
 class Held:
-    """In a class that the region has made: an attribute that is no constant and no function."""
+    """An attribute that the region has given to a class: of one that it has made, no constant and no function."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Value) -> None:
         self.value = value
+
+
+def set_for_now(cls: type, name: str, value: Value) -> None:
+    """The class has this attribute, for all that this thread looks up in it while it interprets the region."""
+    _SET.setdefault(threading.get_ident(), {})[id(cls), name] = Held(value)
+
+
+@contextlib.contextmanager
+def classes_of_a_region() -> Iterator[None]:
+    """A region is interpreted, to whose thread classes look as the region has made them. One within another (of a
+    function that runs while its caller is captured) sees them as they are.
+    """
+    thread = threading.get_ident()
+    outer = _SET.pop(thread, None)
+    try:
+        yield
+    finally:
+        _SET.pop(thread, None)
+        if outer is not None:
+            _SET[thread] = outer
+
+
+def is_data(kind: type) -> bool:
+    """Whether a class attribute of this type is nothing but a value to whoever reads it."""
+    return all(lookup(kind, name)[1] is None for name in ("__get__", "__set__", "__delete__"))
+
+
+def may_be_set(cls: type, name: str) -> bool:
+    """Whether setting a class's attribute does nothing else: data of the program's class, of no meaning to Python."""
+    found, owner = lookup(cls, name)
+    plain = type(cls) in (type, abc.ABCMeta) and not name.startswith("__")
+    bases = (base for base in cls.__mro__ if is_library_class(base))
+    known = all(base.__module__.startswith("torch.nn.modules.") or base in _BASES for base in bases)
+    return plain and known and not is_library_class(cls) and (owner is None or is_data(type(found)))
+
+
+_BASES = (object, abc.ABC, typing.Generic)
 
 
 #: Bytes of a class's name in the interpreter's AttributeError: "'%.100s' object has no attribute '%U'".
@@ -120,7 +176,7 @@ def find(tx: Capture, cls: type, name: str) -> tuple[Any, type | None]:
     if mark not in known:
         known.add(mark)
         guard_lookup(tx, cls, name, owner)
-        if owner is not None and not is_library_class(owner):
+        if owner is not None and not is_library_class(owner) and type(found) is not Held:
             tx.guards.class_has(owner, name, found)
     return found, owner
 

@@ -202,6 +202,12 @@ class FunctionValue(Value):
 
             return HandlerValue(lambda tx, args, kwargs: MethodValue(args[0], self), "__get__")
         if self.fn is not None:
+            if tx.side.sets_on_functions:
+                self._pin(tx)
+                if (found := tx.side.found_on(self.fn, name)) is not None:
+                    return found
+                if name == "__dict__" and tx.side.is_set_on(self.fn):
+                    raise GraphBreak("QB06", f"__dict__ of {self.describe()}, whose attributes are set here")
             if name == "__kwdefaults__":
                 return self._keyword_table(tx.from_python(self.fn.__kwdefaults__, self.root().attr(name)))
             written: Any = None if _is_part(name) else tx.changed(self.fn.__dict__)
@@ -264,7 +270,8 @@ class FunctionValue(Value):
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         if self.fn is not None:
-            raise GraphBreak("QB06", f"setting attribute {name!r} of the function {self.qualname!r}")
+            self._set_on_existing(tx, name, value)
+            return
         tx.side.epoch += 1
         if name in ("__defaults__", "__kwdefaults__"):
             self._set_defaults(tx, name, value.realize())
@@ -288,6 +295,17 @@ class FunctionValue(Value):
             self.kwdefaults, self._keywords = {}, value if type(value) is DictValue else None
         else:
             raise GraphBreak("QB06", f"setting attribute {name!r} of a function made here to {value.describe()}")
+
+    def _set_on_existing(self, tx: Capture, name: str, value: Value) -> None:
+        if name.startswith("__") or id(self.fn.__dict__) in tx.known:  # type: ignore[union-attr]
+            raise GraphBreak("QB06", f"setting attribute {name!r} of the function {self.qualname!r}")
+        self._pin(tx)
+        tx.side.set_on(self, self.fn, name, value)
+
+    def _pin(self, tx: Capture) -> None:
+        """In every call it is this function, not one with the same code."""
+        if self.source is not None and not self.source.is_fixed:
+            tx.guards.is_object(self.source, self.fn)
 
     def children(self) -> Iterator[Value]:
         yield from self.closure or ()
@@ -475,6 +493,8 @@ class SuperValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         mro = self.owner_type.__mro__
         for base in mro[mro.index(self.after) + 1 :]:
+            if (found := tx.side.found_on(base, name)) is not None:
+                return found
             if name not in base.__dict__:
                 if not is_library_class(base):
                     tx.guards.class_lacks(base, name)

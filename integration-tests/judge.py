@@ -91,10 +91,11 @@ def assert_as_good(
 
 
 def assert_same_metadata(ours: torch.Tensor, theirs: torch.Tensor, what: str = "output") -> None:
-    """Assert equal shape, dtype, device, stride and ``requires_grad``."""
-    for name in ("shape", "dtype", "device", "requires_grad"):
+    """Assert equal shape, dtype, device, layout, names of dimensions, stride (where there is one), ``requires_grad``."""
+    for name in ("shape", "dtype", "device", "requires_grad", "layout"):
         assert getattr(ours, name) == getattr(theirs, name), f"{what}: {name}"
-    if theirs.numel():
+    assert getattr(ours, "names", None) == getattr(theirs, "names", None), f"{what}: names"  # up to PyTorch 2.12
+    if theirs.layout is torch.strided and not theirs.is_nested and theirs.numel():
         significant = [d for d, size in enumerate(theirs.shape) if size > 1]
         assert [ours.stride(d) for d in significant] == [theirs.stride(d) for d in significant], f"{what}: strides"
 

@@ -149,6 +149,27 @@ def test_the_judge_sees_other_integers_and_plain_values(program):
         assert program(Damaged(change), make)["status"] == "wrong"
 
 
+NO_STRIDES = {
+    "csr": (lambda x: x.to_sparse_csr(), lambda r: (r.to_dense() * 1.01).to_sparse_csr()),
+    "bsc": (lambda x: x.to_sparse_bsc((2, 2)), lambda r: r.to_dense()),
+    "coo": (lambda x: x.to_sparse(), lambda r: r.to_dense().to_sparse_csr()),
+    "named": (lambda x: x.rename("A", "B"), lambda r: r.rename("A", "C")),
+    "named, other numbers": (lambda x: x.rename("A", "B"), lambda r: r * 1.01),
+}
+
+
+@pytest.mark.parametrize("how", NO_STRIDES)
+def test_the_judge_compares_sparse_and_named_tensors(how, program):
+    """It ended with an error, which counted as a crash of what it was to judge."""
+    if "named" in how and not hasattr(torch.Tensor, "rename"):
+        pytest.skip("this PyTorch has no named tensors")
+    x = torch.randn(4, 6)
+    make, change = NO_STRIDES[how]
+    build = lambda kind, name: Program(lambda: make(x), train=False)
+    assert program(Damaged(lambda r: r + 0 if "named" in how else r), build)["status"] == "ok"
+    assert program(Damaged(change), build)["status"] == "wrong"
+
+
 def test_an_exception_that_eager_does_not_raise_is_a_crash(program):
     def fail(result):
         raise ValueError("no")

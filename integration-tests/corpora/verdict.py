@@ -73,6 +73,8 @@ def _text(t: torch.Tensor) -> str:
 
 def _dense(t: torch.Tensor) -> torch.Tensor:
     t = t.detach()
+    if any(getattr(t, "names", ())):  # few operators take them
+        t = t.rename(None)
     if t.is_quantized:
         t = t.dequantize()
     if t.is_nested:

@@ -29,6 +29,7 @@ from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.tensor_state import has_names
 from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
@@ -264,6 +265,8 @@ class GraphBuilder:
             if result.layout is not torch.strided or result.is_nested:
                 raise GraphBreak("QB17", _name_of(fn))
             result = abstract(result)  # on the meta device PyTorch makes torch.tensor's without an operator
+        if isinstance(result, torch.Tensor) and has_names(result):
+            raise GraphBreak("QB17", "a tensor with named dimensions")
         mark_written(fn, examples, kw_examples, result)
         written = [tensor for tensor, version in before if tensor._version != version]
         if written and self.tx.raising.traced is None and self._is_traced(written):

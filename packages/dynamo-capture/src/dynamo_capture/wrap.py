@@ -40,6 +40,7 @@ from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.overrides import subclass_input
 from dynamo_capture.values.sets import SetValue
+from dynamo_capture.values.tensor_state import has_names
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.triton_kernels import TritonKernelValue
 from dynamo_capture.values.weak import weak_reference
@@ -136,6 +137,8 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
         return subclass_input(tx, obj, source)
     if obj.is_nested:
         raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
+    if has_names(obj):
+        raise GraphBreak("QB17", f"a tensor with named dimensions ({source})")
     source = source or Source("constant", None, (obj,))
     dynamic = tx.dynamic_dims(source, obj)
     try:

@@ -161,3 +161,30 @@ def test_versions(fn, kind, capture):
             return type(error)
 
     assert run(capture(fn, strict=False)) == run(fn)
+
+
+NAMED = {
+    "made in the region": (lambda x: (x.rename("A", "B") + 1, x * 2), lambda x: x),
+    "read in the region": (lambda x: (x.rename("A", "B").names, (x * 2).rename("A", "B").align_to("B", "A")), lambda x: x),
+    "an input": (lambda x: x * 2 + 1, lambda x: x.rename("A", "B")),
+    "written in place": (lambda x: (x * 2).rename_("A", "B").add_(1), lambda x: x),
+}
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="PyTorch 2.13 has no named tensors any more")
+@pytest.mark.parametrize("name", NAMED)
+def test_names_of_dimensions(name, capture):
+    """The graph's tensors have none; they were lost. A call without names, captured before, does not serve them."""
+    fn, make = NAMED[name]
+    compiled = capture(fn, strict=False)
+    if name == "an input":
+        compiled(torch.ones(2, 3))
+    for _ in range(2):
+        x = make(torch.arange(6.0).reshape(2, 3))
+        got, wanted = compiled(x), fn(x)
+        for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, wanted)), strict=True):
+            if isinstance(b, torch.Tensor):
+                assert a.names == b.names and torch.equal(a.rename(None), b.rename(None))
+            else:
+                assert a == b
+    assert "named dimensions" in str(compiled.report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.fx import Node
 
 from dynamo_capture.breaks import GraphBreak
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.values.tensor import TensorValue
 
-__all__ = ["STATE", "tensor_state"]
+__all__ = ["STATE", "has_names", "tensor_state"]
 
 #: Bits of an input's dispatch keys, which are guarded.
 _KEYS = frozenset(("is_conj", "is_neg", "is_inference"))
@@ -31,6 +32,15 @@ _AUTOGRAD = frozenset(("is_leaf", "grad_fn", "output_nr", "retains_grad"))
 _COUNTERS = frozenset(("_version", "_base", "_is_view", "_use_count", "_cdata"))
 #: The attributes and methods without arguments that :func:`tensor_state` answers.
 STATE = _KEYS | _AUTOGRAD | _COUNTERS
+
+
+_NAMES = hasattr(torch.Tensor, "has_names")
+
+
+def has_names(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's dimensions have names, which graphs know nothing of (up to PyTorch 2.12; a dispatch key, which
+    is guarded)."""
+    return _NAMES and tensor.has_names()
 
 
 def tensor_state(tx: Capture, tensor: TensorValue, name: str) -> Value:

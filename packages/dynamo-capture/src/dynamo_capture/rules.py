@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["GENERATOR_FLAGS", "is_library_class", "is_library_file", "is_library_name", "runs_around",
-           "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
+__all__ = ["GENERATOR_FLAGS", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
+           "runs_around", "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -80,6 +80,11 @@ def is_library_class(cls: type) -> bool:
     if known is None or known[0]() is not cls:
         known = _LIBRARY_CLASSES[id(cls)] = (weakref.ref(cls), _lives_in_library(cls))
     return known[1]
+
+
+def is_c_enumeration(cls: type) -> bool:
+    """Whether it is an enumeration of PyTorch's C++, whose members are equal and hash by their numbers."""
+    return vars(torch._C).get(cls.__qualname__) is cls and "__entries" in cls.__dict__
 
 
 def take_as_fixed(cls: type) -> None:

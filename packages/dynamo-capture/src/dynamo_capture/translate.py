@@ -51,6 +51,7 @@ from prims.logs import say
 from prims.options import Options
 from prims.records import record
 from prims.report import Report
+from prims.settings import kept_settings, says_nothing_to_graphs
 from prims.spec import AbstractMode, plain_saving
 
 __all__ = ["Translation", "translate"]
@@ -192,7 +193,8 @@ def _isolated_modes() -> Any:
     devices = ("cpu", "cuda")
     autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     try:
-        yield
+        with kept_settings():
+            yield
     finally:
         torch._C._set_grad_enabled(grad)
         torch.set_autocast_cache_enabled(cache)
@@ -214,7 +216,7 @@ def _finish(
 ) -> Translation:
     builder = tx.graph
     for (setter, *leading), (at_entry, now) in tx.modes.items():
-        if at_entry != now:
+        if at_entry != now and not says_nothing_to_graphs(setter):
             builder.state_call(setter, [*leading, at_entry])
     plan.spent = let_go_of_spent(tx, plan.outputs) if tx.frees else frozenset()
     builder.finish(plan.outputs)

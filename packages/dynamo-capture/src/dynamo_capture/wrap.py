@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_library_name
+from dynamo_capture.rules import is_c_enumeration, is_library_name
 from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
@@ -124,6 +124,8 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _lru_cached
     if is_triton_kernel(obj):
         return _triton_kernel
+    if is_c_enumeration(cls):
+        return _enum
     return _object
 
 

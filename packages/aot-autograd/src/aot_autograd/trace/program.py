@@ -26,6 +26,7 @@ from prims.control import ControlFlow, ScoredAttention
 from prims.errors import Unsupported
 from prims.ir import Envelope, InputDesc
 from prims.records import record
+from prims.settings import kept_settings
 from prims.spec import SymbolContext, SymbolicCalls, TensorSpec, abstract_from_spec, plain_saving, spec_of, to_torch
 from prims.spec.unbacked import making_symbols, with_symbols
 from prims.transforms import Vmap
@@ -118,7 +119,7 @@ def trace_forward(
         try:
             with (
                 making_symbols(with_symbols(context)), torch.inference_mode(False), torch.set_grad_enabled(grad_mode),
-                calls, plain_saving(), tracer,
+                kept_settings(), calls, plain_saving(), tracer,
             ):  # fmt: skip
                 program.result = _interpret(gm, values, tracer, written)
         finally:

@@ -176,6 +176,11 @@ class PyModuleValue(_FixedValue):
         computed = hasattr(type(module), name) or name not in vars(module)
         if type(module) is not types.ModuleType and computed and type(found) in CONST_TYPES:
             # A setting that is computed when it is read, as those of torch.backends and of torch._dynamo.config are.
+            from dynamo_capture.values.torch_calls import is_set_here
+
+            getter = getattr(vars(type(module)).get(name), "getter", None)
+            if module.__name__.startswith("torch.backends") and is_set_here(tx, getter, []):
+                return tx.from_python(found)
             tx.guards.state(functools.partial(getattr, module, name), found, f"{module.__name__}.{name}")
         return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.rules import is_library_class
+from dynamo_capture.rules import is_c_enumeration, is_library_class
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, Value, display
 from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
@@ -75,7 +75,8 @@ def never_changes(value: Value) -> bool:
     """Whether it is an existing object of a C class whose objects never change."""
     from dynamo_capture.values.compare import existing
 
-    return isinstance(existing(value), _UNCHANGING) and is_library_class(value.pytype)
+    fixed = isinstance(existing(value), _UNCHANGING) and is_library_class(value.pytype)
+    return fixed or is_c_enumeration(value.pytype)
 
 
 def source_of_existing(value: Value) -> Source | None:

@@ -26,14 +26,15 @@ from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.wrappers import is_disabled, reason_of
 from prims.ir import register_callable
+from prims.settings import GET_PRECISION, SET_PRECISION, SETTINGS, says_nothing_to_graphs
 from prims.transforms import TRANSFORMS
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = [
-    "ALLOWED", "call_torch", "disabled_call", "graph_broken", "is_operator_function", "is_torch_callable", "set_mode",
-    "special", "special_by_code", "special_by_name", "special_function", "substituted",
+    "ALLOWED", "call_torch", "disabled_call", "graph_broken", "is_operator_function", "is_set_here",
+    "is_torch_callable", "set_mode", "special", "special_by_code", "special_by_name", "special_function", "substituted",
 ]  # fmt: skip
 
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
@@ -52,12 +53,19 @@ INLINED_WITH_SYMBOLS = frozenset((F.multi_head_attention_forward,))
 _OPERATOR_TYPES = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 #: Setters of thread-local modes -> how to read the mode (with the setter's leading arguments).
-MODE_SETTERS: dict[Any, tuple[Callable[..., Any], int]] = {
+MODE_SETTERS: dict[Any, tuple[Any, int]] = {
     torch._C._set_grad_enabled: (torch.is_grad_enabled, 0),
     torch.set_autocast_enabled: (torch.is_autocast_enabled, 1),
     torch.set_autocast_dtype: (torch.get_autocast_dtype, 1),
     torch.set_autocast_cache_enabled: (torch.is_autocast_cache_enabled, 0),
+    **{setter: (reader, 0) for setter, reader in SETTINGS.items()},
+    **({} if SET_PRECISION is None else {SET_PRECISION: (GET_PRECISION, 2)}),
 }
+#: How the process's settings are read -> how they are set.
+_SETTERS_BY_READER: dict[Any, Any] = {reader: setter for setter, reader in SETTINGS.items()}
+_SETTERS_BY_READER[GET_PRECISION] = SET_PRECISION
+#: In names of other readers: what they say may depend on those.
+_RELATED = ("cudnn", "sdp", "precision", "tf32", "torch.backends")
 #: Modules below torch._C whose functions are operators.
 _OPERATOR_C_MODULES = frozenset(
     f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special", "_sparse", "_nested", "_VariableFunctions")
@@ -203,7 +211,26 @@ def _reads_a_setting(fn: Any) -> bool:
     return (owner is torch._C or owner is None) and name not in _GUARDED_OR_FIXED
 
 
+def is_set_here(tx: Capture, reader: Any, args: list[Any]) -> bool:
+    """Whether it is the region that has set what ``reader(*args)`` reads of the process's settings, so that it was
+    guarded before.
+
+    Raises:
+        GraphBreak: a reader that is not known, or of what depends on other settings, after the region has set some.
+    """
+    written = [key for key in tx.modes if key[0] in SETTINGS or key[0] is SET_PRECISION]
+    if not written:
+        return False
+    setter = _SETTERS_BY_READER.get(reader)
+    name = getattr(reader, "__name__", "a setting of torch.backends")
+    if (setter is None and any(word in name for word in _RELATED)) or (setter is SET_PRECISION and args[1:] != ["all"]):
+        raise GraphBreak("QB03", f"{name}, which may depend on settings that the region has set")
+    return (setter, *args) in written
+
+
 def _guard_setting(tx: Capture, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    if is_set_here(tx, fn, args):
+        return
     try:
         value = fn(*args, **kwargs)
     except Exception:
@@ -215,17 +242,30 @@ def _guard_setting(tx: Capture, fn: Any, args: list[Any], kwargs: dict[str, Any]
 def set_mode(tx: Capture, setter: Any, args: list[Any]) -> Value:
     """Set a thread-local mode, for the rest of the capture and in the graph."""
     reader, leading = MODE_SETTERS[setter]
+    if setter in SETTINGS or setter is SET_PRECISION:
+        _check_setting(tx, setter, args)
     key = (setter, *args[:leading])
     before = reader(*args[:leading])
     first = tx.modes.get(key, (before, before))[0]
     value = args[leading]
     if setter is torch._C._set_grad_enabled and not value and any(level.duals is not None for level in tx.levels):
         raise GraphBreak("QB12", "gradients are switched off in a forward derivative, which goes on all the same")
-    if before != value:
+    if before != value and not says_nothing_to_graphs(setter):
         tx.graph.state_call(setter, args)
     setter(*args)
     tx.modes[key] = (first, value)
     return ConstantValue(None)
+
+
+def _check_setting(tx: Capture, setter: Any, args: list[Any]) -> None:
+    """Break where a setting of the process is read by operators as they run; else guard what the region found."""
+    reader, leading = MODE_SETTERS[setter]
+    of_gpu = says_nothing_to_graphs(setter)
+    known = len(args) == leading + 1 and (setter in SETTINGS or args[0] == "cuda")
+    if not known or (of_gpu and torch.cuda.is_available()):
+        raise GraphBreak("QB03", f"torch._C.{setter.__name__}")
+    if (setter, *args[:leading]) not in tx.modes:
+        _guard_setting(tx, reader, args[:leading], {})
 
 
 # --- Python functions with a meaning of their own -------------------------------------------------------------------

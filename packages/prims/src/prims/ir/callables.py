@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional
 
+from prims.settings import ATTENTION
+
 __all__ = ["is_method", "is_property", "listed", "operator_of", "register_callable", "registered", "registered_name"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +36,7 @@ _TORCH_OTHERS = frozenset(
      "autocast_increment_nesting", "autocast_decrement_nesting", "clear_autocast_cache", "is_grad_enabled",
      "is_autocast_enabled", "get_autocast_dtype", "is_autocast_cache_enabled", "get_default_dtype")
 )  # fmt: skip
-_TORCH_C = frozenset(("_set_grad_enabled",))
+_TORCH_C = frozenset(("_set_grad_enabled", *(setter.__name__ for setter in ATTENTION)))
 _BUILTINS = frozenset(
     ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "list", "max", "min", "pow", "range",
      "round", "slice", "sum", "tuple")

@@ -126,6 +126,8 @@ class Capture:
         self.overriding = False
         #: Whether graph breaks are errors here, by our ``error_on_graph_break`` and PyTorch's.
         self.breaks_refused = breaks_refused()
+        #: The modes under which indexing is by tensors, entered in the region and not left yet.
+        self.index_modes: list[Any] = []
         #: How many ``DisableTorchFunctionSubclass`` the program is inside.
         self.overrides_off = int(not torch._C._is_torch_function_enabled())
         #: An exception has left an inlined function: its traceback keeps what the function refers to.

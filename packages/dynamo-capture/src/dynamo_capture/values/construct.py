@@ -22,6 +22,7 @@ from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, 
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.index_mode import IndexMode, is_index_mode
 from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.leaves import make_parameter
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
@@ -84,6 +85,8 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return make_parameter(tx, args, kwargs)
     if issubclass(cls, torch.Tensor) and not isinstance(_python_new(cls), types.FunctionType):
         raise GraphBreak("QB17", f"making a {cls.__name__} from its class")
+    if is_index_mode(cls) and not args and not kwargs:
+        return IndexMode(cls)
     if _is_numpy_scalar_class(cls):
         return fold(tx, cls, args, kwargs)
     if type(cls) not in _PLAIN_METACLASSES:

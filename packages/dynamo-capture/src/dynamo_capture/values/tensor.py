@@ -205,6 +205,8 @@ class TensorValue(Value):
             return tx.sym(self.example.numel(), torch.ops.aten.sym_numel.default, [self])
         if name == "__len__":
             return self.length(tx)
+        if name == "__getitem__" and len(args) == 1:
+            return self.getitem(tx, args[0])
         if name in ("__getitem__", "__setitem__"):
             return tx.graph_call(operator.getitem if name == "__getitem__" else operator.setitem, [self, *args], {})
         if name == "__iter__":
@@ -248,6 +250,8 @@ class TensorValue(Value):
         return extents.getitem(tx, ConstantValue(asked)) if isinstance(asked, int) else extents
 
     def getitem(self, tx: Capture, key: Value) -> Value:
+        if tx.index_modes:
+            return tx.index_modes[-1].getitem_of(tx, self, key)  # type: ignore[no-any-return]
         return tx.graph_call(operator.getitem, [self, key], {})
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:

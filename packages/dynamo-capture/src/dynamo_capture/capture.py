@@ -106,6 +106,8 @@ class Capture:
         self.frees = False
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
+        #: What the region takes for true of what its graph computes.
+        self.assumed: list[Any] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.
         self.cached_calls: dict[Any, Value] = {}
         #: The classes, by their identity, of which the region has got the ``__dict__``.

@@ -26,6 +26,8 @@ _TORCH_DYNAMIC = (_TORCH_ASKED, "_dynamo_weak_dynamic_indices", *_TORCH_UNBACKED
 _TORCH_STATIC = "_dynamo_static_indices"
 #: What is said of a size of which nothing is said: the least, the largest, and its name.
 _NOTHING_SAID = (2, None, None)
+#: Values of one integer in a tensor that are captured, before it counts as one that goes on changing.
+_MOST_HELD = 4
 
 Dims = int | list[int] | tuple[int, ...]
 
@@ -187,6 +189,8 @@ class DynamicSizes:
         self._now_ints: dict[str, int] = {}
         self._now_floats: dict[str, int] = {}
         self._sharing: dict[str, str] = {}
+        #: The integers that modules keep in tensors, and that captures took for such as stay, by source.
+        self._held: dict[str, set[int]] = {}
         self._now_sharing: dict[str, str] = {}
         self._now_first: dict[tuple[str, str | None, int], str] = {}
 
@@ -295,6 +299,14 @@ class DynamicSizes:
         first = self._now_first.setdefault((kind, before, bits_of_float(value)), source)
         self._now_sharing[source] = first
         return None if first == source else first
+
+    def settles(self, source: str, value: int) -> bool:
+        """Whether an integer that a module keeps in a tensor counts as one that stays, rather than goes on changing."""
+        seen = self._held.setdefault(source, set())
+        if value in seen or len(seen) < _MOST_HELD:
+            seen.add(value)
+            return True
+        return False
 
     def int_is_dynamic(self, source: str, value: int) -> bool:
         """Whether an int input is symbolic: once it has changed. 0 and negative ints are always specialised."""

@@ -26,6 +26,7 @@ from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue, 
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
+from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -242,11 +243,14 @@ class GraphBuilder:
             with making_symbols(self.ctx if self.tx.unbacked else None), symbolic:
                 result = _run(fn, method, examples, kw_examples)
         except DataDependentError:
-            for read in (known_ints, partial(as_ints, self.tx))[: 1 + self.tx.unbacked]:
+            ways = known_ints, partial(as_known_ints, self.tx), partial(as_ints, self.tx)
+            for read in ways[: 2 + self.tx.unbacked]:
                 again = self._with_ints(fn, args, kwargs, method, read)
                 if again is not None:
                     return again
             again = self._with_numbers(fn, args, kwargs, method)
+            if again is None:
+                again = computed_of_known(self.tx, fn, args, kwargs, method)
             if again is not None:
                 return again
             raise GraphBreak("QB02", _name_of(fn)) from None

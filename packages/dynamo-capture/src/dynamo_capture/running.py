@@ -25,6 +25,7 @@ class Running:
         without_devices: it runs without the thread's default devices.
         settings: ``(setter, arguments)`` by which the thread's modes are made what they were when it raises.
         inference: it runs in inference mode, which the frame has entered.
+        checked: results of one bool that are true, or the frame is run again.
     """
 
     undone: tuple[int, ...] = ()
@@ -32,9 +33,12 @@ class Running:
     without_devices: bool = False
     settings: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
     inference: bool = False
+    checked: tuple[int, ...] = ()
 
     def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled graph with all that."""
+        if self.checked:
+            compiled = _checking(compiled, self.checked)
         if self.undone:
             compiled = undoing(compiled, self.undone)
         if self.drawn:
@@ -44,6 +48,21 @@ class Running:
         if self.settings:
             compiled = _restoring(compiled, self.settings)
         return _in_inference_mode(compiled) if self.inference else compiled
+
+
+class NotAsAssumed(Exception):
+    """The program raises, by a tensor's value."""
+
+
+def _checking(compiled: Callable[..., Any], checked: tuple[int, ...]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        results = compiled(*args)
+        for at in checked:
+            if not results[at]:
+                raise NotAsAssumed
+        return results
+
+    return run
 
 
 def _restoring(compiled: Callable[..., Any], settings: tuple[tuple[Any, tuple[Any, ...]], ...]) -> Callable[..., Any]:

@@ -224,7 +224,8 @@ def _finish(
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"
     gm, compiled, undone, may_run_again = _compiled(tx, plan, name, where, compile_graph, report)
     drawn = tuple(sorted(map(str, tx.drawn))) if may_run_again else ()
-    running = Running(tuple(undone), drawn, bool(tx.devices.at_entry), _settings(tx), tx.inference.entered)
+    checked = tuple(plan.output_index(each.condition) for each in tx.assumed)
+    running = Running(tuple(undone), drawn, bool(tx.devices.at_entry), _settings(tx), tx.inference.entered, checked)
     inputs = [inp.source for inp in builder.inputs] if compiled is not None else []
     tree = tx.guards.tree
     slots: dict[int, int] = {}
@@ -327,6 +328,8 @@ def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence
         RestartCapture: it has to be two graphs for that.
     """
     written = tx.graph.maybe_mutated()
+    if written and tx.assumed:
+        raise RestartCapture(tx.assumed[0].step, tx.assumed[0].brk)
     raising = tx.raising
     seen = raising.met is not None
     if not written or getattr(compiled, "writes_when_done", False) is True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.interpreter.assuming import decided
 from dynamo_capture.interpreter.data_ops import boolean
 from dynamo_capture.interpreter.state import FrameState
 from dynamo_capture.values.base import PREVIOUS, ObservedError, Value, display
@@ -35,11 +36,11 @@ class ControlOps(FrameState):
     JUMP_BACKWARD_NO_INTERRUPT = JUMP_BACKWARD
 
     def POP_JUMP_IF_TRUE(self, arg: int) -> None:
-        if self.pop().truth(self.tx):
+        if decided(self.tx, self.decoded, self.pop(), arg, self.ip):
             self.ip = arg
 
     def POP_JUMP_IF_FALSE(self, arg: int) -> None:
-        if not self.pop().truth(self.tx):
+        if not decided(self.tx, self.decoded, self.pop(), self.ip, arg):
             self.ip = arg
 
     def POP_JUMP_IF_NONE(self, arg: int) -> None:

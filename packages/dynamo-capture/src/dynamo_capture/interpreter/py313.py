@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynamo_capture.interpreter.assuming import decided
 from dynamo_capture.interpreter.data_ops import boolean, set_function_part
 from dynamo_capture.interpreter.py312 import Ops312
 from dynamo_capture.values.base import NULL
@@ -66,7 +67,15 @@ class Ops313(Ops312):
         self.stack.append(boolean(result.realize().truth(self.tx)) if arg & 16 else result)
 
     def TO_BOOL(self, arg: Any) -> None:
-        self.stack.append(boolean(self.pop().truth(self.tx)))
+        value = self.pop()
+        jump = self.decoded.instructions[self.ip]
+        if jump.name == "POP_JUMP_IF_TRUE":
+            truth = decided(self.tx, self.decoded, value, jump.arg, self.ip + 1)
+        elif jump.name == "POP_JUMP_IF_FALSE":
+            truth = decided(self.tx, self.decoded, value, self.ip + 1, jump.arg)
+        else:
+            truth = value.truth(self.tx)
+        self.stack.append(boolean(truth))
 
     def LOAD_FAST_LOAD_FAST(self, arg: tuple[str, str]) -> None:
         self.LOAD_FAST(arg[0])

@@ -222,11 +222,15 @@ class RootFrame(Frame):
         info = resume_info(self.code)
         return (id(self.code), self.ip) if info is None else (id(info.original), info.there(self.ip))
 
+    def _beside(self) -> list[Value]:
+        """What the emitted code needs besides what the frame holds at its end."""
+        return [*self.tx.first.roots(), *(each.condition for each in self.tx.assumed)]
+
     # --- the end: a return ----------------------------------------------------------------------------------------
 
     def emit_return(self) -> tuple[Plan, Callable[[CodeGen], None]]:
         """What the code needs and does when the frame returns."""
-        plan = Plan([self.result, *self.tx.first.roots()], self.tx.side)
+        plan = Plan([self.result, *self._beside()], self.tx.side)
 
         def finish(cg: CodeGen) -> None:
             self.tx.side.emit(cg, plan.made)
@@ -283,7 +287,7 @@ class RootFrame(Frame):
             value for value in (*below, *operands, *locals_.values(), *cells.values(), *handled)
             if not isinstance(value, (NullValue, PreviousError))
         ]  # fmt: skip
-        plan = Plan([*values, *self.tx.first.roots()], self.tx.side)
+        plan = Plan([*values, *self._beside()], self.tx.side)
 
         def finish(cg: CodeGen) -> None:
             for value in values:

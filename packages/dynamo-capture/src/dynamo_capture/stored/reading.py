@@ -233,5 +233,6 @@ def _break(data: list[Any] | None) -> BreakInfo | None:
 def _running(data: dict[str, Any], finder: Finder) -> Running:
     settings = tuple((finder.obj(setter), finder.unpack(arguments)) for setter, arguments in data["settings"])
     return Running(
-        tuple(data["undone"]), tuple(data["drawn"]), data["without_devices"], settings, data["inference"]
-    )
+        tuple(data["undone"]), tuple(data["drawn"]), data["without_devices"], settings, data["inference"],
+        tuple(data["checked"]),
+    )  # fmt: skip

@@ -282,4 +282,5 @@ def _running(running: Running, names: Namer) -> dict[str, Any]:
         "without_devices": running.without_devices,
         "settings": [[names.ref(setter), names.pack(arguments)] for setter, arguments in running.settings],
         "inference": running.inference,
+        "checked": list(running.checked),
     }

@@ -24,6 +24,7 @@ from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.index_mode import IndexMode, is_index_mode
 from dynamo_capture.values.iterating import ITERATORS, Signature
+from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.leaves import make_parameter
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
@@ -293,6 +294,9 @@ def _number(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value],
             return number
         if tx.unbacked and cls is not complex and len(args) + len(kwargs) == 1:
             return _number(tx, cls, [value.call_method(tx, "item", [], {})], {}, sym_fn)
+        known = computed_of_known(tx, "item", [value], {}, True) if len(args) + len(kwargs) == 1 else None
+        if known is not None:
+            return fold(tx, cls, [known], {})
         raise GraphBreak("QB02", f"{cls.__name__}() of a tensor")
     if isinstance(value, NumpyNumberValue):
         value = value.number if value.number.pytype is cls else value.constant()
@@ -403,6 +407,8 @@ def _range(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     bounds = []
     for arg in args:
         value = arg.realize()
+        if isinstance(value, TensorValue):
+            value = as_known_ints(tx, value)
         if isinstance(value, TensorValue):
             raise GraphBreak("QB02", "range() of a tensor")
         bounds.append(ConstantValue(value.const()))

@@ -19,7 +19,7 @@ from dynamo_capture.values.tensor import SymValue, TensorValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["as_ints", "known_ints", "note_int"]
+__all__ = ["as_ints", "known_ints", "note_int", "replaced"]
 
 _MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.scalar_tensor))
 _OPERATORS: dict[Any, Any] = {
@@ -30,7 +30,7 @@ _OPERATORS: dict[Any, Any] = {
 
 def known_ints(value: Value) -> Value:
     """``value`` with the ints in place of the tensors made of them; itself where there are none."""
-    return _replaced(value, lambda tensor: tensor if tensor.number is None else tensor.number)
+    return replaced(value, lambda tensor: tensor if tensor.number is None else tensor.number)
 
 
 def as_ints(tx: Capture, value: Value) -> Value:
@@ -41,18 +41,19 @@ def as_ints(tx: Capture, value: Value) -> Value:
         is_int = not (kind.is_floating_point or kind.is_complex or kind == torch.bool) and tensor.example.ndim == 0
         return tensor.call_method(tx, "item", [], {}) if is_int else tensor
 
-    return _replaced(value, read)
+    return replaced(value, read)
 
 
-def _replaced(value: Value, by: Callable[[TensorValue], Value]) -> Value:
+def replaced(value: Value, by: Callable[[TensorValue], Value]) -> Value:
+    """``value`` with what ``by`` gives in place of the tensors in it; itself where that changes none."""
     value = value.realize()
     if isinstance(value, TensorValue):
         return by(value)
     if isinstance(value, SliceValue):
-        parts = [_replaced(part, by) for part in value.parts]
+        parts = [replaced(part, by) for part in value.parts]
         return SliceValue(parts) if _changed(parts, value.parts) else value
     if type(value) in (TupleValue, ListValue):
-        items = [_replaced(item, by) for item in value.items]  # type: ignore[attr-defined]
+        items = [replaced(item, by) for item in value.items]  # type: ignore[attr-defined]
         if _changed(items, value.items):  # type: ignore[attr-defined]
             return TupleValue(items) if type(value) is TupleValue else ListValue(items)
     return value

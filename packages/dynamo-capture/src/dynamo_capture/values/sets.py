@@ -289,6 +289,12 @@ class SetValue(Value):
                 return self.get_iter(tx)
             case "__hash__", [] if self.is_const:
                 return ConstantValue(hash(self.const()))
+            case ("__reduce_ex__" | "__reduce__"), _ if len(values) == (name == "__reduce_ex__"):
+                from dynamo_capture.values.callables import ClassValue
+                from dynamo_capture.values.containers import ListValue, TupleValue
+
+                items = TupleValue([ListValue([token.value for token in self.tokens(tx)])])
+                return TupleValue([ClassValue(self.cls), items, ConstantValue(None)])
             case "__init__", _ if self.cls is set and len(values) < 2:
                 self.change(tx, "clear", [])
                 self._with_operands(tx, "update", [operand_of(tx, value) for value in values])

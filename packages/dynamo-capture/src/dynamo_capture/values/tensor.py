@@ -32,6 +32,11 @@ _READS_DATA = frozenset(
      "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
      "is_nonzero", "equal", "allclose")
 )  # fmt: skip
+#: Those of them that say nothing but what the numbers are.
+_GIVES_NUMBERS = frozenset(
+    ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "is_nonzero",
+     "equal", "allclose")
+)  # fmt: skip
 #: Those that give Python numbers.
 _NUMBERS = frozenset(("item", "tolist"))
 _AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
@@ -101,6 +106,10 @@ class TensorValue(Value):
         from dynamo_capture.values.scalar_tensors import known_number
 
         number = known_number(tx, self)
+        if number is None:
+            from dynamo_capture.values.known_tensors import computed_of_known
+
+            number = computed_of_known(tx, "__bool__", [self], {}, True)
         if number is None:
             raise GraphBreak("QB01", "truth value of a tensor")
         return number.truth(tx)
@@ -186,6 +195,11 @@ class TensorValue(Value):
         if name in _NUMBERS and tx.unbacked and not args and not kwargs and self.example.dtype != torch.bool:
             return tx.graph_call("tolist" if name == "tolist" else "item", [self], {}, method=True)
         if name in _READS_DATA:
+            from dynamo_capture.values.known_tensors import computed_of_known
+
+            known = computed_of_known(tx, name, [self, *args], kwargs, True) if name in _GIVES_NUMBERS else None
+            if known is not None:
+                return known
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in STATE and not args and not kwargs:
             return tensor_state(tx, self, name)
@@ -263,6 +277,11 @@ class TensorValue(Value):
         return iter(self.call_method(tx, "unbind", [ConstantValue(0)], {}).unpack(tx))
 
     def contains(self, tx: Capture, item: Value) -> bool:
+        from dynamo_capture.values.known_tensors import computed_of_known
+
+        known = computed_of_known(tx, "__contains__", [self, item], {}, True)
+        if known is not None:
+            return known.truth(tx)
         raise GraphBreak("QB02", "membership test on a tensor")
 
     def length(self, tx: Capture) -> Value:

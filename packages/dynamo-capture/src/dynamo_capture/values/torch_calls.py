@@ -25,6 +25,7 @@ from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.wrappers import is_disabled, reason_of
+from prims.errors import DataDependentError
 from prims.ir import register_callable
 from prims.settings import GET_PRECISION, SET_PRECISION, SETTINGS, says_nothing_to_graphs
 from prims.transforms import TRANSFORMS
@@ -175,7 +176,23 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         return ConstantValue(issubclass(args[0].realize().pytype, torch.Tensor))
     if fn in _RECURRENT and torch.is_grad_enabled():
         _check_recurrent(fn, args)
-    return tx.graph_call(fn, args, kwargs)
+    try:
+        return tx.graph_call(fn, args, kwargs)
+    except GraphBreak as brk:
+        if brk.number != "QB02" or not isinstance(fn, types.FunctionType) or fn.__module__ != "torch.nn.functional":
+            raise
+        return _seen_through(tx, fn, args, kwargs, brk)
+
+
+def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:
+    """A function of ``torch.nn.functional`` that reads data, perhaps only to raise by it: its Python is captured."""
+    from dynamo_capture.interpreter.frame import inline_call
+    from dynamo_capture.values.functions import FunctionValue
+
+    try:
+        return inline_call(tx, FunctionValue(fn), args, kwargs)
+    except (GraphBreak, DataDependentError):
+        raise brk from None
 
 
 @functools.cache

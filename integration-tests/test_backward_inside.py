@@ -383,3 +383,20 @@ def test_two_optimizers_of_a_game():
         runs.append((parameters, [p.grad for p in parameters]))
     torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
     assert len(captured(call.report())) <= 2, str(call.report())
+
+
+def test_to_leaves_made_inside():
+    """Examples of losses do so; each broke the graph at ``backward()``."""
+
+    def fn(target):
+        x = torch.ones(3, 5, requires_grad=True)
+        loss = torch.nn.functional.smooth_l1_loss(x * 2, target)
+        loss.backward()
+        return loss, x.grad
+
+    compiled = compile_api.compile(fn, fullgraph=True)
+    for seed in range(2):
+        target = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed))
+        for ours, theirs in zip(compiled(target), fn(target), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert not compiled.report().breaks and not compiled.report().fallbacks

@@ -50,6 +50,8 @@ class SideEffects:
         #: Tensors whose gradient the region drops before its first operator, and those whose gradient it has read.
         self._dropping: dict[int, TensorValue] = {}
         self._seen: set[int] = set()
+        #: Gradients of leaves that the region has made, and that go no further.
+        self._of_leaves: dict[int, tuple[Value, Value]] = {}
         #: Attributes that the region has set on existing classes and functions.
         self._of_fixed: dict[tuple[int, str], tuple[Value, str, Value]] = {}
         #: Calls that write for somebody to read (``print``), in their order.
@@ -78,12 +80,19 @@ class SideEffects:
         found = self._dropping.values()
         return [tensor for tensor in found if getattr(tensor.real_tensor, "grad", None) is not None]
 
+    def set_gradient_of_own(self, leaf: Value, value: Value) -> None:
+        """``leaf.grad = value`` of a leaf that the region has made: nothing is left of it when the region is done."""
+        self.epoch += 1
+        self._of_leaves[id(leaf)] = leaf, value
+
     def tensors_written(self) -> list[Value]:
         """The tensors on which the region has set attributes."""
         return list({id(tensor): tensor for tensor, _, _ in self._of_tensors.values()}.values())
 
     def found_on_tensor(self, tensor: Value, name: str) -> Value | None:
         """What the region has stored under the name."""
+        if name == "grad" and id(tensor) in self._of_leaves:
+            return self._of_leaves[id(tensor)][1]
         found = self._of_tensors.get((id(tensor), name))
         return None if found is None else found[2]
 

@@ -18,6 +18,7 @@ from dynamo_capture.spent import autograd_nodes
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.leaves import is_own_leaf
 from dynamo_capture.values.tensor import TensorValue
 from dynamo_capture.values.torch_calls import special
 from prims.transforms import gradient
@@ -123,8 +124,13 @@ def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
         if getattr(variable, "is_for_derivative", False):
             continue
         leaf = tx.graph.value_of(variable) if variable is not None else None
-        if leaf is None or leaf.real_tensor is None or leaf.source is None:
-            raise _refuse("through what was computed before the region, or to a leaf that it has made")
+        own = leaf is not None and is_own_leaf(leaf)
+        if leaf is None or not (own or (leaf.real_tensor is not None and leaf.source is not None)):
+            raise _refuse("through what was computed before the region")
+        if own:
+            brk = _refuse("to a leaf that it has made, which is needed after the region")
+            brk.where = tx.location()
+            tx.leaves.append((leaf, tx.frames[0].call_step(), brk))  # type: ignore[attr-defined]
         found.append(leaf)
     distributed = getattr(torch.distributed, "is_initialized", bool)
     if distributed():
@@ -136,6 +142,8 @@ def _leaves(tx: Capture, outputs: list[TensorValue]) -> list[TensorValue]:
 
 def _hooks(tx: Capture, leaf: TensorValue) -> tuple[list[Value], list[Value]]:
     """The hooks on a leaf's gradient, and those after its accumulation."""
+    if is_own_leaf(leaf):
+        return [], []  # to register one ends the graph
     assert leaf.source is not None and leaf.real_tensor is not None
     real: Any = leaf.real_tensor
     if not real.is_leaf:
@@ -218,7 +226,14 @@ def _accumulate(tx: Capture, leaf: TensorValue, gradient: TensorValue, shared: b
         plain = tx.graph_call("detach", [leaf], {}, method=True)
         made = tx.graph_call(torch.empty_like, [plain], {})  # in the layout that autograd gives a gradient
         tx.graph_call("copy_", [made, gradient], {}, method=True)
-    tx.side.set_on_tensor(leaf, "grad", made)
+    _set(tx, leaf, made)
+
+
+def _set(tx: Capture, leaf: TensorValue, gradient: Value) -> None:
+    if is_own_leaf(leaf):
+        tx.side.set_gradient_of_own(leaf, gradient)
+    else:
+        tx.side.set_on_tensor(leaf, "grad", gradient)
 
 
 def _accumulate_with_history(tx: Capture, leaf: TensorValue, gradient: TensorValue) -> None:
@@ -234,4 +249,4 @@ def _accumulate_with_history(tx: Capture, leaf: TensorValue, gradient: TensorVal
         plain = tx.graph_call("detach", [leaf], {}, method=True)
         empty = tx.graph_call(torch.empty_like, [plain], {})  # in the layout that autograd gives a gradient
         made = tx.graph_call("copy_", [empty, gradient], {}, method=True)
-    tx.side.set_on_tensor(leaf, "grad", made)
+    _set(tx, leaf, made)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dynamo_capture.capture import Capture
 
-__all__ = ["escaped", "make_leaf", "make_parameter"]
+__all__ = ["escaped", "is_own_leaf", "make_leaf", "make_parameter"]
 
 
 def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
@@ -70,6 +70,12 @@ def _note(tx: Capture, tensor: TensorValue, reason: str) -> None:
     brk = GraphBreak("QB06", f"{reason}, which is needed after the region")
     brk.where = tx.location()
     tx.leaves.append((tensor, tx.frames[0].call_step(), brk))  # type: ignore[attr-defined]
+
+
+def is_own_leaf(tensor: TensorValue) -> bool:
+    """Whether the region has made the tensor, as a leaf that gradients are accumulated in."""
+    made_here = tensor.real_tensor is None and tensor.source is None
+    return made_here and tensor.example.requires_grad and tensor.example.is_leaf
 
 
 def escaped(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak] | None:

@@ -132,6 +132,8 @@ class TensorValue(Value):
         return self._other_attribute(tx, name)
 
     def _other_attribute(self, tx: Capture, name: str) -> Value:
+        from dynamo_capture.values.leaves import is_own_leaf
+
         real = self.real_tensor
         written = tx.side.found_on_tensor(self, name)
         if written is not None:
@@ -142,6 +144,8 @@ class TensorValue(Value):
             if str(tx.frames[-1].globals.get("__name__")).partition(".")[0] != "torch":
                 tx.side.look_at_gradient(self)
             return tx.wrap(real.grad, Source("grad", self.source))
+        if name == "grad" and is_own_leaf(self):
+            return ConstantValue(None)
         if real is not None:
             own = real.__dict__
             if name in own:
@@ -155,9 +159,14 @@ class TensorValue(Value):
         raise GraphBreak("QB06", f"attribute {name!r} of a tensor")
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        from dynamo_capture.values.leaves import is_own_leaf
+
         value = value.realize()
         if name == "requires_grad" and type(value) is ConstantValue and type(value.value) is bool:
             self._require_grad(tx, value.value)
+            return
+        if name == "grad" and is_own_leaf(self) and type(value) is ConstantValue and value.value is None:
+            tx.side.set_gradient_of_own(self, value)
             return
         if name == "grad" and self._takes_gradient(tx, value):
             if type(value) is ConstantValue and not tx.graph.op_count:

@@ -18,6 +18,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_c_enumeration, is_library_name
 from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
+from dynamo_capture.values.arrays import array, is_array
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
@@ -126,6 +127,8 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _triton_kernel
     if is_c_enumeration(cls):
         return _enum
+    if is_array(obj):
+        return array
     return _object
 
 

@@ -164,6 +164,11 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     body = body_of(fn, kwargs) or visible_body(fn)
     if fn in FUSED_STEPS and tx.optimizers:
         body = FUSED_STEPS[fn]
+    if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
+        from dynamo_capture.values.arrays import ArrayValue, tensor_of
+
+        if isinstance(made_of := args[0].realize(), ArrayValue):
+            return tensor_of(tx, fn, made_of, kwargs)
     if fn in TENSOR_MAKERS and len(args) == 1 and isinstance(number := args[0].realize(), SymValue):
         body = of_float if number.pytype is float and not kwargs.keys() - {"dtype", "device"} else body
     if body is not None:

@@ -38,7 +38,7 @@ def main() -> int:
     short = []
     for kind, t in totals.items():
         print(
-            f"{kind}: {t.programs} programs, {t.idle} of them compute nothing on tensors ({t.graphs} with graphs, {t.kernels} with generated kernels, {t.breaks} with "
+            f"{kind}: {t.programs} programs, {t.idle} of them compute nothing on tensors ({t.graphs} with graphs, {t.eager:.1%} of those that do wholly eager, {t.kernels} with generated kernels, {t.breaks} with "
             f"breaks, {t.raised} raise), {t.undecided} of {t.elements} elements undecided, {t.unstable} programs decided "
             f"by rounding, {t.refused} refused a second derivative, {t.asserted} ended with a kernel's assertion; differences: {dict(t.failures) or 'none'}"
         )

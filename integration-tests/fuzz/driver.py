@@ -79,6 +79,12 @@ class Totals:
         if record["difference"] is not None:
             self.failures[record["difference"]["kind"]] += 1
 
+    @property
+    def eager(self) -> float:
+        """The share of the programs that compute anything on tensors, of which nothing was captured."""
+        computing = self.programs - self.idle
+        return max(computing - self.graphs, 0) / max(computing, 1)
+
     def shortfalls(self, kind: str) -> list[str]:
         """What falls below the floors that keep silent fallbacks from passing for agreement."""
         found = []

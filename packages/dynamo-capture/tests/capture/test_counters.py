@@ -167,3 +167,24 @@ def test_one_is_a_value_like_any_other(use, values):
             assert "size" in str(error)
             continue
         torch.testing.assert_close(compiled(x, n), expected)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_batch_norms_without_a_momentum(dims, capture):
+    """Each batch counts alike: the rate is one over their number."""
+    modules = []
+    for make in (lambda m: m, lambda m: capture(m, fullgraph=True)):
+        torch.manual_seed(0)
+        module = getattr(nn, f"BatchNorm{dims}d")(3, momentum=None)
+        run = make(module)
+        results = []
+        for step in range(6):
+            module.train(step != 4)
+            x = torch.randn(4, 3, *[5] * dims)
+            results.append(run(x))
+        modules.append((module, results, run))
+    (eager, wanted, _), (ours, got, run) = modules
+    for a, b in zip((*got, *ours.buffers()), (*wanted, *eager.buffers()), strict=True):
+        torch.testing.assert_close(a, b)
+    assert ours.num_batches_tracked.item() == 5
+    assert len(run.graphs) <= 3 and not run.report.breaks

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 __all__ = [
-    "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "body_of", "corrcoef", "cov", "cross_entropy", "index_fill",
+    "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy", "index_fill",
     "nll_loss", "of_float",
 ]  # fmt: skip
 
@@ -55,6 +55,19 @@ def of_float(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
     if dtype is not None and not dtype.is_floating_point:
         return torch.full((), data, device=device).to(dtype)
     return torch.full((), data, dtype=torch.get_default_dtype() if dtype is None else dtype, device=device)
+
+
+def batch_norm_at_a_rate(
+    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    momentum: Any = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """``F.batch_norm`` in training with a momentum that is a number of the graph, as where each batch counts alike."""
+    mean, variance = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    result = torch.nn.functional.batch_norm(input, mean, variance, weight, bias, training, 1.0, eps)
+    with torch.no_grad():
+        running_mean.mul_(1 - momentum).add_(mean * momentum)
+        running_var.mul_(1 - momentum).add_(variance * momentum)
+    return result
 
 
 #: What makes a tensor of a Python number.

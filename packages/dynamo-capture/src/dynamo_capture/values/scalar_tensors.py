@@ -46,6 +46,8 @@ _OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv)
 _TESTS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _COPIES = frozenset(("clone", "detach"))
 _KINDS = (torch.float32, torch.float64)
+#: Buffers in which modules count: the models of an average, the batches of a batch norm without a momentum.
+_COUNTS = (("_buffers", "n_averaged"), ("_buffers", "num_batches_tracked"))
 
 
 def number_of(tensor: torch.Tensor) -> float:
@@ -82,7 +84,7 @@ def _is_of_optimizer(tx: Capture, tensor: TensorValue) -> bool:
     if source is None or tensor.real_tensor is None:
         return False
     if tensor.example.dtype == torch.int64:
-        return source.kind == "module_item" and source.key == ("_buffers", "n_averaged")
+        return source.kind == "module_item" and source.key in _COUNTS
     return any(source.stands_in(name, tx.optimizers) for name in ("state", "param_groups"))
 
 

@@ -20,7 +20,7 @@ from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.marks import graph_break, is_compiling
 from dynamo_capture.promises import is_assumed_constant, is_disabled_by_torch, substitute_of, why_disabled_by_torch
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.composites import TENSOR_MAKERS, body_of, of_float
+from dynamo_capture.values.composites import TENSOR_MAKERS, batch_norm_at_a_rate, body_of, of_float
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.fused_steps import FUSED_STEPS
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -162,6 +162,8 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
     if getattr(fn, "__module__", None) == "torch._tensor" and args and fn in _methods_in_python():
         return args[0].realize().call_method(tx, _methods_in_python()[fn], args[1:], kwargs)
     body = body_of(fn, kwargs) or visible_body(fn)
+    if fn is F.batch_norm and _keeps_running_numbers(args, kwargs):
+        body = batch_norm_at_a_rate
     if fn in FUSED_STEPS and tx.optimizers:
         body = FUSED_STEPS[fn]
     if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
@@ -198,6 +200,16 @@ def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Val
         return inline_call(tx, FunctionValue(fn), args, kwargs)
     except (GraphBreak, DataDependentError):
         raise brk from None
+
+
+def _keeps_running_numbers(args: list[Value], kwargs: dict[str, Value]) -> bool:
+    """Whether ``F.batch_norm`` averages over batches at a rate that is a number of the graph."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = {name: value.realize() for name, value in (*zip(names, args, strict=False), *kwargs.items())}
+    training = given.get("training", ConstantValue(False))
+    kept = [isinstance(given.get(name), TensorValue) for name in ("running_mean", "running_var")]
+    rate = given.get("momentum")
+    return isinstance(rate, SymValue) and all(kept) and type(training) is ConstantValue and training.value is True
 
 
 @functools.cache

@@ -119,7 +119,31 @@ def caught(x):
         return y * random.random()
 
 
+def in_an_order(x):
+    order, weights = [3, 1, 2], [0.5, 1.5]
+    random.shuffle(order)
+    random.Random.shuffle(RNG, weights)
+    random.shuffle([])
+    return x * order[0] + weights[1], order, weights
+
+
+def sampled(x):
+    a, b = random.sample(range(10), 2)
+    c = random.choices((5, 7), weights=[1, 3], k=3)
+    return x * a + b + RNG.sample([1.5, 2.5, 3.5], k=2)[1], c, random.choices([4, 6])[0]
+
+
+def shuffled_rows(x):
+    order = list(range(3))
+    random.shuffle(order)
+    return torch.stack([x * 1, x * 2, x * 3])[order], x[random.sample([0, 0, 0], 1)]
+
+
 ONE_GRAPH = {
+    "in an order": (in_an_order, ()),
+    "an index": (lambda x: x[random.randint(0, 1)] + x[[random.randint(0, 0), random.randint(0, 1)]], ()),
+    "sampled": (sampled, ()),
+    "rows in another order": (shuffled_rows, ()),
     "random": (lambda x: x + random.random(), ()),
     "every float": (every_float, ()),
     "every int": (every_int, ()),

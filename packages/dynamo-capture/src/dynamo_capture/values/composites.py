@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 __all__ = [
-    "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy", "index_fill",
-    "nll_loss", "of_float",
+    "BODIES_OF_EXAMPLES", "TENSOR_MAKERS", "batch_norm_at_a_rate", "body_of", "corrcoef", "cov", "cross_entropy",
+    "index_fill", "nll_loss", "of_float",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _random
 import functools
+import operator
 import random
 import time
 from dataclasses import replace
@@ -29,6 +30,7 @@ from dynamo_capture.values.written import may_run_programs_code
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
 
 __all__ = ["comes_too_early", "draw_natively"]
 
@@ -99,6 +101,86 @@ def _choice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if kinds == {int}:
         return _draw(tx, fn, given, {}, min(numbers), max(numbers))
     raise _refused(fn)
+
+
+class _Local(Value):
+    """What a first call has left in a variable of the emitted code."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.source = None
+        self.name = name
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.emit("LOAD_FAST", self.name)
+
+
+@special(_Random.sample)
+def _sample(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ListValue(_several(tx, _Random.sample, args, kwargs))
+
+
+@special(_Random.choices)
+def _choices(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return ListValue(_several(tx, _Random.choices, args, kwargs))
+
+
+@special(_Random.shuffle)
+def _shuffle(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    target = args[1].realize() if len(args) == 2 and not kwargs else None
+    if type(target) is not ListValue:
+        raise _refused(_Random.shuffle)
+    if len(target.items) > 1:
+        for at, value in enumerate(_several(tx, _shuffled, args, kwargs)):
+            target.setitem(tx, ConstantValue(at), value)
+    return ConstantValue(None)
+
+
+def _shuffled(generator: Any, items: Any) -> list[Any]:
+    """Runs in the emitted code."""
+    found = list(items)
+    _Random.shuffle(generator, found)
+    return found
+
+
+def _several(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> list[Value]:
+    """The numbers that a call draws of a sequence of numbers: one call, whose results are taken apart."""
+    generator = _generator(tx, fn, args[0]) if args else None
+    given = [_plain(fn, value) for value in args[1:]]
+    named = {name: _plain(fn, value) for name, value in kwargs.items()}
+    population: Any = given[0] if given else named.get("population")
+    tried = tx.exact(fn, _Random(0), *given, **named)
+    kinds = set(map(type, population)) if isinstance(population, (list, tuple, range)) else set()
+    if kinds not in ({int}, {float}) or not tried or len(tried) > _MOST_DRAWN or "counts" in named:
+        raise _refused(fn)
+    bounds = (min(population), max(population)) if kinds == {int} else None
+    if bounds is not None and not -_LARGEST <= bounds[0] <= bounds[1] <= _LARGEST:
+        raise _refused(fn)
+    name = tx.first.new_name()
+    constants = [ConstantValue(_fixed(each)) for each in given]
+    by_name: dict[str, Value] = {key: ConstantValue(_fixed(each)) for key, each in named.items()}
+    call = FirstCall(fn, *_given([generator, *constants], by_name), name, False, generator)  # type: ignore[list-item]
+    _make_first(tx, call)
+    if bounds is not None and bounds[0] == bounds[1]:
+        return [ConstantValue(bounds[0])] * len(tried)
+    drawn = _Local(name)
+    return [_take(tx, operator.getitem, [drawn, ConstantValue(at)], {}, bounds, None) for at in range(len(tried))]
+
+
+#: Numbers that one call gives, each of which is an input of the graph.
+_MOST_DRAWN = 64
+
+
+def _plain(fn: Any, value: Value) -> Any:
+    value = value.realize()
+    if isinstance(value, (ListValue, TupleValue)):
+        return value.pytype(_constants(fn, value.items))
+    return _constants(fn, [value])[0]
+
+
+def _fixed(given: Any) -> Any:
+    return tuple(given) if type(given) is list else given
 
 
 @special(_Random.seed)

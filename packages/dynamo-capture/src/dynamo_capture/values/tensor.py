@@ -275,7 +275,15 @@ class TensorValue(Value):
     def getitem(self, tx: Capture, key: Value) -> Value:
         if tx.index_modes:
             return tx.index_modes[-1].getitem_of(tx, self, key)  # type: ignore[no-any-return]
-        return tx.graph_call(operator.getitem, [self, key], {})
+        rows = _drawn_rows(tx, key)
+        if rows is None:
+            return tx.graph_call(operator.getitem, [self, key], {})
+        from dynamo_capture.values.containers import ListValue
+
+        taken = [tx.graph_call("select", [self, ConstantValue(0), row], {}, method=True) for row in rows]
+        if key.realize() is rows[0]:
+            return taken[0]
+        return tx.graph_call(torch.stack, [ListValue(taken)], {})
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
         tx.graph_call(operator.setitem, [self, key, value], {})
@@ -426,6 +434,18 @@ class SymValue(Value):
 
     def describe(self) -> str:
         return f"the symbolic number {self.example}"
+
+
+def _drawn_rows(tx: Capture, key: Value) -> list[Value] | None:
+    """The index, or those in a list (shuffled in the region), where an int is known only when the region runs."""
+    from dynamo_capture.values.containers import ListValue
+
+    key = key.realize()
+    rows = [item.realize() for item in key.items] if isinstance(key, ListValue) else [key]
+    if not all(row.pytype is int for row in rows):
+        return None
+    drawn = any(isinstance(row, SymValue) and tx.symbols.is_open(row.example.node.expr) for row in rows)
+    return rows if drawn else None
 
 
 def size_value(tx: Capture, tensor: TensorValue) -> Value:

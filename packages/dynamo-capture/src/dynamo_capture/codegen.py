@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bytecode import BinaryOp, Bytecode, Instr
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.spent import spent
+from dynamo_capture.spent import own_leaf, spent
 from dynamo_capture.values.base import LazyValue, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
@@ -64,6 +64,8 @@ class Plan:
         self._open: set[int] = set()
         #: Outputs, by their identity, that need a gradient, but have had their backward pass in the region.
         self.spent: frozenset[int] = frozenset()
+        #: Outputs, by their identity, that the region has made leaves of autograd.
+        self.own_leaves: frozenset[int] = frozenset()
         #: New values that are built, existing ones and outputs.
         self.built: list[Value] = []
         for value in [*roots, *side.roots(), *side.contents()]:
@@ -268,16 +270,16 @@ class CodeGen:
         index = self.plan.output_index(value)
         if index is None:
             raise AssertionError(f"{value.describe()} was not planned as an output")
-        is_spent = id(value) in self.plan.spent
-        if is_spent:
-            self.begin_call(spent)
+        around = spent if id(value) in self.plan.spent else own_leaf if id(value) in self.plan.own_leaves else None
+        if around is not None:
+            self.begin_call(around)
         self.emit("LOAD_FAST", "___out")
         self.load_const(index)
         if BINARY_SUBSCR_IS_OP:
             self.emit("BINARY_OP", BinaryOp.SUBSCR)  # type: ignore[attr-defined]
         else:
             self.emit("BINARY_SUBSCR")
-        if is_spent:
+        if around is not None:
             self.end_call(1)
 
     # --- the whole ----------------------------------------------------------------------------------------------

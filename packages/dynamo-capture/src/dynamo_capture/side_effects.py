@@ -10,7 +10,7 @@ import collections
 import gc
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -50,8 +50,9 @@ class SideEffects:
         #: Tensors whose gradient the region drops before its first operator, and those whose gradient it has read.
         self._dropping: dict[int, TensorValue] = {}
         self._seen: set[int] = set()
-        #: Gradients of leaves that the region has made, and that go no further.
+        #: Gradients of leaves that the region has made, and the identities of all that had one.
         self._of_leaves: dict[int, tuple[Value, Value]] = {}
+        self.own_leaves: set[int] = set()
         #: Attributes that the region has set on existing classes and functions.
         self._of_fixed: dict[tuple[int, str], tuple[Value, str, Value]] = {}
         #: Calls that write for somebody to read (``print``), in their order.
@@ -81,9 +82,18 @@ class SideEffects:
         return [tensor for tensor in found if getattr(tensor.real_tensor, "grad", None) is not None]
 
     def set_gradient_of_own(self, leaf: Value, value: Value) -> None:
-        """``leaf.grad = value`` of a leaf that the region has made: nothing is left of it when the region is done."""
+        """``leaf.grad = value`` of a leaf that the region has made: nothing is left of it, unless the leaf goes on."""
         self.epoch += 1
+        self.own_leaves.add(id(leaf))
         self._of_leaves[id(leaf)] = leaf, value
+
+    def keep_gradients_of(self, outputs: Iterable[Value]) -> bool:
+        """The region gives these: gradients of leaves among them are to be set. Whether there are any."""
+        found = [self._of_leaves.pop(id(value)) for value in outputs if id(value) in self._of_leaves]
+        for leaf, gradient in found:
+            if not (isinstance(gradient, ConstantValue) and gradient.value is None):
+                self._of_tensors[id(leaf), "grad"] = leaf, "grad", gradient
+        return bool(found)
 
     def tensors_written(self) -> list[Value]:
         """The tensors on which the region has set attributes."""

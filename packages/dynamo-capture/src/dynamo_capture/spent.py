@@ -16,7 +16,7 @@ from dynamo_capture.values.tensor import TensorValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["autograd_nodes", "let_go_of_spent", "spent"]
+__all__ = ["autograd_nodes", "is_spent", "let_go_of_own_leaves", "let_go_of_spent", "own_leaf", "spent"]
 
 
 def autograd_nodes(roots: Iterable[torch.Tensor]) -> set[Any]:
@@ -31,7 +31,7 @@ def autograd_nodes(roots: Iterable[torch.Tensor]) -> set[Any]:
     return found
 
 
-def _is_spent(node: Any) -> bool:
+def is_spent(node: Any) -> bool:
     """Whether a backward pass through an autograd node has freed what it needs."""
     for name in dir(node):
         if name.startswith("_saved_"):
@@ -47,13 +47,27 @@ def let_go_of_spent(tx: Capture, outputs: Iterable[Any]) -> frozenset[int]:
     found = [
         value for value in outputs
         if isinstance(value, TensorValue) and value.example.requires_grad
-        and any(map(_is_spent, autograd_nodes([value.example])))
+        and any(map(is_spent, autograd_nodes([value.example])))
     ]  # fmt: skip
+    return _cut_off(tx, found)
+
+
+def let_go_of_own_leaves(tx: Capture, outputs: Iterable[Any]) -> frozenset[int]:
+    """Give leaves that the region has made, and that have their gradients, as plain tensors; their identities."""
+    return _cut_off(tx, [value for value in outputs if id(value) in tx.side.own_leaves and value.example.requires_grad])
+
+
+def _cut_off(tx: Capture, found: list[TensorValue]) -> frozenset[int]:
     for value in found:
         node = tx.graph.graph.call_method("detach", (value.node,))
         node.meta |= {"spec": value.node.meta["spec"], "source": value.node.meta.get("source")}
         value.node = node
     return frozenset(map(id, found))
+
+
+def own_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """Runs in the emitted code: a leaf of autograd that the region has made."""
+    return tensor.requires_grad_()
 
 
 _SPENT = (

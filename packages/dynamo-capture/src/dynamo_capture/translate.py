@@ -31,7 +31,7 @@ from dynamo_capture.resume import resume_code
 from dynamo_capture.running import Running
 from dynamo_capture.sizes import add_size_guards, fixed_though_marked
 from dynamo_capture.sources import Source
-from dynamo_capture.spent import let_go_of_spent
+from dynamo_capture.spent import let_go_of_own_leaves, let_go_of_spent
 from dynamo_capture.state import CapturedGraph, CodeState
 from dynamo_capture.stored.log import GuardLog, Reads
 from dynamo_capture.stored.writing import Kept
@@ -219,6 +219,7 @@ def _finish(
         if at_entry != now and not says_nothing_to_graphs(setter):
             builder.state_call(setter, [*leading, at_entry])
     plan.spent = let_go_of_spent(tx, plan.outputs) if tx.frees else frozenset()
+    plan.own_leaves = let_go_of_own_leaves(tx, plan.outputs)
     builder.finish(plan.outputs)
     name = request.code.co_qualname.replace(".<locals>", "")
     where = f"{request.code.co_filename}:{request.code.co_firstlineno} in {request.code.co_qualname}"

@@ -134,3 +134,85 @@ def test_as_eager(fn, capture):
     assert same(ours, theirs)
     if fn is returned:
         assert all(same(a[0].grad, b[0].grad) for a, b in zip(ours, theirs, strict=True))
+
+
+def with_its_loss(z):
+    x = torch.arange(3.0, requires_grad=True)
+    loss = (x * z).sum()
+    loss.backward()
+    return x, loss
+
+
+def stepped(z):
+    x = torch.ones(3, requires_grad=True)
+    (x * z).sum().backward()
+    with torch.no_grad():
+        x -= 0.5 * x.grad
+    return [x, x], x.detach()
+
+
+def without_a_gradient(z):
+    x = torch.ones(3, requires_grad=True)
+    (x * z).sum().backward()
+    x.grad = None
+    return x
+
+
+def required(z):
+    x = (z * 2).detach().requires_grad_()
+    (x * x).sum().backward()
+    return {"x": x, "grad": x.grad}
+
+
+@pytest.mark.parametrize("fn", [returned, with_its_loss, stepped, without_a_gradient, required])
+def test_leaves_that_leave(fn, capture):
+    """They are leaves outside too, with their gradients."""
+
+    def facts(run):
+        found = []
+        for k in range(3):
+            result = run(torch.arange(3.0) + k)
+            x = result if isinstance(result, torch.Tensor) else result["x"] if isinstance(result, dict) else result[0]
+            x = x[0] if isinstance(x, list) else x
+            if isinstance(result, dict):
+                assert x.grad is result["grad"]
+            if fn is stepped:
+                assert result[0][0] is result[0][1]
+            before = None if x.grad is None else x.grad.clone()
+            (x * 3).sum().backward()
+            found.append((x.detach().clone(), x.is_leaf, x.requires_grad, x.grad_fn, before, x.grad))
+            if fn is with_its_loss:
+                assert result[1].requires_grad
+                with pytest.raises(RuntimeError, match="second time"):
+                    result[1].backward()
+        return tuple(found)
+
+    compiled = capture(fn, fullgraph=True)
+    assert same(facts(compiled), facts(fn))
+    assert len(compiled.graphs) == 1
+
+
+def history_leaves_too(z):
+    x = torch.ones(3, requires_grad=True)
+    y = x * z
+    y.sum().backward(retain_graph=True)
+    return x, y
+
+
+def a_view_leaves_too(z):
+    x = torch.ones(3, requires_grad=True)
+    v = x[:2]
+    (x * z).sum().backward()
+    return x, v
+
+
+@pytest.mark.parametrize("fn", [history_leaves_too, a_view_leaves_too])
+def test_leaves_that_leave_with_a_history(fn, capture):
+    def facts(run):
+        x, y = run(torch.arange(3.0) + 1)
+        first = x.grad.clone()
+        y.sum().backward()
+        return first, x.grad, x.is_leaf
+
+    compiled = capture(fn, strict=False)
+    assert same(facts(compiled), facts(fn))

@@ -222,15 +222,17 @@ class RootFrame(Frame):
         info = resume_info(self.code)
         return (id(self.code), self.ip) if info is None else (id(info.original), info.there(self.ip))
 
-    def _beside(self) -> list[Value]:
-        """What the emitted code needs besides what the frame holds at its end."""
-        return [*self.tx.first.roots(), *(each.condition for each in self.tx.assumed)]
+    def _plan(self, values: list[Value]) -> Plan:
+        """What the emitted code needs: what the frame holds at its end, and what first calls and conditions take."""
+        roots = [*values, *self.tx.first.roots(), *(each.condition for each in self.tx.assumed)]
+        plan = Plan(roots, self.tx.side)
+        return Plan(roots, self.tx.side) if self.tx.side.keep_gradients_of(plan.outputs) else plan
 
     # --- the end: a return ----------------------------------------------------------------------------------------
 
     def emit_return(self) -> tuple[Plan, Callable[[CodeGen], None]]:
         """What the code needs and does when the frame returns."""
-        plan = Plan([self.result, *self._beside()], self.tx.side)
+        plan = self._plan([self.result])
 
         def finish(cg: CodeGen) -> None:
             self.tx.side.emit(cg, plan.made)
@@ -287,7 +289,7 @@ class RootFrame(Frame):
             value for value in (*below, *operands, *locals_.values(), *cells.values(), *handled)
             if not isinstance(value, (NullValue, PreviousError))
         ]  # fmt: skip
-        plan = Plan([*values, *self._beside()], self.tx.side)
+        plan = self._plan(values)
 
         def finish(cg: CodeGen) -> None:
             for value in values:

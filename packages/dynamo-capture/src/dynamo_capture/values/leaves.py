@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.spent import autograd_nodes, is_spent
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import TensorValue
@@ -78,6 +79,20 @@ def is_own_leaf(tensor: TensorValue) -> bool:
     return made_here and tensor.example.requires_grad and tensor.example.is_leaf
 
 
+def _goes_alone(tx: Capture, leaf: TensorValue, outputs: list[Value]) -> bool:
+    """Whether a leaf can leave the region as a tensor that is made a leaf again: its backward pass has been run, and no
+    pass through what else leaves the region comes to it."""
+    if leaf.cls is not torch.Tensor or id(leaf) not in tx.side.own_leaves:
+        return False
+    for value in outputs:
+        if value is leaf or not isinstance(value, TensorValue) or not value.example.requires_grad:
+            continue
+        nodes = autograd_nodes([value.example])
+        if any(getattr(node, "variable", None) is leaf.example for node in nodes) and not any(map(is_spent, nodes)):
+            return False
+    return True
+
+
 def escaped(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak] | None:
     """The step at which the region ends, and why, where a leaf that it has made leaves it, or an example of a batch."""
     outputs = list(outputs)
@@ -87,6 +102,6 @@ def escaped(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak] | N
         if graph in graphs:
             return step, brk
     for tensor, step, brk in tx.leaves:
-        if id(tensor) in leaving:
+        if id(tensor) in leaving and not _goes_alone(tx, tensor, outputs):  # type: ignore[arg-type]
             return step, brk
     return None

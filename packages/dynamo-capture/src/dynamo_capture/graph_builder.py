@@ -323,6 +323,8 @@ class GraphBuilder:
         given = {name: read(value) for name, value in kwargs.items()}
         if any(new is not kwargs[name].realize() for name, new in given.items()):
             return self.call(fn, args, given, method=method)
+        if not args:
+            return None
         last = read(args[-1])
         return None if last is args[-1].realize() else self.call(fn, [*args[:-1], last], kwargs, method=method)
 

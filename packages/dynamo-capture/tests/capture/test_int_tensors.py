@@ -108,3 +108,14 @@ def test_keywords_of_functions_with_symbolic_sizes(capture, text):
     for rows in (3, 4, 5, 7):
         check(c, space["fn"], torch.randn(rows, 8), torch.randn(8, 8), torch.randn(8))
     assert not c.report.breaks
+
+
+def test_a_bound_in_a_tensor_by_keyword(capture):
+    """All arguments by keyword, one of them data: a break, where it was an internal error."""
+
+    def fn(lengths):
+        return torch.randint(low=1, high=lengths.max(), size=(3,), dtype=torch.long).shape
+
+    compiled = capture(fn, strict=True)
+    assert compiled(torch.tensor([4, 9])) == fn(torch.tensor([4, 9]))
+    assert "QB02" in str(compiled.report.breaks)

@@ -154,3 +154,16 @@ def test_a_number_that_others_change(capture):
         assert same(compiled(torch.ones(2)), module(torch.ones(2)))
     assert len(compiled.graphs) <= 6
     assert not any("recompile limit" in f.reason for f in compiled.report.fallbacks)
+
+
+def test_inside_a_graph_within(capture):
+    """There nothing is known; it breaks as before."""
+    from torch.utils.checkpoint import checkpoint
+
+    def fn(x):
+        return checkpoint(lambda y: y + 1 if y.sum() > 0 else y - 1, x, use_reentrant=False)
+
+    compiled = capture(fn)
+    for x in (torch.ones(2), -torch.ones(2)):
+        assert same(compiled(x), fn(x))
+    assert compiled.report.breaks

@@ -51,8 +51,8 @@ def known_tensor(tx: Capture, tensor: TensorValue) -> torch.Tensor | None:
 
 def computed_of_known(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], method: bool) -> Value | None:
     """What a call that reads data gives of known tensors; None where it is given others, or gives something else."""
-    computing = _Computing(tx)
     try:
+        computing = _Computing(tx)
         given = [computing.argument(arg) for arg in args]
         named = {name: computing.argument(value) for name, value in kwargs.items()}
         result = computing.run(_method(fn) if method else fn, given, named)

@@ -14,7 +14,7 @@ _fft_r2c _fft_c2r _fft_c2c
 linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_eigh _linalg_svd _linalg_solve_ex _linalg_det linalg_lu_factor_ex
 triangular_solve linalg_solve_triangular cholesky_solve
 _cdist_forward grid_sampler_2d grid_sampler_3d
-nonzero _unique2 unique_dim multinomial bincount searchsorted.Tensor bucketize.Tensor histc
+nonzero _unique2 unique_dim multinomial bincount repeat_interleave.Tensor searchsorted.Tensor bucketize.Tensor histc
 _embedding_bag _ctc_loss
 """
 

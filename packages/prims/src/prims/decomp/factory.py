@@ -194,6 +194,31 @@ def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     return out if compute == dtype else p.convert(out, dtype)
 
 
+@decomposition("aten.fft_fftfreq.default")
+def fft_fftfreq(p: Any, n: Size, d: float = 1.0, **kw: Any) -> Value:
+    """0, 1, ..., -2, -1 over n * d: the sample frequencies of a Fourier transform."""
+    return _frequencies(p, n, d, kw, negative=True)
+
+
+@decomposition("aten.fft_rfftfreq.default")
+def fft_rfftfreq(p: Any, n: Size, d: float = 1.0, **kw: Any) -> Value:
+    """0, 1, ..., n // 2 over n * d: those of a Fourier transform of real numbers."""
+    return _frequencies(p, n, d, kw, negative=False)
+
+
+def _frequencies(p: Any, n: Size, d: float, kw: dict[str, Any], *, negative: bool) -> Value:
+    dtype = kw.get("dtype") or torch.get_default_dtype()
+    _strided(kw.get("layout"), kw.get("pin_memory"), dtype)
+    if not dtype.is_floating_point or type(n) is not int or not n * d:
+        raise whole("frequencies as complex numbers, of a symbolic size or of none")
+    at = p.iota(n if negative else n // 2 + 1, 0, 1, torch.int64, chosen_device(kw.get("device")))
+    if negative:
+        at = p.where(p.lt(at, (n + 1) // 2), at, p.sub(at, n))
+    compute = torch.float32 if dtype.itemsize < 4 else dtype
+    out = p.mul(p.convert(at, compute), 1.0 / (n * d))
+    return out if compute == dtype else p.convert(out, dtype)
+
+
 @decomposition("aten.eye.default", "aten.eye.m")
 def eye(p: Any, n: Size, m: Size | None = None, **kw: Any) -> Value:
     """1 on the diagonal, 0 elsewhere."""

@@ -98,3 +98,29 @@ def test_what_only_data_tell_is_left_to_eager() -> None:
         assert bool(compile_api.compile(torch.cov)(torch.ones(3, 1)).isnan().all())
     with pytest.raises(RuntimeError, match="two or fewer dimensions"):
         compile_api.compile(lambda x: x.cov())(torch.ones(2, 2, 2))
+
+
+def _frequencies(x):
+    fft = torch.fft
+    return (x + fft.fftfreq(5, 0.5), fft.fftfreq(8), fft.fftfreq(1), fft.fftfreq(6, dtype=torch.float64),
+            fft.rfftfreq(7, 2.0), fft.rfftfreq(2), fft.rfftfreq(1), fft.fftshift(fft.fftfreq(5)))  # fmt: skip
+
+
+def test_frequencies_of_fourier_transforms():
+    compiled = compile_api.compile(_frequencies, fullgraph=True)
+    for ours, theirs in zip(compiled(torch.zeros(5)), _frequencies(torch.zeros(5)), strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+    assert not compiled.report().fallbacks
+
+
+def test_repetitions_counted_by_a_tensor():
+    def fn(x, counts):
+        return torch.repeat_interleave(x, counts, dim=0, output_size=5) * 2
+
+    compiled = compile_api.compile(fn, fullgraph=True)
+    x = torch.randn(3, 2)
+    for counts in ([1, 3, 1], [0, 5, 0], [2, 2, 1]):
+        assert torch.equal(compiled(x, torch.tensor(counts)), fn(x, torch.tensor(counts)))
+    assert not compiled.report().fallbacks
+    with pytest.raises(RuntimeError, match="allocated size"):
+        compiled(x, torch.tensor([1, 1, 1]))

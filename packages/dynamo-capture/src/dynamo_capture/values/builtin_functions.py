@@ -11,12 +11,14 @@ import posix
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame
+from dynamo_capture.sources import Source
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.cached_functions import call_cached
@@ -98,6 +100,8 @@ def call_builtin(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Valu
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, type) and getattr(fn, "__name__", "") in ("fromkeys", "maketrans", "fromhex", "from_bytes"):
         return _class_function(tx, owner, fn, args, kwargs)
+    if isinstance(owner, type) and getattr(fn, "__name__", "") == "__subclasses__" and not args and not kwargs:
+        return _subclasses(tx, owner)
     if type(fn).__name__ == "ufunc" and all(arg.realize().is_const for arg in args):
         return fold(tx, fn, args, kwargs)
     if type(fn).__name__ == "_ArrayFunctionDispatcher":
@@ -179,6 +183,24 @@ def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, V
 
 #: Builtin classes whose own methods are not those of ``object``.
 _OVERRIDDEN = (list, tuple, dict, set, frozenset, collections.deque)
+
+
+def _subclasses(tx: Capture, cls: type) -> Value:
+    """``cls.__subclasses__()``: those that there are, as long as there are no others."""
+    if tx.made_classes:
+        raise GraphBreak("QB15", f"{cls.__qualname__}.__subclasses__(), where a class has been made")
+    text = f"{cls.__qualname__}.__subclasses__()"
+    there_are = _references(cls)
+    source = Source("constant", None, (cls,))
+    tx.guards.predicate(source, lambda asked: _references(asked) == there_are, f"{text} gives the same classes")
+    tx.guards.of_this_process(text)
+    children: list[Any] = type.__subclasses__(cls)
+    return ListValue([tx.from_python(each) for each in children])
+
+
+def _references(cls: type) -> tuple[Any, ...]:
+    """The subclasses, which nothing keeps alive."""
+    return tuple(map(weakref.ref, type.__subclasses__(cls)))
 
 
 def _class_function(tx: Capture, owner: type, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 from dynamo_capture.interpreter.assuming import decided
 from dynamo_capture.interpreter.data_ops import boolean, set_function_part
 from dynamo_capture.interpreter.py312 import Ops312
-from dynamo_capture.values.base import NULL
+from dynamo_capture.values.base import NULL, Value
 from dynamo_capture.values.functions import FunctionValue
 
 __all__ = ["Ops313"]
@@ -64,18 +64,19 @@ class Ops313(Ops312):
 
     def COMPARE_OP(self, arg: int) -> None:
         result = self.compare(_CMP_OP[arg >> 5])
-        self.stack.append(boolean(result.realize().truth(self.tx)) if arg & 16 else result)
+        self.stack.append(boolean(self._truth(result.realize())) if arg & 16 else result)
 
     def TO_BOOL(self, arg: Any) -> None:
-        value = self.pop()
+        self.stack.append(boolean(self._truth(self.pop())))
+
+    def _truth(self, value: Value) -> bool:
+        """The truth that the next instruction may jump by."""
         jump = self.decoded.instructions[self.ip]
         if jump.name == "POP_JUMP_IF_TRUE":
-            truth = decided(self.tx, self.decoded, value, jump.arg, self.ip + 1)
-        elif jump.name == "POP_JUMP_IF_FALSE":
-            truth = decided(self.tx, self.decoded, value, self.ip + 1, jump.arg)
-        else:
-            truth = value.truth(self.tx)
-        self.stack.append(boolean(truth))
+            return decided(self.tx, self.decoded, value, jump.arg, self.ip + 1)
+        if jump.name == "POP_JUMP_IF_FALSE":
+            return decided(self.tx, self.decoded, value, self.ip + 1, jump.arg)
+        return value.truth(self.tx)
 
     def LOAD_FAST_LOAD_FAST(self, arg: tuple[str, str]) -> None:
         self.LOAD_FAST(arg[0])

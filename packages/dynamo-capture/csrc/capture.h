@@ -3,6 +3,7 @@
  * hook.c         the frame hook, per-code state, running a replaced frame
  * objects.c      Context, Entry, activate
  * guards_eval.c  evaluation of guard trees
+ * guards_finals.c checks over several nodes
  * guards_classes.c what guards ask of keys, classes and functions
  * guards_text.c  guards as text
  * guards.c       the GuardTree type: nodes, evaluation from Python
@@ -11,6 +12,7 @@
  * trail_record.c  what they rest on, noted
  * trail_watch.c  numbers of dicts
  * tensor.c       tensor metadata and global state without linking to torch
+ * tensor_trail.c tensors in trails
  * module.c       the module and its functions
  */
 #ifndef DYNAMO_CAPTURE_H
@@ -125,6 +127,7 @@ enum NodeKind {
 };
 
 typedef struct Trail Trail;
+typedef struct Finals Finals;
 #define TRAIL_FICKLE 2  /* changes of a value after which it is read anew each time */
 
 /* What guards rested on, and how often that was of use. */
@@ -213,6 +216,7 @@ struct GuardTree {
     Check *checks;
     int nchecks, checks_capacity;
     int first_final, last_final; /* chain of the checks over several nodes */
+    Finals *finals;              /* the same as calls evaluate them; NULL: no memory for it */
     int *collect;                /* collected nodes: they have the slots 0 .. ncollect - 1 */
     int ncollect, nslots;
     int *roots;                  /* live ones: `napart` that are followed alone, then `nshared` that share a trail */
@@ -242,6 +246,12 @@ int guard_eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource
 int guard_check_value(Check *check, PyObject *value);
 /* The same, but an Exception counts as a failure. */
 int guard_settled(int holds);
+int guard_settle(void);
+void guard_note_failure(GuardFailure *failure, int node, int check, PyObject *value);
+/* guards_finals.c */
+int guard_finals_hold(GuardTree *tree, PyObject **slots, GuardFailure *failure);
+void guard_finals_prepare(GuardTree *tree);
+void guard_finals_free(GuardTree *tree);
 /* trail.c */
 Trail *trail_record(GuardTree *tree, int id, PyObject *value);
 /* One trail for roots that are the same in every call; those that cannot have one are set apart. */
@@ -316,19 +326,32 @@ void tensor_meta_free(TensorMeta *meta);
 int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 /* 1 holds, 0 fails (no exception set), -1 exception. */
 int tensor_meta_check(const TensorMeta *meta, PyObject *value);
-/* A tensor that passed a check, as the memory that it was seen by. */
-#define TENSOR_WINDOW 16 /* words; even */
+/* Tensors that passed a check, as the memory that they were seen by: who they are, and what those of one class with the
+ * same sizes, strides, offset, element type, keys and `requires_grad` have in common. */
 typedef struct {
-    PyObject *tensor; /* borrowed */
+    uint64_t words[12], last[4]; /* from the shape on; up to the keys */
     PyTypeObject *type;
-    uint64_t *impl;
-    int32_t device_type, device_index;
     bool requires_grad;
-    uint64_t window[TENSOR_WINDOW];
+    bool elsewhere; /* not on the CPU */
+    int32_t device_index;
+} Picture;
+typedef struct {
+    PyObject *tensor;       /* borrowed */
+    const uint64_t *window; /* a part of its TensorImpl */
+    const uint8_t *kept;    /* what autograd keeps of it, if that has been found to mark it; else NULL */
+    int picture, slot;      /* -1: it has no slot */
 } TensorTrail;
-/* 1 noted, 0 its memory does not tell, -1 the check fails. */
-int tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out);
-bool tensor_trails_hold(const TensorTrail *trails, int count);
+typedef struct {
+    TensorTrail *items; /* when finished, sorted by picture */
+    Picture *pictures;
+    int count, capacity, npictures;
+} TensorTrails;
+/* 1 noted as the last one, 0 its memory does not tell, -1 the check fails. */
+int tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrails *trails);
+/* Whether all are as they were; then slots have new references to them, else none. */
+bool tensor_trails_hold(const TensorTrails *trails, PyObject **slots);
+void tensor_trails_finish(TensorTrails *trails);
+void tensor_trails_free(TensorTrails *trails);
 bool tensor_is(PyObject *value);
 PyObject *tensor_meta_text(const TensorMeta *meta);
 PyObject *tensor_describe(PyObject *value);

@@ -685,6 +685,7 @@ tree_clear(GuardTree *self)
         trail_free(nodes[i].course.trail);
     }
     trail_free(self->shared.trail);
+    guard_finals_free(self);
     self->shared.trail = NULL;
     self->napart = self->nshared = 0;
     for (int i = 0; i < nchecks; i++) {

@@ -363,285 +363,11 @@ guard_check_value(Check *check, PyObject *value)
     }
 }
 
-/* ------------------------------------------------------------------ checks over several nodes */
-
-static bool
-all_distinct(const GuardTree *tree, const Check *check, PyObject **slots)
-{
-    /* Quadratic is fine for a few; a sort on addresses for many. */
-    Py_ssize_t n = check->number;
-    if (n <= 16) {
-        for (Py_ssize_t i = 0; i < n; i++) {
-            PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
-            for (Py_ssize_t j = 0; j < i; j++) {
-                if (value == slots[tree->nodes[check->nodes[j]].slot]) {
-                    return false;
-                }
-            }
-        }
-        return true;
-    }
-    /* An open-addressed table of addresses, at most half full. */
-    size_t size = 64;
-    while (size < (size_t)n * 2) {
-        size *= 2;
-    }
-    PyObject *small[1024];
-    PyObject **table = size <= 1024 ? small : PyMem_Malloc(size * sizeof(PyObject *));
-    bool distinct = table != NULL;
-    if (distinct) {
-        memset(table, 0, size * sizeof(PyObject *));
-    }
-    for (Py_ssize_t i = 0; distinct && i < n; i++) {
-        PyObject *value = slots[tree->nodes[check->nodes[i]].slot];
-        size_t place = ((uintptr_t)value >> 4) * 0x9E3779B97F4A7C15u >> 20 & (size - 1);
-        while (table[place] != NULL && table[place] != value) {
-            place = (place + 1) & (size - 1);
-        }
-        distinct = table[place] != value;
-        table[place] = value;
-    }
-    if (table != small) {
-        PyMem_Free(table);
-    }
-    return distinct;
-}
-
-typedef struct {
-    int64_t begin, end;
-    bool written;
-} Extent;
-
-static int
-by_begin(const void *a, const void *b)
-{
-    int64_t x = ((const Extent *)a)->begin, y = ((const Extent *)b)->begin;
-    return (x > y) - (x < y);
-}
-
-/* Whether an extent that is written overlaps another one; sorts them. */
-static bool
-written_overlap(Extent *extents, Py_ssize_t n)
-{
-    int64_t end = INT64_MIN, written_end = INT64_MIN; /* of all so far, and of the written ones */
-    qsort(extents, n, sizeof(Extent), by_begin);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        const Extent *e = &extents[i];
-        if (e->begin < (e->written ? end : written_end)) {
-            return true;
-        }
-        end = e->end > end ? e->end : end;
-        written_end = e->written && e->end > written_end ? e->end : written_end;
-    }
-    return false;
-}
-
-/* No tensor of the first `leading` nodes reaches memory that another of the nodes reaches. */
-static int
-no_overlap(const GuardTree *tree, const Check *check, PyObject **slots)
-{
-    Extent small[64];
-    Extent *extents = check->number <= 64 ? small : PyMem_Malloc(check->number * sizeof(Extent));
-    if (extents == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    Py_ssize_t n = 0;
-    int holds = 1;
-    for (Py_ssize_t i = 0; holds == 1 && i < check->number; i++) {
-        Extent e = {0, 0, i < check->leading};
-        if (tensor_extent(slots[tree->nodes[check->nodes[i]].slot], &e.begin, &e.end) < 0) {
-            holds = -1;
-        } else if (e.begin < e.end) {
-            extents[n++] = e;
-        }
-    }
-    if (holds == 1) {
-        holds = !written_overlap(extents, n);
-    }
-    if (extents != small) {
-        PyMem_Free(extents);
-    }
-    return holds;
-}
-
-/* Puts the operand's value; false if it has none. */
-static bool
-shape_operand(const GuardTree *tree, const ShapeToken *token, PyObject **slots, int64_t *out)
-{
-    if (token->op == SHAPE_CONST) {
-        *out = token->value;
-        return true;
-    }
-    PyObject *value = slots[tree->nodes[token->node].slot];
-    if (token->op == SHAPE_INT) {
-        int overflow = 0;
-        *out = PyLong_Check(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
-        return PyLong_Check(value) && !overflow;
-    }
-    TensorShape shape;
-    if (tensor_shape(value, &shape) < 0) {
-        PyErr_Clear();
-        return false;
-    }
-    if (token->op == SHAPE_OFFSET) {
-        *out = shape.offset;
-        return true;
-    }
-    if (token->op == SHAPE_NUMEL) {
-        int64_t numel = 1;
-        for (int64_t i = 0; i < shape.ndim; i++) {
-            if (__builtin_mul_overflow(numel, shape.sizes[i], &numel)) {
-                return false;
-            }
-        }
-        *out = numel;
-        return true;
-    }
-    int64_t dim = token->value < 0 ? token->value + shape.ndim : token->value;
-    const int64_t *source = token->op == SHAPE_SIZE ? shape.sizes : shape.strides;
-    if (dim < 0 || dim >= shape.ndim || source == NULL) {
-        return false;
-    }
-    *out = source[dim];
-    return true;
-}
-
-static bool
-floor_divide(int64_t a, int64_t b, int64_t *quotient, int64_t *remainder)
-{
-    if (b == 0 || (a == INT64_MIN && b == -1)) {
-        return false;
-    }
-    *quotient = a / b;
-    *remainder = a % b;
-    if (*remainder != 0 && (*remainder < 0) != (b < 0)) {
-        *quotient -= 1;
-        *remainder += b;
-    }
-    return true;
-}
-
-static bool
-shape_binary(int op, int64_t a, int64_t b, int64_t *out)
-{
-    int64_t quotient, remainder;
-    switch (op) {
-    case SHAPE_ADD:
-        return !__builtin_add_overflow(a, b, out);
-    case SHAPE_SUB:
-        return !__builtin_sub_overflow(a, b, out);
-    case SHAPE_MUL:
-        return !__builtin_mul_overflow(a, b, out);
-    case SHAPE_FLOORDIV:
-        return floor_divide(a, b, out, &remainder);
-    case SHAPE_MOD:
-        return floor_divide(a, b, &quotient, out);
-    case SHAPE_CEILDIV:
-        if (!floor_divide(a, b, &quotient, &remainder)) {
-            return false;
-        }
-        *out = quotient + (remainder != 0);
-        return true;
-    case SHAPE_MIN:
-        *out = a < b ? a : b;
-        return true;
-    case SHAPE_MAX:
-        *out = a > b ? a : b;
-        return true;
-    case SHAPE_EQ:
-        *out = a == b;
-        return true;
-    case SHAPE_NE:
-        *out = a != b;
-        return true;
-    case SHAPE_LT:
-        *out = a < b;
-        return true;
-    case SHAPE_LE:
-        *out = a <= b;
-        return true;
-    case SHAPE_GT:
-        *out = a > b;
-        return true;
-    case SHAPE_GE:
-        *out = a >= b;
-        return true;
-    case SHAPE_AND:
-        *out = a && b;
-        return true;
-    default:
-        *out = a || b;
-        return true;
-    }
-}
-
-/* The program's depth and arity were checked when it was built. */
-static bool
-shape_holds(const GuardTree *tree, const Check *check, PyObject **slots)
-{
-    int64_t stack[SHAPE_MAX_DEPTH];
-    int depth = 0;
-    for (Py_ssize_t i = 0; i < check->number; i++) {
-        const ShapeToken *token = &check->tokens[i];
-        if (token->op <= SHAPE_INT) {
-            if (!shape_operand(tree, token, slots, &stack[depth++])) {
-                return false;
-            }
-        }
-        else if (token->op == SHAPE_NOT) {
-            stack[depth - 1] = !stack[depth - 1];
-        }
-        else if (token->op == SHAPE_NEG || token->op == SHAPE_ABS) {
-            int64_t value = stack[depth - 1];
-            if (value == INT64_MIN) {
-                return false;
-            }
-            stack[depth - 1] = token->op == SHAPE_NEG || value < 0 ? -value : value;
-        }
-        else {
-            depth--;
-            if (!shape_binary(token->op, stack[depth - 1], stack[depth], &stack[depth - 1])) {
-                return false;
-            }
-        }
-    }
-    return stack[0] != 0;
-}
-
-static int
-check_final(const GuardTree *tree, Check *check, PyObject **slots)
-{
-    switch (check->kind) {
-    case CHECK_SAME:
-        return slots[tree->nodes[check->nodes[0]].slot] == slots[tree->nodes[check->nodes[1]].slot];
-    case CHECK_DISTINCT:
-        return all_distinct(tree, check, slots);
-    case CHECK_NO_OVERLAP:
-        return no_overlap(tree, check, slots);
-    case CHECK_SHAPE:
-        return shape_holds(tree, check, slots);
-    case CHECK_GLOBAL_STATE:
-        return state_meta_check(check->state);
-    case CHECK_SUBCLASSES:
-        return guard_subclasses_hold(check);
-    default: {
-        PyObject *value = PyObject_CallNoArgs(check->pointer);
-        if (value == NULL) {
-            return -1;
-        }
-        bool equal = guard_const_equal(value, check->object);
-        Py_DECREF(value);
-        return equal;
-    }
-    }
-}
-
 /* ------------------------------------------------------------------ the walk */
 
 /* After a failure with or without an exception: 0, or -1 if it must propagate. */
-static int
-settle(void)
+int
+guard_settle(void)
 {
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -652,8 +378,8 @@ settle(void)
     return 0;
 }
 
-static void
-note_failure(GuardFailure *failure, int node, int check, PyObject *value)
+void
+guard_note_failure(GuardFailure *failure, int node, int check, PyObject *value)
 {
     if (failure != NULL) {
         failure->node = node;
@@ -665,7 +391,7 @@ note_failure(GuardFailure *failure, int node, int check, PyObject *value)
 int
 guard_settled(int holds)
 {
-    return holds == 1 ? 1 : settle();
+    return holds == 1 ? 1 : guard_settle();
 }
 
 /* Takes the reference to the node's value. */
@@ -678,8 +404,8 @@ eval_value(GuardTree *tree, int id, PyObject *value, const GuardSource *source, 
     for (int c = node->first_check; c >= 0; c = tree->checks[c].next) {
         holds = guard_check_value(&tree->checks[c], value);
         if (holds != 1) {
-            note_failure(failure, id, c, value);
-            holds = settle();
+            guard_note_failure(failure, id, c, value);
+            holds = guard_settle();
             goto done;
         }
     }
@@ -703,8 +429,8 @@ guard_eval_node(GuardTree *tree, int id, PyObject *parent, const GuardSource *so
 {
     PyObject *value = read_node(&tree->nodes[id], parent, source);
     if (value == NULL) {
-        note_failure(failure, id, -1, NULL);
-        return settle();
+        guard_note_failure(failure, id, -1, NULL);
+        return guard_settle();
     }
     return eval_value(tree, id, value, source, slots, failure);
 }
@@ -758,7 +484,7 @@ eval_root(GuardTree *tree, int id, const GuardSource *source, PyObject **slots)
     }
     PyObject *value = read_node(node, NULL, source);
     if (value == NULL) {
-        return settle();
+        return guard_settle();
     }
     int blamed, holds = follow(tree, &node->course, value, source, slots, &blamed);
     if (holds == TRAIL_UNKNOWN) {
@@ -852,7 +578,7 @@ guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFa
 {
     guard_prepare(tree);
     if (!tree->valid) {
-        note_failure(failure, -1, -1, NULL);
+        guard_note_failure(failure, -1, -1, NULL);
         return 0;
     }
     if (tree->nslots > 0) {
@@ -870,17 +596,11 @@ guard_eval(GuardTree *tree, const GuardSource *source, PyObject **slots, GuardFa
     for (int i = tree->napart; holds == 1 && failure != NULL && i < tree->napart + tree->nshared; i++) {
         holds = guard_eval_node(tree, tree->roots[i], NULL, source, slots, failure);
     }
-    for (int c = tree->first_final; holds == 1 && c >= 0; c = tree->checks[c].next) {
-        holds = check_final(tree, &tree->checks[c], slots);
-        if (holds != 1) {
-            note_failure(failure, -1, c, NULL);
-            holds = settle();
-        }
-    }
+    holds = holds == 1 ? guard_finals_hold(tree, slots, failure) : holds;
     tree->busy--;
     /* Guards that run Python code may kill what the tree holds weakly. */
     if (holds == 1 && !tree->valid) {
-        note_failure(failure, -1, -1, NULL);
+        guard_note_failure(failure, -1, -1, NULL);
         holds = 0;
     }
     for (int i = holds == 1 ? tree->ncollect : 0; i < tree->nslots; i++) {
@@ -931,5 +651,6 @@ guard_prepare(GuardTree *tree)
         }
     }
     split_roots(tree);
+    guard_finals_prepare(tree);
     tree->prepared = true;
 }

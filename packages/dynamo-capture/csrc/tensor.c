@@ -9,47 +9,14 @@
 #include "tensor.h"
 #include <dlfcn.h>
 
-#define MAX_PLAIN_TYPES 8
 #define TENSOR_IMPL_WORDS 23 /* searched for the key set; every supported TensorImpl is larger */
-#define MAX_LIBRARIES 8
 
-typedef int32_t (*read_i32)(void *, int32_t *);
-typedef int32_t (*read_i64)(void *, int64_t *);
-typedef int32_t (*read_i64s)(void *, int64_t **);
-
-static struct {
-    bool ready, native_tensor, native_state;
-    PyObject *tensor_type;
-    PyTypeObject *plain_types[MAX_PLAIN_TYPES];
-    int plain_count;
-    int handle_offset, keys_word; /* -1: unknown */
-    int window; /* the word of the TensorImpl from which on, up to the key set, all that is guarded is; -1: unknown */
-    bool (*impl_requires_grad)(const void *);
-    read_i64 get_dim, get_offset;
-    read_i64s get_sizes, get_strides;
-    read_i32 get_dtype, get_device_type, get_device_index;
-    int32_t (*get_data_ptr)(void *, void **);
-    size_t (*element_size)(int32_t);
-    getter requires_grad; /* the C getter of the attribute */
-    void *requires_grad_closure;
-    void *libraries[MAX_LIBRARIES];
-    int library_count;
-    PyObject *state_names, *state_readers; /* tuples */
-    bool (*grad_enabled)(void);
-    bool (*inference_enabled)(void);
-    int64_t (*function_stack_len)(void);
-    int (*function_disabled)(void);
-    void *(*global_context)(void);
-    bool (*deterministic)(void *);
-    bool (*deterministic_warn)(void *);
-    int (*default_dtype)(void);
-    int (*autocast_dtype)(int);
-    bool (*autocast_cache)(void);
-} torch = {.handle_offset = -1, .keys_word = -1, .window = -1};
+struct TorchFacts torch = {.handle_offset = -1, .keys_word = -1, .window = -1};
 
 static PyObject *str_shape, *str_stride, *str_storage_offset, *str_dtype, *str_device, *str_layout;
 static PyObject *str_data_ptr, *str_element_size;
-static PyObject *str_requires_grad, *str_is_conj, *str_is_neg, *str_is_inference;
+PyObject *str_requires_grad;
+static PyObject *str_is_conj, *str_is_neg, *str_is_inference;
 
 static inline bool
 is_plain(PyTypeObject *type)
@@ -60,12 +27,6 @@ is_plain(PyTypeObject *type)
         }
     }
     return false;
-}
-
-static inline void *
-handle_of(PyObject *tensor)
-{
-    return (char *)tensor + torch.handle_offset;
 }
 
 static inline uint64_t
@@ -132,8 +93,8 @@ shape_by_attributes(PyObject *tensor, TensorShape *out)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int
-shape_native(PyObject *tensor, TensorShape *out)
+int
+tensor_shape_native(PyObject *tensor, TensorShape *out)
 {
     void *handle = handle_of(tensor);
     int64_t *sizes, *strides;
@@ -149,7 +110,7 @@ shape_native(PyObject *tensor, TensorShape *out)
 int
 tensor_shape(PyObject *tensor, TensorShape *out)
 {
-    if (torch.native_tensor && is_plain(Py_TYPE(tensor)) && shape_native(tensor, out) == 0) {
+    if (torch.native_tensor && is_plain(Py_TYPE(tensor)) && tensor_shape_native(tensor, out) == 0) {
         return 0;
     }
     return shape_by_attributes(tensor, out);
@@ -217,7 +178,11 @@ flag(PyObject *value)
 static int
 read_requires_grad(PyObject *tensor)
 {
-    if (torch.requires_grad != NULL && torch.native_tensor && is_plain(Py_TYPE(tensor))) {
+    bool native = torch.native_tensor && is_plain(Py_TYPE(tensor));
+    if (native && torch.autograd_word != 0) {
+        return impl_requires_grad(*(uint64_t **)handle_of(tensor));
+    }
+    if (native && torch.requires_grad != NULL) {
         return flag(torch.requires_grad(tensor, torch.requires_grad_closure));
     }
     return flag(PyObject_GetAttr(tensor, str_requires_grad));
@@ -225,8 +190,8 @@ read_requires_grad(PyObject *tensor)
 
 /* ------------------------------------------------------------------ metadata guards */
 
-static int
-meta_read_native(PyObject *tensor, TensorMeta *out)
+int
+tensor_meta_native(PyObject *tensor, TensorMeta *out)
 {
     void *handle = handle_of(tensor);
     out->keys = keys_of(tensor);
@@ -383,7 +348,7 @@ tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t m
     /* The attributes also of those that are compared natively: a failure is told in their words. */
     int status = meta_read_attributes(example, meta);
     if (status == 0 && meta->native) {
-        status = meta_read_native(example, meta);
+        status = tensor_meta_native(example, meta);
     }
     if (grad < 0 || status < 0 || meta_set_dims(meta, example, sizes, strides) < 0) {
         if (!PyErr_Occurred()) {
@@ -455,7 +420,7 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
         return same;
     }
     TensorShape shape;
-    if ((meta->native ? shape_native(value, &shape) : shape_by_attributes(value, &shape)) < 0) {
+    if ((meta->native ? tensor_shape_native(value, &shape) : shape_by_attributes(value, &shape)) < 0) {
         return PyErr_Occurred() ? -1 : 0;
     }
     if (shape.ndim != meta->ndim || (shape.strides != NULL) != meta->has_strides) {
@@ -476,61 +441,6 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
     }
     int grad = read_requires_grad(value);
     return grad < 0 ? -1 : grad == meta->requires_grad;
-}
-
-#define INLINE_DIMS 5 /* a TensorImpl with more keeps them elsewhere */
-
-/* The window ends with the key set; where it is shorter than the words that are compared, some before it are too. */
-static inline int
-window_start(void)
-{
-    return torch.keys_word + 1 - TENSOR_WINDOW;
-}
-
-typedef uint64_t Pair __attribute__((vector_size(16), aligned(8), may_alias));
-
-int
-tensor_trail_record(const TensorMeta *meta, PyObject *value, TensorTrail *out)
-{
-    if (tensor_meta_check(meta, value) != 1) {
-        PyErr_Clear();
-        return -1;
-    }
-    if (!meta->native || torch.window < 0 || torch.impl_requires_grad == NULL || meta->ndim > INLINE_DIMS) {
-        return 0;
-    }
-    *out = (TensorTrail){value, Py_TYPE(value), *(uint64_t **)handle_of(value), meta->device_type,
-                         meta->device_index, meta->requires_grad, {0}};
-    memcpy(out->window, out->impl + window_start(), sizeof out->window);
-    return 1;
-}
-
-bool
-tensor_trails_hold(const TensorTrail *trails, int count)
-{
-    if (!torch.native_tensor && count > 0) {
-        return false;
-    }
-    const int start = window_start(), offset = torch.handle_offset;
-    bool (*const requires_grad)(const void *) = torch.impl_requires_grad;
-    for (const TensorTrail *trail = trails; trail < trails + count; trail++) {
-        const uint64_t *impl = trail->impl;
-        if (Py_TYPE(trail->tensor) != trail->type || *(const uint64_t **)((char *)trail->tensor + offset) != impl) {
-            return false;
-        }
-        Pair differ = {0, 0};
-#pragma GCC unroll 8
-        for (int i = 0; i < TENSOR_WINDOW; i += 2) {
-            differ |= *(const Pair *)(impl + start + i) ^ *(const Pair *)(trail->window + i);
-        }
-        int32_t index;
-        if ((differ[0] | differ[1]) != 0 || requires_grad(impl) != trail->requires_grad
-            || (trail->device_type != 0
-                && (torch.get_device_index(handle_of(trail->tensor), &index) != 0 || index != trail->device_index))) {
-            return false;
-        }
-    }
-    return true;
 }
 
 /* `_native.read_tensor(tensor)`: what the guards see of a tensor (for tests and probes). */
@@ -571,8 +481,8 @@ static const char *const word_names[STATE_WORDS] = {
     "autocast dtype (cuda)",    "autocast cache",
 };
 
-static void *
-find_symbol(const char *name)
+void *
+tensor_symbol(const char *name)
 {
     for (int i = 0; i < torch.library_count; i++) {
         void *symbol = dlsym(torch.libraries[i], name);
@@ -590,7 +500,7 @@ local_keys(void)
 {
     static __thread uint64_t *address __attribute__((tls_model("initial-exec")));
     if (address == NULL) {
-        address = find_symbol("_ZN3c104impl26raw_local_dispatch_key_setE");
+        address = tensor_symbol("_ZN3c104impl26raw_local_dispatch_key_setE");
     }
     return address;
 }
@@ -729,7 +639,7 @@ tensor_state_words(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 
 /* ------------------------------------------------------------------ initialisation */
 
-#define FIND(field, name) ((torch.field = (__typeof__(torch.field))find_symbol(name)) != NULL)
+#define FIND(field, name) ((torch.field = (__typeof__(torch.field))tensor_symbol(name)) != NULL)
 
 static bool
 find_tensor_functions(void)
@@ -793,8 +703,8 @@ probe_agrees(PyObject *tensor, PyObject *facts)
 {
     TensorShape native, slow;
     TensorMeta meta;
-    if (find_handle_offset(tensor, facts) != torch.handle_offset || shape_native(tensor, &native) < 0
-        || shape_by_attributes(tensor, &slow) < 0 || slow.strides == NULL || meta_read_native(tensor, &meta) < 0) {
+    if (find_handle_offset(tensor, facts) != torch.handle_offset || tensor_shape_native(tensor, &native) < 0
+        || shape_by_attributes(tensor, &slow) < 0 || slow.strides == NULL || tensor_meta_native(tensor, &meta) < 0) {
         return false;
     }
     size_t bytes = native.ndim * sizeof(int64_t);
@@ -824,64 +734,6 @@ find_keys_word(PyObject *probes)
     return -1;
 }
 
-static uint64_t *
-probe_impl(PyObject *probes, Py_ssize_t i)
-{
-    return *(uint64_t **)handle_of(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0));
-}
-
-static bool
-shape_begins_at(PyObject *probes, int word)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
-        TensorShape shape;
-        const uint64_t *impl = probe_impl(probes, i);
-        if (shape_native(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0), &shape) < 0 || shape.ndim > INLINE_DIMS
-            || impl[word] != (uint64_t)shape.ndim || shape.sizes != (int64_t *)impl + word + 1
-            || shape.strides != shape.sizes + INLINE_DIMS) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Whether two probes that are not alike in what guards compare differ between the shape and the key set. */
-static bool
-window_tells(PyObject *probes, Py_ssize_t a, Py_ssize_t b)
-{
-    TensorShape one, other;
-    TensorMeta first, second;
-    PyObject *x = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, a), 0), *y = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, b), 0);
-    if (shape_native(x, &one) < 0 || shape_native(y, &other) < 0 || meta_read_native(x, &first) < 0
-        || meta_read_native(y, &second) < 0) {
-        return false;
-    }
-    size_t bytes = one.ndim * sizeof(int64_t);
-    bool alike = one.ndim == other.ndim && one.offset == other.offset && memcmp(one.sizes, other.sizes, bytes) == 0
-                 && memcmp(one.strides, other.strides, bytes) == 0 && first.scalar_type == second.scalar_type
-                 && first.keys == second.keys;
-    size_t window = (torch.keys_word + 1 - torch.window) * sizeof(uint64_t);
-    return alike || memcmp(probe_impl(probes, a) + torch.window, probe_impl(probes, b) + torch.window, window) != 0;
-}
-
-/* The part of a TensorImpl that changes whenever sizes, strides, offset, element type or keys do; -1: unknown. */
-static int
-find_window(PyObject *probes)
-{
-    torch.impl_requires_grad = find_symbol("_ZNK3c1010TensorImpl13requires_gradEv");
-    torch.window = 0;
-    while (torch.window < torch.keys_word && !shape_begins_at(probes, torch.window)) {
-        torch.window++;
-    }
-    bool tells = torch.window < torch.keys_word && torch.window >= window_start() && window_start() > 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
-        for (Py_ssize_t j = 0; tells && j < i; j++) {
-            tells = window_tells(probes, i, j);
-        }
-    }
-    return tells ? torch.window : -1;
-}
-
 static bool
 tensor_probes_agree(PyObject *probes)
 {
@@ -902,7 +754,7 @@ tensor_probes_agree(PyObject *probes)
     if (torch.keys_word < 0) {
         return false;
     }
-    torch.window = find_window(probes);
+    torch.window = tensor_find_window(probes);
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *probe = PyTuple_GET_ITEM(probes, i);
         if (!probe_agrees(PyTuple_GET_ITEM(probe, 0), PyTuple_GET_ITEM(probe, 1))) {
@@ -947,14 +799,14 @@ intern_names(void)
     return 0;
 }
 
-/* init_torch(tensor_type, plain_types, probes, state_names, state_readers, libraries); tuples all. */
+/* init_torch(tensor_type, plain_types, probes, autograd, state_names, state_readers, libraries); tuples all. */
 PyObject *
 tensor_init(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tensor_type, *plain, *probes, *names, *readers, *libraries;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!:init_torch", &PyType_Type, &tensor_type, &PyTuple_Type, &plain,
-                          &PyTuple_Type, &probes, &PyTuple_Type, &names, &PyTuple_Type, &readers, &PyTuple_Type,
-                          &libraries)
+    PyObject *tensor_type, *plain, *probes, *autograd, *names, *readers, *libraries;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!:init_torch", &PyType_Type, &tensor_type, &PyTuple_Type, &plain,
+                          &PyTuple_Type, &probes, &PyTuple_Type, &autograd, &PyTuple_Type, &names, &PyTuple_Type,
+                          &readers, &PyTuple_Type, &libraries)
         || intern_names() < 0) {
         return NULL;
     }
@@ -978,6 +830,10 @@ tensor_init(PyObject *Py_UNUSED(module), PyObject *args)
     }
     find_requires_grad(tensor_type);
     torch.native_tensor = tensor_probes_agree(probes);
+    torch.autograd_word = 0;
+    if (torch.native_tensor) {
+        tensor_find_autograd(probes, autograd);
+    }
     torch.native_state = find_state_functions();
     torch.ready = true;
     return Py_BuildValue("{s:O,s:O}", "tensor", torch.native_tensor ? Py_True : Py_False, "state",

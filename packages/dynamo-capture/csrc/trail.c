@@ -37,14 +37,14 @@ trail_free(Trail *trail)
     if (trail == NULL) {
         return;
     }
-    Array *arrays[] = {&trail->words, &trail->claims, &trail->tensors, &trail->rests, &trail->kept, &trail->seen,
-                       &trail->starts};
+    Array *arrays[] = {&trail->words, &trail->claims, &trail->rests, &trail->kept, &trail->seen, &trail->starts};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         PyMem_Free(arrays[i]->items);
     }
 #ifdef WATCHED
     PyMem_Free(trail->loose.items);
 #endif
+    tensor_trails_free(&trail->tensors);
     Py_XDECREF(trail->held);
     PyMem_Free(trail);
 }
@@ -158,7 +158,7 @@ words_hold(GuardTree *tree, Trail *trail)
 static bool
 unchanged(GuardTree *tree, Trail *trail, PyObject **slots)
 {
-    if (!words_hold(tree, trail) || !tensor_trails_hold(trail->tensors.items, trail->tensors.count)) {
+    if (!words_hold(tree, trail) || !tensor_trails_hold(&trail->tensors, slots)) {
         return false;
     }
     const Kept *kept = trail->kept.items;

@@ -49,7 +49,8 @@ struct Trail {
     const void *globals, *builtins; /* of a shared trail: the dicts it is about; only compared */
     int changed;         /* the word that was another when it was of no use; -1: none */
     Array starts;
-    Array words, claims, tensors, rests, kept;
+    Array words, claims, rests, kept;
+    TensorTrails tensors;
 #ifdef WATCHED
     Array loose;         /* those of the words that are no stamps */
     uint64_t last;       /* the last event when all of them were right */

@@ -362,16 +362,8 @@ record_check(Recorder *recorder, int id, PyObject *value, bool sealed)
         add_pointer(recorder, &((PyFunctionObject *)value)->func_code, check->pointer);
         return true;
     case CHECK_TENSOR: {
-        TensorTrail *tensor = trail_extend(&recorder->trail->tensors, sizeof(TensorTrail));
-        if (tensor == NULL) {
-            return false;
-        }
-        int noted = tensor_trail_record(check->tensor, value, tensor);
-        if (noted <= 0) {
-            recorder->trail->tensors.count--;
-            return noted == 0 && add_rest(recorder, -1, id, value);
-        }
-        return true;
+        int noted = tensor_trail_record(check->tensor, value, &recorder->trail->tensors);
+        return noted > 0 || (noted == 0 && add_rest(recorder, -1, id, value));
     }
     default:
         break;
@@ -419,8 +411,26 @@ record_module_attr(Recorder *recorder, int id, PyObject *module, PyObject *name)
     return add_claim(recorder, dict, id, -1, name, value) && seal_value(recorder, id, dict, name, value) ? value : NULL;
 }
 
-/* An attribute, where no code of the program is asked for it: an item of a module, a function's code, what is in a
- * place that `__slots__` made (its descriptor comes before what the instance's dict has). */
+/* Annotations that have not been asked for may be a tuple, of which a dict is made then. */
+static PyObject *
+record_function_attr(Recorder *recorder, PyFunctionObject *function, PyObject *name)
+{
+    if (PyUnicode_CompareWithASCIIString(name, "__code__") == 0) {
+        return record_part(recorder, &function->func_code);
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "__defaults__") == 0) {
+        return record_optional(recorder, &function->func_defaults);
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0) {
+        return record_optional(recorder, &function->func_kwdefaults);
+    }
+    bool annotations = PyUnicode_CompareWithASCIIString(name, "__annotations__") == 0;
+    bool made = annotations && function->func_annotations != NULL && PyDict_CheckExact(function->func_annotations);
+    return made ? record_part(recorder, &function->func_annotations) : NULL;
+}
+
+/* An attribute, where no code of the program is asked for it: an item of a module, a part of a function, a class's name,
+ * what is in a place that `__slots__` made (its descriptor comes before what the instance's dict has). */
 static PyObject *
 record_attr(Recorder *recorder, int id, PyObject *object, PyObject *name)
 {
@@ -429,8 +439,12 @@ record_attr(Recorder *recorder, int id, PyObject *object, PyObject *name)
         return record_module_attr(recorder, id, object, name);
     }
     if (PyFunction_Check(object)) {
-        bool code = PyUnicode_CompareWithASCIIString(name, "__code__") == 0;
-        return code ? record_part(recorder, &((PyFunctionObject *)object)->func_code) : NULL;
+        return record_function_attr(recorder, (PyFunctionObject *)object, name);
+    }
+    if (Py_IS_TYPE(object, &PyType_Type) && PyUnicode_CompareWithASCIIString(name, "__name__") == 0) {
+        bool heap = ((PyTypeObject *)object)->tp_flags & Py_TPFLAGS_HEAPTYPE;
+        add_pointer(recorder, &object->ob_type, &PyType_Type);
+        return heap ? record_part(recorder, &((PyHeapTypeObject *)object)->ht_name) : NULL;
     }
     if (type->tp_getattro != PyObject_GenericGetAttr || !(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
         return NULL;
@@ -540,12 +554,17 @@ static bool
 record_below(Recorder *recorder, int id, PyObject *value, bool sealed)
 {
     const Node *node = &recorder->tree->nodes[id];
+    const int before = recorder->trail->tensors.count;
     for (int c = node->first_check; c >= 0; c = recorder->tree->checks[c].next) {
         if (!record_check(recorder, c, value, sealed)) {
             return false;
         }
     }
-    if (node->slot >= 0) {
+    TensorTrails *tensors = &recorder->trail->tensors;
+    if (node->slot >= 0 && tensors->count > before) {
+        tensors->items[before].slot = node->slot;
+    }
+    else if (node->slot >= 0) {
         Kept *kept = trail_extend(&recorder->trail->kept, sizeof(Kept));
         if (kept == NULL) {
             return false;
@@ -639,6 +658,7 @@ finished(Trail *trail, bool complete)
         trail_free(trail);
         return NULL;
     }
+    tensor_trails_finish(&trail->tensors);
     PyMem_Free(trail->seen.items);
     memset(&trail->seen, 0, sizeof(Array));
     return trail;
@@ -707,12 +727,12 @@ record_root(Recorder *recorder, int id, const GuardSource *source)
 static void
 take_back(Trail *trail, const Trail *before, Py_ssize_t held)
 {
-    Array *arrays[] = {&trail->words, &trail->claims, &trail->tensors, &trail->rests, &trail->kept, &trail->starts};
-    const Array *counts[] = {&before->words, &before->claims, &before->tensors, &before->rests, &before->kept,
-                             &before->starts};
+    Array *arrays[] = {&trail->words, &trail->claims, &trail->rests, &trail->kept, &trail->starts};
+    const Array *counts[] = {&before->words, &before->claims, &before->rests, &before->kept, &before->starts};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         arrays[i]->count = counts[i]->count;
     }
+    trail->tensors.count = before->tensors.count;
 #ifdef WATCHED
     trail->loose.count = before->loose.count;
 #endif

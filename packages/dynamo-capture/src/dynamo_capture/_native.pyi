@@ -372,12 +372,13 @@ def init_torch(
     tensor_type: type,
     plain_types: tuple[type, ...],
     probes: tuple[tuple[Any, dict[str, int]], ...],
+    autograd: tuple[Any, ...],
     state_names: tuple[str, ...],
     state_readers: tuple[Callable[[], object], ...],
     libraries: tuple[str, ...],
 ) -> dict[str, bool]:
     """Called by `dynamo_capture.hook.init_torch`, once: `plain_types` may be read natively, `probes` are
-    tensors with what Python knows of them, the state readers are the slow path of `check_global_state`,
+    tensors with what Python knows of them, `autograd` three whose `requires_grad` was never set, is set, was set and set back, the state readers are the slow path of `check_global_state`,
     `libraries` are paths of the loaded torch libraries. Returns which native paths agreed with the probes
     ("tensor", "state")."""
 

@@ -37,9 +37,11 @@ def init_torch() -> dict[str, bool]:
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     with torch.no_grad():
         probes = _probes()
-    found = _native.init_torch(
-        torch.Tensor, plain[:2], probes, tuple(state), tuple(state.values()), libraries
-    )
+    with torch.inference_mode(False), torch.enable_grad():
+        autograd = _autograd_probes()
+        found = _native.init_torch(
+            torch.Tensor, plain[:2], probes, autograd, tuple(state), tuple(state.values()), libraries
+        )
     if found["state"] and not _state_agrees():
         _native.use_native(found["tensor"], False)
         found["state"] = False
@@ -61,6 +63,14 @@ def _probes() -> tuple[tuple[torch.Tensor, dict[str, int]], ...]:
     tensors.append(torch.empty((), dtype=torch.float32, device="cpu", requires_grad=True))
     tensors.append(torch.nn.Parameter(torch.empty(3, 4, device="cpu")))
     return tuple((t, _probe_facts(t, scalar_types[t.dtype])) for t in tensors)
+
+
+def _autograd_probes() -> tuple[torch.Tensor, ...]:
+    """Tensors in whose memory it shows where `requires_grad` is kept; the extension changes the last two."""
+    import torch
+
+    without, marked, back = (torch.zeros(2, device="cpu") for _ in range(3))
+    return without, marked.requires_grad_(), back.requires_grad_().requires_grad_(False)
 
 
 def _probe_facts(tensor: torch.Tensor, scalar_type: int) -> dict[str, int]:

@@ -334,6 +334,7 @@ typedef struct {
     bool requires_grad;
     bool elsewhere; /* not on the CPU */
     int32_t device_index;
+    int end;        /* the number of the first tensor behind those of this picture */
 } Picture;
 typedef struct {
     PyObject *tensor;       /* borrowed */

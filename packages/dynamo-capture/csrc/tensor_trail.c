@@ -170,6 +170,9 @@ tensor_trails_finish(TensorTrails *trails)
     if (trails->count > 0) {
         qsort(trails->items, trails->count, sizeof(TensorTrail), by_picture);
     }
+    for (int i = 0; i < trails->count; i++) {
+        trails->pictures[trails->items[i].picture].end = i + 1;
+    }
 }
 
 bool
@@ -182,13 +185,9 @@ tensor_trails_hold(const TensorTrails *trails, PyObject **slots)
                            torch.marked_byte};
     const bool avx2 = __builtin_cpu_supports("avx2");
     const TensorTrail *trail = trails->items, *end = trail + trails->count;
-    while (trail < end) {
-        const TensorTrail *group = trail;
-        while (group < end && group->picture == trail->picture) {
-            group++;
-        }
-        trail = (avx2 ? first_unlike_avx2 : first_unlike_baseline)(&trails->pictures[trail->picture], trail, group, end,
-                                                                   places, slots);
+    for (const Picture *picture = trails->pictures; trail < end; picture++) {
+        const TensorTrail *group = trails->items + picture->end;
+        trail = (avx2 ? first_unlike_avx2 : first_unlike_baseline)(picture, trail, group, end, places, slots);
         if (trail < group) {
             break;
         }

@@ -239,32 +239,46 @@ seal_inline(Recorder *recorder, PyObject *dict)
     }
 }
 
-/* The word that an attribute of an instance has this value; false: it cannot be told. */
+/* The place of an attribute among those of all instances, or -1. */
+static int
+inline_index(const PyDictValues *values, PyDictKeysObject *keys, PyObject *key)
+{
+    for (int i = 0; DK_IS_UNICODE(keys) && i < values->capacity && i < keys->dk_nentries; i++) {
+        PyObject *name = DK_UNICODE_ENTRIES(keys)[i].me_key;
+        if (name == key || (name != NULL && PyUnicode_CheckExact(key) && PyUnicode_Compare(name, key) == 0)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* The words that an attribute of an instance has this value (NULL: that there is none), which say all there is to know
+ * as long as values are kept in the instance; false: it cannot be told. */
 static bool
 seal_value(Recorder *recorder, int id, PyObject *dict, PyObject *key, PyObject *value)
 {
     PyDictValues *values = inline_values(dict);
-    if (values == NULL) {
+    PyDictKeysObject *keys = ((PyDictObject *)dict)->ma_keys;
+    int i = inline_index(values, keys, key);
+    if (i < 0 && value == NULL && DK_IS_UNICODE(keys)) { /* no instance has it: keys are only added */
+        add_number(recorder, values);
+        add_word(recorder, &keys->dk_nentries, (uint64_t)keys->dk_nentries, false);
         return true;
     }
-    PyDictKeysObject *keys = ((PyDictObject *)dict)->ma_keys;
-    for (int i = 0; DK_IS_UNICODE(keys) && i < values->capacity && i < keys->dk_nentries; i++) {
-        PyObject *name = DK_UNICODE_ENTRIES(keys)[i].me_key;
-        if (name == key || (name != NULL && PyUnicode_CheckExact(key) && PyUnicode_Compare(name, key) == 0)) {
-            Claim *claim = values->values[i] == value && is_firm(recorder, value)
-                               ? trail_extend(&recorder->trail->claims, sizeof(Claim)) : NULL;
-            if (claim == NULL) {
-                return false;
-            }
-            *claim = (Claim){(uintptr_t)&values->values[i], -1, id, -1, true, NULL, key, value, Py_TYPE(value)};
-            recorder->claimed = NULL; /* another object may come to its address while the word stays the same */
-            add_pointer(recorder, &values->values[i], value);
-            return true;
-        }
+    bool firm = i >= 0 && values->values[i] == value && (value == NULL || is_firm(recorder, value));
+    Claim *claim = firm ? trail_extend(&recorder->trail->claims, sizeof(Claim)) : NULL;
+    if (claim == NULL) {
+        return false;
     }
-    return false;
+    *claim = (Claim){(uintptr_t)&values->values[i], -1, id, -1, true, NULL, key, value,
+                     value != NULL ? Py_TYPE(value) : NULL};
+    recorder->claimed = NULL; /* another object may come to its address while the word stays the same */
+    add_number(recorder, values);
+    add_pointer(recorder, &values->values[i], value);
+    return true;
 }
 #else
+#define inline_values(dict) NULL
 #define seal_inline(recorder, dict)
 #define seal_value(recorder, id, dict, key, value) true
 #endif
@@ -280,6 +294,16 @@ seal(Recorder *recorder, PyObject *dict)
     add_word(recorder, number, *number, true);
     seal_inline(recorder, dict);
     return true;
+}
+
+/* The words that an item of a dict is this value, or absent (NULL); false: it cannot be told. */
+static bool
+record_item(Recorder *recorder, int id, PyObject *dict, PyObject *key, PyObject *value)
+{
+    if (inline_values(dict) != NULL) {
+        return seal_value(recorder, id, dict, key, value);
+    }
+    return seal(recorder, dict) && add_claim(recorder, dict, id, -1, key, value);
 }
 
 /* The word that the class has the attributes that it has now, and the bases. */
@@ -312,7 +336,7 @@ record_absent(Recorder *recorder, int id, PyObject *object, PyObject *name)
     if (!PyUnicode_CheckExact(name) || PyDict_Contains(dict, name) != 0) {
         return false;
     }
-    return seal(recorder, dict) && add_claim(recorder, dict, -1, -1, name, NULL);
+    return record_item(recorder, -1, dict, name, NULL);
 }
 
 /* Notes what makes the check hold; false: the subtree cannot have a trail now. */
@@ -404,11 +428,11 @@ record_module_attr(Recorder *recorder, int id, PyObject *module, PyObject *name)
     }
     PyObject *value = PyDict_GetItemWithError(dict, name);
     PyErr_Clear();
-    if (value == NULL || !seal(recorder, dict)) {
+    if (value == NULL) {
         return NULL;
     }
     add_pointer(recorder, &module->ob_type, &PyModule_Type);
-    return add_claim(recorder, dict, id, -1, name, value) && seal_value(recorder, id, dict, name, value) ? value : NULL;
+    return record_item(recorder, id, dict, name, value) ? value : NULL;
 }
 
 /* Annotations that have not been asked for may be a tuple, of which a dict is made then. */
@@ -516,10 +540,7 @@ record_read(Recorder *recorder, const Node *node, int id, PyObject *parent, bool
             recorder->claimed = value; /* the class's number is the word */
             return value;
         }
-        return seal(recorder, parent) && add_claim(recorder, parent, id, -1, node->arg, value)
-                       && seal_value(recorder, id, parent, node->arg, value)
-                   ? value
-                   : NULL;
+        return record_item(recorder, id, parent, node->arg, value) ? value : NULL;
     }
     case NODE_TYPE:
         if (can_change_class(parent)) {

@@ -12,6 +12,7 @@ typedef struct {
 
 static struct {
     int watcher;
+    PyInterpreterState *interpreter; /* whose number that is */
     Watched *table; /* open-addressed; a removed entry keeps its stamp, with the dict NULL */
     size_t size, used;
     uint64_t **spare; /* stamps without a dict */
@@ -87,7 +88,11 @@ grow_watched(void)
 const uint64_t *
 trail_dict_number(PyObject *dict)
 {
-    if (watch.watcher < 0 && (watch.watcher = PyDict_AddWatcher(on_dict_event)) < 0) {
+    if (watch.watcher < 0) {
+        watch.interpreter = PyInterpreterState_Get();
+        watch.watcher = PyDict_AddWatcher(on_dict_event);
+    }
+    if (watch.watcher < 0 || watch.interpreter != PyInterpreterState_Get()) {
         PyErr_Clear();
         return NULL;
     }

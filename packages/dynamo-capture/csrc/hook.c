@@ -501,6 +501,15 @@ entry_function(Entry *entry, PyObject *globals)
     return func;
 }
 
+/* Whether code takes so many arguments by position, and no others: as parameters, the last ones perhaps as a tuple. */
+static bool
+takes_arguments(const PyCodeObject *code, Py_ssize_t n)
+{
+    bool rest = code->co_flags & CO_VARARGS;
+    return (rest ? code->co_argcount <= n : code->co_argcount == n) && code->co_kwonlyargcount == 0
+           && !(code->co_flags & CO_VARKEYWORDS);
+}
+
 /* Calls the entry's code; args has a free place before it. */
 static PyObject *
 call_entry(Entry *entry, _PyInterpreterFrame *frame, PyObject **args, Py_ssize_t nargs)
@@ -509,7 +518,7 @@ call_entry(Entry *entry, _PyInterpreterFrame *frame, PyObject **args, Py_ssize_t
     if (func == NULL) {
         return NULL;
     }
-    if (entry->code->co_argcount != nargs) {
+    if (!takes_arguments(entry->code, nargs)) {
         PyErr_Format(PyExc_SystemError, "dynamo_capture: the code cached for %U takes %d arguments, not %zd",
                      FRAME_CODE(frame)->co_qualname, entry->code->co_argcount, nargs);
         Py_DECREF(func);
@@ -646,9 +655,9 @@ check_entry_code(PyCodeObject *original, Entry *entry)
 {
     PyCodeObject *code = entry->code;
     Py_ssize_t expected = parameter_count(original) + (entry->guards != NULL ? entry->guards->ncollect : 0);
-    if (code->co_argcount != expected || parameter_count(code) != expected) {
+    if (!takes_arguments(code, expected)) {
         PyErr_Format(PyExc_ValueError,
-                     "the code of the entry for %U must take exactly %zd plain positional parameters",
+                     "the code of the entry for %U must take exactly %zd arguments, by position",
                      original->co_qualname, expected);
         return -1;
     }

@@ -331,7 +331,8 @@ class GuardTree:
 
     # Evaluation
     def collect(self, nodes: Sequence[int]) -> None:
-        """Pass these nodes' values (in this order) as extra positional arguments to the entry's code."""
+        """Pass these nodes' values (in this order) as extra positional arguments to the entry's code, which may take
+        the last ones as a tuple (``*rest``)."""
     def check(
         self,
         args: Sequence[Any],

@@ -7,6 +7,7 @@ when the frame began. What the region made is built from them, from constants an
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ __all__ = ["CodeGen", "Plan"]
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
+_MANY = 16  # graph inputs: as one tuple they cost less than as arguments
+_INPUTS = "___inputs"
 BINARY_SUBSCR_IS_OP = hasattr(BinaryOp, "SUBSCR")
 
 
@@ -284,16 +287,52 @@ class CodeGen:
 
     # --- the whole ----------------------------------------------------------------------------------------------
 
-    def assemble(self, original: types.CodeType, collected: int, stacksize: int) -> types.CodeType:
-        """The finished code object, in the guise of the original (names, file, first line)."""
+    def call_graph(self, run: Any, slots: list[int | str], needed: list[int]) -> list[int]:
+        """Call the graph with handed-over values, or locals by name, and keep what it gives.
+
+        Args:
+            run: the compiled graph.
+            slots: its inputs.
+            needed: handed-over values that are loaded elsewhere, beside the plan's.
+
+        Returns:
+            The values that are handed over as one tuple, behind all others, as they are many and nothing else needs them.
+        """
+        self.begin_call(run)
+        numbers = [slot for slot in slots if isinstance(slot, int)]
+        many = len(slots) >= _MANY and numbers == slots and len(set(numbers)) == len(numbers)
+        alone = many and set(numbers).isdisjoint([*self._source_slots, *needed])
+        if alone:
+            self.emit("LOAD_FAST", _INPUTS)
+            self.emit("CALL_FUNCTION_EX", 0)
+        else:
+            for slot in slots:
+                self.emit("LOAD_FAST", slot if isinstance(slot, str) else self.parameter_name(slot))
+            self.end_call(len(slots))
+        self.emit("STORE_FAST", "___out")
+        return numbers if alone else []
+
+    def assemble(
+        self, original: types.CodeType, collected: list[int], inputs: list[int], stacksize: int
+    ) -> types.CodeType:
+        """The finished code object, in the guise of the original (names, file, first line).
+
+        Args:
+            original: the captured frame's.
+            collected: the handed-over values that are parameters.
+            inputs: those behind them that are one tuple (see :meth:`call_graph`).
+        """
         code = Bytecode()
         code.name = original.co_name
         code.qualname = original.co_qualname
         code.filename = original.co_filename
         code.first_lineno = original.co_firstlineno
         code.flags = 0x03
-        code.argnames = [*self.parameters, *(self.parameter_name(i) for i in range(collected))]
+        code.argnames = [*self.parameters, *map(self.parameter_name, collected)]
         code.argcount = len(code.argnames)
+        if inputs:
+            code.flags |= inspect.CO_VARARGS
+            code.argnames.append(_INPUTS)
         code.append(Instr("RESUME", 0))
         code.extend(self.instructions)
         for inst in code:

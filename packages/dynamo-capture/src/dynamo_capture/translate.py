@@ -242,6 +242,7 @@ def _finish(
     tx.first.emit(cg, again=may_run_again)
     begin = TryBegin(Label(), push_lasti=False, stack_depth=0) if may_run_again else None
     run: Any = None
+    together: list[int] = []
     if compiled is not None:
         for tensor in tx.side.gradients_dropped():
             cg.load_const(None)
@@ -250,11 +251,7 @@ def _finish(
         if begin is not None:
             cg.instructions.append(begin)
         run = _native.activate(running.around(compiled), None)
-        cg.begin_call(run)
-        for slot in input_slots:
-            cg.emit("LOAD_FAST", slot if isinstance(slot, str) else cg.parameter_name(slot))
-        cg.end_call(len(inputs))
-        cg.emit("STORE_FAST", "___out")
+        together = cg.call_graph(run, input_slots, cell_slots)
         if begin is not None:
             cg.instructions.append(TryEnd(begin))
     emit(cg)
@@ -268,9 +265,11 @@ def _finish(
             cg.emit("LOAD_FAST", parameter)
         cg.end_call(len(names))
         cg.emit("RETURN_VALUE")
-    code = cg.assemble(request.code, len(slots), _stack_size(cg))
+    nodes = list(slots)
+    apart = sorted(set(range(len(nodes))).difference(together))
+    code = cg.assemble(request.code, apart, together, _stack_size(cg))
     _final_guards(tx)
-    tree.collect(list(slots))
+    tree.collect([nodes[i] for i in [*apart, *together]])
     state_brk = None
     if isinstance(brk, GraphBreak):
         state_brk = BreakInfo(brk.number, brk.text, brk.where, place=root.place())

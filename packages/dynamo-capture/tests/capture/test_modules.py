@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import dynamo_capture
+from dynamo_capture import _native
 
 
 def same(a, b):
@@ -331,3 +333,44 @@ def test_first_inputs_are_not_kept_alive(capture):
     del x
     gc.collect()
     assert ref() is None
+
+
+def entry_code(fn):
+    (entry,) = _native.entries(fn.__code__)
+    return entry.code
+
+
+def test_many_parameters_are_handed_over_as_one_tuple(capture):
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(10)])
+    c, x = capture(model), torch.randn(2, 3)
+    for _ in range(3):
+        same(c(x), model(x))
+    assert entry_code(nn.Sequential.forward).co_flags & inspect.CO_VARARGS
+    with torch.no_grad():
+        model[4].weight.mul_(2)
+    model[7].bias = nn.Parameter(torch.ones(3))
+    same(c(x), model(x))
+    model[2] = nn.Linear(3, 3, bias=False)
+    same(c(x), model(x))
+    assert len(c.graphs) == 2
+
+
+def test_parameters_that_the_program_needs_besides_are_handed_over_one_by_one(capture):
+    weights = [torch.randn(3) for _ in range(20)]
+
+    def fn(x):
+        for w in weights:
+            x = x + w
+        weights[5].mul_(2)
+        return x, weights[3], weights
+
+    c, x = capture(fn), torch.randn(3)
+    before = [w.clone() for w in weights]
+    theirs = fn(x)[0]
+    changed = weights[5].clone()
+    weights[5].copy_(before[5])
+    ours = c(x)
+    same(ours[0], theirs)
+    same(weights[5], changed)
+    assert ours[1] is weights[3] and ours[2] is weights
+    assert not entry_code(fn).co_flags & inspect.CO_VARARGS

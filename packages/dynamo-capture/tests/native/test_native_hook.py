@@ -201,12 +201,18 @@ def test_wrong_signature_of_entry_code_is_refused(tracer, native):
     def fn(x):
         return x
 
-    tracer.replace(fn, lambda x, y: x)
-    with pytest.raises(ValueError, match="exactly 1 plain positional"):
-        tracer.run(fn, 1)
-    tracer.replace(fn, lambda *x: x)
-    with pytest.raises(ValueError, match="exactly 1 plain positional"):
-        tracer.run(fn, 1)
+    for code in (lambda x, y: x, lambda x, **y: x, lambda x, *, y=1: x, lambda x, y, *z: x):
+        tracer.replace(fn, code)
+        with pytest.raises(ValueError, match="exactly 1 arguments, by position"):
+            tracer.run(fn, 1)
+
+
+def test_entry_code_may_take_the_last_values_as_a_tuple(tracer):
+    def fn(x):
+        return x
+
+    tracer.replace(fn, lambda x, *rest: (x, rest))
+    assert tracer.run(fn, 1) == (1, ())
 
 
 # ---------------------------------------------------------------- running

@@ -481,13 +481,6 @@ def test_decisions_by_sums_are_not_made_again(name):
     assert not names & {"sin", "cos", "gt", "lt", "ge", "floor", "sign", "amax", "linalg_vector_norm", "var"}, names
 
 
-def test_a_decision_for_each_element_is_made_again():
-    """It concerns that element alone; keeping it takes a byte each."""
-    graph = function_graph(lambda x: (x.tanh() * ((x * 3).sin() > 0.1)).exp(), 1)
-    parts = partition_joint(joint_graph(graph, [leaf(17, 33)]), min_cut_partition)
-    assert not any(desc.spec.dtype == torch.bool for desc in parts.backward.inputs)
-
-
 def test_second_derivatives():
     """The region runs again, eagerly, where a gradient with a history is asked for."""
 

@@ -2,7 +2,8 @@
 
 A model is compiled with a backend whose graph is a constant, so that a call costs the cache lookup: the guards, and
 handing over the parameters. Both stacks run in the same process, in turns; microseconds of CPU time, the least of
-several rounds. The stack `quintet, guards` is the evaluation of the guards alone, through a call from Python. `linear N` is a row of N `nn.Linear`, `bert N` a BERT of N layers (where transformers is installed).
+several rounds. The stack `quintet, guards` is the evaluation of the guards alone, through a call from Python.
+`linear N` is a row of N `nn.Linear`, `bert N` a BERT of N layers (where transformers is installed).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def microseconds(fn: Callable[[], Any], calls: int) -> float:
 
 
 def evaluation(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
-    """Evaluates the guards of the model's one entry for the arguments of its `forward` (or of what is wrapped around it)."""
+    """Evaluates the guards of the model's one entry, for the arguments of its `forward` or what wraps it."""
     forward = type(model).forward
     (entry,) = (e for e in _native.entries(forward.__code__) if e.hits)
     positional: list[Any] = [model, x]

@@ -434,13 +434,19 @@ guard_finals_prepare(GuardTree *tree)
     finals->different = PyMem_Malloc(n * sizeof(Slots));
     finals->distinct = PyMem_Malloc(n * sizeof(Distinct));
     finals->others = PyMem_Malloc(n * sizeof(int));
-    bool sound = finals->same != NULL && finals->different != NULL && finals->distinct != NULL && finals->others != NULL;
+    bool sound = finals->same != NULL && finals->different != NULL && finals->distinct != NULL
+                 && finals->others != NULL;
     for (int c = tree->first_final; c >= 0 && sound; c = tree->checks[c].next) {
         const Check *check = &tree->checks[c];
         bool pair = check->kind == CHECK_SAME || (check->kind == CHECK_DISTINCT && check->number == 2);
         if (pair) {
             Slots slots = {tree->nodes[check->nodes[0]].slot, tree->nodes[check->nodes[1]].slot};
-            *(check->kind == CHECK_SAME ? &finals->same[finals->nsame++] : &finals->different[finals->ndifferent++]) = slots;
+            if (check->kind == CHECK_SAME) {
+                finals->same[finals->nsame++] = slots;
+            }
+            else {
+                finals->different[finals->ndifferent++] = slots;
+            }
         }
         else if (check->kind == CHECK_DISTINCT) {
             sound = distinct_new(&finals->distinct[finals->ndistinct], tree, check);

@@ -19,8 +19,8 @@ struct TorchFacts {
     int handle_offset, keys_word; /* -1: unknown */
     int window; /* the word of the TensorImpl from which on, up to the key set, all that is guarded is; -1: unknown */
     bool (*impl_requires_grad)(const void *);
-    /* Where that function looks: the word of the TensorImpl that is NULL or points to what autograd keeps of a tensor, a
-     * byte in that (the tensor was marked) and a word (what computed it); 0: unknown. */
+    /* Where that function looks: the word of the TensorImpl that is NULL or points to what autograd keeps of a tensor,
+     * a byte in that (the tensor was marked) and a word (what computed it); 0: unknown. */
     int autograd_word, marked_byte, computed_word;
     read_i64 get_dim, get_offset;
     read_i64s get_sizes, get_strides;

@@ -217,7 +217,8 @@ shape_begins_at(PyObject *probes, int word)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(probes); i++) {
         TensorShape shape;
         const uint64_t *impl = probe_impl(probes, i);
-        if (tensor_shape_native(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0), &shape) < 0 || shape.ndim > INLINE_DIMS
+        if (tensor_shape_native(PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, i), 0), &shape) < 0
+            || shape.ndim > INLINE_DIMS
             || impl[word] != (uint64_t)shape.ndim || shape.sizes != (int64_t *)impl + word + 1
             || shape.strides != shape.sizes + INLINE_DIMS) {
             return false;
@@ -232,7 +233,8 @@ window_tells(PyObject *probes, Py_ssize_t a, Py_ssize_t b)
 {
     TensorShape one, other;
     TensorMeta first, second;
-    PyObject *x = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, a), 0), *y = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, b), 0);
+    PyObject *x = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, a), 0);
+    PyObject *y = PyTuple_GET_ITEM(PyTuple_GET_ITEM(probes, b), 0);
     if (tensor_shape_native(x, &one) < 0 || tensor_shape_native(y, &other) < 0 || tensor_meta_native(x, &first) < 0
         || tensor_meta_native(y, &second) < 0) {
         return false;

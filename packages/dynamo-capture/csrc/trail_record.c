@@ -453,8 +453,8 @@ record_function_attr(Recorder *recorder, PyFunctionObject *function, PyObject *n
     return made ? record_part(recorder, &function->func_annotations) : NULL;
 }
 
-/* An attribute, where no code of the program is asked for it: an item of a module, a part of a function, a class's name,
- * what is in a place that `__slots__` made (its descriptor comes before what the instance's dict has). */
+/* An attribute, where no code of the program is asked for it: an item of a module, a part of a function, a class's
+ * name, what is in a place that `__slots__` made (its descriptor comes before what the instance's dict has). */
 static PyObject *
 record_attr(Recorder *recorder, int id, PyObject *object, PyObject *name)
 {

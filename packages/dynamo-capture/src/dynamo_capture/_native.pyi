@@ -379,9 +379,9 @@ def init_torch(
     libraries: tuple[str, ...],
 ) -> dict[str, bool]:
     """Called by `dynamo_capture.hook.init_torch`, once: `plain_types` may be read natively, `probes` are
-    tensors with what Python knows of them, `autograd` three whose `requires_grad` was never set, is set, was set and set back, the state readers are the slow path of `check_global_state`,
-    `libraries` are paths of the loaded torch libraries. Returns which native paths agreed with the probes
-    ("tensor", "state")."""
+    tensors with what Python knows of them, `autograd` three whose `requires_grad` was never set, is set, was set
+    and set back, the state readers are the slow path of `check_global_state`, `libraries` are paths of the loaded
+    torch libraries. Returns which native paths agreed with the probes ("tensor", "state")."""
 
 def use_native(tensor: bool, state: bool) -> None:
     """Switch the native paths of later checks on (where they agreed with the probes) or off."""

@@ -296,7 +296,7 @@ class CodeGen:
             needed: handed-over values that are loaded elsewhere, beside the plan's.
 
         Returns:
-            The values that are handed over as one tuple, behind all others, as they are many and nothing else needs them.
+            The values that are handed over as one tuple behind all others: they are many, and needed nowhere else.
         """
         self.begin_call(run)
         numbers = [slot for slot in slots if isinstance(slot, int)]

@@ -1,9 +1,9 @@
 """Each kind of change, at each depth, after n clean calls, is noticed by the guards in the very next call.
 
 The guards are those of a captured model. They are checked until they rest on trails, n times more with nothing changed,
-and once after the change: the answer is what evaluation without trails gives, and is no wherever it must be. With trails
-it must not matter who makes the change (another thread, a forked process), nor may it where dicts cannot be watched
-(``python test_change_table.py`` takes all watchers and runs the table).
+and once after the change: the answer is what evaluation without trails gives, and is no wherever it must be. It does not
+matter who makes the change (another thread, a forked process), nor whether dicts can be watched (``python
+test_change_table.py`` takes all watchers and runs the table).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import test_changes_after_clean_checks as stack
 import torch
-from test_changes_after_clean_checks import CHANGES, Held, Level, Undo, attribute, stored
+from test_changes_after_clean_checks import CHANGES, Held, Level, Undo, attribute
 from torch import nn
 
 import dynamo_capture

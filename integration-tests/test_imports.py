@@ -152,10 +152,6 @@ def test_slow_imports_are_lazy(imports):
     assert not wrong, "\n".join(sorted(set(wrong)))
 
 
-#: Capture's interpreter and the values that it computes with still know each other.
-CIRCLES = {("dynamo_capture", "interpreter"), ("dynamo_capture", "values")}
-
-
 def in_circles(edges: dict[tuple[str, str], set[tuple[str, str]]]) -> set[tuple[str, str]]:
     """The nodes from which a way leads back to them."""
 
@@ -180,7 +176,7 @@ def test_folders_form_no_circle(imports):
         if len(inside) > 2 and to in folders and to != inside[:2] and to[0] == inside[0]:
             edges.setdefault(inside[:2], set()).add(to)
     assert in_circles({(a, a): {(b, b)} for a, b in ("xy", "yz", "zx", "wx")}) == {(a, a) for a in "xyz"}
-    assert len(edges) > 20 and in_circles(edges) == CIRCLES
+    assert len(edges) > 20 and not in_circles(edges)
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml")))

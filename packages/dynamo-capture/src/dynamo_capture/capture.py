@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from dynamo_capture.default_device import DefaultDevices
 from dynamo_capture.first_calls import FirstCalls
 from dynamo_capture.graph_builder import GraphBuilder
 from dynamo_capture.guards import GuardSet
-from dynamo_capture.interpreter.catching import Raising
+from dynamo_capture.interpreter.catching import Raising, may_be_caught
 from dynamo_capture.marks import breaks_refused
 from dynamo_capture.side_effects import SideEffects
 from dynamo_capture.sources import Source
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import Started
 
-__all__ = ["Capture"]
+__all__ = ["Callees", "Capture"]
 
 #: Modules of torch whose functions may be replaced.
 _PATCHED = frozenset((torch, torch.nn.functional, torch.linalg, torch.fft, torch.special))
@@ -46,6 +46,13 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAX_DEPTH = 160
 #: Instructions of one capture after which it is given up (a loop that would unroll without end).
 _MAX_INSTRUCTIONS = 4_000_000
+
+
+class Callees(NamedTuple):
+    """How Python code of the region is interpreted. The values call it through the capture, and need not know it."""
+
+    inline_call: Callable[[Capture, FunctionValue, list[Value], dict[str, Value]], Value]
+    class_namespace: Callable[[Capture, FunctionValue], dict[str, Value]]
 
 
 class Capture:
@@ -60,9 +67,16 @@ class Capture:
     """
 
     def __init__(
-        self, request: FrameRequest, tree: Any, sizes: DynamicSizes, unbacked: bool = False, takes_numbers: bool = False
+        self,
+        request: FrameRequest,
+        tree: Any,
+        sizes: DynamicSizes,
+        callees: Callees,
+        unbacked: bool = False,
+        takes_numbers: bool = False,
     ) -> None:
         self.request = request
+        self._callees = callees
         self.unbacked = unbacked
         self.takes_numbers = takes_numbers
         self.frames: list[Frame] = []
@@ -411,7 +425,6 @@ class Capture:
 
     def call_function(self, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Call a Python function: a special meaning, or inlined."""
-        from dynamo_capture.interpreter.frame import inline_call
         from dynamo_capture.values.torch_calls import special_function
 
         if function.fn is not None:
@@ -420,7 +433,19 @@ class Capture:
                 return special(self, args, kwargs)
         if len(self.frames) > _MAX_DEPTH:
             raise GraphBreak("QB13", function.describe())
-        return inline_call(self, function, args, kwargs)
+        return self.interpreted(function, args, kwargs)
+
+    def interpreted(self, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Call a Python function by its code, whatever special meaning it has."""
+        return self._callees.inline_call(self, function, args, kwargs)
+
+    def class_namespace(self, body: FunctionValue) -> dict[str, Value]:
+        """What the body of a class statement leaves behind, by its names."""
+        return self._callees.class_namespace(self, body)
+
+    def may_be_caught(self) -> bool:
+        """Whether an exception of what is being interpreted may meet a handler of the program."""
+        return may_be_caught(self.frames)
 
     def call_builtin(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Call a C function or a torch operator."""

@@ -18,13 +18,14 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dynamo_capture import __version__, _native
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
-from dynamo_capture.capture import Capture
+from dynamo_capture.capture import Callees, Capture
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.contract import Contract
 from dynamo_capture.covering import outline
 from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
+from dynamo_capture.interpreter.frame import class_namespace, inline_call
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_code
@@ -58,6 +59,7 @@ __all__ = ["Translation", "translate"]
 
 #: Restarts of one capture after which it is given up.
 _MAX_RESTARTS = 8
+_CALLEES = Callees(inline_call, class_namespace)
 
 
 @record
@@ -98,7 +100,7 @@ def translate(
         tree = GuardLog(portable=keeps)
         between = state.reads_between
         unbacked, takes_numbers = contract.unbacked and not between, contract.takes_numbers and not between
-        tx = Capture(request, tree, state.sizes, unbacked, takes_numbers)
+        tx = Capture(request, tree, state.sizes, _CALLEES, unbacked, takes_numbers)
         tx.guards.reads = Reads.none() if keeps else None
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))

@@ -15,7 +15,7 @@ from dynamo_capture.values.callables import BuiltinValue
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.compare import identical
 from dynamo_capture.values.constant import ConstantValue
-from dynamo_capture.values.containers import ListValue, SequenceValue, SliceValue, TupleValue
+from dynamo_capture.values.containers import ListValue, SequenceValue, TupleValue, make_slice
 from dynamo_capture.values.dicts import DictValue, pairs_of
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import CellValue, FunctionValue
@@ -430,11 +430,3 @@ def _iterable(value: Value) -> Value:
     if lookup(value.pytype, "__iter__")[1] is None and lookup(value.pytype, "__getitem__")[1] is None:
         raise GraphBreak("QB19", f"unpacking {display(value)}")
     return value
-
-
-def make_slice(parts: list[Value]) -> Value:
-    """A slice: a constant one when its bounds are."""
-    realized = [part.realize() for part in parts]
-    if all(isinstance(part, ConstantValue) for part in realized):
-        return ConstantValue(slice(*[part.const() for part in realized]))
-    return SliceValue(realized)

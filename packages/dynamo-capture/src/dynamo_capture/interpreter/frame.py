@@ -22,7 +22,7 @@ from dynamo_capture.values.sets import SetValue
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["Frame", "constant_value", "inline_call", "kinds_of"]
+__all__ = ["Frame", "class_namespace", "constant_value", "inline_call", "kinds_of"]
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
@@ -257,3 +257,11 @@ def inline_call(tx: Capture, function: FunctionValue, args: list[Value], kwargs:
     if result is None:
         raise AssertionError("an inlined function did not return")
     return result
+
+
+def class_namespace(tx: Capture, body: FunctionValue) -> dict[str, Value]:
+    """Interpret the body of a class statement: its variables when it has run."""
+    cells = dict(zip(body.code.co_freevars, body.cells(tx), strict=True))
+    frame = Frame(tx, prepared(body.code), body.globals, tx.frames[-1].builtins, {}, cells)
+    frame.run()
+    return dict(frame.locals)

@@ -18,7 +18,14 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.builtin_functions import is_finite, make_super
 from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
 from dynamo_capture.values.constant import ConstantValue, fold
-from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue, is_plain_namedtuple, named_fields
+from dynamo_capture.values.containers import (
+    DequeValue,
+    ListValue,
+    TupleValue,
+    is_plain_namedtuple,
+    make_slice,
+    named_fields,
+)
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
@@ -396,8 +403,6 @@ def _deque(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @constructor(slice)
 def _slice(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    from dynamo_capture.interpreter.data_ops import make_slice
-
     none = ConstantValue(None)
     return make_slice([none, args[0], none] if len(args) == 1 else [*args, none][:3])
 

@@ -635,3 +635,11 @@ def guard_plain(tx: Capture, cls: type) -> None:
     if not is_library_class(cls):
         for name in _PROTOCOL:
             guard_lookup(tx, cls, name, lookup(cls, name)[1])
+
+
+def make_slice(parts: list[Value]) -> Value:
+    """A slice: a constant one when its bounds are."""
+    realized = [part.realize() for part in parts]
+    if all(isinstance(part, ConstantValue) for part in realized):
+        return ConstantValue(slice(*[part.const() for part in realized]))
+    return SliceValue(realized)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import IdentityKey, ObservedError, Value, display
@@ -17,10 +18,9 @@ from dynamo_capture.values.containers import TupleValue, method_of_container
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
-    from dynamo_capture.interpreter.frame import Frame
 
-__all__ = ["BackwardsIterator", "GeneratorValue", "IteratorValue", "NativeWalk", "PositionIterator", "Pull",
-           "Started", "iterator_at", "iterator_over"]
+__all__ = ["BackwardsIterator", "GeneratorFrame", "GeneratorValue", "IteratorValue", "NativeWalk", "PositionIterator",
+           "Pull", "Started", "iterator_at", "iterator_over"]
 
 
 _END = object()
@@ -340,6 +340,36 @@ def _sequence_iterator_backwards(sequence: Any, position: int) -> Any:
     return iterator
 
 
+class GeneratorFrame(Protocol):
+    """What generators ask of the frame that is interpreted for them."""
+
+    code: types.CodeType
+    started: bool
+    finished: bool
+    result: Value
+
+    def resume_generator(self, value: Value) -> Value | None:
+        """Run to the next yield; None when the function returned."""
+
+    def throw_into(self, error: Value) -> Value | None:
+        """Raise where it is suspended, and run on."""
+
+    def may_clean_up(self) -> bool:
+        """Whether closing it would run code of the program."""
+
+    def suspended(self) -> tuple[types.FunctionType, list[Value]]:
+        """A function whose generators stand where this one does once they are advanced, and its arguments."""
+
+    def ended(self) -> types.FunctionType:
+        """A function whose generators end at once."""
+
+    def forget(self) -> None:
+        """Its variables go."""
+
+    def release(self) -> None:
+        """It lets go of everything, as the capture has ended."""
+
+
 class Started:
     """A generator that was advanced. When nothing refers to its value any more, the program's own has gone, too.
 
@@ -385,7 +415,7 @@ class GeneratorValue(Value):
 
     mutable = True
 
-    def __init__(self, frame: Frame, *call_of: Any) -> None:
+    def __init__(self, frame: GeneratorFrame, *call_of: Any) -> None:
         self.source = None
         self.frame = frame
         self.call_of = call_of

@@ -77,12 +77,7 @@ def _build_class(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Va
         raise GraphBreak(_BREAK, "a class definition")
     if not all(isinstance(base, ClassValue) for base in bases):
         raise GraphBreak(_BREAK, "a class definition")
-    from dynamo_capture.interpreter.frame import Frame, prepared
-
-    cells = dict(zip(body.code.co_freevars, body.cells(tx), strict=True))
-    frame = Frame(tx, prepared(body.code), body.globals, tx.frames[-1].builtins, {}, cells)
-    frame.run()
-    namespace = dict(frame.locals)
+    namespace = tx.class_namespace(body)
     cell = namespace.pop("__classcell__", None)
     made = make_class(tx, name.value, bases, namespace)
     if isinstance(cell, CellValue):

@@ -83,9 +83,7 @@ def _on_device(name: str, step: Any, unless: tuple[str, ...]) -> Handler:
 
 
 def _inline(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    from dynamo_capture.interpreter.frame import inline_call
-
-    return inline_call(tx, tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
+    return tx.interpreted(tx.function(fn, None), args, kwargs)  # type: ignore[arg-type]
 
 
 def _tensors(value: Value | None) -> list[TensorValue]:

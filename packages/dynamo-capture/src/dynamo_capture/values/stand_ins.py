@@ -109,14 +109,12 @@ def _scan(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @special(getattr(torch, "_check_with", None))
 def _check(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """A condition that holds, by guards or in every call; PyTorch's own way to ask begins with an import of sympy."""
-    from dynamo_capture.interpreter.frame import inline_call
-
     condition = (args[1] if len(args) > 1 else kwargs["cond"]).realize()
     if isinstance(condition, SymValue) and tx.symbols.is_open(condition.example.node.expr):
         return _check_data(tx, condition, args, kwargs)
     if condition.pytype is bool and condition.truth(tx):
         return ConstantValue(None)
-    return inline_call(tx, FunctionValue(torch._check_with), args, kwargs)
+    return tx.interpreted(FunctionValue(torch._check_with), args, kwargs)
 
 
 @special(getattr(torch, "_check_tensor_all", None))
@@ -163,8 +161,6 @@ _DEFAULT_MESSAGE = (
 @special(copy.deepcopy)
 def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """Numbers and texts are their own copies; their addresses, which the function begins with, are not known."""
-    from dynamo_capture.interpreter.frame import inline_call
-
     original = args[0].realize() if args else None
     memo = args[1] if len(args) > 1 else kwargs.get("memo")
     if type(original) is ConstantValue and original.pytype in copy._deepcopy_dispatch:  # type: ignore[attr-defined]
@@ -172,7 +168,7 @@ def _deepcopy(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
             return original
     if isinstance(original, TensorValue) and memo is None and _is_plain(tx, original):
         return tx.graph_call("clone", [original], {}, method=True)
-    return inline_call(tx, FunctionValue(cast(types.FunctionType, copy.deepcopy)), args, kwargs)
+    return tx.interpreted(FunctionValue(cast(types.FunctionType, copy.deepcopy)), args, kwargs)
 
 
 def _is_plain(tx: Capture, tensor: TensorValue) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.interpreter.catching import may_be_caught
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue, fold
@@ -60,7 +59,7 @@ def _number_of(tx: Capture, tensor: TensorValue, conversion: int, spec: str) -> 
     example = tensor.example
     kind = bool if example.dtype == torch.bool else float if example.is_floating_point() else int
     plain = tensor.cls is torch.Tensor and example.ndim == 0 and not example.is_meta and not example.is_complex()
-    if conversion or not plain or not tx.graph.is_outermost or may_be_caught(tx.frames) or example.is_inference():
+    if conversion or not plain or not tx.graph.is_outermost or tx.may_be_caught() or example.is_inference():
         raise GraphBreak("QB02", "formatting a tensor")
     tx.exact(format, kind(1), spec)
     if spec.endswith("c"):

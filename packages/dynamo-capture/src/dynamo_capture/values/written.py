@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dynamo_capture.breaks import EarlierEnd, GraphBreak
-from dynamo_capture.interpreter.catching import may_be_caught
 from dynamo_capture.rules import is_library_class
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.builtin_functions import builtin
@@ -143,7 +142,7 @@ def _contents(value: Value, what: str) -> list[Value]:
 
 @builtin(print)
 def _print(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if may_be_caught(tx.frames):  # a text that the stream cannot encode, a closed stream
+    if tx.may_be_caught():  # a text that the stream cannot encode, a closed stream
         raise GraphBreak("QB11", "print inside try, which may raise")
     given = {name: value.realize() for name, value in kwargs.items()}
     file = given.pop("file", None)

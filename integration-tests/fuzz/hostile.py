@@ -1,8 +1,10 @@
-"""Hostile files: stored graphs, kernel-cache entries and kept choices, mutated.
+"""Hostile files: stored graphs, kernel-cache entries, kept choices and whole programs, mutated.
 
 ``python -m fuzz.hostile --count 20000 --seed 0``: deterministic by seed. A mutated graph is a labelled error or a graph; one
 that means the same computes the same. A mutated cache gives a kernel's own library and symbol, or a miss. Nothing is
 imported, executed or loaded for what a file says, no file is opened but the one given, and the process lives.
+A program holds code that runs, so that of a forged one (of the right checksum) all is mutated but that: it is refused
+with a label, or restored.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ import torch
 import aot_autograd
 import dynamo_capture
 import inductor_gen
+from compile_api.programs import ProgramFolder
 from inductor_gen.templates.decisions import Decisions
 from prims import ir
+from prims.artefact import Artefact, from_bytes, restore, to_bytes
 from prims.disk import folders
 from prims.disk.cache import KernelCache
 from prims.errors import StoredGraphError, VerifierError
@@ -277,6 +281,7 @@ class Hostile:
         sys.path.insert(0, str(folder))
         self.cache, self.entries = self._filled_cache()
         self.choices = self._kept_choices()
+        self.programs = self._kept_programs()
 
     def run(self, kind: str, seed: int) -> str | None:
         """One mutation; what is wrong with what came of it, or None."""
@@ -466,6 +471,60 @@ class Hostile:
         return "misses" if None in found.values() else "hits"
 
 
+    # Whole programs
+
+    def _kept_programs(self) -> dict[str, list[bytes]]:
+        """The stored programs of a training step with two results, one of which has no gradient, by their keys."""
+        import compile_api
+
+        options = {"program_cache": True, "cache_dir": str(self.folder / "programs")}
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+        compiled = compile_api.compile(lambda x: (model(x).sum(), x * 2), options=options)
+        compiled(torch.rand(2, 3, requires_grad=True))[0].backward()
+        found: dict[str, list[bytes]] = {}
+        for key, data in ProgramFolder(self.folder / "programs" / "programs", 1 << 30).everything():
+            found.setdefault(key, []).append(data)
+        kinds = {each.kind for entries in found.values() for data in entries for each in _parts(from_bytes(data))}
+        assert kinds >= {"aot_autograd.training", "aot_autograd.backward", "aot_autograd.partial_backward"}, kinds
+        return found
+
+    def program_file(self, r: random.Random) -> str:
+        place = self.folder / "mutated-programs"
+        _remove(place)
+        shutil.copytree(self.folder / "programs" / "programs", place)
+        folders.forget_temporary()
+        files = sorted(place.glob("*/*.program"))
+        victim, other = r.choice(files), r.choice(files)
+        kind = r.randrange(3)
+        if kind == 0:
+            victim.write_bytes(damage_bytes(victim.read_bytes(), r, other.read_bytes()))
+        elif kind == 1:
+            victim.write_bytes(other.read_bytes())
+        else:
+            _in_its_place(victim, r.randrange(5), r)
+        self.watch.allowed = (str(place),)
+        self.watch.on = True
+        store = ProgramFolder(place, 1 << 30)
+        found = {key: [to_bytes(entry) for entry in store.find(key)] for key in self.programs}
+        self.watch.on = False
+        for key, entries in found.items():
+            if not set(entries) <= set(self.programs[key]):
+                raise AssertionError(f"{key[:8]}: another program")
+        return "hits" if found == self.programs else "misses"
+
+    def program_plan(self, r: random.Random) -> str:
+        """One part of a program that says other things, under a checksum that is right."""
+        wholes = [from_bytes(data) for entries in self.programs.values() for data in entries]
+        forged = _forged(r.choice([part for whole in wholes for part in _parts(whole) if part.kind in _PLANS]), r)
+        self.watch.allowed = (str(self.folder),)
+        self.watch.on = True
+        try:
+            restore(forged, options=Options(cache_dir=str(self.folder / "programs")))
+        except StoredGraphError as error:
+            return str(error.label)
+        return "restored"
+
+
 KINDS: dict[str, Callable[[Hostile, random.Random], str]] = {
     "graph-json": Hostile.graph_json,
     "graph-names": Hostile.graph_names,
@@ -473,7 +532,33 @@ KINDS: dict[str, Callable[[Hostile, random.Random], str]] = {
     "graph-file": Hostile.graph_file,
     "kernel-cache": Hostile.kernel_cache,
     "choices": Hostile.choices_file,
+    "program-file": Hostile.program_file,
+    "program-plan": Hostile.program_plan,
 }
+
+
+#: What a training step is stored as beside its compiled graphs.
+_PLANS = ("aot_autograd.training", "aot_autograd.backward", "aot_autograd.partial_backward", "compile_api.compiler")
+
+
+def _parts(artefact: Artefact) -> list[Artefact]:
+    return [artefact, *(part for child in artefact.children.values() for part in _parts(child))]
+
+
+def _forged(part: Artefact, r: random.Random) -> Artefact:
+    """An artefact with other values, but for the text of functions; or with a graph that was changed."""
+    told = {**part.text}
+    functions = {key: told[key]["text"] for key in told if isinstance(told[key], dict) and "text" in told[key]}
+    plain = {key: {**value, "text": ""} if key in functions else value for key, value in told.items()}
+    files = {**part.files}
+    if "graph" in files and r.random() < 0.5:
+        files["graph"] = _damaged_json(files["graph"], r).encode()
+    else:
+        plain = json.loads(_damaged_json(json.dumps(plain).encode(), r) or "{}")
+    for key, text in functions.items():
+        if isinstance(plain, dict) and isinstance(plain.get(key), dict) and "text" in plain[key]:
+            plain[key]["text"] = text
+    return Artefact(part.kind, part.version, plain, files, part.children)
 
 
 def _copies(inputs: list[Any]) -> list[Any]:

@@ -16,30 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import CASES, UNSTORED
+from changes import CHANGES
+from stored_programs import HERE, reasons, run
 
 from compile_api.programs import ProgramFolder
 from prims.artefact import Artefact
 from prims.disk.folders import forget_temporary, private_folder
 from prims.errors import CompileWarning
-
-HERE = Path(__file__).parent / "stored"
-sys.path.insert(0, str(HERE))
-
-from cases import CASES, UNSTORED  # noqa: E402
-from changes import CHANGES  # noqa: E402
-
-
-def run(table: Path, folder: Path, out: Path, backend: str = "eager", **options: Any) -> dict[str, Any]:
-    """What a process of its own gave for each case of a table."""
-    command = [sys.executable, str(HERE / "runner.py"), str(table), str(folder), backend, str(out), json.dumps(options)]
-    subprocess.run(command, check=True, timeout=600, capture_output=True)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
-
-
-def reasons(found: dict[str, Any], status: str) -> list[str]:
-    return [program[2] for program in found["programs"] if program[1] == status]
-
 
 # --- the same program again -----------------------------------------------------------------------------------------
 
@@ -66,7 +50,7 @@ def test_a_second_process_captures_nothing(twice: Any, name: str) -> None:
 # --- with generated kernels -----------------------------------------------------------------------------------------
 
 #: What a stored program's process does not do, by the report's phases.
-WORK = re.compile(r"capture|lower|pass:|codegen|inductor")
+WORK = re.compile(r"capture|aot|lower|pass:|codegen|inductor")
 
 
 @pytest.fixture(scope="module")

@@ -120,10 +120,13 @@ def aot_function(
         fw_compiler, bw_compiler = in_place_compiler, bw_compiler or fw_compiler
     with _phase(report, "compile"):
         compiled = _forward(compile_or_run(partition.forward, fw_compiler, options, report, "forward"))
+    from aot_autograd.runtime.planning import plan_training
     from aot_autograd.runtime.training import build_training
 
-    backward = LazyBackward(partition.backward, bw_compiler or fw_compiler, options, report)
-    return build_training(joint, partition, compiled, backward, gm, options, report)
+    counts = len(joint.tangents), len(partition.gradients)
+    backward = LazyBackward(partition.backward, *counts, bw_compiler or fw_compiler, options, report)
+    plan = plan_training(joint, partition, gm, options, report)
+    return build_training(plan, compiled, backward, gm, joint.outcome.program.lifted)
 
 
 def _whole(outcome: Outcome, partition_fn: PartitionFn | None, options: Options) -> Envelope:

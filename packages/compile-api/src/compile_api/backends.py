@@ -166,9 +166,7 @@ def _aot_eager(options: Options, report: Report) -> Backend:
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         import aot_autograd
 
-        def run_as_it_is(env: Envelope, _: Report | None = None) -> Callable[..., Any]:
-            return _looked_at(blaming(env.module()), env, options, report)
-
+        run_as_it_is = _AsItIs(options, report)
         with report.phase("aot"):
             return aot_autograd.aot_function(
                 gm,
@@ -208,12 +206,44 @@ def _inductor(options: Options, report: Report) -> Backend:
                 options=options,
                 report=report,
             )
-        if graphs is not None and not hasattr(compiled, "artefact") and hasattr(compiled, "writes_when_done"):
-            compiled.artefact = functools.partial(_captured, gm)  # type: ignore[attr-defined]
+        if graphs is not None and hasattr(compiled, "writes_when_done"):
+            compiled.artefact = functools.partial(_runtime_or_captured, compiled.artefact, gm)  # type: ignore[attr-defined]
         return compiled
 
     backend.reports_status = True  # type: ignore[attr-defined]
     return backend
+
+
+class _AsItIs:
+    """A compiler that compiles nothing."""
+
+    def __init__(self, options: Options, report: Report) -> None:
+        self.options = options
+        self.report = report
+
+    def __call__(self, env: Envelope, report: Report | None = None) -> Callable[..., Any]:
+        module = env.module()
+        module.meta["envelope"] = env
+        return _looked_at(blaming(module), env, self.options, self.report)
+
+    def artefact(self) -> Artefact:
+        """The compiler itself, for a backward graph that another process runs."""
+        return Artefact(_COMPILER, _VERSION, {"in_place": None})
+
+
+class _Store:
+    """The compiled graphs of one compiler (``aot_autograd.runtime.lazy.Store``)."""
+
+    def __init__(self, graphs: DiskGraphs, in_place: bool) -> None:
+        self.digest = graphs.digest
+        self._graphs = graphs
+        self._in_place = in_place
+
+    def find(self, digest: str) -> Any:
+        return self._graphs.find(digest, self._in_place)
+
+    def keep(self, digest: str, compiled: Any) -> None:
+        self._graphs.keep(digest, self._in_place, compiled)
 
 
 class _Generator:
@@ -228,17 +258,22 @@ class _Generator:
         self.in_place = in_place
         self.options = options
         self.report = report
-        self.graphs = graphs
+        self.store = None if graphs is None else _Store(graphs, in_place)
 
     def __call__(self, env: Envelope, report: Report | None = None) -> Callable[..., Sequence[Any]]:
-        if self.graphs is None:
+        store = self.store
+        if store is None:
             return self._compiled(env)
-        key = self.graphs.key(env, self.in_place)
-        compiled = self.graphs.find(key)
+        digest = store.digest(env)
+        compiled = store.find(digest)
         if compiled is None:
             compiled = self._compiled(env)
-            self.graphs.keep(key, compiled)
-        return compiled
+            store.keep(digest, compiled)
+        return compiled  # type: ignore[no-any-return]
+
+    def artefact(self) -> Artefact:
+        """The compiler itself, for a backward graph that another process compiles when it first runs."""
+        return Artefact(_COMPILER, _VERSION, {"in_place": self.in_place})
 
     def _compiled(self, env: Envelope) -> Callable[..., Sequence[Any]]:
         import inductor_gen
@@ -265,8 +300,34 @@ class _Generator:
         return _looked_at(guarded, env, self.options, self.report)
 
 
-#: What a captured graph is stored as whose runtime cannot be.
-_CAPTURED, _VERSION = "compile_api.captured", "1"
+#: What a compiler is stored as, and a captured graph whose runtime cannot be.
+_COMPILER, _CAPTURED, _VERSION = "compile_api.compiler", "compile_api.captured", "1"
+
+
+def load_compiler(artefact: Artefact, options: Options, report: Report | None) -> Callable[..., Any]:
+    """The compiler of an artefact of one (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version.
+    """
+    in_place = artefact.text["in_place"]
+    if artefact.version != _VERSION or type(in_place) not in (bool, type(None)):
+        raise StoredGraphError("ART-C4", f"a {_COMPILER} of version {artefact.version!r}")
+    report = Report() if report is None else report
+    if in_place is None:
+        return _AsItIs(options, report)
+    return _Generator(options, report, graphs_of(options, report), in_place)
+
+
+def _runtime_or_captured(runtime: Callable[[], Artefact], gm: torch.fx.GraphModule) -> Artefact:
+    """The runtime, or the captured graph where something of the runtime cannot be stored (graphs that read data)."""
+    try:
+        return runtime()
+    except (NotPortable, StoredGraphError) as reason:
+        try:
+            return _captured(gm)
+        except (NotPortable, StoredGraphError):
+            raise reason from None
 
 
 def _captured(gm: torch.fx.GraphModule) -> Artefact:

@@ -14,7 +14,8 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -189,16 +190,28 @@ class DiskGraphs:
         self.programs = programs
         self.options = options
 
-    def key(self, env: Envelope, in_place: bool) -> str:
-        """The key of a graph: its text, constants by their digests, and all that a compiler is told beside it."""
+        self._digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def digest(self, env: Envelope) -> str:
+        """The name of a graph: its text, constants by their digests, and what the text does not say of its nodes."""
+        known = self._digests.get(env.graph)
+        if known is None:
+            beside = [[node.meta.get(key) for key in _BESIDE] for node in env.graph.nodes]
+            plain = [[sorted(x) if isinstance(x, frozenset) else x for x in values] for values in beside]
+            known = hashlib.sha256("\n".join((env.hash(), repr(plain))).encode()).hexdigest()
+            self._digests[env.graph] = known
+        return known
+
+    def _key(self, digest: str, in_place: bool) -> str:
+        """The key of a graph of that name: all that a compiler is told beside it."""
         from dynamo_capture.stored.programs import options_text  # packages run where nothing captures
 
-        late = repr([node.meta.get("late") for node in env.graph.nodes])  # which the text does not say
-        told = late, options_text(self.options), self.programs.backend, torch.__version__
-        return hashlib.sha256("\n".join(("graph", env.hash(), str(in_place), *told)).encode()).hexdigest()
+        told = options_text(self.options), self.programs.backend, torch.__version__
+        return hashlib.sha256("\n".join(("graph", digest, str(in_place), *told)).encode()).hexdigest()
 
-    def find(self, key: str) -> Callable[..., Any] | None:
-        """The compiled graph of a key; None where there is none that serves here."""
+    def find(self, digest: str, in_place: bool) -> Any:
+        """The compiled graph of a name; None where there is none that serves here."""
+        key = self._key(digest, in_place)
         for entry in self.programs.find(key):
             try:
                 with self.programs.report.phase("restore"):
@@ -210,15 +223,17 @@ class DiskGraphs:
             return compiled
         return None
 
-    def keep(self, key: str, compiled: Callable[..., Any]) -> None:
+    def keep(self, digest: str, in_place: bool, compiled: Any) -> None:
         """Keep a compiled graph, where it can be."""
         entry = artefact_of(compiled)
         if isinstance(entry, NotPortable):
             self.programs.note("a graph", "not stored", entry.reason, None)
         else:
-            self.programs.put(key, entry)
+            self.programs.put(self._key(digest, in_place), entry)
 
 
+#: What is noted at nodes and not in the text: which are late, and what stands for absent gradients.
+_BESIDE = ("late", "called_by", "beside_zeros")
 #: What this process has made or used, for ``save_artifacts``; what ``load_artifacts`` has read, by key.
 _made: list[tuple[str, Artefact]] = []
 _loaded: dict[str, list[Artefact]] = {}
@@ -239,6 +254,10 @@ def programs_of(backend: object, options: Options, report: Report) -> DiskProgra
 for _kind, _place in {
     "compile_api.guarded": "compile_api.guarded:load",
     "compile_api.captured": "compile_api.backends:load_captured",
+    "compile_api.compiler": "compile_api.backends:load_compiler",
+    "aot_autograd.training": "aot_autograd.runtime.training:load_training",
+    "aot_autograd.backward": "aot_autograd.runtime.lazy:load_backward",
+    "aot_autograd.partial_backward": "aot_autograd.runtime.lazy:load_partial",
     "aot_autograd.run": "aot_autograd.runtime.stored:load",
     "aot_autograd.outside_autocast": "aot_autograd.runtime.stored:load_outside_autocast",
     "inductor_gen.graph": "inductor_gen.runtime.stored:load",

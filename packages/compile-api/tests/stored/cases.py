@@ -497,18 +497,6 @@ def a_call_that_breaks() -> Any:
     return run, [((rows(3),), {})]
 
 
-# --- what is not stored, or looked at again -------------------------------------------------------------------------
-
-UNSTORED: dict[str, str] = {
-    "gradients_inside": "prims.transforms.gradient cannot be named",  # under this backend
-    "an_optimizer": "prims.transforms.gradient cannot be named",
-    "an_autograd_function": "attach_Double cannot be named",
-    "a_frame_left_to_eager": "",
-    "an_object_told_by_identity": "has no name",
-    "slots_and_getattr": "has no name",
-}
-
-
 @case
 def gradients_inside() -> Any:
     def run(x: torch.Tensor) -> Any:
@@ -533,6 +521,16 @@ def an_optimizer() -> Any:
         return loss.detach()
 
     return run, [((rows(3, 4),), {})] * 2
+
+
+# --- what is not stored, or looked at again -------------------------------------------------------------------------
+
+UNSTORED: dict[str, str] = {
+    "an_autograd_function": "attach_Double cannot be named",
+    "a_frame_left_to_eager": "",
+    "an_object_told_by_identity": "has no name",
+    "slots_and_getattr": "has no name",
+}
 
 
 @case

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, Expr, float_of_bits
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.sources import Source
 
-__all__ = ["guard_floats"]
+__all__ = ["condition_of", "guard_floats"]
+
+#: Steps from an object to one within: the kind of each, and its key.
+Steps: TypeAlias = tuple[tuple[str, Any], ...]
 
 _FUNCTIONS = {**FLOAT_UNARY, **FLOAT_BINARY, "float": float, "trunc": math.trunc, "floor": math.floor,
               "ceil": math.ceil, "min": min, "max": max}  # fmt: skip
 _MISSING = object()
+#: What no condition has: attributes, texts, subscripts, names of Python's own.
+_STRANGE = re.compile(r"""[A-Za-z_)]\s*\.|__|['"\\:;\[\]{}@]""")
 _BITS = re.compile(r"\bfbits\((\w+)\)")
 
 
@@ -47,7 +52,10 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
             groups += [names for _, names in conditions_of]
             continue
         text = " and ".join(f"({text})" for text, _ in conditions_of)
-        tx.guards.predicate(root, _condition(text, used, readers), text)
+        given = text, tuple(used), readers
+        condition = condition_of(*given)
+        tx.guards.made(condition, condition_of, *given)
+        tx.guards.predicate(root, condition, text)
     for name in dict.fromkeys(name for names in groups for name in names):
         tx.guards.equals(inputs[name].source.base, float_of_bits(inputs[name].real))  # type: ignore[arg-type]
 
@@ -63,8 +71,17 @@ def _by_variable(
     return list(found.values())
 
 
-def _condition(text: str, names: list[str], readers: list[Callable[[Any], Any]]) -> Callable[[Any], bool]:
+def condition_of(text: str, names: Sequence[str], paths: Sequence[Steps]) -> Callable[[Any], bool]:
+    """The condition on the floats at the ends of some paths, as a function of the object where these begin.
+
+    Args:
+        text: an expression of numbers.
+        names: what it calls the floats, in the order of the paths.
+    """
+    if _STRANGE.search(text) or not all(map(str.isidentifier, names)):
+        raise ValueError(f"a condition on floats is {text[:80]!r}")
     compute = eval(f"lambda {', '.join(names)}: {text}", {"__builtins__": {}, **_FUNCTIONS})
+    readers = [_reader(path) for path in paths]
 
     def holds(root: Any) -> bool:
         try:
@@ -75,19 +92,19 @@ def _condition(text: str, names: list[str], readers: list[Callable[[Any], Any]])
     return holds
 
 
-def _readers(tx: Capture, sources: list[Source]) -> tuple[Source | None, list[Callable[[Any], Any]]]:
+def _readers(tx: Capture, sources: list[Source]) -> tuple[Source | None, tuple[Steps, ...]]:
     """The deepest object that leads to all sources, and how each is reached from it; None where there is none."""
     paths = [_path(source) for source in sources]
     if not paths:
-        return None, []
+        return None, ()
     tree = tx.guards.tree
     nodes = [[step.node(tree) for step in path] for path in paths]
     depth = 0
     while all(len(path) > depth for path in nodes) and len({path[depth] for path in nodes}) == 1:
         depth += 1
     if not depth or any(step.kind not in _STEPS for path in paths for step in path[depth:]):
-        return None, []
-    return paths[0][depth - 1], [_reader(path[depth:]) for path in paths]
+        return None, ()
+    return paths[0][depth - 1], tuple(tuple((step.kind, step.key) for step in path[depth:]) for path in paths)
 
 
 def _path(source: Source) -> list[Source]:
@@ -97,8 +114,8 @@ def _path(source: Source) -> list[Source]:
     return steps[::-1]
 
 
-def _reader(steps: list[Source]) -> Callable[[Any], Any]:
-    found = [(_STEPS[step.kind], step.key) for step in steps]
+def _reader(steps: Steps) -> Callable[[Any], Any]:
+    found = [(_STEPS[kind], key) for kind, key in steps]
 
     def read(obj: Any) -> Any:
         for step, key in found:

@@ -10,8 +10,7 @@ itself when it is differentiated.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ref
@@ -20,13 +19,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import TensorWeakRef
 
-from aot_autograd.partition.costs import is_fusible
-from aot_autograd.partition.split import Partition, is_random
 from aot_autograd.runtime.lazy import LazyBackward
-from aot_autograd.runtime.redraw import Redraw
+from aot_autograd.runtime.plans import AgainPlan
 from aot_autograd.runtime.second import REFUSAL, SecondRun, enter
-from aot_autograd.trace.outcome import Joint, flatten
-from prims.collectives import exchanges
+from aot_autograd.structure import flatten
+from prims.forking import compiling
 
 __all__ = ["RunAgain", "Unknown"]
 
@@ -35,11 +32,10 @@ class RunAgain:
     """Runs a compiled region's program again for gradients with a history.
 
     Args:
-        joint: the traced region.
-        partition: its two graphs.
+        plan: what is known of it.
         eager: the program; takes the caller's arguments.
         backward: the compiled backward pass.
-        kept: the graph outputs that are saved behind those of the partition.
+        lifted: by input, the program's own tensor: where it is, and its name there.
 
     Results are counted as in ``Joint.under``: the differentiable graph outputs, then views that are results.
 
@@ -50,71 +46,21 @@ class RunAgain:
 
     def __init__(
         self,
-        joint: Joint,
-        partition: Partition,
+        plan: AgainPlan,
         eager: Callable[..., Any],
         backward: LazyBackward,
-        kept: Sequence[int],
+        lifted: Mapping[int, tuple[dict[str, Any], str]],
     ) -> None:
-        program = joint.outcome.program
+        self._plan = plan
         self._eager = eager
         self._backward = backward
-        self._joint = joint
-        self.tangents = len(joint.tangents)
-        self.hands_to_inputs = any(joint.outcome.leaves[at].kind == "input" for at in joint.views)
-        self._wanted = partition.gradients
-        saved = [at if kind == "output" else None for kind, at in partition.saved] + [*kept]
-        self._saved = [saved.index(output) if output in saved else None for output in joint.tangents]
-        self._arguments = program.arguments
-        self._autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-        inputs = program.tracer.inputs
-        tensors = [i for i, tensor in enumerate(program.tracer.input_tensors) if tensor is not None]
-        self._tensors = [i for i in tensors if inputs[i].kind not in ("rng_seed", "tangent")]
-        # What is no parameter, leaf or constant may be an activation, which must not live on for this; but one with a
-        # history of which what is saved is made at little cost is kept: behind a graph break it has no other owner.
-        kept_for = _made_of(partition)
-        self._weak = frozenset(
-            i
-            for i in self._tensors
-            if inputs[i].kind == "input"
-            and not (inputs[i].requires_grad and program.grad_fns.get(i) is None)
-            and not (inputs[i].requires_grad and i in kept_for)
-        )
-        # What the program computes nothing from that counts is not saved for the backward pass, or by whoever made it.
-        unused = frozenset(i for i, node in enumerate(joint.envelope.placeholders()) if not node.users)
-        self._weak -= unused
-        self._seeds = {desc.spec.device: i for i, desc in enumerate(inputs) if desc.kind == "rng_seed"}  # type: ignore[union-attr]
-        self._written = frozenset(index for index, _, _ in joint.outcome.mutations)
-        self._leaves = self._leaves_of_tangents()
-        self._at_once = any(joint.under) or _has_hooks(eager)
-        self._obstacle = self._find_obstacle()
-
-    def _leaves_of_tangents(self) -> list[tuple[int, bool] | None]:
-        """For each tangent the leaf of the program's result that it belongs to; and whether to that view's base."""
-        found: dict[int, tuple[int, bool]] = {}
-        for at, leaf in enumerate(self._joint.outcome.leaves):
-            if leaf.kind == "output" and (leaf.index not in found or not leaf.steps):
-                found[leaf.index] = (at, bool(leaf.steps))
-        return [found.get(i) for i in self._joint.tangents]
-
-    def _find_obstacle(self) -> str | None:
-        joint = self._joint
-        tracer = joint.outcome.program.tracer
-        if exchanges(joint.envelope.graph):
-            return "it exchanges data with other processes"
-        if any(map(is_random, joint.envelope.graph.nodes)):
-            return "it draws random numbers from a generator's state"
-        if self._seeds and tracer.draws_again:
-            return "it draws random numbers inside a checkpoint"
-        if any(through or i >= self._arguments for i, _, through in joint.outcome.mutations):
-            return "it writes to its inputs"
-        if not only_statistics(joint, self._written):
-            return "its results depend on inputs that it writes"
-        if None in self._leaves:
-            return "its results are views of one another"
-        if any(i >= self._arguments and i not in joint.outcome.program.lifted for i in self._wanted):
-            return "it has gradients for a constant of the program"
-        return None
+        self._lifted = lifted
+        self._weak = plan.weak
+        self._tensors = plan.tensors
+        self._obstacle = plan.obstacle
+        self._on_cpu = [i for device, i in plan.seeds.items() if device.type == "cpu"]
+        self.tangents = plan.tangents
+        self.hands_to_inputs = plan.hands_to_inputs
 
     def keep(self, args: Sequence[Any], gate: torch.Tensor) -> Any:
         """What a call has to keep: its inputs, their versions, and ``gate``, through which they got their history."""
@@ -125,7 +71,7 @@ class RunAgain:
             versions = [args[i]._version for i in self._tensors]
         except RuntimeError:  # inference tensors have none
             versions = None
-        on_cpu = [i for device, i in self._seeds.items() if device.type == "cpu"]
+        on_cpu = self._on_cpu
         if not weak and not on_cpu:
             return args, versions, gate
         held = [TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)]
@@ -142,7 +88,7 @@ class RunAgain:
         """
         box = getattr(gate, "box", None)
         gate.box = None
-        call, own, tangents = getattr(gate, "again", None) or (None, (), (None,) * len(self._leaves))
+        call, own, tangents = getattr(gate, "again", None) or (None, (), (None,) * len(self._plan.leaves))
         run = node.second and node.second()
         if run is not None and run.is_awaited():
             return run.gradients(tangents, own)  # type: ignore[no-any-return]
@@ -184,12 +130,11 @@ class RunAgain:
 
     def base_of(self, view: int) -> int:
         """The graph output that a view is of, or the input, as ``~input``."""
-        leaf = self._joint.outcome.leaves[self._joint.views[view - self.tangents]]
-        return ~leaf.index if leaf.kind == "input" else self._joint.tangents.index(leaf.index)
+        return self._plan.bases[view - self.tangents]
 
     def under(self, tangent: int) -> tuple[int, ...]:
         """The tangents of the results that a result is computed from."""
-        return self._joint.under[tangent]
+        return self._plan.under[tangent]
 
     def own_results(self, call: Any) -> list[torch.Tensor | None]:
         """The differentiable results of a call, as tensors with the edges that the user's have, where they can be had.
@@ -199,7 +144,7 @@ class RunAgain:
         """
         links = getattr(call, "links", {})
         found: list[torch.Tensor | None] = []
-        for k, (first, place) in enumerate(zip(call.results, self._saved, strict=True)):
+        for k, (first, place) in enumerate(zip(call.results, self._plan.saved, strict=True)):
             result = _with_edge(first, call, k in links)
             if result is None and place is not None:
                 link = links[k]() if k in links else None
@@ -209,7 +154,7 @@ class RunAgain:
                     result = link.saved_tensors[0]
             found.append(result)
         views = getattr(call, "views", {})
-        for k in range(self.tangents, self.tangents + len(self._joint.views)):
+        for k in range(self.tangents, self.tangents + len(self._plan.views)):
             view, version = views.get(k, (_gone, 0))
             result = _present(view)
             found.append(result if result is not None and result._version == version else None)
@@ -230,18 +175,18 @@ class RunAgain:
         given = args.copy()
         for i in self._tensors:  # one tensor may be two arguments, each of which has its own gradient
             args[i] = enter(args[i])
-        inputs = [(given[i], args[i]) for i in self._wanted]
+        inputs = [(given[i], args[i]) for i in self._plan.wanted]
         results: list[Any] = []
         flatten(self._run(args), results)
-        made = [self._result(results, k) for k in range(len(self._leaves))]
+        made = [self._result(results, k) for k in range(len(self._plan.leaves))]
         if any(result is None for result in made):
             return None, "its results are views of one another"
         bases = {}
-        for k, at in enumerate(self._joint.views, self.tangents):
+        for k, at in enumerate(self._plan.views, self.tangents):
             base = self.base_of(k)
             bases[k] = base, made[base] if base >= 0 else args[~base]
             made.append(results[at])
-        run = SecondRun(call, self.own_results, made, inputs, bases, self._at_once)  # type: ignore[arg-type]
+        run = SecondRun(call, self.own_results, made, inputs, bases, self._plan.at_once)  # type: ignore[arg-type]
         call.second = ref(run)
         if call.kept[2].grad_fn is not None:
             call.kept[2].grad_fn.second = call.second
@@ -251,19 +196,23 @@ class RunAgain:
         """What the program returns for these inputs of its graph."""
         with ExitStack() as stack:
             # The program may turn gradients on by itself.
-            stack.enter_context(torch.set_grad_enabled(self._joint.outcome.program.grad_enabled))
+            stack.enter_context(torch.set_grad_enabled(self._plan.grad_enabled))
             stack.enter_context(self._standing_in(args))
-            for device, enabled, dtype in self._autocast:
+            for device, enabled, dtype in self._plan.autocast:
                 if enabled or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype, enabled))
-            if self._seeds:
-                stack.enter_context(Redraw({device: torch.as_tensor(args[i]) for device, i in self._seeds.items()}))
-            return self._eager(*args[: self._arguments])
+            if self._plan.seeds:
+                with compiling():  # what knows how random numbers are traced
+                    from aot_autograd.runtime.redraw import Redraw
+
+                seeds = {device: torch.as_tensor(args[i]) for device, i in self._plan.seeds.items()}
+                stack.enter_context(Redraw(seeds))
+            return self._eager(*args[: self._plan.arguments])
 
     @contextmanager
     def _standing_in(self, args: list[Any]) -> Iterator[None]:
         """With these inputs in the places of the program's own tensors."""
-        lifted = {id(store[name]): args[i] for i, (store, name) in self._joint.outcome.program.lifted.items()}
+        lifted = {id(store[name]): args[i] for i, (store, name) in self._lifted.items()}
         modules = self._eager.modules() if lifted and isinstance(self._eager, torch.nn.Module) else ()
         stores = [store for module in modules for store in (module._parameters, module._buffers)]
         places = [(store, name, real) for store in stores for name, real in store.items() if id(real) in lifted]
@@ -277,7 +226,7 @@ class RunAgain:
 
     def _result(self, results: list[Any], tangent: int) -> torch.Tensor | None:
         """The second run's result that a tangent belongs to."""
-        at, is_view = self._leaves[tangent]  # type: ignore[misc]
+        at, is_view = self._plan.leaves[tangent]  # type: ignore[misc]
         return results[at]._base if is_view else results[at]  # type: ignore[no-any-return]
 
     def _inputs(self, kept: Any, insist: bool = True) -> tuple[list[Any], str | None]:
@@ -292,59 +241,20 @@ class RunAgain:
             return [], "an input of it is no longer there (calls from now on will keep theirs)"
         if versions is None:
             return [], "an input of it is an inference tensor"
-        lifted = self._joint.outcome.program.lifted
+        lifted = self._lifted
         replaced = any(store[name] is not args[i] for i, (store, name) in lifted.items())
         if replaced or any(
             args[i]._version != version
             for i, version in zip(self._tensors, versions, strict=True)
-            if i not in self._written
+            if i not in self._plan.written
         ):
             return [], "an input of it was modified since"
-        for i in self._written:
+        for i in self._plan.written:
             args[i] = args[i].clone()
         return args, None
 
 
 _aten = torch.ops.aten
-#: Of a normalisation in training: places of the old statistics among its arguments, which it reads for the new ones
-#: alone, of these in its result, and of the argument that says that it is in training.
-_STATISTICS = {
-    _aten._native_batch_norm_legit_functional.default: ((3, 4), (3, 4), 5),
-    _aten._batch_norm_with_update_functional.default: ((3, 4), (4, 5), None),
-    _aten.native_batch_norm_backward.default: ((3, 4), (), 7),
-    _aten.batch_norm_backward.default: ((3, 4), (), 7),
-}
-
-
-def _has_hooks(program: Callable[..., Any]) -> bool:
-    """Whether a program puts hooks on what it computes; each call of one is to see all of a gradient, or its part."""
-    nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
-    return any(node.op == "call_method" and node.target == "register_hook" for node in nodes)
-
-
-def only_statistics(joint: Joint, written: frozenset[int]) -> bool:
-    """Whether nothing but the new values of the ``written`` inputs depends on their old ones.
-
-    The statistics that a batch norm updates in training are such inputs, and so are counters.
-    """
-    envelope = joint.envelope
-    old = {node for i, node in enumerate(envelope.placeholders()) if i in written}
-    partly: dict[torch.fx.Node, tuple[int, ...]] = {}
-    for node in envelope.graph.nodes:
-        if node.op != "call_function" or not old.intersection(node.all_input_nodes):
-            continue
-        if node.target is operator.getitem and node.args[0] in partly:
-            if node.args[1] in partly[node.args[0]]:
-                old.add(node)
-            continue
-        places, results, training = _STATISTICS.get(node.target, ((), (), None))
-        trains = training is None or node.args[training] is True
-        others = [a for i, a in enumerate(node.args) if i not in places and isinstance(a, torch.fx.Node)]
-        if places and trains and not old.intersection(others):
-            partly[node] = results
-        old.add(node)
-    news = {output for _, output, _ in joint.outcome.mutations}
-    return not any(node in old for i, node in enumerate(envelope.results()) if i not in news)
 
 
 def _gone() -> None:
@@ -421,24 +331,6 @@ class Unknown(torch.Tensor):
         result = func(*tree_map(known_part, args), **tree_map(known_part, kwargs or {}))
         rest = result if any(t.rest is not None for t in unknown) else None
         return Unknown(result, rest, first.reason, True)
-
-
-def _made_of(partition: Partition) -> set[int]:
-    """The inputs of which what is saved is made by operators that cost about as little as saving it."""
-    at = {node: i for i, node in enumerate(partition.forward.placeholders())}
-    results = partition.forward.results()
-    found: set[int] = set()
-    stack = [results[i] for kind, i in partition.saved if kind == "output" and isinstance(results[i], torch.fx.Node)]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if node in at:
-            found.add(at[node])
-        elif is_fusible(node):
-            fresh = [operand for operand in node.all_input_nodes if operand not in seen]
-            seen.update(fresh)
-            stack += fresh
-    return found
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -14,17 +14,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from aot_autograd.partition.split import Partition, is_random, is_view
+from aot_autograd.partition.split import is_random, is_view
 from aot_autograd.runtime.sections import Section, cross, makes_symbols
 from aot_autograd.trace.opinfo import op_info
-from aot_autograd.trace.outcome import Joint
 from prims.ir import Envelope
 from prims.spec import TensorSpec
 
 __all__ = ["buckets", "cut", "parameters_read"]
 
 
-def buckets(joint: Joint, partition: Partition, limits: Sequence[int]) -> list[list[int]]:
+def buckets(
+    env: Envelope, parameters: Sequence[bool], read: Mapping[int, Collection[int]], limits: Sequence[int]
+) -> list[list[int]]:
     """The gradients (by place among the backward graph's outputs) that are handed over together, in order.
 
     They come in the order in which the backward graph computes them, which is the order in which eager's would come.
@@ -33,15 +34,16 @@ def buckets(joint: Joint, partition: Partition, limits: Sequence[int]) -> list[l
     graph cannot be cut.
 
     Args:
+        env: the backward graph.
+        parameters: by output, whether it is the gradient of a parameter.
+        read: by output, the inputs that hold the parameter whose gradient it is.
         limits: bytes of the first buckets; the last number counts for all that follow.
     """
-    env = partition.backward
     places = {node: k for k, node in enumerate(env.graph.nodes)}
     results = env.results()
     if makes_symbols(env) or any(map(_has_effect, env.op_nodes)):
         return [list(range(len(results)))]
-    kinds = [joint.envelope.inputs[i].kind for i in partition.gradients]
-    ordered = sorted((k for k, kind in enumerate(kinds) if kind == "parameter"), key=lambda k: places[results[k]])
+    ordered = sorted((k for k, known in enumerate(parameters) if known), key=lambda k: places[results[k]])
     groups: list[list[int]] = [[]]
     filled = 0
     for k in ordered:
@@ -50,7 +52,6 @@ def buckets(joint: Joint, partition: Partition, limits: Sequence[int]) -> list[l
             filled = 0
         groups[-1].append(k)
         filled += _bytes(env.outputs[k].spec)
-    read = parameters_read(partition)
     placed = _placed(env, groups, read)
     placeholders = env.placeholders()
     found: list[list[int]] = [[] for _ in groups]
@@ -59,17 +60,22 @@ def buckets(joint: Joint, partition: Partition, limits: Sequence[int]) -> list[l
             readers = _readers(placeholders[i] for i in read.get(k, ()))
             at = [placed.get(node, number) for node in (results[k], *readers)]
             found[max(at)].append(k)
-    found[-1] += [k for k, kind in enumerate(kinds) if kind != "parameter"]
+    found[-1] += [k for k, known in enumerate(parameters) if not known]
     return [group for group in found if group]
 
 
-def parameters_read(partition: Partition) -> dict[int, list[int]]:
-    """By gradient, the inputs of the backward graph that hold the parameter whose gradient it is."""
+def parameters_read(saved: Sequence[tuple[str, int]], gradients: Sequence[int]) -> dict[int, list[int]]:
+    """By gradient, the inputs of the backward graph that hold the parameter whose gradient it is.
+
+    Args:
+        saved: where the saved values are found (``Partition.saved``).
+        gradients: by gradient, the input that it belongs to.
+    """
     held: dict[int, list[int]] = {}
-    for place, (kind, at) in enumerate(partition.saved):
+    for place, (kind, at) in enumerate(saved):
         if kind == "input":
             held.setdefault(at, []).append(place)
-    return {k: held[i] for k, i in enumerate(partition.gradients) if i in held}
+    return {k: held[i] for k, i in enumerate(gradients) if i in held}
 
 
 def _bytes(spec: object) -> int:

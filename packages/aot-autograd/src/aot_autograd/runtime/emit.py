@@ -48,10 +48,13 @@ class Source:
             return repr(value)
         return self.name(value)
 
+    def text(self, head: str) -> str:
+        """``def <head>:`` with the lines as its body."""
+        return f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
+
     def function(self, head: str) -> Any:
         """Compile ``def <head>:`` with the lines as its body; returns the function."""
-        text = f"def {head}:\n" + "".join(f"    {line}\n" for line in self.lines or ["pass"])
-        return emitted_function(text, self.globals)
+        return emitted_function(self.text(head), self.globals)
 
     def size(self, value: Any) -> str:
         """Text for a size whose symbols are local variables."""

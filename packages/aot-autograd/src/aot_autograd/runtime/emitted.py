@@ -15,8 +15,8 @@ from prims.report import Report
 from prims.undo import undoing
 
 __all__ = [
-    "SIZE_FUNCTIONS", "RunEagerly", "as_strided_from", "copy_all", "emitted_function", "lead_nowhere",
-    "loses_its_views", "new_seed", "shares_memory", "written",
+    "SIZE_FUNCTIONS", "RunEagerly", "aligned", "as_strided_from", "copy_all", "counter_of", "emitted_function",
+    "lead_nowhere", "loses_its_views", "new_seed", "shares_memory", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {
@@ -116,3 +116,23 @@ def loses_its_views(args: Sequence[Any], written: tuple[int, ...]) -> bool:
     Autograd derives the history of its own views anew from that tensor, once they were written: they have none then.
     """
     return any(args[i]._is_view() and not args[i]._base.requires_grad for i in written)
+
+
+def counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the version counter of another, and none of its memory."""
+    watched = tensor.detach()
+    watched.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return watched
+
+
+def aligned(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The gradient in the layout for which the backward graph was compiled."""
+    if tangent.layout is not torch.strided:
+        tangent = tangent.to_dense()
+    if all(
+        size <= 1 or have == want for size, have, want in zip(tangent.shape, tangent.stride(), strides, strict=True)
+    ):
+        return tangent
+    with torch.no_grad():
+        made = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
+        return made.copy_(tangent)

@@ -18,22 +18,22 @@ The forward graph is not cut, and the sections are compiled when they first run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch.fx import Node
 from torch.nn.parallel import DistributedDataParallel
 
-from aot_autograd.partition.split import Partition
 from aot_autograd.runtime.again import RunAgain
-from aot_autograd.runtime.buckets import buckets, cut, parameters_read
 from aot_autograd.runtime.hush import hush
-from aot_autograd.runtime.lazy import LazyBackward, without_tangents
-from aot_autograd.runtime.sections import Section, part
-from aot_autograd.trace.outcome import Joint
+from aot_autograd.runtime.lazy import LazyBackward
+from aot_autograd.runtime.plans import TrainingPlan
 from prims.forking import compiling
-from prims.ir import Envelope
+
+if TYPE_CHECKING:  # what a stored program need not import outside of DDP
+    from aot_autograd.runtime.sections import Section
+    from prims.ir import Envelope
 
 __all__ = ["Buckets", "bucket_limits"]
 
@@ -57,45 +57,42 @@ class Buckets:
     """Makes the gate of a call, through which its inputs go, under a reducer with buckets.
 
     Args:
-        whole: the gate without buckets, of the inputs ``entering``.
+        whole: the gate without buckets.
     """
 
-    def __init__(
-        self, joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain, whole: Enter,
-        entering: Sequence[int],
-    ) -> None:  # fmt: skip
-        self._joint = joint
-        self._partition = partition
+    def __init__(self, plan: TrainingPlan, backward: LazyBackward, again: RunAgain, whole: Enter) -> None:
+        self._plan = plan
         self._backward = backward
         self._again = again
         self._whole = whole
-        self._entering = entering
         self._made: dict[tuple[int, ...], Enter] = {}
 
     def enter(self, args: Sequence[Any]) -> torch.Tensor:
         """The gate for a call's inputs."""
         limits = bucket_limits()
         if limits is None:
-            return self._whole(*[args[i] for i in self._entering])
+            return self._whole(*[args[i] for i in self._plan.entering])
         made = self._made.get(limits)
         if made is None:
-            made = self._made[limits] = self._chain(limits)
+            with compiling():
+                made = self._made[limits] = self._chain(limits)
         return made(args)
 
     def _chain(self, limits: tuple[int, ...]) -> Enter:
-        groups = buckets(self._joint, self._partition, limits)
+        from aot_autograd.runtime.buckets import buckets, parameters_read
+
+        plan, gradients = self._plan, self._plan.again.wanted
+        read = parameters_read(plan.saved, gradients)
+        groups = buckets(self._backward.env, plan.parameters, read, limits)
         if len(groups) < 2 or self._again.hands_to_inputs:
-            whole, entering = self._whole, self._entering
+            whole, entering = self._whole, plan.entering
             return lambda args: whole(*[args[i] for i in entering])
-        gradients = self._partition.gradients
-        source = _Sectioned(self._backward, groups, parameters_read(self._partition))
-        inputs = self._joint.envelope.inputs
+        source = _Sectioned(self._backward, groups, read)
         links = []
         for k, group in enumerate(groups):
             places = [gradients[output] for output in group]
-            others = [n for n, i in enumerate(places) if inputs[i].kind != "parameter"]
-            device = self._joint.tangent_specs[0].device
-            links.append((_node(source, self._again, k, others, device), places))
+            others = [n for n, output in enumerate(group) if not plan.parameters[output]]
+            links.append((_node(source, self._again, k, others, plan.device), places))
         links.reverse()
 
         def enter(args: Sequence[Any]) -> torch.Tensor:
@@ -134,6 +131,9 @@ class _Sectioned:
         return _Pass(plan, given)
 
     def _plan(self, absent: tuple[bool, ...]) -> _Plan:
+        from aot_autograd.runtime.absent import without_tangents
+        from aot_autograd.runtime.buckets import cut
+
         env, read = self.backward.env, self._read
         outputs: Sequence[int] = range(len(env.outputs))
         if any(absent):
@@ -158,6 +158,8 @@ class _Plan:
     def __init__(
         self, backward: LazyBackward, env: Envelope, sections: list[Section], groups: list[list[int | None]]
     ) -> None:
+        from aot_autograd.runtime.sections import part
+
         self.backward = backward
         self.sections = sections
         self.envelopes = [part(env, section, between="tangent") for section in sections]  # names their sizes, too

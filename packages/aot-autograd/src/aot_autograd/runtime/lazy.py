@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.fx
 
-from aot_autograd.runtime.sections import Sections, makes_symbols
 from aot_autograd.runtime.stored import outside_autocast
-from aot_autograd.trace.outcome import remove_dead
-from aot_autograd.trace.views import memory_order
+from prims.artefact import Artefact, child_of, restore
+from prims.coding import decoded, encoded
 from prims.debug import keep
 from prims.eager import leave_to_eager
-from prims.errors import NotCompiled, Unsupported, UserError
+from prims.errors import NotCompiled, StoredGraphError, Unsupported, UserError
 from prims.forking import compiling, why_cut_off
-from prims.ir import Envelope, SymbolTable
 from prims.options import Options
+from prims.records import record
 from prims.report import Report
-from prims.spec import TensorSpec, infer
 from prims.spec.unbacked import asks_data
 from prims.stance import raises_defects
 
-__all__ = ["Compiler", "LazyBackward", "compile_or_run", "without_tangents"]
+if TYPE_CHECKING:  # what a stored program need not import
+    from prims.ir import Envelope
 
-aten = torch.ops.aten
+__all__ = [
+    "BACKWARD", "PARTIAL", "Compiler", "LazyBackward", "Store", "compile_or_run", "load_backward", "load_partial",
+]  # fmt: skip
 
-Compiler = Callable[[Envelope, "Report | None"], Callable[..., Sequence[Any]]]
+Compiler = Callable[["Envelope", "Report | None"], Callable[..., Sequence[Any]]]
+_Boxed = Callable[[list[Any]], Sequence[Any]]
+BACKWARD, PARTIAL = "aot_autograd.backward", "aot_autograd.partial_backward"
+_VERSION = "1"
+#: What the graph's text does not say of its nodes.
+_META = ("called_by", "beside_zeros", "late")
+
+
+class Store(Protocol):
+    """Where a compiler keeps what it has compiled: the attribute ``store`` of a compiler that does."""
+
+    def digest(self, env: Envelope) -> str:
+        """The name of a graph: graphs of one name are compiled to the same."""
+
+    def find(self, digest: str) -> Any:
+        """What is kept under a name; None where nothing is that serves here."""
+
+    def keep(self, digest: str, compiled: Any) -> None:
+        """Keep something that has an artefact (:mod:`prims.artefact`), where it can be."""
 
 
 def compile_or_run(
@@ -44,6 +62,7 @@ def compile_or_run(
         ops = [str(node.target) for node in env.op_nodes]
         lines = [node.meta.get("source") for node in env.op_nodes]
         report.graph(name, dialect="aten", nodes=len(ops), ops=ops, lines=lines)
+    reads_data = any(entry.binding is None for entry in env.symbols)
     keep(options, report, f"aten {name}", lambda: str(env))
     try:
         cut_off = why_cut_off()
@@ -51,26 +70,36 @@ def compile_or_run(
             raise Unsupported(cut_off)
         if options.verify != "off":
             env.verify(options.verify)
-        if makes_symbols(env):
+        if reads_data:
+            from aot_autograd.runtime.sections import Sections
+
             return Sections(env, lambda part, _: compiler(part, report))
         return compiler(env, report)
     except (UserError, NotCompiled):
         raise
     except Exception as error:
-        if raises_defects(options, report, error) or makes_symbols(env) and asks_data(error, env):
+        if raises_defects(options, report, error) or reads_data and asks_data(error, env):
             raise
         reason = f"the {name} graph runs uncompiled: {type(error).__name__}: {error}"
         leave_to_eager(report, options, "aot_autograd", reason, cause=error)
         return env.module()
 
 
-def _boxed(compiled: Callable[..., Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A compiled graph as a function of a list that it empties, so that inputs are freed after their last use.
+@record
+class PartialBackward:
+    """What a store knows of the backward graph for a pattern of absent tangents, beside the compiled graph.
 
-    A compiler offers that as the attribute ``boxed`` of its result.
+    Attributes:
+        digest: the name of the graph.
+        places: which outputs of the whole backward graph it has.
     """
-    boxed = getattr(compiled, "boxed", None)
-    return boxed if boxed is not None else lambda inputs: compiled(*inputs)
+
+    digest: str
+    places: tuple[int, ...]
+
+    def artefact(self) -> Artefact:
+        """It as an artefact."""
+        return Artefact(PARTIAL, _VERSION, {"digest": self.digest, "places": list(self.places)})
 
 
 class LazyBackward:
@@ -78,16 +107,53 @@ class LazyBackward:
 
     Tangents may be None where a result of the forward was not used; a graph without them is then derived, so that
     gradients that eager leaves None stay None.
+
+    Args:
+        env: the graph, or what reads it when it is first needed.
+        tangents, outputs: how many it has.
+        digest: its name in the compiler's store, where it is known.
     """
 
-    def __init__(self, env: Envelope, compiler: Compiler, options: Options, report: Report | None) -> None:
-        self.env = env
+    def __init__(
+        self, env: Envelope | Callable[[], Envelope], tangents: int, outputs: int, compiler: Compiler,
+        options: Options, report: Report | None, digest: str | None = None,
+    ) -> None:  # fmt: skip
+        self._graph = env
         self._compiler = compiler
+        self._store: Store | None = getattr(compiler, "store", None)
         self._options = options
         self._report = report
-        self._full: Callable[[list[Any]], Sequence[Any]] | None = None
-        self._partial: dict[tuple[bool, ...], tuple[Callable[[list[Any]], Sequence[Any]], list[int]]] = {}
-        self._tangents = sum(desc.kind == "tangent" for desc in env.inputs)
+        self._digest = digest
+        self._full: _Boxed | None = None
+        self._partial: dict[tuple[bool, ...], tuple[_Boxed, Sequence[int]]] = {}
+        self._tangents = tangents
+        self._outputs = outputs
+
+    @property
+    def env(self) -> Envelope:
+        """The backward graph."""
+        if callable(self._graph):
+            self._graph = self._graph()
+        return self._graph
+
+    def artefact(self) -> Artefact:
+        """The graph, its name and its compiler: what is compiled of it is in the compiler's own store."""
+        from prims.ir.serial import to_json
+
+        env = self.env
+        meta = [
+            [at, key, encoded(node.meta[key])]
+            for at, node in enumerate(env.graph.nodes) for key in _META if key in node.meta
+        ]  # fmt: skip
+        text = {"tangents": self._tangents, "outputs": self._outputs, "digest": self._name(), "meta": meta}
+        return Artefact(
+            BACKWARD, _VERSION, text, {"graph": to_json(env).encode()}, {"compiler": child_of(self._compiler)}
+        )
+
+    def _name(self) -> str | None:
+        if self._digest is None and self._store is not None:
+            self._digest = self._store.digest(self.env)
+        return self._digest
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """The gradients, in the order of the envelope's outputs; None for those that no tangent reaches."""
@@ -98,7 +164,7 @@ class LazyBackward:
         if full is None:
             with compiling():
                 if self._full is None:
-                    self._full = self.compile(self.env, "backward")
+                    self._full = self._found(self._digest) or self.compile(self.env, "backward")
             full = self._full
         return full(inputs)
 
@@ -107,14 +173,38 @@ class LazyBackward:
         if absent not in self._partial:
             with compiling():
                 if absent not in self._partial:
-                    env, places = without_tangents(self.env, absent)
-                    self._partial[absent] = (self.compile(env, "backward for some outputs"), places)
+                    self._partial[absent] = self._without(absent)
         compiled, places = self._partial[absent]
-        results: list[Any] = [None] * len(self.env.outputs)
+        results: list[Any] = [None] * self._outputs
         inputs[-self._tangents :] = [tangent for tangent in inputs[-self._tangents :] if tangent is not None]
         for place, value in zip(places, compiled(inputs), strict=True):
             results[place] = value
         return results
+
+    def _without(self, absent: tuple[bool, ...]) -> tuple[_Boxed, Sequence[int]]:
+        """The compiled graph without some tangents, and the outputs that it has.
+
+        A store knows it by the whole graph's name and the pattern, so that another process need not derive it again.
+        """
+        store = self._store
+        name = f"{self._name()} without {''.join('01'[each] for each in absent)}"
+        known = None if store is None else store.find(name)
+        if isinstance(known, PartialBackward):
+            compiled = self._found(known.digest)
+            if compiled is not None:
+                return compiled, known.places
+        from aot_autograd.runtime.absent import without_tangents
+
+        env, places = without_tangents(self.env, absent)
+        made = self.compile(env, "backward for some outputs")
+        if store is not None:
+            store.keep(name, PartialBackward(store.digest(env), tuple(places)))
+        return made, places
+
+    def _found(self, digest: str | None) -> _Boxed | None:
+        """What the store has under a name."""
+        found = None if self._store is None or digest is None else self._store.find(digest)
+        return None if found is None else self._ready(found)
 
     def compile(self, env: Envelope, name: str) -> Callable[[list[Any]], Sequence[Any]]:
         """A compiled graph as a function of a list of inputs that is given up."""
@@ -134,89 +224,49 @@ class LazyBackward:
         return call
 
 
-def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope, list[int]]:
-    """The backward graph when some tangents are zero, and which of its outputs remain.
+def _boxed(compiled: Callable[..., Sequence[Any]]) -> _Boxed:
+    """A compiled graph as a function of a list that it empties, so that inputs are freed after their last use.
 
-    A backward pass is linear in its tangents: a value computed from absent ones alone is absent too, a sum with an
-    absent term is the other term, and elsewhere an absent operand is a tensor of zeros. A custom function's backward
-    may be anything: it is left out when no tangent calls it, and else gets zeros for what is absent.
+    A compiler offers that as the attribute ``boxed`` of its result.
     """
-    graph = torch.fx.Graph()
-    mapping: dict[torch.fx.Node, torch.fx.Node | None] = {}
-    inputs = []
-    dependent: set[torch.fx.Node] = set()
-    tangent = 0
-    for node, desc in zip(env.placeholders(), env.inputs, strict=True):
-        if desc.kind == "tangent":
-            dependent.add(node)
-            tangent += 1
-            if absent[tangent - 1]:
-                mapping[node] = None
-                continue
-        mapping[node] = graph.node_copy(node)
-        inputs.append(desc)
-    for node in env.graph.nodes:
-        if node.op != "call_function":
-            continue
-        linear = [source for source in node.all_input_nodes if source in dependent]
-        called_by = node.meta.get("called_by")
-        if linear or called_by is not None:
-            dependent.add(node)
-        missing = [source for source in linear if mapping[source] is None]
-        other = _other_term(node, mapping) if missing and called_by is None else None
-        if called_by is None:
-            left_out = bool(linear) and len(missing) == len(linear)
-        else:
-            left_out = all(absent[tangent] for tangent in called_by)
-        if other is not None:
-            mapping[node] = other
-        elif left_out:
-            zeros = any(not absent[tangent] for tangent in node.meta.get("beside_zeros", ()))
-            mapping[node] = _zeros(graph, node) if zeros else None
-        else:
-            for source in missing:
-                mapping[source] = _zeros(graph, source)
-            mapping[node] = graph.node_copy(node, lambda source: mapping[source])  # type: ignore[arg-type,return-value]
-            for source in missing:
-                mapping[source] = None
-    kept = [i for i, result in enumerate(env.results()) if mapping[result] is not None]
-    results = env.results()
-    graph.output(tuple(mapping[results[i]] for i in kept))
-    remove_dead(graph)
-    symbols = SymbolTable.from_inputs(tuple(inputs), env.symbols.context)
-    pruned = env.replace(
-        graph=graph, inputs=tuple(inputs), outputs=tuple(env.outputs[i] for i in kept), symbols=symbols
-    )
-    return pruned, kept
+    boxed = getattr(compiled, "boxed", None)
+    return boxed if boxed is not None else lambda inputs: compiled(*inputs)
 
 
-def _other_term(node: torch.fx.Node, mapping: dict[torch.fx.Node, torch.fx.Node | None]) -> torch.fx.Node | None:
-    """The present term of a sum of two, if it alone has the sum's metadata."""
-    if (
-        node.target is not aten.add.Tensor
-        or node.kwargs
-        or len(node.args) != 2
-        or not all(isinstance(a, torch.fx.Node) for a in node.args)
-    ):
-        return None
-    for term in node.args:
-        present = mapping[term]  # type: ignore[index]
-        if present is not None:
-            same = term.meta["spec"] == node.meta["spec"]  # type: ignore[union-attr]
-            return present if same else None
-    return None
+def load_backward(artefact: Artefact, options: Options, report: Report | None) -> LazyBackward:
+    """The backward pass of an artefact of :meth:`LazyBackward.artefact` (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, or its parts have other types.
+    """
+    text, data = artefact.text, artefact.files["graph"]
+    digest, counts = text["digest"], (text["tangents"], text["outputs"])
+    if artefact.version != _VERSION or not all(type(n) is int and n >= 0 for n in counts):
+        raise StoredGraphError("ART-C4", f"a {BACKWARD} of version {artefact.version!r}")
+    if digest is not None and type(digest) is not str:
+        raise StoredGraphError("ART-C5", f"a backward graph is named {str(digest)[:80]!r}")
+
+    def read() -> Envelope:
+        from prims.ir.serial import from_json
+
+        env = from_json(data.decode())
+        nodes = list(env.graph.nodes)
+        for at, key, value in text["meta"]:
+            if key in _META:
+                nodes[at].meta[key] = decoded(value)
+        return env
+
+    compiler = restore(artefact.children["compiler"], options=options, report=report)
+    return LazyBackward(read, *counts, compiler, options, report, digest)
 
 
-def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    spec = node.meta["spec"]
-    if not isinstance(spec, TensorSpec):
-        raise NotImplementedError(f"zeros in place of the results of {node.target}")
-    order = memory_order(spec) or list(range(spec.ndim))
-    shape = tuple(spec.shape[d] for d in order)
-    made = graph.call_function(aten.full.default, (list(shape), 0), {"dtype": spec.dtype, "device": spec.device})
-    made.meta["spec"] = TensorSpec(shape, spec.dtype, spec.device)
-    if order != sorted(order):  # what is computed of them is laid out as it would be of the absent value
-        zeros, places = made.meta["spec"], [order.index(d) for d in range(spec.ndim)]
-        made = graph.call_function(aten.permute.default, (made, places))
-        made.meta["spec"] = infer(aten.permute.default, (zeros, places), {})
-    return made
+def load_partial(artefact: Artefact, options: Options, report: Report | None) -> Any:
+    """The record of an artefact of :class:`PartialBackward` (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, or its parts have other types.
+    """
+    digest, places = artefact.text["digest"], artefact.text["places"]
+    if artefact.version != _VERSION or type(digest) is not str or not all(type(at) is int for at in places):
+        raise StoredGraphError("ART-C4", f"a {PARTIAL} of version {artefact.version!r}")
+    return PartialBackward(digest, tuple(places))

@@ -7,6 +7,9 @@ JSON, constants by their bytes. A name of another kind makes the program one tha
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,15 +25,28 @@ from prims.options import Options
 from prims.report import Report
 from prims.undo import writes_when_done
 
-__all__ = ["KIND", "OUTSIDE_AUTOCAST", "load", "load_outside_autocast", "outside_autocast", "storable"]
+__all__ = [
+    "KIND", "OUTSIDE_AUTOCAST", "StoredProgram", "check_version", "load", "load_outside_autocast", "names_from",
+    "names_of", "outside_autocast", "storable", "text_of",
+]  # fmt: skip
 
 KIND, OUTSIDE_AUTOCAST = "aot_autograd.run", "aot_autograd.outside_autocast"
 _VERSION = "1"
 _HELPERS: dict[str, Any] = {
     **{name: getattr(emitted, name) for name in (
-        "as_strided_from", "copy_all", "lead_nowhere", "loses_its_views", "new_seed", "shares_memory", "written")},
+        "aligned", "as_strided_from", "copy_all", "counter_of", "lead_nowhere", "loses_its_views", "new_seed",
+        "shares_memory", "written")},
     **SIZE_FUNCTIONS, "no_grad": torch.no_grad, "detach": torch.Tensor.detach, "conj": torch.conj,
-    "neg_view": torch._neg_view,
+    "neg_view": torch._neg_view, "ref": weakref.ref, "empty": torch.empty, "enable_grad": torch.enable_grad,
+    "grad_enabled": torch.is_grad_enabled, "transforms": torch._C._are_functorch_transforms_active,
+}  # fmt: skip
+
+
+#: Helpers that only runtimes with gradients name, with their modules, which others need not import.
+_OF_TRAINING = {
+    "bucket_limits": "aot_autograd.runtime.handing", "hush": "aot_autograd.runtime.hush",
+    "handed_to_inputs": "aot_autograd.runtime.nested", "less": "aot_autograd.runtime.nested",
+    "standing_in": "aot_autograd.runtime.refusing",
 }  # fmt: skip
 
 
@@ -42,18 +58,70 @@ def storable(run: Any, names: Mapping[str, Any]) -> Any:
 
 def _artefact(text: str, names: Mapping[str, Any]) -> Artefact:
     files: dict[str, bytes] = {}
-    children: dict[str, Artefact] = {}
-    kept: dict[str, Any] = {}
-    for name, value in names.items():
-        if name == "compiled":
-            children[name] = child_of(value)
-        else:
-            kept[name] = _encoded(name, value, files)
+    children = {name: child_of(value) for name, value in names.items() if name == "compiled"}
+    kept = names_of({name: value for name, value in names.items() if name not in children}, files)
     return Artefact(KIND, _VERSION, {"source": text, "names": kept}, files, children)
 
 
+def names_of(names: Mapping[str, Any], files: dict[str, bytes], prefix: str = "") -> dict[str, Any]:
+    """What an emitted function names, as JSON and ``files``.
+
+    Args:
+        prefix: begins the names of its constants' files.
+
+    Raises:
+        NotPortable: it names something that cannot be stored.
+    """
+    return {name: _encoded(prefix + name, value, files) for name, value in names.items()}
+
+
+def names_from(
+    told: Mapping[str, Any], files: Mapping[str, bytes], prefix: str, eager: Callable[..., Any] | None,
+    options: Options, report: Report | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The names of :func:`names_of`.
+
+    Args:
+        eager: the program that some calls are left to.
+
+    Raises:
+        StoredGraphError: it names what no emitted code names.
+    """
+    names: dict[str, Any] = {}
+    for name, said in told.items():
+        ((kind, content),) = said.items()
+        if kind == "helper":
+            names[name] = _helper(content)
+        elif kind == "tensor":
+            names[name] = tensor_decoded(content, files[prefix + name])
+        elif kind == "eagerly" and eager is not None:
+            written, reason = content
+            names[name] = RunEagerly(eager, tuple(written), str(reason), options, report)
+        elif kind == "value":
+            names[name] = decoded(content)
+        else:
+            raise StoredGraphError("ART-C5", f"{name!r:.80} is of the unknown kind {kind!r:.80}")
+    return names
+
+
+def _helper(name: str) -> Any:
+    """The helper of a name."""
+    home = _OF_TRAINING.get(name)
+    return _HELPERS[name] if home is None else getattr(importlib.import_module(home), name)
+
+
+def _helper_name(value: Any) -> str | None:
+    """The name of a helper; None of something else."""
+    found = next((name for name, fn in _HELPERS.items() if fn is value), None)
+    if found is None:
+        for name, home in _OF_TRAINING.items():
+            if home in sys.modules and getattr(sys.modules[home], name) is value:
+                return name
+    return found
+
+
 def _encoded(name: str, value: Any, files: dict[str, bytes]) -> Any:
-    helper = next((h for h, fn in _HELPERS.items() if fn is value), None)
+    helper = _helper_name(value)
     if helper is not None:
         return {"helper": helper}
     if isinstance(value, torch.Tensor):
@@ -61,12 +129,17 @@ def _encoded(name: str, value: Any, files: dict[str, bytes]) -> Any:
         return {"tensor": what}
     if isinstance(value, RunEagerly):
         if "eager" not in files:
-            files["eager"] = _text_of(value.eager)
+            files["eager"] = text_of(value.eager)
         return {"eagerly": [list(value.written), value.reason]}
     return {"value": encoded(value)}
 
 
-def _text_of(eager: Callable[..., Any]) -> bytes:
+def text_of(eager: Callable[..., Any]) -> bytes:
+    """A captured graph as text.
+
+    Raises:
+        NotPortable: it has constants, or no description.
+    """
     if isinstance(eager, StoredProgram):
         return eager.text
     from prims.ir.serial import to_json
@@ -98,22 +171,9 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Callabl
     Raises:
         StoredGraphError: it is of another version, or names what no emitted code names.
     """
-    _check_version(artefact)
-    names: dict[str, Any] = {}
+    check_version(artefact)
     eager = StoredProgram(artefact.files["eager"]) if "eager" in artefact.files else None
-    for name, said in artefact.text["names"].items():
-        ((kind, content),) = said.items()
-        if kind == "helper":
-            names[name] = _HELPERS[content]
-        elif kind == "tensor":
-            names[name] = tensor_decoded(content, artefact.files[name])
-        elif kind == "eagerly" and eager is not None:
-            written, reason = content
-            names[name] = RunEagerly(eager, tuple(written), str(reason), options, report)
-        elif kind == "value":
-            names[name] = decoded(content)
-        else:
-            raise StoredGraphError("ART-C5", f"{name!r:.80} is of the unknown kind {kind!r:.80}")
+    names = names_from(artefact.text["names"], artefact.files, "", eager, options, report)
     if "compiled" in artefact.children:
         names["compiled"] = restore(artefact.children["compiled"], options=options, report=report)
     return storable(writes_when_done(emitted_function(artefact.text["source"], names)), names)  # type: ignore[no-any-return]
@@ -150,10 +210,15 @@ def load_outside_autocast(
     Raises:
         StoredGraphError: it is of another version.
     """
-    _check_version(artefact)
+    check_version(artefact)
     return outside_autocast(restore(artefact.children["compiled"], options=options, report=report))
 
 
-def _check_version(artefact: Artefact) -> None:
+def check_version(artefact: Artefact) -> None:
+    """Whether the version is that of this module.
+
+    Raises:
+        StoredGraphError: it is another.
+    """
     if artefact.version != _VERSION:
         raise StoredGraphError("ART-C4", f"a {artefact.kind} of version {artefact.version!r}")

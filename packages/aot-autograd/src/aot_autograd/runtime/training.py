@@ -4,94 +4,107 @@ The engine holds the gradients that it hands to a node until that node returns, 
 would keep the gradients of its outputs (of logits, say) in memory to its end. Here the node of the outputs only
 collects what the backward graph takes and passes it to a second node, that of the inputs, which owns it alone and
 computes. What is passed travels as an attribute of the (empty) gradient between the two nodes.
+
+All of it is put together from a plan (:mod:`.plans`), which is data, so that another process can do so too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 from weakref import ref
 
 import torch
 
-from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.runtime.again import RunAgain
-from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
-from aot_autograd.runtime.handing import Buckets, bucket_limits
-from aot_autograd.runtime.hush import hush
-from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
+from aot_autograd.runtime.emitted import emitted_function
+from aot_autograd.runtime.handing import Buckets
 from aot_autograd.runtime.lazy import LazyBackward
-from aot_autograd.runtime.nested import handed_to_inputs, less, make_link, nowhere
-from aot_autograd.runtime.refusing import standing_in
-from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
-from aot_autograd.trace.saves import Place
-from prims.ir.symbols import symbols_in
+from aot_autograd.runtime.nested import make_link, nowhere
+from aot_autograd.runtime.plans import AgainPlan, Emitted, TrainingPlan, checked
+from aot_autograd.runtime.stored import StoredProgram, check_version, names_from, names_of, text_of
+from prims.artefact import Artefact, NotPortable, child_of, restore
+from prims.coding import decoded, encoded
+from prims.errors import StoredGraphError
 from prims.options import Options
 from prims.report import Report
-from prims.spec import TensorSpec
 from prims.undo import writes_when_done
 
-__all__ = ["build_training"]
+__all__ = ["TRAINING", "build_training", "load_training"]
 
+TRAINING = "aot_autograd.training"
 _NONE: dict[int, Any] = {}
+Lifted = Mapping[int, tuple[dict[str, Any], str]]
 
 
 def build_training(
-    joint: Joint,
-    partition: Partition,
-    compiled: Callable[..., Sequence[Any]],
-    backward: LazyBackward,
-    eager: Callable[..., Any],
-    options: Options,
-    report: Report | None,
-) -> Callable[..., Any]:
+    plan: TrainingPlan, compiled: Callable[..., Sequence[Any]], backward: LazyBackward, eager: Callable[..., Any],
+    lifted: Lifted = _NONE,
+) -> Callable[..., Any]:  # fmt: skip
     """Wrap a compiled forward graph and a backward that is compiled at its first use.
 
-    Saved tensors go through ``save_for_backward``, so that eager's version checks and its error for a graph that was
-    freed hold. Outputs that need no gradient are marked so; an output without a gradient gives None, not zeros.
+    Args:
+        eager: the program, which some calls are left to.
+        lifted: by input, the program's own tensor: where it is, and its name there.
     """
-    outcome = joint.outcome
-    source = Source()
-    again = RunAgain(joint, partition, eager, backward, _kept_results(joint, partition))
-    entering = _entering(joint, partition)
-    whole = _apply_of(_make_gate(joint, partition, backward, again))
-    source.globals["enter"] = whole
-    source.globals["apply"] = _apply_of(_make_function(joint, partition, compiled, again))
-    source.globals.update(eager=eager, transforms=torch._C._are_functorch_transforms_active)
-    source.line("if transforms(): return eager(*args)")
-    emit_overlap_check(source, outcome, eager, options, report)
-    emit_arguments(source, outcome)
-    emit_symbols(source, outcome, symbols_of_results(outcome))
-    start = len(source.lines)
-    returned = _returned(joint)
-    outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    given = "args"
-    made_before = tuple(i for i in entering if outcome.program.grad_fns.get(i) is not None)
-    if made_before:
-        given = "given"
-        source.globals["standing_in"] = standing_in
-        source.line(f"given = standing_in(args, {made_before})")
-    gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
-    if partition.gradients:
-        source.globals["limits"] = bucket_limits
-        source.globals["by_buckets"] = Buckets(joint, partition, backward, again, whole, entering).enter
-        gate = f"{gate} if limits() is None else by_buckets({given})"
-    told = unbacked_of_results(outcome)
-    if told:
-        source.line("told = {}")
-    source.line(f"{', '.join(outputs[i] for i in returned)} = apply({gate}, args{', told' if told else ''})")
-    for size in told:
-        source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
-    inputs = outcome.program.tracer.inputs
-    made = _emit_links(source, joint, partition, again, outputs)
-    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
-    emit_mutations(source, tracked, no_grad=False, differentiable=True)
-    source.line(f"return {emit_results(source, outcome, outputs, made)}")
-    if not outcome.program.grad_enabled:
-        # The program itself turns gradients on, for a part of it.
-        source.globals["enable_grad"] = torch.enable_grad
-        source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
-    return writes_when_done(source.function("run(*args)"))
+    again = RunAgain(plan.again, eager, backward, lifted)
+    whole = _apply_of(_make_gate(plan, backward, again))
+    parts = {"enter": whole, "apply": _apply_of(_make_function(plan, compiled, again)), "eager": eager}
+    parts["by_buckets"] = Buckets(plan, backward, again, whole).enter
+    if plan.linked is not None:
+        parts["link"] = _apply_of(make_link(again, plan.linked))
+        parts["nowhere"] = nowhere()
+    run = writes_when_done(_function(plan.run, parts))
+
+    def artefact() -> Artefact:
+        if lifted:
+            raise NotPortable("the program has tensors of its own")
+        files = {"eager": text_of(eager)}
+        told = {each.name: _told(getattr(plan, each.name), each.name, files) for each in fields(plan)}
+        children = {"compiled": child_of(compiled), "backward": child_of(backward)}
+        return Artefact(TRAINING, "1", told, files, children)
+
+    run.artefact = artefact
+    return run
+
+
+def _told(value: Any, name: str, files: dict[str, bytes]) -> Any:
+    """A field of a plan as JSON."""
+    if isinstance(value, Emitted):
+        return {"text": value.text, "names": names_of(value.names, files, f"{name}.")}
+    if isinstance(value, AgainPlan):
+        return {each.name: encoded(getattr(value, each.name)) for each in fields(value)}
+    return encoded(value)
+
+
+def load_training(artefact: Artefact, options: Options, report: Report | None) -> Callable[..., Any]:
+    """The callable of an artefact of :func:`build_training` (a loader).
+
+    Raises:
+        StoredGraphError: it is of another version, or no such plan.
+    """
+    check_version(artefact)
+    text, eager = artefact.text, StoredProgram(artefact.files["eager"])
+
+    def emitted(name: str) -> Emitted:
+        told = text[name]
+        names = names_from(told["names"], artefact.files, f"{name}.", eager, options, report)
+        return Emitted(told["text"], names)
+
+    again = checked(AgainPlan(**{each.name: decoded(text["again"][each.name]) for each in fields(AgainPlan)}))
+    known = {"again": again, **{name: emitted(name) for name in ("run", "forward", "collect", "give")}}
+    rest = {each.name: decoded(text[each.name]) for each in fields(TrainingPlan) if each.name not in known}
+    plan = checked(TrainingPlan(**rest, **known))
+    compiled = restore(artefact.children["compiled"], options=options, report=report)
+    backward = restore(artefact.children["backward"], options=options, report=report)
+    if not isinstance(backward, LazyBackward):
+        raise StoredGraphError("ART-C5", f"a backward pass is a {type(backward).__name__}")
+    return build_training(plan, compiled, backward, eager)
+
+
+def _function(emitted: Emitted, parts: Mapping[str, Any]) -> Any:
+    return emitted_function(emitted.text, {**emitted.names, **parts})
 
 
 def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -99,251 +112,39 @@ def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 
 
-def _emit_links(
-    source: Source, joint: Joint, partition: Partition, again: RunAgain, outputs: list[str]
-) -> dict[int, str]:
-    """Link results that are computed from others, and those, each after what it rests on; returns the views' names."""
-    made: dict[int, str] = {}
-    linked = {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
-    if not linked:
-        return made
-    count = len(joint.tangents)
-    kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
-    held = frozenset(k for k in linked if k < count and joint.tangents[k] in kept)
-    source.globals["link"] = _apply_of(make_link(again, held))
-    source.globals["nowhere"] = nowhere()
-    done: set[int] = set()
-
-    def name_of(k: int) -> str:
-        if k >= count:
-            base = again.base_of(k)
-            if base >= 0:
-                name_of(base)
-            return emit_view(source, joint.outcome, joint.views[k - count], outputs, made)
-        name = outputs[joint.tangents[k]]
-        if k not in done:
-            done.add(k)
-            behind = "".join(f", {name_of(j)}" for j in joint.under[k])
-            source.line(f"{name} = link({k}, nowhere, {name}{behind})")
-        return name
-
-    for k in sorted(linked):
-        name_of(k)
-    return made
-
-
-def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:
-    """The inputs that go through the gate: those with gradients, for each costs as much as a small operator. Where none
-    has one, the results still are differentiable."""
-    if partition.gradients:
-        return partition.gradients
-    return tuple(i for i, desc in enumerate(joint.envelope.inputs) if desc.requires_grad and desc.kind != "tangent")
-
-
-def _returned(joint: Joint) -> list[int]:
-    """The graph outputs that the autograd function returns: all but the writes that autograd does not see."""
-    hidden = {output for _, output, through in joint.outcome.mutations if not through}
-    return [i for i in range(len(joint.outcome.nodes)) if i not in hidden]
-
-
 def _make_function(
-    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
+    plan: TrainingPlan, compiled: Callable[..., Sequence[Any]], again: RunAgain
 ) -> type[torch.autograd.Function]:
-    """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
-    told = ", told" if unbacked_of_results(joint.outcome) else ""
-    forward = _forward_source(joint, partition, compiled, again).function(f"forward(ctx, gate, args{told})")
-    back = _collecting_source(joint, partition, again).function("backward(ctx, *tangents)")
-    return type(
-        "CompiledFunction",
-        (torch.autograd.Function,),
-        {"forward": staticmethod(forward), "backward": staticmethod(back)},
-    )
+    """The function that runs the forward graph."""
+    forward = _function(plan.forward, {"compiled": compiled, "keep": again.keep})
+    reading = _saved_unless_written(plan.needing)
+    back = _function(plan.collect, {"own_results": again.own_results, "saved_unless_written": reading})
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
+    return type("CompiledFunction", (torch.autograd.Function,), methods)
 
 
-def _make_gate(
-    joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain
-) -> type[torch.autograd.Function]:
+def _make_gate(plan: TrainingPlan, backward: LazyBackward, again: RunAgain) -> type[torch.autograd.Function]:
     """The function through which the inputs go, whose backward runs the backward graph."""
-    device = joint.tangent_specs[0].device
-    inputs = joint.envelope.inputs
-    others = [k for k, i in enumerate(_entering(joint, partition)) if inputs[i].kind != "parameter"]
+    device, others = plan.device, plan.others
 
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         ctx.second = None
         ctx.others = {k: ref(args[k]) for k in others} if others else _NONE
         return torch.empty(0, device=device)
 
-    back = _backward_source(joint, partition, backward, again).function("backward(ctx, gate)")
-    return type(
-        "CompiledInputs", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(back)}
-    )
-
-
-def _forward_source(
-    joint: Joint, partition: Partition, compiled: Callable[..., Sequence[Any]], again: RunAgain
-) -> Source:
-    outcome = joint.outcome
-    inputs = outcome.program.tracer.inputs
-    source = Source()
-    source.globals.update(compiled=compiled, keep=again.keep)
-    source.line("ctx.kept = keep(args, gate)")
-    source.line("ctx.second = None")
-    names: set[str] = set()
-    for symbol in partition.sizes:
-        names |= symbols_in(symbol)
-    symbolic = _symbolic_strides(joint)
-    if symbolic:
-        for spec in joint.tangent_specs:
-            for stride in spec.strides:
-                names |= symbols_in(stride)
-    emit_symbols(source, outcome, names)
-    outputs = [
-        f"o{i}" if isinstance(desc.spec, TensorSpec) else str(desc.spec.expr.symbol_name)  # type: ignore[union-attr]
-        for i, desc in enumerate(partition.forward.outputs)
-    ]
-    source.line(f"{', '.join(outputs)}, = compiled(*args)")
-    for size in unbacked_of_results(outcome):
-        source.line(f"told[{size.expr.symbol_name!r}] = {size.expr.symbol_name}")
-    emit_mutations(
-        source,
-        [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
-        no_grad=any(inputs[i].requires_grad for i, _, through in outcome.mutations if not through),
-    )
-    returned = _returned(joint)
-    results = partition.forward.results()
-    for i in returned:
-        # In eager a result is nobody's view; a view made inside a Function could not be written in place. The function
-        # does not know its inputs as such, and must not return one.
-        test = "" if results[i].op == "placeholder" else f"if {outputs[i]}._is_view(): "
-        source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
-    source.globals["ref"] = ref
-    source.line(f"ctx.results = [{', '.join(f'ref({outputs[i]})' for i in joint.tangents)}]")
-    if any(joint.under):
-        source.line("ctx.links = {}")
-        source.line("ctx.handed = {}")
-        source.line("ctx.views = {}")
-    saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
-    saved += [outputs[i] for i in _kept_results(joint, partition)]
-    watched = _watched_inputs(joint, partition)
-    if any(_is_activation(joint, i) for i in watched):
-        source.globals["counter_of"] = counter_of
-    saved += [f"counter_of(args[{i}])" if _is_activation(joint, i) else f"args[{i}]" for i in watched]
-    source.line(f"ctx.save_for_backward({', '.join(saved)})")
-    if len(joint.tangents) > 1:
-        slots = _slots(joint, partition)
-        versions = [f"args[{at}]._version, " if kind == "input" else "0, " for kind, at in slots]
-        source.line(f"ctx.versions = ({''.join(versions)})")
-    if partition.sizes:
-        source.line(f"ctx.sizes = {source.sizes(partition.sizes)}")
-    if symbolic:
-        strides = ", ".join(source.sizes(spec.strides) for spec in joint.tangent_specs)
-        source.line(f"ctx.tangent_strides = ({strides},)")
-    plain = [outputs[i] for i in returned if i not in joint.tangents]
-    if plain:
-        source.line(f"ctx.mark_non_differentiable({', '.join(plain)})")
-    source.line("ctx.set_materialize_grads(False)")
-    texts = [outputs[i] for i in returned]
-    source.line(f"return {texts[0] if len(texts) == 1 else ', '.join(texts)}")
-    return source
-
-
-def _kept_results(joint: Joint, partition: Partition) -> list[int]:
-    """The results that are kept, as in eager, though the backward graph does not take them.
-
-    Eager's backward pass saves them. By these gradients know the results when they are differentiated themselves.
-    """
-    used = set(needed_by_backward(joint))
-    results = joint.envelope.results()
-    taken = {at for kind, at in partition.saved if kind == "output"}
-    kept = [i for i in joint.tangents if results[i] in used]
-    kept += [i for kind, i in joint.saved_by_eager if kind == "output" and i not in kept]
-    return sorted(i for i in kept if i not in taken)
-
-
-def _watched_inputs(joint: Joint, partition: Partition) -> list[int]:
-    """The inputs that eager's nodes save and the backward graph does not take: writes to them are errors all the same.
-
-    What autograd sees of the region's own writes to its inputs comes after, so that these are not watched.
-    """
-    through = {index for index, _, through in joint.outcome.mutations if through}
-    taken = {at for kind, at in partition.saved if kind == "input"} | through
-    return [at for kind, at in joint.saved_by_eager if kind == "input" and at not in taken]
-
-
-def _slots(joint: Joint, partition: Partition) -> list[Place]:
-    """What is handed to ``save_for_backward``."""
-    kept = [("output", i) for i in _kept_results(joint, partition)]
-    return [*partition.saved, *kept, *(("input", i) for i in _watched_inputs(joint, partition))]
-
-
-def _is_activation(joint: Joint, index: int) -> bool:
-    """Whether an input may be one, whose memory must not live on for a version that is watched."""
-    program = joint.outcome.program
-    desc = program.tracer.inputs[index]
-    return desc.kind == "input" and not (desc.requires_grad and program.grad_fns.get(index) is None)
-
-
-def counter_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the version counter of another, and none of its memory."""
-    watched = tensor.detach()
-    watched.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-    return watched
-
-
-def _symbolic_strides(joint: Joint) -> bool:
-    return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
-
-
-def _collecting_source(joint: Joint, partition: Partition, again: RunAgain) -> Source:
-    """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
-    source = Source()
-    returned = _returned(joint)
-    source.globals.update(aligned=aligned, empty=torch.empty, device=joint.tangent_specs[0].device)
-    source.globals["grad_enabled"] = torch.is_grad_enabled
-    source.line("gate = empty(0, device=device)")
-    at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
-    kept = _kept_results(joint, partition)
-    source.globals["own_results"] = again.own_results
-    source.line("gate.again = None")
-    source.line("if grad_enabled() or ctx.second is not None:")
-    source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
-    if again.hands_to_inputs:
-        source.globals["handed_to_inputs"] = handed_to_inputs
-        source.line("gate.handed = handed_to_inputs(ctx)")
-    names = []
-    symbolic = _symbolic_strides(joint)
-    for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
-        wanted = f"ctx.tangent_strides[{k}]" if symbolic else repr(tuple(spec.strides))
-        name = f"t{k}"
-        names.append(name)
-        source.line(f"{name} = tangents[{returned.index(output)}]")
-        source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
-    sizes = "*ctx.sizes, " if partition.sizes else ""
-    some = f"[:{len(partition.saved)}]" if kept or _watched_inputs(joint, partition) else ""
-    if len(names) > 1:
-        source.globals["saved_unless_written"] = _saved_unless_written(joint, partition)
-        source.line("try: saved = ctx.saved_tensors")
-        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
-    else:
-        source.line("saved = ctx.saved_tensors")
-    source.line(f"gate.partial = {' or '.join(f'{name} is None' for name in names)}")
-    source.line(f"gate.box = [*saved{some}, {sizes}{', '.join(names)}]")
-    source.line("del saved")
-    # Unless the graph is retained, the box is now the only owner of what was saved.
-    source.line("ctx.maybe_clear_saved_tensors()")
-    source.line("return gate, None, None" if unbacked_of_results(joint.outcome) else "return gate, None")
-    return source
+    back = _function(plan.give, {"run_backward": backward, "run_again": again.gradients})
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
+    return type("CompiledInputs", (torch.autograd.Function,), methods)
 
 
 def _saved_unless_written(
-    joint: Joint, partition: Partition
+    needing: Sequence[frozenset[int]],
 ) -> Callable[[Any, tuple[torch.Tensor | None, ...], RuntimeError], list[torch.Tensor]]:
     """What reads the saved tensors one by one where one was written after the forward pass.
 
     Eager raises only where the backward pass comes to an operator that saved such a tensor, which is no result's matter
     but that of the gradients that come. What these do not need is not read.
     """
-    needing = [joint.saved_by_eager.get(slot, frozenset()) for slot in _slots(joint, partition)]
 
     def saved_unless_written(
         ctx: Any, tangents: tuple[torch.Tensor | None, ...], error: RuntimeError
@@ -358,38 +159,3 @@ def _saved_unless_written(
         return found
 
     return saved_unless_written
-
-
-def _backward_source(joint: Joint, partition: Partition, backward: LazyBackward, again: RunAgain) -> Source:
-    source = Source()
-    source.globals.update(run_backward=backward, run_again=again.gradients)
-    source.globals["hush"] = hush
-    source.line("if ctx.second is not None or gate.again is not None:")
-    source.line("    results = run_again(ctx, gate)")
-    source.line("    hush(ctx, results, ctx.others)")
-    source.line("else:")
-    source.line("    box = gate.box")
-    source.line("    gate.box = None")
-    source.line("    results = run_backward(box)")
-    source.line("    if gate.partial: hush(ctx, results, ctx.others)")
-    if again.hands_to_inputs:
-        source.globals.update(less=less, gradients=partition.gradients)
-        source.line("handed = getattr(gate, 'handed', None)")
-        source.line("if handed: results = less(results, gradients, handed)")
-    count = len(partition.gradients)
-    texts = [f"results[{k}]" if k < count else "None" for k in range(len(_entering(joint, partition)))]
-    source.line(f"return {', '.join(texts)}")
-    return source
-
-
-def aligned(tangent: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The gradient in the layout for which the backward graph was compiled."""
-    if tangent.layout is not torch.strided:
-        tangent = tangent.to_dense()
-    if all(
-        size <= 1 or have == want for size, have, want in zip(tangent.shape, tangent.stride(), strides, strict=True)
-    ):
-        return tangent
-    with torch.no_grad():
-        made = torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device)
-        return made.copy_(tangent)

@@ -16,6 +16,7 @@ import torch.fx
 
 import aot_autograd
 from aot_autograd.autocast import no_autocast
+from aot_autograd.structure import flatten
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
 from aot_autograd.trace.saves import Place, nodes_behind, saved_by_eager
@@ -30,7 +31,7 @@ from prims.records import record
 from prims.spec import Sym, TensorSpec, abstract_from_spec, from_torch
 from prims.spec.unbacked import making_symbols, with_symbols
 
-__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "flatten", "trace"]
+__all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "trace"]
 
 aten = torch.ops.aten
 
@@ -164,19 +165,6 @@ def _written(gm: torch.fx.GraphModule, options: Options) -> dict[torch.fx.Node, 
 
         found.update(find_losses(gm, options))
     return found
-
-
-def flatten(value: Any, leaves: list[Any]) -> Any:
-    """Nested containers with leaf positions in place of the leaves."""
-    if isinstance(value, (list, tuple)):
-        parts = [flatten(v, leaves) for v in value]
-        if hasattr(value, "_fields"):
-            return ("namedtuple", type(value), parts)
-        return ("tuple" if isinstance(value, tuple) else "list", None, parts)
-    if isinstance(value, dict):
-        return ("dict", list(value), [flatten(v, leaves) for v in value.values()])
-    leaves.append(value)
-    return len(leaves) - 1
 
 
 def _settle(outcome: Outcome, values: list[Any]) -> None:

@@ -162,6 +162,9 @@ class Finder:
     def _at_of(self, owner: int, name: str) -> Any:
         return getattr(self.obj(owner), name)
 
+    def _at_cell(self, fn: int, index: int) -> Any:
+        return self.obj(fn).__closure__[index].cell_contents
+
     def _at_node(self, node: int) -> Any:
         return self.value(node)
 

@@ -3,7 +3,8 @@
 A place is JSON: ``["module", name]``, ``["attr", module, qualified name]``, ``["dict", module]`` (its globals),
 ``["in", class, name]`` (a class's own attribute), ``["of", object, name]`` (an attribute of an object),
 ``["node", number]`` (where a path from the frame leads), ``["type", number]`` (the class of that),
-``["keeper", module, name]`` (a container in a module), ``["nested", indices]`` (a code object inside the frame's),
+``["keeper", module, name]`` (a container in a module), ``["cell", function, index]`` (of its closure),
+``["nested", indices]`` (a code object inside the frame's),
 ``["partial", function, args, kwargs]``, ``["operator", name]``, ``["limits", class, dtype]`` (what ``torch.finfo``
 gives), ``["made", function, args]`` (what a function gives), ``["globals"]`` and ``["builtins"]`` (the frame's).
 Objects in a place are numbers of the table ``refs``, whose rows are a place and a fact, ordered so that each needs only
@@ -63,6 +64,9 @@ class Namer:
         self._alive: list[Any] = []
         #: Nodes by the classes of their values, which may have no other place.
         self.types: dict[int, int] = {}
+        #: Tensors of the frame, by the nodes that lead to them: which are the same is all that their identity tells.
+        self.tensors: list[tuple[int, torch.Tensor]] = []
+        self._tensor_at: dict[int, int] = {}
         self._places: dict[int, list[Any]] = {}
         self._made = reads.made
         #: Classes and names by what they were found to hold.
@@ -77,6 +81,11 @@ class Namer:
                 if name in base.__dict__:
                     self._owners.setdefault(id(base.__dict__[name]), (base, name))
                     break
+
+    def meet(self, node: int, tensor: torch.Tensor) -> None:
+        """Know that a path leads to a tensor."""
+        self.tensors.append((node, tensor))
+        self._tensor_at.setdefault(id(tensor), node)
 
     def pack(self, value: Any) -> Any:
         """Any value as JSON.
@@ -112,7 +121,8 @@ class Namer:
             if found is None:
                 raise NotPortable(f"{_described(obj)} has no name by which another process finds it")
             of_library = found == self._places.get(id(obj)) or obj is torch.default_generator
-            fact = None if found[0] in _BY_THEMSELVES else _fact(obj, deep, of_library)
+            by_itself = found[0] in _BY_THEMSELVES or (isinstance(obj, torch.Tensor) and found[0] == "node")
+            fact = None if by_itself else _fact(obj, deep, of_library)
             self.refs.append([found, fact, deep] if deep else [found, fact])
             number = self._numbers[key] = len(self.refs) - 1
             self._alive.append(obj)
@@ -121,6 +131,8 @@ class Namer:
     # --- places -------------------------------------------------------------------------------------------------
 
     def _place(self, obj: Any) -> list[Any] | None:
+        if id(obj) in self._tensor_at:
+            return ["node", self._tensor_at[id(obj)]]
         if id(obj) in self._made:
             _, fn, args = self._made[id(obj)]
             return ["made", self.ref(fn), {"l": [self.object(arg) for arg in args]}]
@@ -138,6 +150,9 @@ class Namer:
             return ["partial", self.ref(obj.func), {"l": [self.object(value) for value in obj.args]}, keywords]
         if isinstance(obj, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return ["operator", str(obj)]
+        if type(obj) is types.GenericAlias:
+            parts = [self.object(part) for part in (obj.__origin__, obj.__args__)]
+            return ["made", self.ref(types.GenericAlias), {"l": parts}]
         if type(obj) in (torch.finfo, torch.iinfo):
             return ["limits", self.ref(type(obj)), packed(getattr(torch, obj.dtype))]
         if obj is torch.default_generator:
@@ -185,7 +200,17 @@ class Namer:
         known = self._owners.get(id(obj))
         if known is not None and known[0].__dict__.get(known[1]) is obj:
             return ["in", self.ref(known[0]), known[1]]
-        return self._part(obj)
+        return self._part(obj) or self._enclosed(obj)
+
+    def _enclosed(self, obj: Any) -> list[Any] | None:
+        """What a decorator's function holds, which has the name of what it decorates (``functools.wraps``)."""
+        name, module = getattr(obj, "__qualname__", None), getattr(obj, "__module__", None)
+        if not isinstance(obj, _NAMED) or not isinstance(name, str) or module not in sys.modules:
+            return None
+        outer = walk(sys.modules[module], name)
+        cells = outer.__closure__ or () if type(outer) is types.FunctionType else ()
+        held = [getattr(cell, "cell_contents", None) for cell in cells]
+        return next((["cell", self.ref(outer), at] for at, each in enumerate(held) if each is obj), None)
 
     def _part(self, obj: Any) -> list[Any] | None:
         """The function of a property, a class method or a static method."""

@@ -78,6 +78,7 @@ def _read(entry: Artefact, request: FrameRequest, options: Options, report: Repo
     for row in text["rows"]:
         _replay(tree, finder, *row)
     _check_lookups(text["lookups"], finder)
+    _check_same(text["same"], finder)
     values = list(request.args.values())
     frame = (values, request.globals, request.builtins, request.closure)
     if not tree.check(*frame):
@@ -124,6 +125,13 @@ def _check_lookups(lookups: list[Any], finder: Finder) -> None:
             raise Missed("class", f"{cls.__qualname__}.{name} comes from another class")
         if said is not None and found is not None:
             _compare(found.__dict__[name], said, f"{found.__qualname__}.{name}")
+
+
+def _check_same(same: list[list[int]], finder: Finder) -> None:
+    """The paths that led to one tensor do, and others to others: some guards know a tensor by its identity."""
+    found = [{id(finder.value(node)) for node in nodes} for nodes in same]
+    if any(len(each) != 1 for each in found) or len(set().union(*found)) != len(found):
+        raise Missed("tensor", "other tensors are the same")
 
 
 def _compare(obj: Any, said: Any, what: str) -> None:

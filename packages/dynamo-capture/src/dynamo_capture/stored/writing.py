@@ -5,6 +5,7 @@ See :mod:`.reading` for the other direction.
 
 from __future__ import annotations
 
+import functools
 import marshal
 import types
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from prims.records import record
 __all__ = ["KIND", "VERSION", "Kept", "entry_of"]
 
 KIND = "dynamo_capture.frame"
-VERSION = "1"
+VERSION = "2"
 _HEAP_TYPE = 1 << 9
 
 
@@ -92,12 +93,21 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
         "reads": _reads(kept.reads),
         "lookups": _lookups(kept.reads, names),
         "consts": [_const(const, kept, names) for const in kept.code.co_consts],
+        "same": _same(names),
         "running": _running(kept.running, names),
         "sizes": sizes,
     }
     text["refs"] = names.refs
     code = marshal.dumps(kept.code.replace(co_consts=(), co_filename="", co_firstlineno=1))
     return Artefact(KIND, VERSION, text, {"code": code}, children)
+
+
+def _same(names: Namer) -> list[list[int]]:
+    """The nodes of the frame's tensors, those together that lead to the same one."""
+    found: dict[int, list[int]] = {}
+    for node, tensor in names.tensors:
+        found.setdefault(id(tensor), []).append(node)
+    return [*found.values()]
 
 
 #: Namespaces of operators that torch itself registers.
@@ -151,9 +161,15 @@ def _type(row: Row, names: Namer, roots: Any) -> list[Any]:
     return [node, {"r": names.ref(cls)}]
 
 
+#: Told by what they are made of, where a path from the frame leads to them.
+_TOLD_BY_PARTS = (types.FunctionType, types.CodeType, functools._lru_cache_wrapper)
+
+
 def _identity(row: Row, names: Namer, roots: Any) -> list[Any]:
     node, obj = row.args
-    if type(obj) in (types.FunctionType, types.CodeType) or is_type_form(obj) or is_disabled(obj):
+    if isinstance(obj, torch.Tensor):
+        names.meet(node, obj)
+    if type(obj) in _TOLD_BY_PARTS or is_type_form(obj) or is_disabled(obj):
         return [node, {"r": names.ref(obj, deep=True, place=["node", node])}]
     return [node, names.object(obj)]
 
@@ -181,6 +197,7 @@ def _bases(row: Row, names: Namer, roots: Any) -> list[Any]:
 
 
 def _tensor(row: Row, names: Namer, roots: Any) -> list[Any]:
+    names.meet(*row.args[:2])
     return [row.args[0]]  # the frame's own tensor is the example there
 
 

@@ -189,6 +189,13 @@ def _of_sizes(name: str) -> Any:
     return {fn.__name__: fn for fn in (float_from_bits, float_to_single)}.get(name)
 
 
+def _of_transforms(name: str) -> Any:
+    """The functions of a graph that takes derivatives itself."""
+    from prims.transforms import TRANSFORMS
+
+    return next((fn for fn in TRANSFORMS if fn.__name__ == name), None)
+
+
 def _of_type(owner: type) -> Callable[[str], Any]:
     return lambda name: getattr(owner, name, None) if is_method(name) else None
 
@@ -212,6 +219,7 @@ _HOMES: dict[str, Callable[[str], Any]] = {
     "operator": _in_operator,
     "_operator": _in_operator,
     "prims.spec.sym": _of_sizes,
+    "prims.transforms": _of_transforms,
     "dynamo_capture.graph_builder": _of_sizes,  # its place in files of the first version
     "math": lambda name: vars(math).get(name) if not name.startswith("_") else None,
     "builtins": lambda name: getattr(builtins, name) if name in _BUILTINS else None,

@@ -1,0 +1,325 @@
+"""The plan of a runtime with gradients: what its functions say, of the joint graph and its partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import torch
+
+from aot_autograd.partition.split import Partition, needed_by_backward
+from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
+from aot_autograd.runtime.emitted import aligned, counter_of
+from aot_autograd.runtime.handing import bucket_limits
+from aot_autograd.runtime.hush import hush
+from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
+from aot_autograd.runtime.nested import handed_to_inputs, less
+from aot_autograd.runtime.planning_again import plan_again
+from aot_autograd.runtime.plans import Emitted, TrainingPlan
+from aot_autograd.runtime.refusing import standing_in
+from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
+from aot_autograd.trace.saves import Place
+from prims.ir.symbols import symbols_in
+from prims.options import Options
+from prims.report import Report
+from prims.spec import TensorSpec
+
+__all__ = ["plan_training"]
+
+
+def plan_training(
+    joint: Joint, partition: Partition, eager: Callable[..., Any], options: Options, report: Report | None
+) -> TrainingPlan:
+    """What the runtime of a joint graph is made from.
+
+    Saved tensors go through ``save_for_backward``, so that eager's version checks and its error for a graph that was
+    freed hold. Outputs that need no gradient are marked so; an output without a gradient gives None, not zeros.
+    """
+    inputs = joint.envelope.inputs
+    entering = _entering(joint, partition)
+    slots = _slots(joint, partition)
+    return TrainingPlan(
+        run=_run(joint, partition, eager, options, report),
+        forward=_forward(joint, partition),
+        collect=_collect(joint, partition),
+        give=_give(joint, partition),
+        again=plan_again(joint, partition, eager, _kept_results(joint, partition)),
+        device=joint.tangent_specs[0].device,
+        entering=entering,
+        others=tuple(k for k, i in enumerate(entering) if inputs[i].kind != "parameter"),
+        parameters=tuple(inputs[i].kind == "parameter" for i in partition.gradients),
+        saved=partition.saved,
+        needing=tuple(frozenset(joint.saved_by_eager.get(slot, ())) for slot in slots),
+        linked=_linked(joint, partition),
+    )
+
+
+def _run(
+    joint: Joint, partition: Partition, eager: Callable[..., Any], options: Options, report: Report | None
+) -> Emitted:
+    outcome = joint.outcome
+    source = Source()
+    source.globals["transforms"] = torch._C._are_functorch_transforms_active
+    source.line("if transforms(): return eager(*args)")
+    emit_overlap_check(source, outcome, eager, options, report)
+    emit_arguments(source, outcome)
+    emit_symbols(source, outcome, symbols_of_results(outcome))
+    start = len(source.lines)
+    returned = _returned(joint)
+    outputs = [f"o{i}" for i in range(len(outcome.nodes))]
+    given, entering = "args", _entering(joint, partition)
+    made_before = tuple(i for i in entering if outcome.program.grad_fns.get(i) is not None)
+    if made_before:
+        given = "given"
+        source.globals["standing_in"] = standing_in
+        source.line(f"given = standing_in(args, {made_before})")
+    gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
+    if partition.gradients:
+        source.globals["limits"] = bucket_limits
+        gate = f"{gate} if limits() is None else by_buckets({given})"
+    told = unbacked_of_results(outcome)
+    if told:
+        source.line("told = {}")
+    source.line(f"{', '.join(outputs[i] for i in returned)} = apply({gate}, args{', told' if told else ''})")
+    for size in told:
+        source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
+    inputs = outcome.program.tracer.inputs
+    made = _emit_links(source, joint, outputs)
+    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
+    emit_mutations(source, tracked, no_grad=False, differentiable=True)
+    source.line(f"return {emit_results(source, outcome, outputs, made)}")
+    if not outcome.program.grad_enabled:
+        # The program itself turns gradients on, for a part of it.
+        source.globals["enable_grad"] = torch.enable_grad
+        source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
+    return _emitted(source, "run(*args)")
+
+
+def _emitted(source: Source, head: str) -> Emitted:
+    return Emitted(source.text(head), source.globals)
+
+
+def _tied(joint: Joint) -> set[int]:
+    """The results that are computed from others, and those."""
+    return {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
+
+
+def _linked(joint: Joint, partition: Partition) -> frozenset[int] | None:
+    tied = _tied(joint)
+    if not tied:
+        return None
+    kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
+    return frozenset(k for k in tied if k < len(joint.tangents) and joint.tangents[k] in kept)
+
+
+def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> dict[int, str]:
+    """Link results that are computed from others, and those, each after what it rests on; returns the views' names."""
+    made: dict[int, str] = {}
+    tied = _tied(joint)
+    if not tied:
+        return made
+    count = len(joint.tangents)
+    done: set[int] = set()
+
+    def name_of(k: int) -> str:
+        if k >= count:
+            leaf = joint.outcome.leaves[joint.views[k - count]]
+            if leaf.kind != "input":
+                name_of(joint.tangents.index(leaf.index))
+            return emit_view(source, joint.outcome, joint.views[k - count], outputs, made)
+        name = outputs[joint.tangents[k]]
+        if k not in done:
+            done.add(k)
+            behind = "".join(f", {name_of(j)}" for j in joint.under[k])
+            source.line(f"{name} = link({k}, nowhere, {name}{behind})")
+        return name
+
+    for k in sorted(tied):
+        name_of(k)
+    return made
+
+
+def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:
+    """The inputs that go through the gate: those with gradients, for each costs as much as a small operator. Where none
+    has one, the results still are differentiable."""
+    if partition.gradients:
+        return partition.gradients
+    return tuple(i for i, desc in enumerate(joint.envelope.inputs) if desc.requires_grad and desc.kind != "tangent")
+
+
+def _returned(joint: Joint) -> list[int]:
+    """The graph outputs that the autograd function returns: all but the writes that autograd does not see."""
+    hidden = {output for _, output, through in joint.outcome.mutations if not through}
+    return [i for i in range(len(joint.outcome.nodes)) if i not in hidden]
+
+
+def _forward(joint: Joint, partition: Partition) -> Emitted:
+    """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
+    outcome = joint.outcome
+    inputs = outcome.program.tracer.inputs
+    source = Source()
+    source.line("ctx.kept = keep(args, gate)")
+    source.line("ctx.second = None")
+    names: set[str] = set()
+    for symbol in partition.sizes:
+        names |= symbols_in(symbol)
+    symbolic = _symbolic_strides(joint)
+    if symbolic:
+        for spec in joint.tangent_specs:
+            for stride in spec.strides:
+                names |= symbols_in(stride)
+    emit_symbols(source, outcome, names)
+    outputs = [
+        f"o{i}" if isinstance(desc.spec, TensorSpec) else str(desc.spec.expr.symbol_name)  # type: ignore[union-attr]
+        for i, desc in enumerate(partition.forward.outputs)
+    ]
+    source.line(f"{', '.join(outputs)}, = compiled(*args)")
+    for size in unbacked_of_results(outcome):
+        source.line(f"told[{size.expr.symbol_name!r}] = {size.expr.symbol_name}")
+    emit_mutations(
+        source,
+        [(outcome.target(i), outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if not through],
+        no_grad=any(inputs[i].requires_grad for i, _, through in outcome.mutations if not through),
+    )
+    returned = _returned(joint)
+    results = partition.forward.results()
+    for i in returned:
+        # In eager a result is nobody's view; a view made inside a Function could not be written in place. The function
+        # does not know its inputs as such, and must not return one.
+        test = "" if results[i].op == "placeholder" else f"if {outputs[i]}._is_view(): "
+        source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
+    source.globals["ref"] = ref
+    source.line(f"ctx.results = [{', '.join(f'ref({outputs[i]})' for i in joint.tangents)}]")
+    if any(joint.under):
+        source.line("ctx.links = {}")
+        source.line("ctx.handed = {}")
+        source.line("ctx.views = {}")
+    saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
+    saved += [outputs[i] for i in _kept_results(joint, partition)]
+    watched = _watched_inputs(joint, partition)
+    if any(_is_activation(joint, i) for i in watched):
+        source.globals["counter_of"] = counter_of
+    saved += [f"counter_of(args[{i}])" if _is_activation(joint, i) else f"args[{i}]" for i in watched]
+    source.line(f"ctx.save_for_backward({', '.join(saved)})")
+    if len(joint.tangents) > 1:
+        slots = _slots(joint, partition)
+        versions = [f"args[{at}]._version, " if kind == "input" else "0, " for kind, at in slots]
+        source.line(f"ctx.versions = ({''.join(versions)})")
+    if partition.sizes:
+        source.line(f"ctx.sizes = {source.sizes(partition.sizes)}")
+    if symbolic:
+        strides = ", ".join(source.sizes(spec.strides) for spec in joint.tangent_specs)
+        source.line(f"ctx.tangent_strides = ({strides},)")
+    plain = [outputs[i] for i in returned if i not in joint.tangents]
+    if plain:
+        source.line(f"ctx.mark_non_differentiable({', '.join(plain)})")
+    source.line("ctx.set_materialize_grads(False)")
+    texts = [outputs[i] for i in returned]
+    source.line(f"return {texts[0] if len(texts) == 1 else ', '.join(texts)}")
+    return _emitted(source, f"forward(ctx, gate, args{', told' if unbacked_of_results(outcome) else ''})")
+
+
+def _kept_results(joint: Joint, partition: Partition) -> list[int]:
+    """The results that are kept, as in eager, though the backward graph does not take them.
+
+    Eager's backward pass saves them. By these gradients know the results when they are differentiated themselves.
+    """
+    used = set(needed_by_backward(joint))
+    results = joint.envelope.results()
+    taken = {at for kind, at in partition.saved if kind == "output"}
+    kept = [i for i in joint.tangents if results[i] in used]
+    kept += [i for kind, i in joint.saved_by_eager if kind == "output" and i not in kept]
+    return sorted(i for i in kept if i not in taken)
+
+
+def _watched_inputs(joint: Joint, partition: Partition) -> list[int]:
+    """The inputs that eager's nodes save and the backward graph does not take: writes to them are errors all the same.
+
+    What autograd sees of the region's own writes to its inputs comes after, so that these are not watched.
+    """
+    through = {index for index, _, through in joint.outcome.mutations if through}
+    taken = {at for kind, at in partition.saved if kind == "input"} | through
+    return [at for kind, at in joint.saved_by_eager if kind == "input" and at not in taken]
+
+
+def _slots(joint: Joint, partition: Partition) -> list[Place]:
+    """What is handed to ``save_for_backward``."""
+    kept = [("output", i) for i in _kept_results(joint, partition)]
+    return [*partition.saved, *kept, *(("input", i) for i in _watched_inputs(joint, partition))]
+
+
+def _is_activation(joint: Joint, index: int) -> bool:
+    """Whether an input may be one, whose memory must not live on for a version that is watched."""
+    program = joint.outcome.program
+    desc = program.tracer.inputs[index]
+    return desc.kind == "input" and not (desc.requires_grad and program.grad_fns.get(index) is None)
+
+
+def _symbolic_strides(joint: Joint) -> bool:
+    return any(type(stride) is not int for spec in joint.tangent_specs for stride in spec.strides)
+
+
+def _collect(joint: Joint, partition: Partition) -> Emitted:
+    """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
+    source = Source()
+    returned = _returned(joint)
+    source.globals.update(aligned=aligned, empty=torch.empty, device=joint.tangent_specs[0].device)
+    source.globals["grad_enabled"] = torch.is_grad_enabled
+    source.line("gate = empty(0, device=device)")
+    at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
+    kept = _kept_results(joint, partition)
+    source.line("gate.again = None")
+    source.line("if grad_enabled() or ctx.second is not None:")
+    source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
+    if _hands_to_inputs(joint):
+        source.globals["handed_to_inputs"] = handed_to_inputs
+        source.line("gate.handed = handed_to_inputs(ctx)")
+    names = []
+    symbolic = _symbolic_strides(joint)
+    for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
+        wanted = f"ctx.tangent_strides[{k}]" if symbolic else repr(tuple(spec.strides))
+        name = f"t{k}"
+        names.append(name)
+        source.line(f"{name} = tangents[{returned.index(output)}]")
+        source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
+    sizes = "*ctx.sizes, " if partition.sizes else ""
+    some = f"[:{len(partition.saved)}]" if kept or _watched_inputs(joint, partition) else ""
+    if len(names) > 1:
+        source.line("try: saved = ctx.saved_tensors")
+        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
+    else:
+        source.line("saved = ctx.saved_tensors")
+    source.line(f"gate.partial = {' or '.join(f'{name} is None' for name in names)}")
+    source.line(f"gate.box = [*saved{some}, {sizes}{', '.join(names)}]")
+    source.line("del saved")
+    # Unless the graph is retained, the box is now the only owner of what was saved.
+    source.line("ctx.maybe_clear_saved_tensors()")
+    source.line("return gate, None, None" if unbacked_of_results(joint.outcome) else "return gate, None")
+    return _emitted(source, "backward(ctx, *tangents)")
+
+
+def _hands_to_inputs(joint: Joint) -> bool:
+    return any(joint.outcome.leaves[at].kind == "input" for at in joint.views)
+
+
+def _give(joint: Joint, partition: Partition) -> Emitted:
+    """The backward of the function of the inputs, which runs the backward graph."""
+    source = Source()
+    source.globals["hush"] = hush
+    source.line("if ctx.second is not None or gate.again is not None:")
+    source.line("    results = run_again(ctx, gate)")
+    source.line("    hush(ctx, results, ctx.others)")
+    source.line("else:")
+    source.line("    box = gate.box")
+    source.line("    gate.box = None")
+    source.line("    results = run_backward(box)")
+    source.line("    if gate.partial: hush(ctx, results, ctx.others)")
+    if _hands_to_inputs(joint):
+        source.globals.update(less=less, gradients=partition.gradients)
+        source.line("handed = getattr(gate, 'handed', None)")
+        source.line("if handed: results = less(results, gradients, handed)")
+    count = len(partition.gradients)
+    texts = [f"results[{k}]" if k < count else "None" for k in range(len(_entering(joint, partition)))]
+    source.line(f"return {', '.join(texts)}")
+    return _emitted(source, "backward(ctx, gate)")

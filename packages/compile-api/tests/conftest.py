@@ -1,0 +1,16 @@
+"""Makes the tests' helper modules importable under ``--import-mode=importlib``; caches are in a temporary folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "stored")]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUINTET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,21 +1,19 @@
-"""Integration tests compile into a kernel cache of their own, shared by the run so that repeated kernels are cheap."""
+"""Integration tests compile into a kernel cache of their own, shared by the run so that repeated kernels are cheap.
+
+Programs are not kept by default: tests look at what a capture does, and at programs where they say so.
+"""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    previous = os.environ.get("QUINTET_CACHE_DIR")
-    os.environ["QUINTET_CACHE_DIR"] = str(tmp_path_factory.mktemp("kernels"))
-    yield
-    if previous is None:
-        del os.environ["QUINTET_CACHE_DIR"]
-    else:
-        os.environ["QUINTET_CACHE_DIR"] = previous
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUINTET_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("QUINTET_PROGRAM_CACHE", "0")
+        yield
 
 
 @pytest.fixture(autouse=True)

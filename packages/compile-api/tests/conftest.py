@@ -13,4 +13,5 @@ sys.path[:0] = [str(HERE), str(HERE / "stored")]
 def _own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUINTET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("QUINTET_PROGRAM_CACHE", "0")  # but where a test asks for it
         yield

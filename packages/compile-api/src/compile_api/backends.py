@@ -335,7 +335,7 @@ def _captured(gm: torch.fx.GraphModule) -> Artefact:
     env = gm.meta.get("envelope")
     if env is None or env.constants:
         raise NotPortable("a graph with constants, or without its description, is not stored")
-    return Artefact(_CAPTURED, _VERSION, {}, {"graph": to_json(env).encode()})
+    return Artefact(_CAPTURED, _VERSION, {}, {"graph": to_json(env, indent=None).encode()})
 
 
 class _Captured:

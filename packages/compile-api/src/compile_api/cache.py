@@ -27,7 +27,8 @@ class Explained(list[ProgramRecord]):
 
     def __str__(self) -> str:
         if not self:
-            return "no frame was looked for: the option program_cache is off, or nothing was called yet"
+            why = "the option program_cache is off, the stages are to be seen, or nothing was called yet"
+            return f"no frame was looked for: {why}"
         return "\n".join(map(str, self))
 
 
@@ -60,8 +61,7 @@ def save_artifacts(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: it cannot be written.
     """
-    with programs._lock:
-        made = list(programs._made)
+    made = programs.made_here()
     children: dict[str, Artefact] = {}
     keys: list[str] = []
     for key, entry in made:

@@ -112,7 +112,7 @@ class Guarded:
             raise NotPortable("a graph with constants is not stored")
         from prims.ir.serial import to_json
 
-        return to_json(self._env).encode()
+        return to_json(self._env, indent=None).encode()
 
     def boxed(self, inputs: list[Any]) -> Any:
         """Run on a list of inputs that is given up, so that each can be freed after its last use.

@@ -28,6 +28,7 @@ from prims.disk.folders import UnsafeFolder, private_folder, read_private, warn_
 from prims.errors import StoredGraphError
 from prims.forking import lock
 from prims.ir import Envelope
+from prims.logs import parse_logs, shown
 from prims.options import Options
 from prims.report import Report
 
@@ -54,6 +55,10 @@ class ProgramFolder:
 
     def find(self, key: str) -> Iterator[Artefact]:
         """The programs under a key, the newest first, which count as used. What is damaged or another's is left out."""
+        return (entry for _, entry in self.found(key))
+
+    def found(self, key: str) -> Iterator[tuple[Path, Artefact]]:
+        """The same with the files that they are in."""
         if not _KEY.fullmatch(key):
             return
         for path in self._files(self.root / key):
@@ -68,10 +73,10 @@ class ProgramFolder:
             if entry is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)
-                yield entry
+                yield path, entry
 
-    def put(self, key: str, entry: Artefact) -> None:
-        """Keep one more program.
+    def put(self, key: str, entry: Artefact) -> Path:
+        """Keep one more program; returns its file.
 
         Raises:
             OSError: it cannot be written.
@@ -83,6 +88,14 @@ class ProgramFolder:
         for old in self._files(self.root / key)[_MAX_VARIANTS:]:
             _unlink(old)
         self._evict(path)
+        return path
+
+    def contents(self, key: str, path: Path) -> Artefact | None:
+        """The program of a file; None where it is there no longer."""
+        try:
+            return self._entry(path, key, read_private(path, _MAX_PROGRAM))
+        except OSError:
+            return None
 
     def everything(self) -> Iterator[tuple[str, bytes]]:
         """All programs that can be read, each with its key."""
@@ -149,23 +162,23 @@ class DiskPrograms:
         self.backend = backend
         self.folder = folder
         self.report = report
+        self._found: list[tuple[Path, Artefact]] = []
 
     def find(self, key: str) -> Sequence[Artefact]:
         """The programs under a key, the newest first, those of ``load_artifacts`` behind those of the disk."""
-        return [*self.folder.find(key), *(entry for entry in _loaded.get(key, ()))]
+        self._found = [*self.folder.found(key)]
+        return [*(entry for _, entry in self._found), *_loaded.get(key, ())]
 
     def put(self, key: str, entry: Artefact) -> None:
         """Keep one more program, also for ``save_artifacts``."""
-        with _lock:
-            _made.append((key, entry))
         try:
-            self.folder.put(key, entry)
+            _note(key, self.folder, self.folder.put(key, entry))
         except UnsafeFolder as error:
             why = f"it is not used, because {error}"
-            warn_of(str(self.folder.root), why, "Set QUINTET_CACHE_DIR to another folder.")
+            warn_of(self.folder.root.parent, why, "Set QUINTET_CACHE_DIR to another folder.")
         except OSError as error:
             why = f"nothing can be written into it ({error.strerror or error})"
-            warn_of(str(self.folder.root), why, "Make room, or set QUINTET_CACHE_DIR to another folder.")
+            warn_of(self.folder.root.parent, why, "Make room, or set QUINTET_CACHE_DIR to another folder.")
 
     def note(self, name: str, status: str, reason: str | None, where: str | None) -> None:
         """Be told what became of a frame."""
@@ -173,8 +186,9 @@ class DiskPrograms:
 
     def used(self, key: str, entry: Artefact) -> None:
         """A program has served; ``save_artifacts`` takes it along."""
-        with _lock:
-            _made.append((key, entry))
+        path = next((path for path, one in self._found if one is entry), None)
+        _note(key, self.folder, entry if path is None else path)
+        self._found = []
 
 
 class DiskGraphs:
@@ -234,18 +248,39 @@ class DiskGraphs:
 
 #: What is noted at nodes and not in the text: which are late, and what stands for absent gradients.
 _BESIDE = ("late", "called_by", "beside_zeros")
-#: What this process has made or used, for ``save_artifacts``; what ``load_artifacts`` has read, by key.
-_made: list[tuple[str, Artefact]] = []
+#: What this process has made or used, for ``save_artifacts``: keys, and the files that hold the programs, or those that
+#: ``load_artifacts`` has read.
+_made: list[tuple[str, ProgramFolder, Path | Artefact]] = []
 _loaded: dict[str, list[Artefact]] = {}
 _lock = lock()
+
+
+def _note(key: str, folder: ProgramFolder, place: Path | Artefact) -> None:
+    with _lock:
+        same = [known for other, _, known in _made if other == key]
+        if not any(known is place or (isinstance(known, Path) and known == place) for known in same):
+            _made.append((key, folder, place))
+
+
+def made_here() -> list[tuple[str, Artefact]]:
+    """What this process has made or used and is still there, with its keys."""
+    with _lock:
+        made = list(_made)
+    found = [(key, folder.contents(key, at) if isinstance(at, Path) else at) for key, folder, at in made]
+    return [(key, entry) for key, entry in found if entry is not None]
 
 
 def programs_of(backend: object, options: Options, report: Report) -> DiskPrograms | None:
     """The store for one ``compile()`` call; None where none is asked for, or the backend has no name to keep it by.
 
-    Under ``check`` graphs are compared with eager, for which they have to be captured.
+    Under ``check`` graphs are compared with eager, for which they have to be captured; and who wants to see what the
+    stages make must have them make it.
     """
     if not (options.program_cache and options.cache and isinstance(backend, str) and options.check == "off"):
+        return None
+    if options.debug or options.fuel is not None or options.verify in ("every_pass", "reference"):
+        return None
+    if not {"cache", "perf", "recompiles"}.issuperset((*parse_logs(options.logs), *shown())):
         return None
     root = os.path.join(options.cache_dir, "programs")
     return DiskPrograms(f"{backend} {text_of_packages(root)}", ProgramFolder(root, options.cache_size_limit), report)
@@ -277,18 +312,19 @@ _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile
 def text_of_packages(root: str) -> str:
     """A digest of the text of the packages that make programs.
 
-    To read them all takes 0.1 s, so that the digest is kept under names, sizes and times of the files.
+    To read them all takes 0.1 s, so that the digest is kept under names, sizes and times of the files, also
+    that of their last change of any kind, which nobody sets.
     """
     places = [p for name in _PACKAGES for p in getattr(find_spec(name), "submodule_search_locations", None) or ()]
     files = sorted(path for place in places for path in _files_below(place))
-    seen = hashlib.sha256(repr([(path, size, time) for path, size, time in files]).encode()).hexdigest()
+    seen = hashlib.sha256(repr(files).encode()).hexdigest()
     entries = Entries(Path(root) / "text")
     with contextlib.suppress(ValueError):
         known = entries.find(seen)
         if known is not None and isinstance(known.get("text"), str):
             return str(known["text"])
     held = hashlib.sha256()
-    for path, _, _ in files:
+    for path, *_ in files:
         place = next(place for place in places if path.startswith(place))
         held.update(f"{os.path.basename(place)}/{os.path.relpath(path, place)}\0".encode())
         held.update(hashlib.sha256(Path(path).read_bytes()).digest())
@@ -299,11 +335,11 @@ def text_of_packages(root: str) -> str:
     return held.hexdigest()
 
 
-def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
+def _files_below(folder: str) -> Iterator[tuple[str, int, int, int]]:
     for each in os.scandir(folder):
         if each.name.endswith(".py"):
             info = each.stat()
-            yield each.path, info.st_size, info.st_mtime_ns
+            yield each.path, info.st_size, info.st_mtime_ns, info.st_ctime_ns
         elif each.is_dir() and each.name != "__pycache__":
             yield from _files_below(each.path)
 

@@ -6,6 +6,7 @@ folder of modules with a function ``make`` each.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import importlib.util
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import compile_api
 
@@ -87,8 +89,16 @@ def cases(table: str) -> Iterator[tuple[str, Any]]:
             yield each.stem, loaded(each.stem, each).make
 
 
+class _Names:
+    """A dictionary as an object with these names."""
+
+    def __init__(self, names: dict[Any, Any]) -> None:
+        self.__dict__ = names
+
+
 _PATCHED = (torch, torch.Tensor, F, torch.nn.Linear, torch.nn.GELU, torch.nn.Sequential, torch.nn.Module, math,
-            torch.nn.modules.dropout)  # fmt: skip
+            torch.nn.modules.dropout, builtins, pytree, torch.utils.deterministic, _Names(sys.modules),
+            _Names(pytree.SUPPORTED_NODES))  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -99,11 +109,11 @@ def patched_back() -> Iterator[None]:
     autocast = torch.is_autocast_enabled("cpu")
     yield
     for owner, names in before:
-        for name in vars(owner).keys() - names.keys():
+        for name in vars(owner).keys() - names.keys() if not isinstance(owner, _Names) else ():
             delattr(owner, name)
         for name, value in names.items():
-            if vars(owner)[name] is not value:
-                setattr(owner, name, value)
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value) if isinstance(name, str) else vars(owner).update({name: value})
     os.environ.clear()
     os.environ.update(environ)
     hooks.clear()
@@ -111,6 +121,12 @@ def patched_back() -> Iterator[None]:
     torch.set_grad_enabled(True)
     torch.use_deterministic_algorithms(False)
     torch.set_autocast_enabled("cpu", autocast)
+    torch.set_default_device(None)
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
+    torch.autograd.set_detect_anomaly(False)
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch._C._set_mkldnn_enabled(True)
 
 
 def main(table: str, folder: str, backend: str, out: str, options: str = "{}") -> None:

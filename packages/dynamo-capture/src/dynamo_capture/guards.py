@@ -79,6 +79,11 @@ class GuardSet:
         if self.reads is not None:
             self.reads.promised.append(what)
 
+    def hashed(self) -> None:
+        """The program depends on how texts hash: on the order of a set of them."""
+        if self.reads is not None:
+            self.reads.hashed = True
+
     def made(self, obj: Any, fn: Any, *args: Any) -> None:
         """Capture made an object that guards look into: ``fn(*args)``."""
         if self.reads is not None:

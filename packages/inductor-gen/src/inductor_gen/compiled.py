@@ -89,7 +89,7 @@ def _told(env: Envelope) -> tuple[bytes, Mapping[str, torch.Tensor]]:
         raise NotPortable(f"a compiled graph cannot be stored: for some attention masks it calls {strange.target}")
     from prims.ir import to_json
 
-    return to_json(env).encode(), env.constants
+    return to_json(env, indent=None).encode(), env.constants
 
 
 def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:

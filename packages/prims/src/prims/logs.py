@@ -19,7 +19,7 @@ from prims.errors import UserError
 if TYPE_CHECKING:
     from prims.report import Report
 
-__all__ = ["LOGS", "parse_logs", "say", "set_logs", "show_logs", "wanted"]
+__all__ = ["LOGS", "parse_logs", "say", "set_logs", "show_logs", "shown", "wanted"]
 
 #: What there is to see, by name.
 LOGS = {
@@ -101,6 +101,11 @@ def set_logs(*names: str) -> None:
 def wanted(name: str) -> bool:
     """Whether anybody listens."""
     return _LOGGERS[name].isEnabledFor(logging.DEBUG)
+
+
+def shown() -> tuple[str, ...]:
+    """The logs that were asked for by name: by ``Options.logs``, :func:`set_logs`, or a level of their own loggers."""
+    return tuple(name for name, logger in _LOGGERS.items() if logger.level == logging.DEBUG)
 
 
 def say(name: str, report: Report | None, text: str | Callable[[], str], where: object = None) -> None:

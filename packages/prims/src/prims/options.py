@@ -55,9 +55,10 @@ class Options:
         strict: an internal failure raises instead of falling back to eager.
         cache: whether the disk caches are used.
         program_cache: whole programs are kept on disk, so that another process runs them without interpreting, tracing
-            or compiling anything (a training step is traced again; graphs replayed as CUDA graphs are not kept). What
-            a program assumed is checked when it is loaded; a call that reads something of the process which no guard
-            watches is not kept, as far as capture knows. (Off by default while that is new.)
+            or compiling anything (branches and loops, and graphs replayed as CUDA graphs, are not kept). What a program
+            assumed is compared when it is loaded; one that rests on what cannot be compared is not kept. Not looked at
+            where the stages are to be seen: under ``debug``, ``fuel``, ``check``, a ``verify`` of every pass, and logs
+            of what they make.
         cache_dir: folder of the disk caches.
         cache_size_limit: bytes that the disk caches may take.
         recompile_limit: cache entries of one code object before it is left to eager; those that a later one took the
@@ -96,7 +97,7 @@ class Options:
     fuel: int | None = None
     strict: bool = False
     cache: bool = True
-    program_cache: bool = False
+    program_cache: bool = True
     cache_dir: str = dataclasses.field(default_factory=_environment_cache_dir)
     cache_size_limit: int = 4 << 30
     recompile_limit: int = 8

@@ -146,9 +146,8 @@ class LazyBackward:
             for at, node in enumerate(env.graph.nodes) for key in _META if key in node.meta
         ]  # fmt: skip
         text = {"tangents": self._tangents, "outputs": self._outputs, "digest": self._name(), "meta": meta}
-        return Artefact(
-            BACKWARD, _VERSION, text, {"graph": to_json(env).encode()}, {"compiler": child_of(self._compiler)}
-        )
+        files = {"graph": to_json(env, indent=None).encode()}
+        return Artefact(BACKWARD, _VERSION, text, files, {"compiler": child_of(self._compiler)})
 
     def _name(self) -> str | None:
         if self._digest is None and self._store is not None:

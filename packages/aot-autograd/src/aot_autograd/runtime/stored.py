@@ -147,7 +147,7 @@ def text_of(eager: Callable[..., Any]) -> bytes:
     env = eager.meta.get("envelope") if isinstance(eager, torch.fx.GraphModule) else None
     if env is None or env.constants:
         raise NotPortable("the program that some calls are left to has constants, or no description")
-    return to_json(env).encode()
+    return to_json(env, indent=None).encode()
 
 
 class StoredProgram:

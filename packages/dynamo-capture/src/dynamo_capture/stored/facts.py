@@ -203,4 +203,6 @@ def _made_in_c(obj: Any) -> list[Any]:
             raise NotPortable(f"the function {module}.{obj.__name__} in C, of a library that is not in the key")
     else:
         raise NotPortable(f"{obj!r:.80}, which is bound to an object")
-    return ["c", type(obj).__name__, obj.__name__, module if isinstance(module, str) else None, place]
+    said = ["c", type(obj).__name__, obj.__name__, module if isinstance(module, str) else None, place]
+    home = str(module or place[0]).partition(".")[0]
+    return [*said, getattr(sys.modules.get("numpy"), "__version__", None)] if home == "numpy" else said

@@ -39,6 +39,7 @@ class Reads:
         made: by the identity of an object that capture made, which the guards look into: the object, and the function
             of whose arguments it is made.
         promised: what the user has promised, which holds in this process.
+        hashed: whether something depends on how texts hash.
     """
 
     globals: dict[tuple[int, str], tuple[Any, str, Any]]
@@ -46,6 +47,7 @@ class Reads:
     lookups: dict[tuple[int, str], tuple[type, str]]
     made: dict[int, tuple[Any, Any, tuple[Any, ...]]]
     promised: list[str]
+    hashed: bool = False
 
     @classmethod
     def none(cls) -> Reads:

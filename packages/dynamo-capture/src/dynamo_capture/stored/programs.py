@@ -6,12 +6,13 @@ import functools
 import hashlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from dynamo_capture import __version__
-from dynamo_capture.stored.facts import code_digest, fact_of, instance_fact
+from dynamo_capture.stored.facts import code_digest
+from dynamo_capture.stored.surroundings import of_torch, settings
 from dynamo_capture.whynot import place_of
 from prims.artefact import Artefact, NotPortable
 from prims.options import Options
@@ -59,7 +60,7 @@ def frame_key(request: FrameRequest, options: Options, backend: str) -> str:
     """The key of a frame's programs: its code and module, the options and the backend, and what all captures rest on.
 
     Raises:
-        NotPortable: the code holds a constant that is no plain value.
+        NotPortable: the code holds a constant that is no plain value, or torch holds something strange.
     """
     module = request.globals.get("__name__")
     parts = (code_digest(request.code), str(module), options_text(options), backend, *_surroundings())
@@ -67,32 +68,23 @@ def frame_key(request: FrameRequest, options: Options, backend: str) -> str:
 
 
 def options_text(options: Options) -> str:
-    """The options that a program depends on, for its key."""
+    """The options and torch's settings that a program depends on, for its key."""
     values = {name: getattr(options, name) for name in sorted(options.names()) if name not in NOT_IN_KEY}
     values["threads"] = options.threads or torch.get_num_threads()
-    return repr(values)
+    return repr((values, settings()))
+
+
+def _surroundings() -> tuple[str, ...]:
+    """Python, torch, and what is patched in it."""
+    return (*_versions(), of_torch())
 
 
 @functools.cache
-def _surroundings() -> tuple[str, ...]:
-    """Python, torch, and what is patched in the class of tensors."""
+def _versions() -> tuple[str, ...]:
     return (
         sys.version, sys.implementation.cache_tag or "", torch.__version__, str(torch.version.git_version), __version__,
-        _of_tensors(),
+        str(sys.flags.optimize),
     )  # fmt: skip
-
-
-def _of_tensors() -> str:
-    """What ``torch.Tensor`` and its base define: capture knows its methods, which a program may have replaced."""
-    said = []
-    for cls in (torch.Tensor, torch._C.TensorBase):
-        for name, obj in sorted(vars(cls).items()):
-            try:
-                fact: Any = fact_of(obj)
-            except NotPortable:
-                fact = instance_fact(obj)
-            said.append([name, fact])
-    return hashlib.sha256(repr(said).encode()).hexdigest()
 
 
 def stored_program(
@@ -103,6 +95,9 @@ def stored_program(
 
     code = request.code
     name, where = code.co_qualname, place_of(code)
+    if request.devices:
+        programs.note(name, "missed", "state: there is a default device", where)
+        return None
     try:
         key = frame_key(request, options, programs.backend)
         entries = programs.find(key)

@@ -22,6 +22,7 @@ from dynamo_capture.state import CapturedGraph
 from dynamo_capture.stored.finding import Finder, Missed
 from dynamo_capture.stored.log import ACCESSORS, CHECKS, process_state, tensor_facts
 from dynamo_capture.stored.plain import NotPlain
+from dynamo_capture.stored.surroundings import hash_probe
 from dynamo_capture.stored.writing import KIND, VERSION, asked, said_of
 from prims.artefact import Artefact, NotPortable, restore
 from prims.errors import StoredGraphError
@@ -72,6 +73,8 @@ def read(entry: Artefact, request: FrameRequest, options: Options, report: Repor
 
 def _read(entry: Artefact, request: FrameRequest, options: Options, report: Report) -> Restored:
     text = entry.text
+    if text["hashes"] not in (None, hash_probe()):
+        raise Missed("state", "texts hash, and sets of them are ordered, in another way (PYTHONHASHSEED)")
     finder = Finder(request, text["refs"])
     _check_reads(text["reads"])
     tree = _native.GuardTree()

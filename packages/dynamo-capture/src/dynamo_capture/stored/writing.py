@@ -23,6 +23,7 @@ from dynamo_capture.running import Running
 from dynamo_capture.stored.facts import fact_of, instance_fact, is_type_form, module_of_globals
 from dynamo_capture.stored.log import ACCESSORS, GuardLog, Reads, Row
 from dynamo_capture.stored.names import Namer
+from dynamo_capture.stored.surroundings import hash_probe, hashes_differ
 from dynamo_capture.wrappers import is_disabled
 from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.records import record
@@ -74,6 +75,8 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
     """
     if kept.request.devices:
         raise NotPortable("it was captured under a default device")
+    if kept.reads.hashed and hashes_differ():
+        raise NotPortable("it depends on how texts hash, which differs between processes unless PYTHONHASHSEED is set")
     if kept.reads.promised:
         raise NotPortable(kept.reads.promised[0])
     children = {}
@@ -94,6 +97,7 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
         "lookups": _lookups(kept.reads, names),
         "consts": [_const(const, kept, names) for const in kept.code.co_consts],
         "same": _same(names),
+        "hashes": hash_probe() if kept.reads.hashed else None,
         "running": _running(kept.running, names),
         "sizes": sizes,
     }
@@ -111,7 +115,8 @@ def _same(names: Namer) -> list[list[int]]:
 
 
 #: Namespaces of operators that torch itself registers.
-_OF_TORCH = frozenset(("aten", "prim", "prims", "profiler", "inductor", "_c10d_functional", "c10d_functional", "c10d"))
+_OF_TORCH = frozenset(("aten", "prim", "prims", "profiler", "inductor"))
+_COLLECTIVE = frozenset(("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"))
 
 
 def _check_functions(graph: torch.fx.GraphModule) -> None:
@@ -124,7 +129,10 @@ def _check_functions(graph: torch.fx.GraphModule) -> None:
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             target = node.target
             if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-                if str(target).partition(".")[0] not in _OF_TORCH:
+                space = str(target).partition(".")[0]
+                if space in _COLLECTIVE:
+                    raise NotPortable(f"the collective {target} is in the graph, with its group's name and size")
+                if space not in _OF_TORCH:
                     raise NotPortable(f"the custom operator {target} is in the graph")
             elif node.op == "call_function":
                 module_name = getattr(target, "__module__", None)

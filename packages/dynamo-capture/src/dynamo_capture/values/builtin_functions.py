@@ -356,6 +356,7 @@ def _fspath(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 
 @builtin(hash)
 def _hash(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    tx.guards.hashed()
     return ConstantValue(hash_of(tx, args[0]))
 
 

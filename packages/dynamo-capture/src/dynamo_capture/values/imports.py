@@ -36,7 +36,7 @@ def import_name(tx: Capture, name: str, globals_: dict[str, Any], fromlist: Any,
     if builtins.__import__ is not _IMPORT:
         raise GraphBreak("QB15", f"import of {name} where __import__ is another")
     module = _imported(tx, name, level, lambda: _IMPORT(name, globals_, None, fromlist, level))
-    for each in dict.fromkeys((name, module.__name__)):
+    for each in dict.fromkeys((name, getattr(module, "__name__", name))):
         _guard_loaded(tx, each)
     return tx.from_python(module)
 

@@ -234,11 +234,17 @@ class SetValue(Value):
         if self.made_by is not None:
             if not self.orderly and len(self.items) > 1:
                 raise GraphBreak("QB06", "the order of a set of objects whose hashes are not known")
+            self._depend_on_order(tx)
             return list(self.items)
         if self.log and len(self.items) > 1:
             raise GraphBreak("QB06", "the order of an existing set that has been changed")
         # The guard of an existing set says that this is its order.
         return list(self.items if self._first is None or self.log else self._first)
+
+    def _depend_on_order(self, tx: Capture) -> None:
+        """The order of some texts is another in another process."""
+        if len(self.items) > 1 and not all(token.value.pytype in (int, bool, float) for token in self.items):
+            tx.guards.hashed()
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         return iter([token.value for token in self.tokens(tx)])
@@ -350,6 +356,7 @@ class SetValue(Value):
             raise tx.observed(KeyError("pop from an empty set"))
         if len(self.items) > 1 and (self.made_by is None or not self.orderly):
             raise GraphBreak("QB06", "set.pop where the order is not known")
+        self._depend_on_order(tx)
         value: Value = next(iter(self.items)).value
         tx.side.mutate(self)
         value = self.items.pop().value

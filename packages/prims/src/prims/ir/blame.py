@@ -41,7 +41,7 @@ def _artefact(module: torch.fx.GraphModule) -> Artefact:
     env = module.meta.get("envelope")
     if env is None or env.constants:
         raise NotPortable("a graph with constants, or without its description, is not stored")
-    return Artefact("prims.graph", "1", {}, {"graph": to_json(env).encode()})
+    return Artefact("prims.graph", "1", {}, {"graph": to_json(env, indent=None).encode()})
 
 
 def load(artefact: Artefact, options: Options, report: Report | None) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """From a process's start to its first output: ``python benchmarks/warm_start.py --out results.jsonl``.
 
 Every measurement is a fresh process with one thread that builds a model, calls it once and ends. Stacks: ``eager``,
-``torch`` (``torch.compile``), ``kernels`` (Quintet as it is by default: compiled kernels are kept) and ``programs``
-(Quintet with ``program_cache``). ``cold``: the stack's cache folder is empty; ``warm``: another process has run before.
+``torch`` (``torch.compile``), ``kernels`` (Quintet without ``program_cache``: compiled kernels are kept) and ``programs``
+(Quintet as it is by default). ``cold``: the stack's cache folder is empty; ``warm``: another process has run before.
 A JSON line holds, least and median over ``--repeat`` processes, made in turn for all stacks,
 
 - ``first``: processor seconds (user and system, compilers that it starts included) of the first call, with the stack's

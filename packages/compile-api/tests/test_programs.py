@@ -207,6 +207,46 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
     assert [bool(list(folder.find(f"{number}" * 64))) for number in range(4)] == [True, False, False, True]
 
 
+def test_what_a_killed_writer_leaves_goes(tmp_path: Path) -> None:
+    private_folder(tmp_path, "programs")
+    key = "1" * 64
+    left, fresh = (private_folder(tmp_path / "programs", key) / name for name in (".new-left", ".new-fresh"))
+    for path in (left, fresh):
+        path.write_bytes(bytes(100))
+    os.utime(left, (1, 1))
+    folder = ProgramFolder(tmp_path / "programs", 1 << 20)
+    folder.put(key, Artefact("some.kind", "1", {}))
+    assert not left.exists() and fresh.exists()
+    assert len(list(folder.find(key))) == 1
+
+
+KILLED = """
+import os, signal, sys
+import torch, compile_api
+from prims.disk import folders
+def run(x):
+    return x.sin() + 1
+before = os.replace
+def killed(*args):
+    os.kill(os.getpid(), signal.SIGKILL) if str(args[1]).endswith(".program") else before(*args)
+if sys.argv[2] == "kill":
+    os.replace = killed
+compiled = compile_api.compile(run, backend="eager", options={"program_cache": True, "cache_dir": sys.argv[1]})
+compiled(torch.arange(3.0))
+print([program.status for program in compiled.report().programs])
+"""
+
+
+def test_a_writer_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    said = []
+    for way in ("kill", "live", "live"):
+        command = [sys.executable, str(script), str(tmp_path / "cache"), way]
+        said.append(subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).stdout.strip())
+    assert said == ["", "['missed', 'stored']", "['loaded']"]
+
+
 def test_a_file_under_another_key_is_a_miss(one: Path, tmp_path: Path) -> None:
     (path,) = stored_files(tmp_path)
     key, other = path.parent.name, "0" * 64

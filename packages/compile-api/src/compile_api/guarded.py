@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,10 @@ def _is_row_major(spec: Any) -> bool:
     return isinstance(spec, TensorSpec) and all(isinstance(s, int) for s in spec.shape) and spec.is_contiguous()
 
 
+#: The last graph of which an artefact was made, which is stored by itself and then with its frame.
+_last: tuple[weakref.ref[Guarded] | None, Any] = (None, None)
+
+
 class Guarded:
     """A compiled graph that is given up for the eager one when it fails where eager does not.
 
@@ -77,7 +82,7 @@ class Guarded:
     An error that eager raises too is the program's own and is raised as eager raises it.
     """
 
-    __slots__ = ("_env", "compiled", "drawn", "filled", "options", "proved", "report")
+    __slots__ = ("__weakref__", "_env", "_stored", "compiled", "drawn", "filled", "options", "proved", "report")
 
     def __init__(
         self, compiled: Callable[..., Any], env: Envelope | bytes, drawn: frozenset[torch.device], options: Options,
@@ -89,6 +94,7 @@ class Guarded:
         self.options = options
         self.report = report
         self.proved = False
+        self._stored: Callable[..., Any] | None = None  # what the artefact was made of
         self.filled = False  # memory was full once, which the report then says
 
     @property
@@ -102,8 +108,14 @@ class Guarded:
 
     def artefact(self) -> Artefact:
         """The compiled graph, and the eager one as text."""
-        files, children = {"eager": self._text()}, {"graph": child_of(self.compiled)}
-        return Artefact(KIND, _VERSION, {"drawn": encoded(self.drawn)}, files, children)
+        global _last
+        graph, made = _last
+        if graph is None or graph() is not self or self.compiled is not self._stored:
+            files, children = {"eager": self._text()}, {"graph": child_of(self.compiled)}
+            made = Artefact(KIND, _VERSION, {"drawn": encoded(self.drawn)}, files, children)
+            self._stored = self.compiled
+            _last = weakref.ref(self), made
+        return made
 
     def _text(self) -> bytes:
         if isinstance(self._env, bytes):

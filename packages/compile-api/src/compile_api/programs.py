@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import re
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -39,6 +40,10 @@ _MAX_PROGRAM = 1 << 30
 #: Variants of one frame that are kept.
 _MAX_VARIANTS = 16
 _SUFFIX = ".program"
+#: Seconds after which a file that is still being written has nobody who writes it.
+_ABANDONED = 3600
+#: By folder, the bytes that were free when it was last looked through, less what this process has written since.
+_room: dict[Path, int] = {}
 
 
 class ProgramFolder:
@@ -87,7 +92,8 @@ class ProgramFolder:
         write_private(path, data)
         for old in self._files(self.root / key)[_MAX_VARIANTS:]:
             _unlink(old)
-        self._evict(path)
+        room = _room.get(self.root, -1) - len(data)
+        _room[self.root] = self._evict(path) if room < 0 else room
         return path
 
     def contents(self, key: str, path: Path) -> Artefact | None:
@@ -131,19 +137,22 @@ class ProgramFolder:
                         found.append((each.stat(follow_symlinks=False).st_mtime_ns, each.path))
         return [Path(path) for _, path in sorted(found, reverse=True)]
 
-    def _evict(self, keep: Path) -> None:
+    def _evict(self, keep: Path) -> int:
+        """Remove what was used least recently, to the limit, and what killed writers left; returns the bytes free."""
         files = []
-        for path in self.root.glob(f"*/*{_SUFFIX}"):
+        for path in self.root.glob("*/*"):
             with contextlib.suppress(OSError):
                 info = path.lstat()
-                files.append((info.st_mtime, info.st_size, path))
+                if path.name.endswith(_SUFFIX):
+                    files.append((info.st_mtime, info.st_size, path))
+                elif path.name.startswith(".new-") and info.st_mtime < time.time() - _ABANDONED:
+                    _unlink(path)
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if total <= self.limit:
-                return
-            if path != keep:
+            if total > self.limit and path != keep:
                 _unlink(path)
                 total -= size
+        return self.limit - total
 
     def _strange(self, what: str) -> None:
         warn_of(str(self.root), what, "Remove it, so that it is made anew.")

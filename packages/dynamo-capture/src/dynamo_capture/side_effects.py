@@ -226,6 +226,14 @@ class SideEffects:
             cg.settled.add(id(value))
             _replay(cg, value)
 
+    def fill_before_walk(self, cg: CodeGen, walked: Value) -> None:
+        """Give a new object, which or whose inside is ``walked``, what it holds: new objects are filled behind walks."""
+        for value in cg.plan.made:
+            if isinstance(value, ObjectValue) and (value is walked or value.payload is walked):
+                if id(value.payload) not in cg.settled:
+                    cg.settled.add(id(value.payload))
+                    _fill_payload(cg, value)
+
     def emit(self, cg: CodeGen, made: list[Value]) -> None:
         """Emit the replay; ``made`` are the new objects that live on, filled first."""
         for value in made:
@@ -342,6 +350,13 @@ def _fill(cg: CodeGen, value: Value) -> None:
         return
     if not isinstance(value, ObjectValue):
         return
+    if id(value.payload) not in cg.settled:
+        _fill_payload(cg, value)
+    for name, attr in value.attrs.items():
+        _store_attribute(cg, value, name, attr)
+
+
+def _fill_payload(cg: CodeGen, value: ObjectValue) -> None:
     payload = value.payload
     if isinstance(payload, DictValue):
         plain = DictValue()
@@ -354,8 +369,6 @@ def _fill(cg: CodeGen, value: Value) -> None:
         cg.pop()
     elif isinstance(payload, SetValue):
         payload.fill(cg, value)
-    for name, attr in value.attrs.items():
-        _store_attribute(cg, value, name, attr)
 
 
 def _fill_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:

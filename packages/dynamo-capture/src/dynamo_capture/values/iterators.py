@@ -213,6 +213,10 @@ class PositionIterator(IteratorValue):
             return iterator_over, []
         return _sequence_iterator, [self.sequence, ConstantValue(self.position), ConstantValue(self.begin)]
 
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.plan.side.fill_before_walk(cg, self.sequence)  # an iterator keeps to what is there
+        super().reconstruct(cg)
+
     def hold(self, holder: Value, cls: type) -> None:
         self.sequence, self.begin = holder, cls.__iter__  # type: ignore[attr-defined]
 
@@ -298,6 +302,7 @@ class NativeWalk(IteratorValue):
 
     def reconstruct(self, cg: CodeGen) -> None:
         cg.plan.side.replay(cg, self.walked)  # which would end the walk
+        cg.plan.side.fill_before_walk(cg, self.walked)
         super().reconstruct(cg)
 
     def hold(self, holder: Value, cls: type) -> None:

@@ -820,3 +820,31 @@ def test_no_program_reads_what_a_kernel_left_behind():
         (left.as_strided((2,), (1,), 0), [left, torch.view_as_complex(torch.empty(2, 2))], True),
     ):
         assert fuzz.tensors.reads_beyond(view, others) is beyond
+
+
+def test_a_log_softmax_has_the_rounding_of_its_logarithm() -> None:
+    x = torch.tensor([[0.0, -65.0], [1.0, -80.0]], dtype=torch.double)
+    result, shadow = decided(lambda x: x.log_softmax(1), x)
+    wrong, _ = judge(result, torch.log_softmax(x, 1) - torch.tensor([[2.5e-29, 0.0], [0.0, 0.0]]), shadow.twins(result))
+    assert not wrong.any()
+    assert judge(result, result - 1e-14, shadow.twins(result))[0][:, 0].all()
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
+def test_a_normalisations_gradients_may_be_off_together(name: str) -> None:
+    """By the error of the mean that is taken from each, not each by its own."""
+    x = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    norm = {
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (5,)),
+        "group_norm": lambda x: torch.nn.functional.group_norm(x, 2),
+        "batch_norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    }[name]
+    with Shadow(SAMPLES) as shadow:
+        inner = x * 1.0
+        inner.retain_grad()
+        (norm(inner) * 0.7).sum().backward()
+        total = inner.grad.sum()
+    runs = shadow.twins(total)
+    unit = 2.0**-23
+    assert not judge(total, total + 20 * unit, runs)[0].any()
+    assert judge(total, total + 120 * 40 * unit, runs)[0].all()

@@ -55,8 +55,9 @@ NORMALISING = frozenset(("aten::native_batch_norm", "aten::_native_batch_norm_le
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
 INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool")
 #: Operators whose kernels take numbers of this size from each other, whatever the result's: the digamma function of a small
-#: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes).
-INNER_SIZES = {"aten::digamma": 2.3}
+#: number is the logarithm of about ten less the steps of a recurrence (S. L. Moshier, Cephes); the logarithm that a
+#: log-softmax takes from a number is that of a sum of at least one, of which it has the rounding error.
+INNER_SIZES = {"aten::digamma": 2.3, "aten::_log_softmax": 1.0}
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
 #: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
 ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
@@ -357,6 +358,11 @@ class Shadow(TorchDispatchMode):
             for k in range(2, self.count):
                 (grad, _, *rest), named = given[k]
                 answers[k] = func(grad, given[k + 1 if k + 1 < self.count else 2][0][1], *rest, **named)
+        if name in NORM_GRADIENTS:
+            step = _inner(original[0][1].dtype)
+            for answer in answers[2:]:
+                if isinstance(answer[0], torch.Tensor):
+                    answer[0].add_(_shift_by_means(func, *given[0], self._random) * step)
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
@@ -565,6 +571,28 @@ def _by_two_passes(func: Any, answer: Any, args: Any, kwargs: Any) -> Any:
     first = answer[0] if isinstance(answer, tuple) else answer
     result = result.reshape(first.shape).where(first.isfinite() & result.isfinite().reshape(first.shape), first)
     return (result, *answer[1:]) if isinstance(answer, tuple) else result
+
+
+def _shift_by_means(func: Any, args: Any, kwargs: Any, random: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """By how much the gradients of a group may be off, all alike, for the rounding error of their mean's sum.
+
+    A normalisation takes that mean from each; what sums the group up again collects its error.
+    """
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    grad, weight = named["grad_out"], named.get("weight")
+    if "normalized_shape" in named:
+        size = (grad * (1 if weight is None else weight)).abs()
+        size = size.mean(tuple(range(-len(named["normalized_shape"]), 0)), keepdim=True) * named["rstd"].abs()
+        return (size * random(size)).expand_as(grad)
+    channels = (1, -1, *[1] * (grad.dim() - 2))
+    size = (grad * (1 if weight is None else weight.reshape(channels))).abs()
+    if "group" in named:
+        size = size.reshape(named["rstd"].numel(), -1).mean(1, keepdim=True) * named["rstd"].reshape(-1, 1).abs()
+        return (size * random(size)).expand(-1, grad.numel() // max(size.numel(), 1)).reshape(grad.shape)
+    if not named["train"] or named["save_invstd"] is None:
+        return torch.zeros_like(size)
+    size = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True) * named["save_invstd"].reshape(channels).abs()
+    return (size * random(size)).expand_as(grad)
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

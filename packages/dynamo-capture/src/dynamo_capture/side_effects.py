@@ -227,7 +227,7 @@ class SideEffects:
             _replay(cg, value)
 
     def fill_before_walk(self, cg: CodeGen, walked: Value) -> None:
-        """Give a new object, which or whose inside is ``walked``, what it holds: new objects are filled behind walks."""
+        """Give a new object that is ``walked``, or whose inside is, what it holds: others are filled behind walks."""
         for value in cg.plan.made:
             if isinstance(value, ObjectValue) and (value is walked or value.payload is walked):
                 if id(value.payload) not in cg.settled:

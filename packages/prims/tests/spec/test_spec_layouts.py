@@ -368,3 +368,31 @@ def test_losses_of_two_types(name: str, reduction: int) -> None:
                     infer(op, (spec_of(x), spec_of(y), reduction), {})
             continue
         assert infer(op, (spec_of(x), spec_of(y), reduction), {}) == spec_of(want)
+
+
+def odd_strides() -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Dense layouts of few sizes of which some are one, with any strides for these."""
+    for sizes in itertools.product((1, 2, 3), repeat=3):
+        for order in itertools.permutations(range(3)):
+            strides, step = [0, 0, 0], 1
+            for d in order:
+                strides[d] = step
+                step *= sizes[d]
+            for odd in (1, 3, step):
+                yield sizes, tuple(odd if n == 1 else s for n, s in zip(sizes, strides, strict=True))
+
+
+@pytest.mark.parametrize("op", [torch.eq, torch.add, torch.lt, torch.atan2, torch.mul], ids=lambda op: op.__name__)
+def test_dimensions_of_one_have_a_say_in_the_result_of_two_types(op) -> None:
+    layouts = sorted(set(odd_strides()))
+    for k, (sizes, strides) in enumerate(layouts):
+        x = torch.empty_strided(sizes, strides, dtype=torch.int32).zero_()
+        for other in ((2, 1), (1, 2, 1), (3,), layouts[k * 7 % len(layouts)][0]):
+            y = torch.zeros(other)
+            try:
+                expected = op(x, y)
+            except RuntimeError:
+                continue
+            spec = infer(getattr(torch.ops.aten, op.__name__).default if op is torch.atan2 else getattr(
+                torch.ops.aten, op.__name__).Tensor, (spec_of(abstract(x)), spec_of(abstract(y))), {})  # fmt: skip
+            assert spec.strides == expected.stride(), (sizes, strides, other)

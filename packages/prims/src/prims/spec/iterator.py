@@ -133,7 +133,11 @@ def converted(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     """What ``to(dtype)`` makes of a tensor: itself, or a copy, which is dense (an expanded dimension has elements)."""
     if spec.dtype is dtype:
         return spec
-    return TensorSpec(spec.shape, dtype, spec.device, layout.like_strides(spec.shape, spec.strides))
+    strides = spec.strides
+    if _context(spec) is not None or not layout.is_dense(spec.shape, strides):
+        strides = layout.like_strides(spec.shape, strides)
+    # A dense copy keeps the strides of dimensions of one element, too, which have a say in the result's.
+    return TensorSpec(spec.shape, dtype, spec.device, strides)
 
 
 def iterate(

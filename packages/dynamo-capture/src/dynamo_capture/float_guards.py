@@ -25,11 +25,13 @@ __all__ = ["condition_of", "guard_floats"]
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
 
 _FUNCTIONS = {**FLOAT_UNARY, **FLOAT_BINARY, "float": float, "trunc": math.trunc, "floor": math.floor,
-              "ceil": math.ceil, "min": min, "max": max}  # fmt: skip
+              "ceil": math.ceil, "min": min, "max": max, "inf": math.inf, "nan": math.nan}  # fmt: skip
 _MISSING = object()
 #: What no condition has: attributes, texts, subscripts, names of Python's own.
 _STRANGE = re.compile(r"""[A-Za-z_)]\s*\.|__|['"\\:;\[\]{}@]""")
 _BITS = re.compile(r"\bfbits\((\w+)\)")
+#: How an expression writes numbers for which there is no literal.
+_NAMED = re.compile(r"float\('(-?(?:inf|nan))'\)")
 
 
 def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, GraphInput]) -> None:
@@ -40,7 +42,7 @@ def guard_floats(tx: Capture, conditions: Sequence[Expr], inputs: dict[str, Grap
     compared, groups = [], []
     for expr in conditions:
         names = sorted(expr.free_symbols())
-        text = _BITS.sub(r"\1", str(expr))
+        text = _NAMED.sub(r"\1", _BITS.sub(r"\1", str(expr)))
         if expr.kind == "eq" or len(_BITS.findall(str(expr))) < len(re.findall(rf"\b(?:{'|'.join(names)})\b", text)):
             groups.append(names)
         else:

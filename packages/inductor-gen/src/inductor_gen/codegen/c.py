@@ -33,7 +33,6 @@ from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint
 from inductor_gen.unit import BAD_INDEX
-from prims.ops import templates
 from prims.options import Options
 from prims.spec.expr import Expr
 
@@ -166,9 +165,6 @@ class _Kernel:
         before = self._before()
         head = [*self.names.declarations(), *before]
         asked = [*["no-tree-vectorize"] * self.scalar, *["fp-contract=off"] * rounds_apart(self.body, looped=True)]
-        # Partial redundancies that gcc takes out of a loop leave branches there: a call in one is not vectorised, and
-        # then a sum's short stretches (`creduce.CHAIN` for each lane) are one chain.
-        asked += ["no-tree-pre"] * templates.c_calls_libm("\n".join(lines))
         text = "".join(f'__attribute__((optimize("{option}")))\n' for option in asked)
         text += "int KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
         verdict = "0" if not self.checks else f"{self._work()} > 0 ? bad_ : 0" if self.reduces else "bad_"

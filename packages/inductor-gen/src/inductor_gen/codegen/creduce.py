@@ -21,6 +21,8 @@ CHAIN = 32  # additions in float, one after the other in a vector lane, before t
 #: Elements among which the best is found in vector lanes before its position is looked for.
 NOTED = 512
 
+_CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin"))
+
 
 class Stage:
     """Emits one stage. Names: ``vKs`` collects over the whole reduction, ``vKc`` over a short stretch of it,
@@ -43,6 +45,9 @@ class Stage:
         last = kernel._extent(loops[-1:])
         limit = CHAIN if self.tiled else CHAIN * kernel.lanes
         self.sums = [r for r in self.reduces if self._is_sum(r)]
+        # A loop with calls is vectorised where the compiler leaves no branch in it; else a stretch is one chain.
+        chooses = any(v.op in _CHOOSING for v in self.vals)
+        self.calls = chooses and any(templates.calls_libm(v.op) for v in self.vals)
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
@@ -70,7 +75,7 @@ class Stage:
         return self.k.names.type_of(r.args[0])
 
     def total_type(self, r: Val) -> str:
-        double = self._is_sum(r) and (self.two_level or r.op == "scan")
+        double = self._is_sum(r) and (self.two_level or self.calls or r.op == "scan")
         return "double" if double else self.k.names.type_of(r)
 
     def start(self, r: Val) -> str:
@@ -172,7 +177,7 @@ class Stage:
 
     def open_stretch(self) -> None:
         for r in self.sums:
-            self.declare(self.k.names.type_of(r), self.name(r) + "c", self.start(r))
+            self.declare("double" if self.calls else self.k.names.type_of(r), self.name(r) + "c", self.start(r))
 
     def close_stretch(self) -> None:
         for r in self.sums:

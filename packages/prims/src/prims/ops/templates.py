@@ -26,10 +26,10 @@ import torch
 from prims.dtypes import HALVES, ROWS
 from prims.errors import Unsupported
 from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
-from prims.ops.row import PrimOp, Template
+from prims.ops.row import TABLE, PrimOp, Template
 
 __all__ = [
-    "c_calls_libm",
+    "calls_libm",
     "c_convert",
     "c_expr",
     "c_literal",
@@ -192,10 +192,13 @@ def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
             if base + suffix in words]  # fmt: skip
 
 
-def c_calls_libm(source: str) -> bool:
-    """Whether C text calls, itself or through helpers, functions of libm that have vector versions."""
+@functools.cache
+def calls_libm(op: str) -> bool:
+    """Whether the C of an elementwise primitive calls functions of libm with vector versions, itself or through helpers."""
+    c = TABLE[op].c if op in TABLE else None
+    source = " ".join(c.values()) if isinstance(c, dict) else str(c or "")
     text = [source, *(C_HELPERS[name] for name in _closure(source, C_HELPERS))]
-    return bool(_libm(set(_WORD.findall("\n".join(text)))))
+    return bool(_libm(set(_WORD.findall("\n".join(text).replace("{f}", "f")))))
 
 
 def c_prelude(source: str, simd: bool = True) -> str:

@@ -28,3 +28,18 @@ def test_attention_behind_a_convolution_of_a_fused_value(channels_last):
         expected = program(x)
         for _ in range(2):
             torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.parametrize("order", [((1, 1), (4, 4), (3, 5), (4, 4)), ((2, 3), (1, 1), (5, 5)), ((1, 4), (4, 1), (4, 4))], ids=str)
+def test_a_reshape_of_sizes_that_are_equal_by_chance_is_a_view(order):
+    """As in eager: whether sizes are equal is asked, and is a guard."""
+
+    def program(x):
+        return x.reshape(x.shape[::-1])
+
+    compiled = compile_api.compile(program)
+    for rows, columns in order:
+        x = torch.arange(rows * columns * 4.0).reshape(rows, columns * 4)[:, ::2][:, :columns]
+        expected, got = program(x), compiled(x)
+        assert got.stride() == expected.stride() and torch.equal(got, expected)
+        assert (got.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())

@@ -194,7 +194,7 @@ def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
 
 @functools.cache
 def calls_libm(op: str) -> bool:
-    """Whether the C of an elementwise primitive calls functions of libm with vector versions, itself or through helpers."""
+    """Whether the C of an elementwise primitive calls functions of libm with vector versions, or helpers that do."""
     c = TABLE[op].c if op in TABLE else None
     source = " ".join(c.values()) if isinstance(c, dict) else str(c or "")
     text = [source, *(C_HELPERS[name] for name in _closure(source, C_HELPERS))]

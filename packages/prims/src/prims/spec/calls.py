@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from prims.errors import DataDependentError
 from prims.spec.layout import known_equal
 from prims.spec.sym import from_torch
 
@@ -32,18 +33,23 @@ def _is_symbolic(x: Any) -> bool:
 
 def reshape(input: torch.Tensor, *shape: Any) -> torch.Tensor:
     """``torch.reshape``: a view where one is known to do, without the questions that the C++ definition begins with
-    (whether dimensions are of size one, which a batch may be)."""
+    (whether dimensions are of size one, which a batch may be); or where one does for the sizes at hand, which is asked:
+    the C++ definition takes sizes that are equal by chance for different ones."""
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     spec = getattr(input, "spec", None)
-    if spec is not None and _has_known_view(spec, sizes):
+    if spec is not None and _has_view(spec, sizes):
         return input.view(sizes)
     return aten.reshape(input, sizes)  # type: ignore[no-any-return]
 
 
-def _has_known_view(spec: Any, shape: tuple[Any, ...]) -> bool:
-    from prims.spec.rules.views import known_view  # the rules import this package
+def _has_view(spec: Any, shape: tuple[Any, ...]) -> bool:
+    from prims.spec.rules.views import infer_size, known_view, numel, view_strides  # the rules import this package
 
-    return known_view(spec, tuple(from_torch(size) for size in shape))
+    sizes = tuple(from_torch(size) for size in shape)
+    try:
+        return known_view(spec, sizes) or view_strides(spec, infer_size(sizes, numel(spec.shape))) is not None
+    except DataDependentError:  # nothing can be asked of a size that the data says
+        return False
 
 
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

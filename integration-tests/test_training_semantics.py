@@ -917,7 +917,6 @@ NOT_WHOLE = {
     "tensor_hook_inter": "register_hook",
     "retain_grad_inside": "retain_grad",
     "jvp": "forward-mode differentiation",
-    "batchnorm": "float() of a tensor",
     "requires_grad_inside": "requires_grad_()",
     "embedding_sparse": "sparse",
     "ctc": "ctc_loss",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dynamo_capture.request import FrameRequest
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import Started
+    from dynamo_capture.values.tensor import TensorValue
 
 __all__ = ["Callees", "Capture"]
 
@@ -53,6 +54,7 @@ class Callees(NamedTuple):
 
     inline_call: Callable[[Capture, FunctionValue, list[Value], dict[str, Value]], Value]
     class_namespace: Callable[[Capture, FunctionValue], dict[str, Value]]
+    assume: Callable[[Capture, TensorValue, bool, GraphBreak], None]
 
 
 class Capture:
@@ -442,6 +444,10 @@ class Capture:
     def class_namespace(self, body: FunctionValue) -> dict[str, Value]:
         """What the body of a class statement leaves behind, by its names."""
         return self._callees.class_namespace(self, body)
+
+    def assume(self, tensor: TensorValue, truth: bool, brk: GraphBreak) -> None:
+        """From here on the truth of a tensor is that, or the frame runs again eagerly; ``brk`` where that cannot be."""
+        self._callees.assume(self, tensor, truth, brk)
 
     def may_be_caught(self) -> bool:
         """Whether an exception of what is being interpreted may meet a handler of the program."""

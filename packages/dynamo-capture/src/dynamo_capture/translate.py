@@ -25,6 +25,7 @@ from dynamo_capture.covering import outline
 from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
+from dynamo_capture.interpreter.assuming import assume
 from dynamo_capture.interpreter.frame import class_namespace, inline_call
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.request import FrameRequest
@@ -59,7 +60,7 @@ __all__ = ["Translation", "translate"]
 
 #: Restarts of one capture after which it is given up.
 _MAX_RESTARTS = 8
-_CALLEES = Callees(inline_call, class_namespace)
+_CALLEES = Callees(inline_call, class_namespace, assume)
 
 
 @record

@@ -120,19 +120,15 @@ def _check(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
 @special(getattr(torch, "_check_tensor_all", None))
 def _check_tensor_all(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``torch._check_tensor_all(cond, message)``: the frame is run again where it does not hold, and raises then."""
-    from dynamo_capture.interpreter.assuming import assume
-    from dynamo_capture.interpreter.catching import may_be_caught
-    from dynamo_capture.interpreter.frame import inline_call
-
     condition = (args[0] if args else kwargs["cond"]).realize()
     if not isinstance(condition, TensorValue) or condition.example.dtype is not torch.bool:
-        return inline_call(tx, FunctionValue(torch._check_tensor_all), args, kwargs)  # which raises
+        return tx.interpreted(FunctionValue(torch._check_tensor_all), args, kwargs)  # which raises
     brk = GraphBreak("QB02", "torch._check_tensor_all of what only the data tells")
-    if may_be_caught(tx.frames):
+    if tx.may_be_caught():
         raise brk
     if condition.example.ndim:
         condition = tx.graph_call(torch.all, [condition], {}).realize()
-    assume(tx, cast(TensorValue, condition), True, brk)
+    tx.assume(cast(TensorValue, condition), True, brk)
     return ConstantValue(None)
 
 

@@ -193,11 +193,10 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
 
 def _seen_through(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value], brk: GraphBreak) -> Value:
     """A function of ``torch.nn.functional`` that reads data, perhaps only to raise by it: its Python is captured."""
-    from dynamo_capture.interpreter.frame import inline_call
     from dynamo_capture.values.functions import FunctionValue
 
     try:
-        return inline_call(tx, FunctionValue(fn), args, kwargs)
+        return tx.interpreted(FunctionValue(fn), args, kwargs)
     except (GraphBreak, DataDependentError):
         raise brk from None
 

@@ -21,6 +21,7 @@ CHAIN = 32  # additions in float, one after the other in a vector lane, before t
 #: Elements among which the best is found in vector lanes before its position is looked for.
 NOTED = 512
 
+#: Of what a compiler may make branches.
 _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin"))
 
 

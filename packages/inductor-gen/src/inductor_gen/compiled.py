@@ -22,7 +22,7 @@ from inductor_gen.runtime.compiler import load_kernels
 from inductor_gen.runtime.graph import CompiledGraph, Kernel, Made, tell
 from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
-from inductor_gen.runtime.libraries import flags_of
+from inductor_gen.runtime.libraries import FLAGS
 from inductor_gen.runtime.wrapper import Wrapper
 from prims.artefact import NotPortable
 from prims.forking import compiling
@@ -153,7 +153,7 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
         return "it was chosen by measurement for one precision of float32 products"
     if bodies:
         return "it runs the bodies of a branch or a loop"
-    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], flags_of(options), gpu)
+    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], FLAGS, gpu)
 
 
 def free_memory() -> None:

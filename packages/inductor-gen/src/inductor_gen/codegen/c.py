@@ -26,7 +26,8 @@ from inductor_gen.codegen.creduce import TILE, Stage
 from inductor_gen.codegen.reductions import REDUCTIONS
 from inductor_gen.codegen.renderer import KernelSource, describe
 from inductor_gen.device.record import Device
-from inductor_gen.kernel.body import Body, Store, Val, linear, rounds_apart
+from inductor_gen.kernel.body import Body, Store, Val, linear
+from inductor_gen.kernel.contract import contracted
 from inductor_gen.kernel.nest import STRIP, Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.cost import op_cost
@@ -70,6 +71,7 @@ class CRenderer:
         self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
         self.lanes = min(device.vector_bytes, WIDEST) // 4
         self.threads = options.threads or 8
+        self.contract = options.numerics == "fast"
 
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
@@ -85,7 +87,7 @@ class _Kernel:
         self.nest = nest
         self.kept_bytes = renderer.kept_bytes
         self.lanes = renderer.lanes
-        self.body: Body = nest.body
+        self.body: Body = contracted(nest.body) if renderer.contract else nest.body
         self.hint = renderer.hint
         self.threads = renderer.threads
         self.w = _Writer()
@@ -164,8 +166,7 @@ class _Kernel:
         lines = self.w.lines
         before = self._before()
         head = [*self.names.declarations(), *before]
-        asked = [*["no-tree-vectorize"] * self.scalar, *["fp-contract=off"] * rounds_apart(self.body, looped=True)]
-        text = "".join(f'__attribute__((optimize("{option}")))\n' for option in asked)
+        text = '__attribute__((optimize("no-tree-vectorize")))\n' if self.scalar else ""
         text += "int KERNEL(void* const* p_, const int64_t* n_) {\n" + "\n".join(["    " + h for h in head] + lines)
         verdict = "0" if not self.checks else f"{self._work()} > 0 ? bad_ : 0" if self.reduces else "bad_"
         text += f"\n    return {verdict};\n}}\n"

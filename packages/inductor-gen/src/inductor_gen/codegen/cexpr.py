@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from inductor_gen.kernel.body import Body, Store, Val
+from inductor_gen.kernel.contract import CONTRACTED
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
@@ -199,7 +200,9 @@ class Names:
                 return self._load(v, args)
             case "convert" | "rounded":
                 return self.convert(args[0], v.args[0].dtype if v.op == "convert" else torch.float32, v.dtype)
-            case "neg" if _may_contract(v.args[0]):
+            case "contracted":
+                return self._contracted(v, *args)
+            case "neg" if v.args[0].op == CONTRACTED:
                 return self.NEGATED.format(bits=64 if v.dtype == torch.float64 else 32, x=args[0])
             case "bitcast":
                 return self._bitcast(v, args[0])
@@ -209,6 +212,13 @@ class Names:
             return self.random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
         return self.applied(TABLE[v.op], args, operand)
+
+    def _contracted(self, v: Val, x: str, y: str, z: str) -> str:
+        return self.product_sum(f"-{x}" if v.attr == "r" else x, y, f"-{z}" if v.attr == "-" else z, v.dtype)
+
+    def product_sum(self, x: str, y: str, z: str, dtype: torch.dtype) -> str:
+        """``x * y + z`` of values of a dtype, rounded once where the processor has an instruction for it."""
+        return f"q_fma{64 if dtype == torch.float64 else 32}({x}, {y}, {z})"
 
     def literal(self, v: Val) -> str:
         """A number as the program has it."""
@@ -266,11 +276,6 @@ class Names:
         ctype = self.type_of(s.value)
         combined = templates.c_expr(TABLE[row], ["q_old", name], dtype)
         return f"{{ const {ctype} q_old = {old}; {target} = {self.stored(combined, dtype)}; }}"
-
-
-def _may_contract(v: Val) -> bool:
-    """Whether a compiler may make the value and what negates it one instruction."""
-    return v.op in ("add", "sub") and v.dtype.is_floating_point and any(a.op == "mul" for a in v.args)
 
 
 _HALF_HELPERS = """\

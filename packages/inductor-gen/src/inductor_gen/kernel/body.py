@@ -17,7 +17,7 @@ from inductor_gen.loops.index import coefficient, range_atoms, substitute
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Body", "Store", "Val", "linear", "rounds_apart", "split_request"]
+__all__ = ["Body", "Store", "Val", "linear", "meets_itself", "rounds_apart", "split_request"]
 
 
 class Val:
@@ -225,14 +225,14 @@ def _takes_product(v: Val) -> bool:
 def rounds_apart(body: Body, looped: bool) -> bool:
     """Whether a compiler's choice of which products go into sums unrounded may give one number of the graph two values
     in a kernel; ``looped``: its stages compute again what they take of earlier ones along the row."""
-    return _meets_itself(body) or (looped and _rounds_by_stage(body))
+    return meets_itself(body) or (looped and _rounds_by_stage(body))
 
 
-def _meets_itself(body: Body) -> bool:
+def meets_itself(body: Body) -> bool:
     """Whether a sum takes a number of the graph that is computed at two places: ``y - y[i]`` of ``y = a * b + c * d``.
 
-    A compiler chooses for each place which product goes into a sum unrounded, if any. Where the places are one, what is
-    left of the number and itself were its rounding error and not 0.
+    Which product goes into a sum unrounded, if any, is chosen for each place. Where the places are one, what is left of
+    the number and itself were its rounding error and not 0.
     """
     places: dict[Node, list[Val]] = {}
     for v in body.vals:

@@ -18,9 +18,9 @@ from pathlib import Path
 from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.runtime.launch import LAUNCHER, Launcher, as_launcher
 from inductor_gen.runtime.libraries import (
+    FLAGS,
     cache_of,
     find_function,
-    flags_of,
     forget_loaded,
     instructions,
     take_in,
@@ -171,7 +171,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     cache = cache_of(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
-    flags = flags_of(options)
+    flags = FLAGS
     keys = {unit.name: _key(unit, compiler, flags) for unit in units}
     for unit in units:
         function = find_function(keys[unit.name], cache)

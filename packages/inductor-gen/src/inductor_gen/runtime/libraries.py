@@ -26,13 +26,14 @@ from prims.options import Options
 from prims.records import record
 
 __all__ = [
-    "FLAGS", "Function", "bring_in", "cache_of", "find_function", "flags_of", "forget_loaded", "function_at",
+    "FLAGS", "Function", "bring_in", "cache_of", "find_function", "forget_loaded", "function_at",
     "instructions", "libraries_of", "take_in", "workplace",
 ]  # fmt: skip
 
+#: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`.
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
-    "-std=gnu11", "-w",
+    "-std=gnu11", "-w", "-ffp-contract=off",
 )  # fmt: skip
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,500}")
@@ -68,11 +69,6 @@ def instructions() -> str:
     """What of the processor decides which instructions a compiler may use."""
     said = facts()
     return said.get("model name", "") + said.get("flags", said.get("Features", "")) or platform.processor()
-
-
-def flags_of(options: Options) -> tuple[str, ...]:
-    """The compiler's flags. Outside of ``numerics="fast"`` a product is rounded before it is added to something."""
-    return FLAGS if options.numerics == "fast" else (*FLAGS, "-ffp-contract=off")
 
 
 def cache_of(options: Options) -> KernelCache | None:

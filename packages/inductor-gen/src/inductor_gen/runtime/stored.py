@@ -25,11 +25,11 @@ from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text, on_device
 from inductor_gen.runtime.launch import LAUNCHER, Call, Layout, Program, as_launcher
 from inductor_gen.runtime.libraries import (
+    FLAGS,
     Function,
     bring_in,
     cache_of,
     find_function,
-    flags_of,
     function_at,
     instructions,
     libraries_of,
@@ -181,7 +181,7 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
         raise StoredGraphError("ART-C4", f"a compiled graph of version {artefact.version!r}")
     if "question" in artefact.text:
         return _choice_from(artefact, options, Report() if report is None else report)
-    text, flags = artefact.text, flags_of(options)
+    text, flags = artefact.text, FLAGS
     gpu = None if text["device"] is None else _gpu(text["device"])
     _check_machine(text["machine"], _machine(flags, gpu))
     # All is read before anything is loaded, and loaded before anything runs.

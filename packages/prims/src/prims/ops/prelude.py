@@ -143,6 +143,18 @@ static inline double q_erfinv(double y) {
   return copysign(x, y);
 }""")
 
+# ---- a product in a sum: rounded once where the processor has an instruction for it, and in any case as said here ----
+
+for _bits, _ctype, _f in ((32, "float", "f"), (64, "double", "")):
+    _c(f"q_fma{_bits}", f"""
+static inline {_ctype} q_fma{_bits}({_ctype} x, {_ctype} y, {_ctype} z) {{
+#if defined(__FMA__) || defined(__FP_FAST_FMA{_f.upper()})
+  return __builtin_fma{_f}(x, y, z);
+#else
+  return x * y + z;
+#endif
+}}""")
+
 # ---- 16-bit floats: round a float to the nearest one (ties to even), as a float -------------------------
 
 # erf(x) = x P(x^2) / Q(x^2) on |x| < 3.8, beyond which it is 1 to 8e-8. The coefficients are a weighted least
@@ -152,11 +164,11 @@ _c("q_erff", """
 static inline float q_erff(float x) {
     const float z = x * x;
     float p = 2.0501517e-06f, q = 3.8092002e-05f;
-    p = p * z + 2.8487534e-04f; q = q * z + 1.1624531e-03f;
-    p = p * z + 3.7652735e-03f; q = q * z + 1.4968526e-02f;
-    p = p * z + 5.2747658e-02f; q = q * z + 1.1410578e-01f;
-    p = p * z + 1.9039842e-01f; q = q * z + 5.0206895e-01f;
-    p = p * z + 1.1283791e+00f; q = q * z + 1.0f;
+    p = q_fma32(p, z, 2.8487534e-04f); q = q_fma32(q, z, 1.1624531e-03f);
+    p = q_fma32(p, z, 3.7652735e-03f); q = q_fma32(q, z, 1.4968526e-02f);
+    p = q_fma32(p, z, 5.2747658e-02f); q = q_fma32(q, z, 1.1410578e-01f);
+    p = q_fma32(p, z, 1.9039842e-01f); q = q_fma32(q, z, 5.0206895e-01f);
+    p = q_fma32(p, z, 1.1283791e+00f); q = q_fma32(q, z, 1.0f);
     const float r = x * p / q;
     return (fabsf(x) >= 3.8f) | (fabsf(r) > 1.0f) ? copysignf(1.0f, x) : r;
 }""")
@@ -168,7 +180,7 @@ static inline float q_round_bf16(float x) {
   memcpy(&x, &bits, 4);
   return x;
 }""")
-# gcc makes -(a * b + c) one instruction, -(a * b) - c, which gives 0.0 where the sum is 0.0.
+# gcc makes -fma(a, b, c) one instruction, -(a * b) - c, which gives 0.0 where the sum is 0.0.
 for _bits, _ctype, _sign in ((32, "float", "0x80000000u"), (64, "double", "0x8000000000000000u")):
     _c(f"q_neg{_bits}", f"""
 static inline {_ctype} q_neg{_bits}({_ctype} x) {{

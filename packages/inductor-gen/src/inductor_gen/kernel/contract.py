@@ -1,0 +1,62 @@
+"""Which products of a body go into sums without being rounded first, decided here and not by a compiler.
+
+A C compiler that is free to contract does so place by place: a number that several loops of a kernel make could be one
+thing in one of them and another in the next, versions of a compiler differ, and gcc 13 takes a wrong operand where it
+contracts into a choice by a mask (AVX-512VL). So compilers are told to contract nothing, and a body says what to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inductor_gen.kernel.body import Body, Val, meets_itself
+
+__all__ = ["CONTRACTED", "contracted"]
+
+#: The op of a value ``x * y + z`` of which only the sum is rounded, and of what ``attr`` makes of it: ``"+"`` that,
+#: ``"-"`` ``x * y - z``, ``"r"`` ``z - x * y``.
+CONTRACTED = "contracted"
+
+
+def contracted(body: Body) -> Body:
+    """The body with those products in sums that nothing but sums takes, or the body itself where there are none.
+
+    A value has one form in all stages. Where a sum takes one number at two places (:func:`.meets_itself`), all
+    products stay rounded, so that what is left of it and itself is 0.
+    """
+    chosen = _chosen(body)
+    if not chosen or meets_itself(body):
+        return body
+
+    def change(v: Val, copies: Mapping[int, Val], _: object) -> Val | None:
+        product = chosen.get(v.id)
+        if product is None:
+            return None
+        first = v.args[0] is product
+        sign = "+" if v.op == "add" else "-" if first else "r"
+        terms = (*product.args, v.args[1] if first else v.args[0])
+        return Val(CONTRACTED, tuple(copies[a.id] for a in terms), v.dtype, sign, None)
+
+    return body.rewritten(body.stores, change)
+
+
+def _chosen(body: Body) -> dict[int, Val]:
+    """The product that a sum, by number, takes unrounded: each in all sums that take it, or in none."""
+    takers: dict[int, list[Val]] = {v.id: [] for v in body.vals if v.op == "mul" and v.dtype.is_floating_point}
+    if not takers:
+        return {}
+    whole = {a.id for s in body.stores for a in body.of_store(s)}
+    for v in body.vals:
+        for a in body.inputs_of(v):
+            if a.id in takers:
+                takers[a.id].append(v)
+    chosen: dict[int, Val] = {}
+    for v in body.vals:
+        found = takers.get(v.id)
+        if found and v.id not in whole and all(_takes(u) and u.id not in chosen for u in found):
+            chosen.update((u.id, v) for u in found)
+    return chosen
+
+
+def _takes(v: Val) -> bool:
+    return v.op in ("add", "sub") and v.dtype.is_floating_point and v.args[0] is not v.args[1]

@@ -1,0 +1,84 @@
+"""Which products go into sums unrounded is said by the body, and compilers are told to choose nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gen_support import SERVER, build
+
+from inductor_gen.compiled import compile_graph
+from inductor_gen.device.cpu import facts
+from inductor_gen.pipeline import lower_graph
+from inductor_gen.runtime.libraries import FLAGS
+from prims.options import Options
+from prims.spec import TensorSpec
+
+FMA = {"fma", "asimd"} & set((facts().get("flags") or facts().get("Features") or "").split())
+
+#: name -> program of three tensors, how many products go into sums unrounded.
+PROGRAMS = {
+    "product and term": (lambda p, x, y, z: p.add(p.mul(x, y), z), 1),
+    "term and product": (lambda p, x, y, z: p.add(z, p.mul(x, y)), 1),
+    "product less a term": (lambda p, x, y, z: p.sub(p.mul(x, y), z), 1),
+    "a term less a product": (lambda p, x, y, z: p.sub(z, p.mul(x, y)), 1),
+    "two products": (lambda p, x, y, z: p.add(p.mul(x, y), p.mul(y, z)), 1),
+    "a product in two sums": (lambda p, x, y, z: p.mul(p.add(p.mul(x, y), z), p.sub(p.mul(x, y), x)), 2),
+    "a product that is read elsewhere": (lambda p, x, y, z: p.mul(p.add(p.mul(x, y), z), p.mul(p.mul(x, y), x)), 0),
+    "a product twice": (lambda p, x, y, z: p.add(p.mul(p.add(p.mul(x, y), p.mul(x, y)), y), z), 1),
+    "no product": (lambda p, x, y, z: p.add(p.add(x, y), z), 0),
+}
+
+
+def source(program, dtype=torch.float32, **options):
+    specs = [TensorSpec((64,), dtype, torch.device("cpu"))] * 3
+    env = build(program, specs)
+    (made,) = lower_graph(env, Options(verify="off", **options), devices=lambda _: SERVER).sources()
+    return made.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_products_that_only_sums_take(name, dtype):
+    program, count = PROGRAMS[name]
+    call = "q_fma64(" if dtype == torch.float64 else "q_fma32("
+    assert source(program, dtype).count(call) == (count if dtype.is_floating_point else 0)
+
+
+@pytest.mark.parametrize("numerics", ["eager_close", "eager_exact"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_where_roundings_are_eagers(name, numerics):
+    assert "q_fma" not in source(PROGRAMS[name][0], numerics=numerics)
+
+
+def test_compilers_choose_nothing():
+    assert "-ffp-contract=off" in FLAGS
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager_close"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["product and term", "term and product", "product less a term", "a term less a product"])
+def test_results_are_rounded_as_said(name, dtype, numerics, tmp_path):
+    """``(1 + e)(1 + e) - (1 + 2e)`` is ``e * e`` where the product is not rounded, and else 0."""
+    e = 2.0 ** (-12 if dtype == torch.float32 else -27)
+    minus = name.startswith(("product and", "term"))
+    x, y = torch.full((64,), 1 + e, dtype=dtype), torch.full((64,), 1 + e, dtype=dtype)
+    z = torch.full((64,), (1 + 2 * e) * (-1 if minus else 1), dtype=dtype)
+    env = build(PROGRAMS[name][0], [TensorSpec((64,), dtype, torch.device("cpu"))] * 3)
+    (got,) = compile_graph(env, options=Options(numerics=numerics, cache_dir=str(tmp_path))).boxed([x, y, z])
+    whole = e * e if FMA and numerics == "fast" else 0.0
+    assert torch.equal(got, torch.full((64,), -whole if name == "a term less a product" else whole, dtype=dtype))
+
+
+def test_a_number_has_one_form_in_all_stages(tmp_path):
+    """A row less its own mean, where every element of the row is the same product in a sum: exactly 0."""
+
+    def centred(p, x, y, z):
+        row = p.add(p.mul(x, y), z)
+        largest = p.broadcast(p.amax(row, (1,)), row.shape, (0,))
+        return p.mul(p.sub(row, largest), p.add(p.mul(x, y), 1.0))
+
+    spec = TensorSpec((16, 64), torch.float32, torch.device("cpu"))
+    env = build(centred, [spec] * 3)
+    x, y, z = (torch.rand(16, 1).expand(16, 64).contiguous() for _ in range(3))
+    (got,) = compile_graph(env, options=Options(cache_dir=str(tmp_path))).boxed([x, y, z])
+    assert torch.count_nonzero(got) == 0

@@ -223,18 +223,26 @@ class DynamicSizes:
             "sharing": self._sharing, "ones": {source: sorted(dims) for source, dims in self._ones.items()},
         }  # fmt: skip
 
-    def take(self, known: dict[str, Any]) -> None:
-        """Go on from what the captures of another process have seen."""
-        self._shapes |= {source: tuple(shape) for source, shape in known["shapes"].items()}
+    def take(self, known: dict[str, Any], same: bool) -> None:
+        """Go on from what the captures of another process have seen.
+
+        Args:
+            known: what :meth:`known` gave there.
+            same: whether its function is this one, so that the next capture is compared with its last one too. Other
+                functions have the same code with other numbers in their closures and other sizes: a loss's label
+                smoothing, the width of another model. Only what changed in one of them may be expected to here.
+        """
         for source, dims in known["changed"].items():
             self._changed.setdefault(source, set()).update(dims)
-        self._ints |= known["ints"]
         self._changed_ints |= set(known["changed_ints"])
-        self._floats |= known["floats"]
         self._changed_floats |= set(known["changed_floats"])
-        self._sharing |= known["sharing"]
-        for source, dims in known.get("ones", {}).items():
+        for source, dims in known["ones"].items():
             self._ones.setdefault(source, set()).update(dims)
+        if same:
+            self._shapes |= {source: tuple(shape) for source, shape in known["shapes"].items()}
+            self._ints |= known["ints"]
+            self._floats |= known["floats"]
+            self._sharing |= known["sharing"]
 
     def dims(self, source: str, tensor: torch.Tensor, is_module_state: bool) -> dict[int, int]:
         """The symbolic dimensions of a tensor input, each with the least size that it may have.

@@ -111,6 +111,7 @@ def stored_program(
         try:
             found = read(entry, request, options, report)
             programs.used(key, entry)
+            state.sizes.take(found.sizes, same=True)
             break
         except Missed as missed:
             programs.note(name, "missed", str(missed), where)
@@ -122,7 +123,7 @@ def stored_program(
         state.informed = True
         sizes = entries[0].text.get("sizes")
         if isinstance(sizes, dict):  # of the last capture: what changed then is symbolic from the first capture here
-            state.sizes.take(sizes)
+            state.sizes.take(sizes, same=False)
     if found is not None:
         programs.note(name, "loaded", None, where)
     return found

@@ -97,7 +97,7 @@ class Options:
     fuel: int | None = None
     strict: bool = False
     cache: bool = True
-    program_cache: bool = False
+    program_cache: bool = True
     cache_dir: str = dataclasses.field(default_factory=_environment_cache_dir)
     cache_size_limit: int = 4 << 30
     recompile_limit: int = 8

@@ -23,6 +23,14 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_programs():
+    """Tests look at what a capture does, and watch code being generated: of a kept program neither happens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUINTET_PROGRAM_CACHE", "0")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _matmul_as_pytorch_starts():
     """Each test begins with PyTorch's own precision settings."""

@@ -310,3 +310,28 @@ def test_the_variance_of_one_number(name, correction):
     compiled = compile_api.compile(program)
     x = torch.cat([torch.linspace(-3, 3, 61), torch.tensor([math.inf, math.nan])])
     torch.testing.assert_close(compiled(x), program(x), equal_nan=True)
+
+
+NORMS = {
+    "layer norm": lambda x, w, b: F.layer_norm(x, x.shape[1:], *(None if v is None else v[:, None].expand(x.shape[1:]) for v in (w, b))),
+    "group norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "instance norm": lambda x, w, b: F.instance_norm(x, None, None, w, b),
+    "batch norm, training": lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+    "batch norm": lambda x, w, b: F.batch_norm(x, x.new_zeros(4), x.new_ones(4), w, b),
+    "rms norm": lambda x, w, b: F.rms_norm(x, x.shape[1:], None if w is None else w[:, None].expand(x.shape[1:])),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("parameters", ["none", "weight", "bias", "both", "bias of -0.0"])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_zeros_have_eagers_signs(name, parameters, dtype):
+    """Of a number that is the mean, 0, what is left is 0.0 or -0.0 by the order of the last steps."""
+    weight = torch.ones(4, dtype=dtype) if parameters in ("weight", "both") else None
+    bias = None if parameters in ("none", "weight") else torch.zeros(4, dtype=dtype) * (-1 if "-" in parameters else 1)
+    compiled = compile_api.compile(NORMS[name], options={"strict": True})
+    for signs in ("---------", "+-+-+-+-+", "+++++++++"):
+        x = torch.tensor([-0.0 if s == "-" else 0.0 for s in signs], dtype=dtype).expand(2, 4, 9).contiguous()
+        ours, theirs = compiled(x, weight, bias), NORMS[name](x, weight, bias)
+        assert torch.equal(ours, theirs) and torch.equal(ours.signbit(), theirs.signbit())
+    assert compiled.report().kernels

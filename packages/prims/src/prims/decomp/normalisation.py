@@ -72,6 +72,8 @@ def native_layer_norm(
     centred = p.sub(x, spread(p, mean, x.shape, dims))
     normal = p.mul(centred, spread(p, rstd, x.shape, dims))
     out = affine(p, normal, *(trailing(p, v, x.shape, compute) for v in (weight, bias)))
+    if bias is None and x.device.type == "cpu":
+        out = p.add(out, 0.0)  # as eager's kernel there does: it gives no -0.0
     saved = statistics_dtype(input, weight, bias)
     stats = (keep(p, to_dtype(p, s, saved), x.shape, dims) for s in (mean, rstd))
     return (to_dtype(p, out, input.dtype), *stats)
@@ -130,6 +132,8 @@ def native_group_norm(
     normal = p.reshape(normal, by_channel)
     w, b = (None if v is None else along(p, to_dtype(p, v, compute), by_channel, 1) for v in (weight, bias))
     out = p.reshape(affine(p, normal, w, b), tuple(input.shape))
+    if b is None and w is not None and x.device.type == "cpu":
+        out = p.add(out, 0.0)  # as eager's kernel there does: it gives no -0.0
     saved = statistics_dtype(input, weight, bias)
     return to_dtype(p, out, input.dtype), to_dtype(p, mean, saved), to_dtype(p, rstd, saved)
 
@@ -163,9 +167,8 @@ def _scaled(p: Any, x: Value, scale: Value, mean: Value, bias: Value | None) -> 
     kernel. Subtracting the mean first is less accurate: the numbers of one binade lie on one grid, so that a number
     that is off the grid, taken from each, leaves all of them with the same rounding error, which no mean over the
     channel averages out."""
-    shift = p.neg(p.mul(mean, scale))
-    if bias is not None:
-        shift = p.sub(to_dtype(p, bias, x.dtype), p.mul(mean, scale))
+    # Without a bias, 0 less the rest: a channel of negative zeros becomes one of zeros.
+    shift = p.sub(0.0 if bias is None else to_dtype(p, bias, x.dtype), p.mul(mean, scale))
     return p.add(p.mul(x, _channel(p, scale, x.shape)), _channel(p, shift, x.shape))
 
 

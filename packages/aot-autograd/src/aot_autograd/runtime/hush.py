@@ -1,7 +1,8 @@
-"""Hooks of inputs that no gradient reaches.
+"""Hooks and functions of the program behind inputs that no gradient reaches.
 
 One autograd node is before all inputs of a region, so that the engine comes to every input, though the results that
-have a gradient may not be computed from it; its hooks would be called with None. In eager there is no way to it.
+have a gradient may not be computed from it. Its hooks would be called with None, an ``autograd.Function`` behind it
+with zeros, which then are the gradients of leaves that have none. In eager there is no way to it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 __all__ = ["hush"]
 
@@ -38,7 +40,7 @@ class _Arrival:
 def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, ref[torch.Tensor]]) -> None:
     """For the rest of this backward pass, call hooks of inputs without a gradient only where one comes to them.
 
-    So it is with the leaves that such an input was computed from: the engine comes to these too.
+    So it is with the leaves and functions that such an input was computed from: the engine comes to these too.
 
     Args:
         node: the autograd node of the inputs.
@@ -61,6 +63,8 @@ def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, re
             todo.extend(source for source, _ in behind.next_functions if source is not None)
             if hasattr(behind, "variable"):
                 _hush(behind.variable)
+            elif isinstance(behind, BackwardCFunction) and "apply" not in behind.__dict__:
+                _pass_by(behind)
 
 
 def _hush(x: torch.Tensor) -> None:
@@ -79,5 +83,35 @@ def _hush(x: torch.Tensor) -> None:
         handle.remove()
         for table in tables:
             table.update({key: hook.hook for key, hook in table.items() if isinstance(hook, _Hushed)})
+
+    torch.autograd.Variable._execution_engine.queue_callback(speak)
+
+
+def _pass_by(node: Any) -> None:
+    """Run the backward of a function only where a gradient comes to it.
+
+    What the engine calls is the node's attribute ``apply``, for which it has made zeros of what has not come; hooks
+    before the node see what has.
+    """
+    arrival = _Arrival()
+    held = ref(node)  # not to hold what holds this
+
+    def notes(gradients: Sequence[torch.Tensor | None]) -> None:
+        arrival.has_come = any(gradient is not None for gradient in gradients)
+
+    def apply(*gradients: Any) -> Any:
+        function = held()
+        if arrival.has_come:
+            return type(function).apply(function, *gradients)  # type: ignore[attr-defined]
+        return (None,) * len(function.needs_input_grad)  # type: ignore[union-attr]
+
+    handle = node.register_prehook(notes)
+    node.apply = apply
+
+    def speak() -> None:
+        handle.remove()
+        function = held()
+        if function is not None:
+            function.__dict__.pop("apply", None)
 
     torch.autograd.Variable._execution_engine.queue_callback(speak)

@@ -15,7 +15,7 @@ import compile_api
 class Noted(torch.autograd.Function):
     """Two results, and a backward that is not linear: what it gets is noted, and of nothing it makes NaN."""
 
-    seen: list[list[float | None]] = []  # noqa: RUF012
+    seen: list[list[float | None]] = []
 
     @staticmethod
     def forward(ctx, x):

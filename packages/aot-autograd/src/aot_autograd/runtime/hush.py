@@ -100,10 +100,10 @@ def _pass_by(node: Any) -> None:
         arrival.has_come = any(gradient is not None for gradient in gradients)
 
     def apply(*gradients: Any) -> Any:
-        function = held()
+        function: Any = held()
         if arrival.has_come:
-            return type(function).apply(function, *gradients)  # type: ignore[attr-defined]
-        return (None,) * len(function.needs_input_grad)  # type: ignore[union-attr]
+            return type(function).apply(function, *gradients)
+        return (None,) * len(function.needs_input_grad)
 
     handle = node.register_prehook(notes)
     node.apply = apply

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -400,3 +402,28 @@ def test_to_leaves_made_inside():
         for ours, theirs in zip(compiled(target), fn(target), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert not compiled.report().breaks and not compiled.report().fallbacks
+
+
+#: name -> what ``inputs`` of ``torch.autograd.grad`` may be: anything that gives tensors.
+INPUTS = {
+    "a dict's values": lambda w: w.values(),
+    "a generator": lambda w: (v for v in w.values()),
+    "map": lambda w: map(lambda k: w[k], w),
+    "one tensor": lambda w: w["a"],
+    "a list": lambda w: [*w.values()],
+    "a chain": lambda w: itertools.chain([w["b"]], [w["a"]]),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_derivatives_by_anything_that_gives_tensors(name):
+    def step(w, x):
+        loss = (w["a"] * w["b"] * x).square().sum()
+        outputs, seeds = (y for y in [loss, loss * 2]), iter([x.sum(), x.prod()])
+        return torch.autograd.grad(outputs, INPUTS[name](w), seeds)
+
+    w = {k: torch.arange(1.0, 4.0).add(n).requires_grad_() for n, k in enumerate("ab")}
+    compiled, x = compile_api.compile(step, fullgraph=True), torch.linspace(1, 2, 3)
+    for ours, theirs in zip(compiled(w, x), step(w, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert compiled.report().kernels

@@ -322,11 +322,11 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         raise _refuse("torch.autograd.grad with these arguments")
     if options.pop("is_grads_batched", False) or not options.pop("only_inputs", True):
         raise _refuse("torch.autograd.grad with these arguments")
-    outputs, inputs = (_tensors(given[name]) for name in ("outputs", "inputs"))
+    outputs, inputs = (_tensors(tx, given[name]) for name in ("outputs", "inputs"))
     seeds: list[Value] = [ConstantValue(None)] * len(outputs)
     whole = given.get("grad_outputs", ConstantValue(None)).realize()
     if not (type(whole) is ConstantValue and whole.value is None):
-        seeds = _items(whole)
+        seeds = _items(tx, whole)
     if torch.is_inference_mode_enabled():
         raise _refuse("torch.autograd.grad in inference mode")
     check_history(tx, outputs, inputs)
@@ -337,11 +337,10 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return tx.graph_call(gradient, [ListValue(list(outputs)), ListValue(list(inputs)), ListValue(seeds)], named)
 
 
-def _items(value: Value) -> list[Value]:
+def _items(tx: Capture, value: Value) -> list[Value]:
+    """What a tensor or an iterable of them gives, a dict's values and a generator too."""
     value = value.realize()
-    if isinstance(value, TensorValue):
-        return [value]
-    return _sequence(value)
+    return [value] if isinstance(value, TensorValue) else [item.realize() for item in value.iterate(tx)]
 
 
 def _sequence(value: Value) -> list[Value]:
@@ -351,9 +350,10 @@ def _sequence(value: Value) -> list[Value]:
     return [item.realize() for item in value.items]
 
 
-def _tensors(value: Value) -> list[TensorValue]:
-    found = [item for item in _items(value) if isinstance(item, TensorValue)]
-    if len(found) != len(_items(value)):
+def _tensors(tx: Capture, value: Value) -> list[TensorValue]:
+    items = _items(tx, value)
+    found = [item for item in items if isinstance(item, TensorValue)]
+    if len(found) != len(items):
         raise _refuse("torch.autograd.grad of other than tensors")
     return found
 

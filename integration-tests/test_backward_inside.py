@@ -408,7 +408,7 @@ def test_to_leaves_made_inside():
 INPUTS = {
     "a dict's values": lambda w: w.values(),
     "a generator": lambda w: (v for v in w.values()),
-    "map": lambda w: map(lambda k: w[k], w),
+    "map": lambda w: map(w.get, w),
     "one tensor": lambda w: w["a"],
     "a list": lambda w: [*w.values()],
     "a chain": lambda w: itertools.chain([w["b"]], [w["a"]]),

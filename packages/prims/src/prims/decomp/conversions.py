@@ -69,9 +69,48 @@ def copy(p: Any, self: Value, src: Value, non_blocking: bool = False) -> Value:
     return expand(p, to_copy(p, src, dtype=self.dtype), self.shape)
 
 
+#: By width in bytes: the integers that bits are taken for.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 @decomposition("aten.view.dtype")
 def view_dtype(p: Any, self: Value, dtype: torch.dtype) -> Value:
-    """Reinterpret the bits in a dtype of the same width."""
-    if dtype.itemsize != self.dtype.itemsize:
+    """Reinterpret the bits in another dtype; the last dimension grows or shrinks with the width, lowest bits first."""
+    if dtype == self.dtype:
+        return self
+    old, new = self.dtype.itemsize, dtype.itemsize
+    if old == new:
+        return p.bitcast(self, dtype)
+    *_lead, last = self.shape
+    if torch.bool in (dtype, self.dtype) or dtype.is_complex or self.dtype.is_complex or not isinstance(last, int):
         raise unsupported("view in a dtype of another width")
-    return self if dtype == self.dtype else p.bitcast(self, dtype)
+    bits = self if self.dtype == _BITS[old] else p.bitcast(self, _BITS[old])
+    made = _narrower(p, bits, old // new) if old > new else _wider(p, bits, new // old)
+    return made if dtype == made.dtype else p.bitcast(made, dtype)
+
+
+def _narrower(p: Any, bits: Value, count: int) -> Value:
+    """Each integer as so many of a lower width."""
+    width = bits.dtype.itemsize // count
+    whole = to_dtype(p, bits, torch.int64 if bits.dtype == torch.int64 else torch.int32)
+    shape = (*bits.shape, count)
+    places = p.iota(count, 0, 8 * width, whole.dtype, bits.device)
+    spread = p.broadcast(whole, shape, tuple(range(bits.ndim)))
+    moved = p.shift_right(spread, p.broadcast(places, shape, (bits.ndim,)))
+    return p.reshape(to_dtype(p, moved, _BITS[width]), (*bits.shape[:-1], bits.shape[-1] * count))
+
+
+def _wider(p: Any, bits: Value, count: int) -> Value:
+    """So many neighbouring integers each as one of a higher width."""
+    *lead, last = bits.shape
+    if last % count:
+        raise unsupported("view in a wider dtype of a size that is no multiple")
+    width = bits.dtype.itemsize
+    compute = torch.int64 if width * count == 8 else torch.int32
+    made = None
+    for k in range(count):
+        starts, steps = (*(0 for _ in lead), k), (*(1 for _ in lead), count)
+        piece = to_dtype(p, p.slice(bits, starts, (*lead, last), steps), compute)
+        piece = p.shift_left(p.bitwise_and(piece, (1 << 8 * width) - 1), 8 * width * k)
+        made = piece if made is None else p.bitwise_or(made, piece)
+    return to_dtype(p, made, _BITS[width * count])

@@ -31,7 +31,8 @@ REASONS = _table(
      "Compute both sides and choose with torch.where(condition, a, b), or branch on something known before the call."),
     ("QB02", "data-dependent read of a tensor's value",
      "Keep the value a tensor (x * y.sum(), not x * y.sum().item()), or read it outside of the compiled function. "
-     "Where the size of a result depends on values (nonzero, x[mask], unique), use torch.where or a fixed size."),
+     "Where the size of a result depends on values (nonzero, x[mask], unique), use torch.where or a fixed size. "
+     "With the option data_dependent such numbers and sizes stay in the graph, where nothing is asked about them."),
     ("QB03", "call of a function that capture does not know",
      "Call it outside of the compiled function, use a torch operation instead, or make it a custom operator "
      "(torch.library.custom_op)."),

@@ -290,13 +290,13 @@ def _logical(p: Any, self: Value, name: str, dim: Dims, keepdim: bool) -> Value:
     return to_dtype(p, out, torch.uint8) if self.dtype == torch.uint8 else out
 
 
-@decomposition("aten.any.default", "aten.any.dim", "aten.any.dims")
+@decomposition("aten.any.default", "aten.any.dim", "aten.any.dims", "aten._is_any_true.default")
 def any_(p: Any, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """Is any element non-zero?"""
     return _logical(p, self, "any", dim, keepdim)
 
 
-@decomposition("aten.all.default", "aten.all.dim", "aten.all.dims")
+@decomposition("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
 def all_(p: Any, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     """Are all elements non-zero?"""
     return _logical(p, self, "all", dim, keepdim)

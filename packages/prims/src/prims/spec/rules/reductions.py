@@ -109,6 +109,13 @@ def any_all(x: TensorSpec) -> TensorSpec:
     return TensorSpec((), _truth(x), x.device)
 
 
+@meta_rule("aten._is_any_true.default", "aten._is_all_true.default")
+def is_any_all(x: TensorSpec) -> TensorSpec:
+    if x.dtype != torch.bool:
+        raise ValueError(f"expected truth values, got {x.dtype}")
+    return TensorSpec((), torch.bool, x.device)
+
+
 @meta_rule("aten.any.dim", "aten.all.dim", "aten.any.dims", "aten.all.dims")
 def any_dim(x: TensorSpec, dim: Any = None, keepdim: bool = False) -> TensorSpec:
     dims = (dim,) if isinstance(dim, int) else dim

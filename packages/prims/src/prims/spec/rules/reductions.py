@@ -112,7 +112,7 @@ def any_all(x: TensorSpec) -> TensorSpec:
 @meta_rule("aten._is_any_true.default", "aten._is_all_true.default")
 def is_any_all(x: TensorSpec) -> TensorSpec:
     if x.dtype != torch.bool:
-        raise ValueError(f"expected truth values, got {x.dtype}")
+        raise RuntimeError(f"expected truth values, got {x.dtype}")
     return TensorSpec((), torch.bool, x.device)
 
 

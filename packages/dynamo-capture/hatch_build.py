@@ -57,9 +57,9 @@ def check_python() -> Path:
     Raises:
         BuildError: this Python is unsupported, or its headers are missing.
     """
-    if not (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.implementation.name != "cpython":
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14) or sys.implementation.name != "cpython":
         raise BuildError(
-            f"dynamo-capture supports CPython 3.11, 3.12 and 3.13, not {sys.implementation.name} "
+            f"dynamo-capture supports CPython 3.11 to 3.14, not {sys.implementation.name} "
             f"{sys.version_info.major}.{sys.version_info.minor}"
         )
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

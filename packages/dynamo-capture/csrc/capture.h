@@ -23,8 +23,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
-#error "dynamo_capture supports Python 3.11, 3.12 and 3.13"
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030F0000
+#error "dynamo_capture supports Python 3.11 to 3.14"
 #endif
 #ifdef Py_GIL_DISABLED
 #error "dynamo_capture needs a Python with the GIL"

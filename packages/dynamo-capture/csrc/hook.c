@@ -8,6 +8,10 @@
 #include "capture.h"
 #include "internal/pycore_frame.h"
 #include "internal/pycore_interp.h"
+#if PY_VERSION_HEX >= 0x030E0000
+#include "internal/pycore_interpframe.h"
+#include "internal/pycore_stackref.h"
+#endif
 #include "opcode.h"
 
 #define TAG_SKIP ((void *)(intptr_t)ACTION_SKIP)
@@ -60,9 +64,13 @@ bool hook_all_eager = false; /* of all threads; set and read under the interpret
 #define FRAME_CODE(f) ((f)->f_code)
 #define FRAME_FUNC(f) ((f)->f_funcobj)
 #define FRAME_AT_START(f) ((f)->prev_instr == _PyCode_CODE((f)->f_code) - 1)
-#else
+#elif PY_VERSION_HEX < 0x030E0000
 #define FRAME_CODE(f) ((PyCodeObject *)(f)->f_executable)
 #define FRAME_FUNC(f) ((f)->f_funcobj)
+#define FRAME_AT_START(f) ((f)->instr_ptr == _PyCode_CODE(FRAME_CODE(f)))
+#else /* a frame holds tagged references: the low bit says that it does not own what it refers to */
+#define FRAME_CODE(f) ((PyCodeObject *)PyStackRef_AsPyObjectBorrow((f)->f_executable))
+#define FRAME_FUNC(f) PyStackRef_AsPyObjectBorrow((f)->f_funcobj)
 #define FRAME_AT_START(f) ((f)->instr_ptr == _PyCode_CODE(FRAME_CODE(f)))
 #endif
 
@@ -121,18 +129,28 @@ leave_frame(PyThreadState *ts, _PyInterpreterFrame *frame, PyObject *result)
     static _Py_CODEUNIT stub[2]; /* 3.12 wants the place before the instruction */
     stub[1].op.code = RETURN_VALUE;
     PyObject *exception = result == NULL ? PyErr_GetRaisedException() : NULL;
-    frame->localsplus[frame->stacktop++] = result != NULL ? result : Py_NewRef(Py_None);
+    PyObject *value = result != NULL ? result : Py_NewRef(Py_None);
+#if PY_VERSION_HEX < 0x030E0000
+    frame->localsplus[frame->stacktop++] = value;
+#else
+    *frame->stackpointer++ = PyStackRef_FromPyObjectSteal(value);
+#endif
 #if PY_VERSION_HEX < 0x030D0000
     frame->prev_instr = stub;
 #else
     frame->instr_ptr = stub + 1;
 #endif
-    /* This must work even where the recursion limit was just reached. */
+    /* This must work even where the recursion limit was just reached. From 3.14 on the C stack is not counted, but
+     * measured: where it ends, this call does, too, with the error of that. */
     ts->py_recursion_remaining += 2;
+#if PY_VERSION_HEX < 0x030E0000
     ts->c_recursion_remaining += 2;
+#endif
     result = _PyEval_EvalFrameDefault(ts, frame, 0);
     ts->py_recursion_remaining -= 2;
+#if PY_VERSION_HEX < 0x030E0000
     ts->c_recursion_remaining -= 2;
+#endif
     if (exception != NULL) {
         Py_XDECREF(result);
         PyErr_SetRaisedException(exception);
@@ -755,6 +773,50 @@ translate_and_run(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *stat
     return run_plain(ts, frame, (int)action);
 }
 
+/* A frame's parameters as plain borrowed references. */
+#if PY_VERSION_HEX < 0x030E0000
+typedef struct {
+    PyObject **items;
+} FrameArgs;
+
+static inline int
+open_args(FrameArgs *args, _PyInterpreterFrame *frame, Py_ssize_t count)
+{
+    (void)count;
+    args->items = frame->localsplus;
+    return 0;
+}
+
+#define close_args(args) ((void)(args))
+#else
+typedef struct {
+    PyObject **items;
+    PyObject *small[SMALL_STACK];
+} FrameArgs;
+
+static inline int
+open_args(FrameArgs *args, _PyInterpreterFrame *frame, Py_ssize_t count)
+{
+    args->items = args->small;
+    if (count > SMALL_STACK && (args->items = PyMem_Malloc(count * sizeof(PyObject *))) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        args->items[i] = PyStackRef_AsPyObjectBorrow(frame->localsplus[i]);
+    }
+    return 0;
+}
+
+static inline void
+close_args(FrameArgs *args)
+{
+    if (args->items != args->small) {
+        PyMem_Free(args->items);
+    }
+}
+#endif
+
 static PyObject *
 run_traced(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *state, Context *context)
 {
@@ -762,7 +824,11 @@ run_traced(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *state, Cont
     ArgStack stack;
     stack.base = stack.small;
     stack.capacity = SMALL_STACK;
-    GuardSource source = {frame->localsplus, parameter_count(code), frame->f_globals, frame->f_builtins,
+    FrameArgs args;
+    if (open_args(&args, frame, parameter_count(code)) < 0) {
+        return leave_frame(ts, frame, NULL);
+    }
+    GuardSource source = {args.items, parameter_count(code), frame->f_globals, frame->f_builtins,
                           ((PyFunctionObject *)FRAME_FUNC(frame))->func_closure};
     PyObject *result;
     bool again;
@@ -792,6 +858,7 @@ run_traced(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *state, Cont
     if (stack.base != stack.small) {
         PyMem_Free(stack.base);
     }
+    close_args(&args);
     return result;
 }
 

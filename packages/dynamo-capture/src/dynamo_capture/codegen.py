@@ -31,6 +31,7 @@ __all__ = ["CodeGen", "Plan"]
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
+PY314 = sys.version_info >= (3, 14)
 _MANY = 16  # graph inputs: as one tuple they cost less than as arguments
 _INPUTS = "___inputs"
 BINARY_SUBSCR_IS_OP = hasattr(BinaryOp, "SUBSCR")
@@ -304,7 +305,11 @@ class CodeGen:
         alone = many and set(numbers).isdisjoint([*self._source_slots, *needed])
         if alone:
             self.emit("LOAD_FAST", _INPUTS)
-            self.emit("CALL_FUNCTION_EX", 0)
+            if PY314:
+                self.emit("PUSH_NULL")  # no keywords
+                self.emit("CALL_FUNCTION_EX")
+            else:
+                self.emit("CALL_FUNCTION_EX", 0)
         else:
             for slot in slots:
                 self.emit("LOAD_FAST", slot if isinstance(slot, str) else self.parameter_name(slot))

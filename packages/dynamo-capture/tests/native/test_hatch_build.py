@@ -65,7 +65,7 @@ def test_unsupported_python_is_refused(hatch_build, monkeypatch):
         major, minor = 3, 10
 
     monkeypatch.setattr(hatch_build.sys, "version_info", Old((3, 10, 0)))
-    with pytest.raises(hatch_build.BuildError, match=r"supports CPython 3\.11, 3\.12 and 3\.13, not cpython 3\.10"):
+    with pytest.raises(hatch_build.BuildError, match=r"supports CPython 3\.11 to 3\.14, not cpython 3\.10"):
         hatch_build.check_python()
 
 

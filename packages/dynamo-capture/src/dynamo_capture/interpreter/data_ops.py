@@ -410,7 +410,7 @@ def mapping(value: Value) -> Value:
 
 
 def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -> None:
-    """One of defaults (1), keyword defaults (2), annotations (4) and closure (8) of a new function."""
+    """Of a new function: defaults (1), keyword defaults (2), annotations (4), closure (8), `__annotate__` (16)."""
     part = part.realize()
     if bit == 1:
         function.defaults = part.unpack(tx)
@@ -420,6 +420,8 @@ def set_function_part(tx: Any, function: FunctionValue, bit: int, part: Value) -
         parts = part.unpack(tx)  # names and what they are annotated with, in turn
         named = {k.realize().const(): v for k, v in zip(parts[::2], parts[1::2], strict=True)}
         function.setattr(tx, "__annotations__", DictValue.named(named))
+    elif bit == 16:
+        function.setattr(tx, "__annotate__", part)
     else:
         function.closure = tuple(part.unpack(tx))  # type: ignore[arg-type]
 

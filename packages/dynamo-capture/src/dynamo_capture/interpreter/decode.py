@@ -23,6 +23,7 @@ __all__ = ["BACKWARD_JUMPS", "DecodedCode", "ExceptionEntry", "Instruction", "de
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
+PY314 = sys.version_info >= (3, 14)
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _CONST = frozenset(dis.hasconst)
@@ -41,6 +42,10 @@ _ENDS = frozenset(
 #: Builtins that are about the frame where they are called without an argument.
 _OF_NO_ARGUMENT = frozenset(("locals", "vars", "dir"))
 _FRAME_FUNCTIONS = frozenset(("_getframe", "currentframe"))
+#: How far below the values that a handler keeps the ``__exit__`` of a ``with`` statement is: from 3.14 on a NULL is above.
+_BELOW_KEPT = 2 if PY314 else 1
+#: How a ``with`` statement begins from 3.14 on, with the manager on the stack.
+_ENTER = (("COPY", 1), ("LOAD_SPECIAL", 1), ("SWAP", 2), ("SWAP", 3), ("LOAD_SPECIAL", 0), ("CALL", 0))
 
 
 class Instruction:
@@ -200,7 +205,7 @@ class DecodedCode:
             if names[0] != "PUSH_EXC_INFO":
                 continue
             if names[1] == "WITH_EXCEPT_START":
-                managers.append(entry.depth - 1)
+                managers.append(entry.depth - _BELOW_KEPT)
                 index += 1
                 continue
             for name, following in itertools.pairwise(names):
@@ -265,7 +270,7 @@ def _decode_instructions(code: CodeType) -> tuple[list[Instruction], dict[int, i
         name = opname[op]
         inst = Instruction(name, arg, index)
         if op in _JUMPS:
-            target = i - 2 * arg if "BACKWARD" in name else i + 2 * arg
+            target = i - 2 * arg if "BACKWARD" in name or name == "END_ASYNC_FOR" else i + 2 * arg
             jumps.append((inst, target))
         elif op in _CONST:
             inst.arg = code.co_consts[arg]
@@ -279,7 +284,23 @@ def _decode_instructions(code: CodeType) -> tuple[list[Instruction], dict[int, i
         start = i
     for inst, target in jumps:
         inst.arg = offset_index[target]
+    if PY314:
+        _join_enters(instructions)
     return instructions, offset_index
+
+
+def _join_enters(instructions: list[Instruction]) -> None:
+    """The first of the instructions that enter a ``with`` statement stands for them all, as BEFORE_WITH did.
+
+    A graph can break before them or after them: between them there may be a NULL on the stack or not, as
+    ``__exit__`` is a plain method or not. The argument is the instruction behind them.
+    """
+    for i in range(len(instructions) - len(_ENTER) + 1):
+        if instructions[i].name != "COPY":
+            continue
+        part = instructions[i : i + len(_ENTER)]
+        if tuple((inst.name, inst.arg) for inst in part) == _ENTER:
+            instructions[i] = Instruction("BEFORE_WITH", i + len(_ENTER), i)
 
 
 def _name_argument(code: CodeType, name: str, arg: int) -> Any:
@@ -294,7 +315,8 @@ def _name_argument(code: CodeType, name: str, arg: int) -> Any:
 
 def _local_argument(code: CodeType, name: str, arg: int) -> Any:
     varname = code._varname_from_oparg  # type: ignore[attr-defined]
-    if name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+    if name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST",
+                "LOAD_FAST_BORROW_LOAD_FAST_BORROW"):  # fmt: skip
         return varname(arg >> 4), varname(arg & 15)
     return varname(arg)
 
@@ -322,7 +344,8 @@ def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int, int, bool]
 def _effect(inst: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The locals that an instruction reads and writes, in that order of events as far as liveness cares."""
     name, arg = inst.name, inst.arg
-    if name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "MAKE_CELL"):
+    if name in ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF",
+                "MAKE_CELL"):  # fmt: skip
         return (arg,), ()
     if name in ("STORE_DEREF", "DELETE_DEREF", "LOAD_FROM_DICT_OR_DEREF"):
         return (arg,), ()  # the cell itself is needed
@@ -330,7 +353,7 @@ def _effect(inst: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), (arg,)
     if name in ("LOAD_FAST_AND_CLEAR", "DELETE_FAST"):
         return (arg,), ()
-    if name == "LOAD_FAST_LOAD_FAST":
+    if name in ("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW"):
         return arg, ()
     if name == "STORE_FAST_STORE_FAST":
         return (), arg

@@ -27,7 +27,9 @@ __all__ = ["Frame", "class_namespace", "constant_value", "inline_call", "kinds_o
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 
-if sys.version_info >= (3, 13):
+if sys.version_info >= (3, 14):
+    from dynamo_capture.interpreter.py314 import Ops314 as _Ops
+elif sys.version_info >= (3, 13):
     from dynamo_capture.interpreter.py313 import Ops313 as _Ops
 elif sys.version_info >= (3, 12):
     from dynamo_capture.interpreter.py312 import Ops312 as _Ops
@@ -235,7 +237,7 @@ def prepared(code: types.CodeType) -> DecodedCode:
 
 def _resolve(inst: Instruction) -> None:
     inst.handler = getattr(Frame, inst.name, _unsupported)
-    if inst.name in ("LOAD_CONST", "RETURN_CONST"):
+    if inst.name in ("LOAD_CONST", "RETURN_CONST", "LOAD_SMALL_INT"):
         inst.arg = constant_value(inst.arg)
 
 

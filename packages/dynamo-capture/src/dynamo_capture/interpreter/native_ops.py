@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from typing import Any
 
 import bytecode
@@ -16,6 +17,7 @@ __all__ = ["NativeOp", "native_op"]
 
 PY312 = sys.version_info >= (3, 12)
 PY313 = sys.version_info >= (3, 13)
+PY314 = sys.version_info >= (3, 14)
 
 
 @record(frozen=False)
@@ -29,7 +31,8 @@ class NativeOp:
         targets: where the function continues: (next,) or, for a branch, (not taken, taken).
         jump: the branch instruction.
         keeps_when_taken: a taken branch leaves its operand on the stack.
-        null: where among its results the call protocol's NULL is: "below", "above", "second", or None.
+        null: where among its results the call protocol's NULL is: "below", "above", "second" (where the
+            instruction itself leaves something there, which is dropped), "between" the two results, or None.
         terminal: the instruction never continues.
         peeks: how many values below those that it pops it looks at.
         handles: its first result is the exception that is handled from then on, unless it is None.
@@ -54,6 +57,8 @@ class NativeOp:
         """The stack values that the instruction leaves, the call protocol's NULL among them."""
         if self.null == "below":
             return [NULL, *results]
+        if self.null == "between":
+            return [results[0], NULL, results[1]]
         if self.null == "second":
             return [results[0], NULL, *results[2:]]
         return [*results, NULL] if self.null == "above" else list(results)
@@ -75,7 +80,7 @@ _COUNTED = {
     "BUILD_MAP": lambda n: (2 * n, 1),
     "UNPACK_SEQUENCE": lambda n: (1, n),
     "UNPACK_EX": lambda n: (1, (n & 0xFF) + 1 + (n >> 8)),
-    "CALL_FUNCTION_EX": lambda n: (3 + (n & 1), 1),
+    "CALL_FUNCTION_EX": lambda n: (4 if PY314 else 3 + (n & 1), 1),
     "FORMAT_VALUE": lambda n: (2 if n & 4 else 1, 1),
     "CONVERT_VALUE": lambda n: (1, 1),
     "CALL_INTRINSIC_1": lambda n: (1, 1),
@@ -86,7 +91,7 @@ _COUNTED = {
 }
 #: Instructions about exceptions: (pops, pushes, peeks).
 _CATCHING = {
-    "WITH_EXCEPT_START": (0, 1, 4), "CHECK_EXC_MATCH": (1, 1, 1), "CHECK_EG_MATCH": (2, 2, 0),
+    "WITH_EXCEPT_START": (0, 1, 5 if PY314 else 4), "CHECK_EXC_MATCH": (1, 1, 1), "CHECK_EG_MATCH": (2, 2, 0),
     "PREP_RERAISE_STAR": (2, 1, 0),
 }  # fmt: skip
 _ON_TOP = ("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE")
@@ -104,6 +109,8 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
     if name == "FOR_ITER":
         after = arg + (2 if PY313 else 1 if PY312 else 0)
         return NativeOp(1, 2, [], (index + 1, after), line, advances=True)
+    if name == "BEFORE_WITH" and PY314:
+        return NativeOp(1, 2, _ENTER_WITH, (arg,), line, null="between")
     if name in _PLAIN:
         pops, pushes = _PLAIN[name]
         return NativeOp(pops, pushes, [(name,)], (index + 1,), line)
@@ -112,8 +119,8 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
         return NativeOp(pops, pushes, [(name, arg)], (index + 1,), line)
     if name in _COUNTED:
         pops, pushes = _COUNTED[name](arg)
-        value = _enum_argument(name, arg)
-        return NativeOp(pops, pushes, [(name, value)], (index + 1,), line)
+        value = (name,) if PY314 and name == "CALL_FUNCTION_EX" else (name, _enum_argument(name, arg))
+        return NativeOp(pops, pushes, [value], (index + 1,), line)
     if name == "BINARY_OP":
         return NativeOp(2, 1, [(name, BinaryOp(arg))], (index + 1,), line)
     if name == "COMPARE_OP":
@@ -136,6 +143,20 @@ def native_op(decoded: DecodedCode, index: int) -> NativeOp | None:
     if name == "RAISE_VARARGS":
         return NativeOp(arg, 0, [(name, arg)], (), line, terminal=True)
     return None
+
+
+def _bound(*method: Any) -> Any:
+    """Runs in the emitted code: what LOAD_SPECIAL has found, as one object; ``(self, function)`` or ``(callable,)``."""
+    return types.MethodType(method[1], method[0]) if len(method) == 2 else method[0]
+
+
+#: The library's names, which came with 3.14.
+_ENTER, _EXIT = (bytecode.instr.SpecialMethod(i) for i in (0, 1)) if PY314 else (0, 1)
+#: Enters a ``with`` statement as Python 3.14 does, in its order, with ``__exit__`` as one object.
+_ENTER_WITH: list[tuple[Any, ...]] = [
+    ("COPY", 1), ("LOAD_SPECIAL", _EXIT), ("LOAD_CONST", _bound), ("SWAP", 3), ("CALL", 1),
+    ("SWAP", 2), ("LOAD_SPECIAL", _ENTER), ("CALL", 0),
+]  # fmt: skip
 
 
 def _enum_argument(name: str, arg: Any) -> Any:

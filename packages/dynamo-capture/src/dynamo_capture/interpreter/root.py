@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bytecode import Instr, Label, TryBegin, TryEnd
 
 from dynamo_capture.breaks import GraphBreak, SkipFrame, without_frames
-from dynamo_capture.codegen import PY312, PY313, CodeGen, Plan
+from dynamo_capture.codegen import PY312, PY313, PY314, CodeGen, Plan
 from dynamo_capture.device_modes import change_devices
 from dynamo_capture.emitted import NextPart, nest_autocast, run_loop
 from dynamo_capture.interpreter.decode import BACKWARD_JUMPS
@@ -435,7 +435,9 @@ class _BreakTail:
         # FOR_ITER skips these, and insists on their being there.
         if PY312:
             cg.emit("END_FOR")
-        if PY313:
+        if PY314:
+            cg.emit("POP_ITER")
+        elif PY313:
             cg.pop()
         self._leave_handler()
         self._resume(after, list(self.below), self.frame.decoded.live_locals(after))

@@ -71,7 +71,11 @@ def _guard_signature(tx: Capture, function: FunctionValue) -> None:
         tx.guards.length(defaults, len(fn.__defaults__))
         for i, default in enumerate(fn.__defaults__):
             _guard_same(tx, defaults.item(i), default)
-    for kind, table in (("func_kwdefaults", fn.__kwdefaults__), (None, fn.__annotations__)):
+    try:
+        annotations = fn.__annotations__  # from Python 3.14 on they are evaluated when they are asked for
+    except Exception:
+        raise GraphBreak("QB07", f"inspect.signature() of {function.describe()}, with such annotations") from None
+    for kind, table in (("func_kwdefaults", fn.__kwdefaults__), (None, annotations)):
         source = Source(kind, function.root()) if kind else function.root().attr("__annotations__")
         if table is None:
             tx.guards.is_object(source, None)
@@ -112,8 +116,12 @@ def _update_wrapper(tx: Capture, args: list[Value], kwargs: dict[str, Value]) ->
     return wrapper
 
 
+#: Parts of a function made here that are only taken over where the program has set them.
+_MADE_ONLY = ("__annotations__", "__annotate__", "__type_params__")
+
+
 def _attribute(tx: Capture, value: Value, name: str) -> Value | None:
-    if isinstance(value, FunctionValue) and value.fn is None and name in ("__annotations__", "__type_params__"):
+    if isinstance(value, FunctionValue) and value.fn is None and name in _MADE_ONLY:
         return value.attribute_set(name)
     try:
         return value.getattr(tx, name).realize()

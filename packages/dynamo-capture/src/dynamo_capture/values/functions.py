@@ -231,7 +231,9 @@ class FunctionValue(Value):
                 self._keywords = DictValue.named(self.kwdefaults)
             return self._keywords or ConstantValue(None)
         if name == "__annotations__":  # a dictionary of its own, made as it is asked for
-            return self._attrs.setdefault(name, DictValue.named({}))
+            return self._annotations(tx)
+        if name == "__annotate__" and _is_part(name):
+            return ConstantValue(None)
         if name == "__module__":
             return tx.from_python(self.globals.get("__name__"))
         if name == "__doc__":
@@ -240,6 +242,20 @@ class FunctionValue(Value):
         if _is_part(name):
             raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
         raise tx.observed(no_attribute("function", name))
+
+    def _annotations(self, tx: Capture) -> Value:
+        """The dictionary that is kept from now on; from Python 3.14 on a function of its own makes it."""
+        from dynamo_capture.values.dicts import DictValue
+
+        annotate = self._attrs.get("__annotate__")
+        table: Value = DictValue.named({})
+        if annotate is not None and not (annotate.realize().is_const and annotate.realize().const() is None):
+            table = annotate.realize().call(tx, [ConstantValue(1)], {}).realize()
+            if type(table) is not DictValue:
+                raise GraphBreak("QB06", f"annotations of {self.describe()} that are {table.describe()}")
+        tx.side.epoch += 1
+        self._attrs["__annotations__"] = table  # which, set on the function that is made, takes the place of both
+        return table
 
     def _keyword_table(self, table: Value) -> Value:
         """`table`, of which later calls take the defaults: the program may write to it."""
@@ -278,6 +294,8 @@ class FunctionValue(Value):
             return
         if _is_part(name) and name not in _WRITTEN:
             raise GraphBreak("QB06", f"setting attribute {name!r} of a function made here")
+        if name in _LAZY:
+            self._attrs.pop(_LAZY[name], None)
         if name in ("__name__", "__qualname__"):
             text = value.realize()
             if not text.is_const or type(text.const()) is not str:
@@ -345,7 +363,11 @@ class FunctionValue(Value):
 
 
 #: Parts of a function, beside its defaults, that a write to changes nothing else of.
-_WRITTEN = frozenset(("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__type_params__"))
+_WRITTEN = frozenset(
+    ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__annotate__", "__type_params__")
+)
+#: Of the annotations and what makes them, the one that is set replaces the other.
+_LAZY = {"__annotations__": "__annotate__", "__annotate__": "__annotations__"}
 
 
 def _is_part(name: str) -> bool:

@@ -78,6 +78,8 @@ def _build_class(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Va
     if not all(isinstance(base, ClassValue) for base in bases):
         raise GraphBreak(_BREAK, "a class definition")
     namespace = tx.class_namespace(body)
+    if "__annotate_func__" in namespace:  # from Python 3.14 on; it would be asked about the stand-in
+        raise GraphBreak(_BREAK, "the definition of a class with annotations")
     cell = namespace.pop("__classcell__", None)
     made = make_class(tx, name.value, bases, namespace)
     if isinstance(cell, CellValue):

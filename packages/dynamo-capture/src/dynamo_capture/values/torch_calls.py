@@ -110,11 +110,21 @@ def is_operator_function(fn: Any) -> bool:
         return bool(module == "torch._jit_internal" and fn.__name__ == "fn")
     if fn.__name__ == "__torch_function__":
         return False
-    if fn.__annotations__.get("return", fn) is None:
+    if _declared(fn).get("return", fn) is None:
         return False  # it checks its arguments: what it asks is to be seen
     if module == "torch.nn.functional":
         return getattr(F, fn.__name__, None) is fn or fn.__name__ in _F_PRIVATE
     return True
+
+
+def _declared(fn: Any) -> dict[str, Any]:
+    """Its annotations. From Python 3.14 on they are evaluated when they are asked for, and may name what is not there."""
+    try:
+        return fn.__annotations__  # type: ignore[no-any-return]
+    except NameError:
+        import annotationlib
+
+        return annotationlib.get_annotations(fn, format=annotationlib.Format.FORWARDREF)
 
 
 _F_PRIVATE = frozenset(("_max_pool1d", "_max_pool2d", "_max_pool3d"))

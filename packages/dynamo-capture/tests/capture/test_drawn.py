@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 
 import pytest
@@ -240,6 +241,8 @@ BREAKS = {
     "of objects": (lambda x: x + len(random.choice(["a", "bbb", "cc"])), ()),
     "as a bound": (of_a_size, ()),
 }
+if sys.version_info >= (3, 12):  # sum() adds floats with a compensation, which numbers that are not known do not get
+    BREAKS["in a comprehension"] = ONE_GRAPH.pop("in a comprehension")
 
 
 def outcomes(function, makers, calls=6):

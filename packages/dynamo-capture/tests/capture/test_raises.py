@@ -34,17 +34,18 @@ DOCUMENTED = {
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
     "interpreter/data_ops.py": {"DataOps.DELETE_NAME": 1, "DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
+    "interpreter/py314.py": {"Ops314.BEFORE_WITH": 1},
     "values/builtin_functions.py": {"_vars": 1, "_super": 2},
     "values/construct.py": {"user_instance": 1, "_default_dict": 1, "GetterValue.call": 1},
     "values/containers.py": {
-        "SequenceValue._index": 2, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
+        "SequenceValue._index": 3, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
         "method_of_container": 1,
     },
     "values/dicts.py": {"DictValue._popitem": 1},
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 3, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },
-    "values/identity.py": {"object_key": 1, "hash_of": 1},
+    "values/identity.py": {"keyed": 1, "object_key": 1, "hash_of": 1},
     "values/iterating.py": {"_StrictZip": 1},
     "values/iterators.py": {
         "IteratorValue.next": 1, "IteratorValue.call_method": 1, "GeneratorValue._run": 2,
@@ -57,6 +58,7 @@ DOCUMENTED = {
     },
     "values/overrides.py": {"OverridingTensorValue.getattr": 1},
     "values/sets.py": {"SetValue.key": 1, "SetValue._pop": 1, "SetIterator.next": 1},
+    "values/templates.py": {"FixedValue.getattr": 1},
     "values/tensor.py": {"TensorValue._other_attribute": 1, "TensorValue.iterate": 1, "TensorValue.length": 1},
 }  # fmt: skip
 

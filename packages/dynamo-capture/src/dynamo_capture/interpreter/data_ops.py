@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import operator
+import sys
 from typing import Any
 
 from dynamo_capture.breaks import GraphBreak
@@ -328,9 +329,13 @@ class DataOps(FrameState):
         self.stack[-arg].realize().setitem(self.tx, key, value)
 
     def UNPACK_SEQUENCE(self, arg: int) -> None:
+        value = self.stack[-1].realize()
         items = self._pull_items(arg, arg)
         if len(items) > arg:
-            raise self.tx.observed(ValueError(f"too many values to unpack (expected {arg})"))
+            got = ""
+            if _ERRORS_COUNT and value.pytype in (list, tuple, dict):
+                got = f", got {len(value.unpack(self.tx))}"
+            raise self.tx.observed(ValueError(f"too many values to unpack (expected {arg}{got})"))
         self.stack.extend(reversed(items))
 
     def _pull_items(self, least: int, most: int | None, said: str = "") -> list[Value]:
@@ -391,6 +396,8 @@ class DataOps(FrameState):
         return function
 
 
+#: Whether the error of too many values to unpack says how many a list, a tuple or a dict has.
+_ERRORS_COUNT = sys.version_info >= (3, 14)
 _NOT_ITERABLE = frozenset((int, float, bool, complex, type(None), type(Ellipsis), type(NotImplemented)))
 
 

@@ -75,7 +75,8 @@ class Frame(_Ops):
     def forget(self) -> None:
         """The function has returned: its variables go, in their order, and generators with them."""
         self.stack.clear()
-        for name in parameters(self.code):
+        names = parameters(self.code)
+        for name in names if sys.version_info < (3, 14) else reversed(names):
             self.locals.pop(name, None)
             self.tx.close_dropped()
 

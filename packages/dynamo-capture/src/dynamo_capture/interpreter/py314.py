@@ -8,7 +8,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.interpreter.py313 import Ops313
 from dynamo_capture.values.base import NULL
 from dynamo_capture.values.callables import ClassValue
-from dynamo_capture.values.classes import find, full_name
+from dynamo_capture.values.classes import find, qualified_name
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.objects import TracebackValue
 from dynamo_capture.values.templates import InterpolationValue, TemplateValue
@@ -82,7 +82,7 @@ class Ops314(Ops313):
         self.ip = arg
 
     def _no_manager(self, cls: type, missed: str) -> str:
-        text = f"{full_name(cls)!r} object does not support the context manager protocol (missed {missed} method)"
+        text = f"'{qualified_name(cls)}' object does not support the context manager protocol (missed {missed} method)"
         if all(find(self.tx, cls, name)[1] is not None for name in ("__aenter__", "__aexit__")):
             text += " but it supports the asynchronous context manager protocol. Did you mean to use 'async with'?"
         return text

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMED_FIELD", "Held", "bind_attribute", "class_source", "classes_of_a_region", "find", "full_name", "guard_lookup",
-    "is_data", "lookup", "may_be_set", "no_attribute", "set_for_now",
+    "is_data", "lookup", "may_be_set", "no_attribute", "qualified_name", "set_for_now",
 ]  # fmt: skip
 
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
@@ -115,13 +115,22 @@ _BASES = (object, abc.ABC, typing.Generic)
 
 #: Bytes of a class's name in the interpreter's AttributeError: "'%.100s' object has no attribute '%U'".
 _NAMED_BYTES = 50 if sys.version_info < (3, 12) else 100
+#: What becomes of a character of which only a part is left.
+_CUT_CHARACTER = "replace" if sys.version_info < (3, 14) else "ignore"
 
 
 def no_attribute(kind: str, name: str) -> AttributeError:
     """The interpreter's error of an object, by its class's full name, that lacks an attribute; names are not quoted by
     ``repr``, whatever they hold."""
-    kind = kind.encode()[:_NAMED_BYTES].decode(errors="replace")
+    kind = kind.encode()[:_NAMED_BYTES].decode(errors=_CUT_CHARACTER)
     return AttributeError(f"'{kind}' object has no attribute '{name}'")
+
+
+def qualified_name(cls: type) -> str:
+    """The name by which the interpreter's newer errors call a class (``%T``): with its module, as it is documented."""
+    module = cls.__module__
+    within = isinstance(module, str) and module not in ("builtins", "__main__")
+    return f"{module}.{cls.__qualname__}" if within else cls.__qualname__
 
 
 def full_name(cls: type) -> str:

@@ -128,6 +128,9 @@ class SequenceValue(Value):
         item = item.realize()
         if _kind(self) is tuple:
             raise tx.observed(ValueError("tuple.index(x): x not in tuple"))
+        if sys.version_info >= (3, 14):
+            kind = _kind(self).__name__
+            raise tx.observed(ValueError(f"{kind}.index(x): x not in {kind}"))
         if item.is_const:
             raise tx.observed(ValueError(f"{item.const()!r} is not in {_kind(self).__name__}"))
         raise GraphBreak("QB19", f"{self.cls.__name__}.index of what is not there")
@@ -297,7 +300,7 @@ class ListValue(SequenceValue):
                 self.native(tx, "__delitem__", i)
                 return
         kind = self.cls.__name__
-        if kind == "deque" and sys.version_info < (3, 12):
+        if kind == "deque" and not (3, 12) <= sys.version_info < (3, 14):
             raise tx.observed(ValueError("deque.remove(x): x not in deque"))
         if kind == "deque":
             raise GraphBreak("QB19", "deque.remove of what is not there")

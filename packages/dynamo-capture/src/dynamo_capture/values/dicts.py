@@ -15,7 +15,7 @@ from dynamo_capture.values.classes import find
 from dynamo_capture.values.compare import equals
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
-from dynamo_capture.values.identity import is_real_key, pin
+from dynamo_capture.values.identity import is_real_key, keyed, pin
 from dynamo_capture.values.iterators import NativeWalk
 from dynamo_capture.values.tensor import TensorValue
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["DictValue", "DictView", "OwnAttributes", "ProxyValue", "each_pair", "merged", "pairs_of"]
 
 _MISSING = object()
+
+
+def _place(kind: type) -> str | None:
+    """How the error of an unhashable key calls it where a dict of that class stores or drops one."""
+    return None if issubclass(kind, collections.OrderedDict) else "dict key"
 
 
 class DictValue(Value):
@@ -51,8 +56,9 @@ class DictValue(Value):
     def of(cls, tx: Capture, pairs: Iterable[tuple[Value, Value]], kind: type = dict) -> DictValue:
         """A new dict."""
         result = cls(kind)
+        place = _place(kind)
         for key, value in pairs:
-            stand_in = key.realize().key(tx)
+            stand_in = keyed(tx, key, place)
             known = result.entries.get(stand_in)
             result.entries[stand_in] = (known[0] if known else key, value)
         return result
@@ -107,7 +113,7 @@ class DictValue(Value):
 
     def find(self, tx: Capture, key: Value) -> Value | None:
         """The value under ``key``, or None."""
-        stand_in = key.realize().key(tx)
+        stand_in = keyed(tx, key, "dict key")
         entry = self.entries.get(stand_in)
         if entry is not None:
             return entry[1]
@@ -176,7 +182,7 @@ class DictValue(Value):
         key = key.realize()
         if self._has_tensor(tx, key, value):
             return
-        stand_in = key.key(tx)
+        stand_in = keyed(tx, key, _place(self.cls))
         entries = self.whole(tx)
         tx.side.mutate(self)
         old = entries.get(stand_in)
@@ -196,7 +202,7 @@ class DictValue(Value):
 
     def _pop(self, tx: Capture, key: Value) -> Value | None:
         entries = self.whole(tx)
-        stand_in = key.realize().key(tx)
+        stand_in = keyed(tx, key, _place(self.cls))
         if stand_in not in entries:
             return None
         tx.side.mutate(self)

@@ -26,13 +26,13 @@ import torch
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.rules import is_c_enumeration, is_library_class
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import IdentityKey, Value, display
-from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup
+from dynamo_capture.values.base import IdentityKey, ObservedError, Value, display
+from dynamo_capture.values.classes import bind_attribute, find, full_name, lookup, qualified_name
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["HashedKey", "builtin_kind", "hash_of", "identity_key", "is_real_key", "object_key", "pin"]
+__all__ = ["HashedKey", "builtin_kind", "hash_of", "identity_key", "is_real_key", "keyed", "object_key", "pin"]
 
 #: C classes whose objects never change, so that a question about one of them has one answer.
 _UNCHANGING = (types.GenericAlias, types.UnionType, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo,
@@ -115,6 +115,29 @@ def identity_key(tx: Capture, value: Value) -> Any:
     if source is not None:
         tx.guards.keyed(source)
     return obj
+
+
+def keyed(tx: Capture, value: Value, place: str | None) -> Any:
+    """The stand-in of an object that is looked up, or put in, as a ``"dict key"`` or a ``"set element"``.
+
+    From Python 3.14 on the TypeError of one that cannot be hashed says so; None: of this operation it does not.
+    """
+    value = value.realize()
+    if place is None or not _ERRORS_NAME_PLACES:
+        return value.key(tx)
+    try:
+        return value.key(tx)
+    except ObservedError as error:
+        raised: Any = error.value
+        if raised.pytype is not TypeError:
+            raise
+    if not all(arg.is_const for arg in raised.args):
+        raise GraphBreak("QB19", f"an error of the hash of {display(value)}")
+    reason = TypeError(*[arg.const() for arg in raised.args])
+    raise tx.observed(TypeError(f"cannot use '{qualified_name(value.pytype)}' as a {place} ({reason})"))
+
+
+_ERRORS_NAME_PLACES = sys.version_info >= (3, 14)
 
 
 def object_key(tx: Capture, value: Value, cls: type) -> Any:

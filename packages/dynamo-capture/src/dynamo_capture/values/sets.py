@@ -20,7 +20,7 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import lookup
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue, key_error, method_of_container
-from dynamo_capture.values.identity import HashedKey
+from dynamo_capture.values.identity import HashedKey, keyed
 from dynamo_capture.values.iterators import IteratorValue, iterator_at, iterator_over
 from prims.records import record
 
@@ -56,9 +56,9 @@ class Token:
 
     __slots__ = ("_hash", "key", "value")
 
-    def __init__(self, tx: Capture, value: Value) -> None:
+    def __init__(self, tx: Capture, value: Value, place: str | None = "set element") -> None:
         self.value = value.realize()
-        self.key = self.value.key(tx)
+        self.key = keyed(tx, self.value, place)
         self._hash = hash(self.key)
 
     @classmethod
@@ -159,7 +159,7 @@ class SetValue(Value):
     @classmethod
     def make(cls, tx: Capture, name: str, operands: list[Operand]) -> SetValue:
         """What ``name`` makes of its operands: a class, an operator, or a method of the first operand."""
-        shadows = [_shadow(tx, operand) for operand in operands]
+        shadows = [_shadow(tx, operand, name) for operand in operands]
         made = _OPERATORS[name](*shadows) if name in _OPERATORS else getattr(shadows[0], name)(*shadows[1:])
         self = cls(type(made))
         self.items = made
@@ -328,11 +328,11 @@ class SetValue(Value):
             return ConstantValue(None)
         if name in _NEW:
             return SetValue.make(tx, name, [self.state(), *operands])
-        return ConstantValue(getattr(self.items, name)(*[_shadow(tx, operand) for operand in operands]))
+        return ConstantValue(getattr(self.items, name)(*[_shadow(tx, operand, name) for operand in operands]))
 
     def change(self, tx: Capture, name: str, operands: list[Operand]) -> None:
         """Do a step to the set and note it."""
-        shadows = [_shadow(tx, operand) for operand in operands]
+        shadows = [_shadow(tx, operand, name) for operand in operands]
         if any(shadow is self.items for shadow in shadows):
             name, operands, shadows = _with_itself(name), [], []
         tx.side.mutate(self)
@@ -502,14 +502,16 @@ def operand_of(tx: Capture, value: Value) -> Operand:
     return value.unpack(tx)
 
 
-def _shadow(tx: Capture, operand: Operand) -> Any:
+def _shadow(tx: Capture, operand: Operand, name: str) -> Any:
+    """A real object in the place of an operand of a method or operator."""
     if isinstance(operand, SetState):
         return operand.owner.items
     if isinstance(operand, KeysView):
         keys = operand.kind.fromkeys([Token(tx, key) for key in operand.keys])  # type: ignore[attr-defined]
         return keys.keys() if operand.as_view else keys
     if isinstance(operand, list):
-        return tuple([Token(tx, value) for value in operand])
+        place = None if name.startswith("intersection") else "set element"  # which hashes them itself
+        return tuple([Token(tx, value, place) for value in operand])
     return _element(tx, operand)
 
 

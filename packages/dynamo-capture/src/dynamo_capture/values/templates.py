@@ -20,7 +20,7 @@ __all__ = ["InterpolationValue", "TemplateValue"]
 _CONVERSIONS = (None, "s", "r", "a")
 
 
-class _Fixed(Value):
+class FixedValue(Value):
     """An object of fixed parts, told apart by who it is."""
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class _Fixed(Value):
         raise GraphBreak("QB06", f"setting attribute {name!r} of {self.describe()}, which is fixed")
 
 
-class InterpolationValue(_Fixed):
+class InterpolationValue(FixedValue):
     """``{value!conversion:spec}`` in a template."""
 
     __slots__ = ("conversion", "expression", "spec", "value")
@@ -80,7 +80,7 @@ class InterpolationValue(_Fixed):
         cg.call_const(self.pytype, list(self.parts().values()))
 
 
-class TemplateValue(_Fixed):
+class TemplateValue(FixedValue):
     """A template: one text more than interpolations."""
 
     __slots__ = ("interpolations", "strings")

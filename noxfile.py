@@ -14,7 +14,7 @@ import nox
 nox.needs_version = ">=2024.4"
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
-nox.options.error_on_missing_interpreters = False
+nox.options.error_on_missing_interpreters = False  # the session of one is skipped, and says which was not found
 
 ROOT = pathlib.Path(__file__).parent
 CONSTRAINTS = str(ROOT / "constraints.txt")
@@ -34,13 +34,15 @@ LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
 #: What the stages' own tests need besides the stage.
 STAGE_TESTS = ["pytest", "pytest-xdist", "hypothesis", "numpy", "expecttest"]
-TESTS = ["hook-3.11", "hook-3.12", "hook-3.13", *STAGES, "integration", "lint", "types"]
+#: The Pythons that the packages support.
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+TESTS = [*(f"hook-{version}" for version in PYTHONS), *STAGES, "integration", "lint", "types"]
 
 
 def show_pyenv_interpreters() -> None:
     """pyenv's `python3.12` works only while that version is selected: select all that are there."""
     root = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
-    found = {path.name for path in root.glob("versions/3.1[123].*")}
+    found = {path.name for path in root.glob("versions/3.1[1234].*")}
     running = platform.python_version()
     if found and "PYENV_VERSION" not in os.environ:
         ordered = [name for name in (running, *sorted(found - {running})) if name in found]
@@ -136,7 +138,7 @@ def gpu(session: nox.Session) -> None:
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), "-rs", cases, workers="8")
 
 
-@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.session(python=PYTHONS)
 def hook(session: nox.Session) -> None:
     """The frame hook and guard evaluator on each Python; needs no torch."""
     session.install("pytest", "pytest-xdist", "bytecode")
@@ -145,7 +147,7 @@ def hook(session: nox.Session) -> None:
     run_pytest(session, "-c", str(own / "pyproject.toml"), "--rootdir", str(own), str(own / "tests" / "native"))
 
 
-@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.session(python=PYTHONS)
 @nox.parametrize("stage", list(STAGES))
 def versions(session: nox.Session, stage: str) -> None:
     """A stage's tests on each supported Python: `nox -s "versions-3.12(stage='capture')"`."""

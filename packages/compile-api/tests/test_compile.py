@@ -211,7 +211,7 @@ def test_unsupported_device_is_named():
     assert len(compiled.report().fallbacks) == 1
 
 
-@pytest.mark.parametrize(("version", "found"), [((3, 14, 0), "3.14"), ((3, 10, 2), "3.10")])
+@pytest.mark.parametrize(("version", "found"), [((3, 15, 0), "3.15"), ((3, 10, 2), "3.10")])
 def test_unsupported_python(monkeypatch, version, found):
     class Info(tuple):
         pass
@@ -219,7 +219,13 @@ def test_unsupported_python(monkeypatch, version, found):
     monkeypatch.setattr(sys, "version_info", Info(version))
     monkeypatch.setattr(sys, "version", f"{found}.0 (main)")
     problem = environment.unsupported_environment()
-    assert problem is not None and found in problem and "3.11 to 3.13" in problem
+    assert problem is not None and found in problem and "3.11 to 3.14" in problem
+
+
+def test_a_free_threaded_python_is_refused(monkeypatch):
+    monkeypatch.setattr(environment.sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED" or None)
+    problem = environment.unsupported_environment()
+    assert problem is not None and "free-threaded" in problem and "eagerly" in problem
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "3.0", "nightly"])

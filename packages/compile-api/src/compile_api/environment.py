@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ __all__ = [
     "warn_once",
 ]
 
-SUPPORTED_PYTHON = ((3, 11), (3, 13))
+SUPPORTED_PYTHON = ((3, 11), (3, 14))
 SUPPORTED_TORCH = ((2, 11), (2, 13))
 SUPPORTED_DEVICES = ("cpu", "cuda")
 
@@ -40,6 +41,11 @@ def unsupported_environment() -> str | None:
         return (
             f"Python {sys.version.split()[0]} ({sys.implementation.name}) is not supported: Quintet compiles on "
             f"CPython {_show(low)} to {_show(high)}. The program runs eagerly; install one of these to compile it."
+        )
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return (
+            f"Python {sys.version.split()[0]} is a free-threaded build, which is not supported: compiled code's guards rest "
+            "on the interpreter lock. The program runs eagerly; install the default build of this Python to compile it."
         )
     version = str(torch.__version__)
     match = re.match(r"(\d+)\.(\d+)", version)

@@ -42,7 +42,8 @@ _ENDS = frozenset(
 #: Builtins that are about the frame where they are called without an argument.
 _OF_NO_ARGUMENT = frozenset(("locals", "vars", "dir"))
 _FRAME_FUNCTIONS = frozenset(("_getframe", "currentframe"))
-#: How far below the values that a handler keeps the ``__exit__`` of a ``with`` statement is: from 3.14 on a NULL is above.
+#: How far below the end of the values that the handler of a ``with`` statement keeps its ``__exit__`` is: from 3.14 on
+#: the NULL of a call is above it.
 _BELOW_KEPT = 2 if PY314 else 1
 #: How a ``with`` statement begins from 3.14 on, with the manager on the stack.
 _ENTER = (("COPY", 1), ("LOAD_SPECIAL", 1), ("SWAP", 2), ("SWAP", 3), ("LOAD_SPECIAL", 0), ("CALL", 0))

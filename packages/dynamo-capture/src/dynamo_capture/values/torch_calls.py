@@ -118,7 +118,7 @@ def is_operator_function(fn: Any) -> bool:
 
 
 def _declared(fn: Any) -> dict[str, Any]:
-    """Its annotations. From Python 3.14 on they are evaluated when they are asked for, and may name what is not there."""
+    """Its annotations. From Python 3.14 on they are evaluated when asked for, and may name what is not there."""
     try:
         return fn.__annotations__  # type: ignore[no-any-return]
     except NameError:

@@ -384,6 +384,23 @@ static PyGetSetDef activate_getset[] = {
     {NULL},
 };
 
+#if PY_VERSION_HEX >= 0x030E0000
+/* `functools.update_wrapper` hands over what makes the annotations, from which only a function has them made. */
+static PyObject *
+activate_getattr(PyObject *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found == NULL && PyUnicode_CompareWithASCIIString(name, "__annotations__") == 0
+        && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(((Activate *)self)->fn, name);
+    }
+    return found;
+}
+#else
+#define activate_getattr PyObject_GenericGetAttr
+#endif
+
 PyTypeObject Activate_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "dynamo_capture._native.activate",
@@ -400,6 +417,7 @@ PyTypeObject Activate_Type = {
     .tp_descr_get = activate_get,
     .tp_dictoffset = offsetof(Activate, dict),
     .tp_weaklistoffset = offsetof(Activate, weakrefs),
+    .tp_getattro = activate_getattr,
     .tp_repr = (reprfunc)activate_repr,
     .tp_members = activate_members,
     .tp_getset = activate_getset,

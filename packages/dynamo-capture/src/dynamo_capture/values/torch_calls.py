@@ -122,9 +122,11 @@ def _declared(fn: Any) -> dict[str, Any]:
     try:
         return fn.__annotations__  # type: ignore[no-any-return]
     except NameError:
-        import annotationlib
+        if sys.version_info >= (3, 14):
+            import annotationlib
 
-        return annotationlib.get_annotations(fn, format=annotationlib.Format.FORWARDREF)
+            return annotationlib.get_annotations(fn, format=annotationlib.Format.FORWARDREF)
+        raise
 
 
 _F_PRIVATE = frozenset(("_max_pool1d", "_max_pool2d", "_max_pool3d"))

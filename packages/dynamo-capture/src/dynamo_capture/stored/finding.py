@@ -18,7 +18,7 @@ import torch
 
 from dynamo_capture.rules import is_library_name
 from dynamo_capture.stored.facts import fact_of, instance_fact
-from dynamo_capture.stored.names import walk
+from dynamo_capture.stored.names import cached_form, walk
 from dynamo_capture.stored.plain import NotPlain, unpacked
 from prims.artefact import NotPortable
 
@@ -164,6 +164,10 @@ class Finder:
 
     def _at_cell(self, fn: int, index: int) -> Any:
         return self.obj(fn).__closure__[index].cell_contents
+
+    def _at_cached(self, fn: int) -> Any:
+        found = cached_form(self.obj(fn))
+        return _ABSENT if found is None else found
 
     def _at_node(self, node: int) -> Any:
         return self.value(node)

@@ -4,6 +4,7 @@ A place is JSON: ``["module", name]``, ``["attr", module, qualified name]``, ``[
 ``["in", class, name]`` (a class's own attribute), ``["of", object, name]`` (an attribute of an object),
 ``["node", number]`` (where a path from the frame leads), ``["type", number]`` (the class of that),
 ``["keeper", module, name]`` (a container in a module), ``["cell", function, index]`` (of its closure),
+``["cached", function]`` (the cached form of it that ``typing`` keeps),
 ``["nested", indices]`` (a code object inside the frame's),
 ``["partial", function, args, kwargs]``, ``["operator", name]``, ``["limits", class, dtype]`` (what ``torch.finfo``
 gives), ``["made", function, args]`` (what a function gives), ``["globals"]`` and ``["builtins"]`` (the frame's).
@@ -17,6 +18,7 @@ import enum
 import functools
 import sys
 import types
+import typing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from dynamo_capture.request import FrameRequest
     from dynamo_capture.stored.log import Reads
 
-__all__ = ["Namer", "walk"]
+__all__ = ["Namer", "cached_form", "walk"]
 
 #: Where a function in C may stand that does not say so.
 _HOMES = ("torch", "torch._C", "torch._C._nn", "torch._C._VariableFunctions", "torch.nn.functional", "torch.linalg",
@@ -200,7 +202,7 @@ class Namer:
         known = self._owners.get(id(obj))
         if known is not None and known[0].__dict__.get(known[1]) is obj:
             return ["in", self.ref(known[0]), known[1]]
-        return self._part(obj) or self._enclosed(obj)
+        return self._part(obj) or self._enclosed(obj) or self._cached(obj)
 
     def _enclosed(self, obj: Any) -> list[Any] | None:
         """What a decorator's function holds, which has the name of what it decorates (``functools.wraps``)."""
@@ -211,6 +213,13 @@ class Namer:
         cells = outer.__closure__ or () if type(outer) is types.FunctionType else ()
         held = [getattr(cell, "cell_contents", None) for cell in cells]
         return next((["cell", self.ref(outer), at] for at, each in enumerate(held) if each is obj), None)
+
+    def _cached(self, obj: Any) -> list[Any] | None:
+        """A function of ``typing`` behind a cache: from Python 3.12 on a dict has it by the function."""
+        inner = getattr(obj, "__wrapped__", None)
+        if type(obj) is not functools._lru_cache_wrapper or cached_form(inner) is not obj:
+            return None
+        return ["cached", self.ref(inner)]
 
     def _part(self, obj: Any) -> list[Any] | None:
         """The function of a property, a class method or a static method."""
@@ -227,6 +236,12 @@ class Namer:
     def _of_type(self, obj: Any) -> list[Any] | None:
         node = self.types.get(id(obj)) if isinstance(obj, type) else None
         return None if node is None else ["type", node]
+
+
+def cached_form(function: Any) -> Any:
+    """What ``typing`` calls in the place of one of its functions; None if it keeps nothing for it."""
+    caches = getattr(typing, "_caches", {})
+    return caches.get(function) if type(function) is types.FunctionType else None
 
 
 def _fact(obj: Any, deep: bool, of_library: bool) -> Any:

@@ -320,8 +320,11 @@ typedef struct StateMeta StateMeta;
 int tensor_shape(PyObject *tensor, TensorShape *out);
 /* The addresses [start, end) that a strided tensor reaches; empty for one without memory. -1 with an exception. */
 int tensor_extent(PyObject *tensor, int64_t *start, int64_t *end);
+/* Whether the metadata of a subclass are those in its memory, as a plain tensor's are; STORED_UNASKED: the attributes, for
+ * which its Python may be asked, are left out. */
+typedef enum { NOT_STORED, STORED, STORED_UNASKED } StoredMetadata;
 TensorMeta *tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t min_size,
-                            PyObject *requires_grad, bool storage_offset);
+                            PyObject *requires_grad, bool storage_offset, StoredMetadata stored);
 void tensor_meta_free(TensorMeta *meta);
 int tensor_meta_traverse(TensorMeta *meta, visitproc visit, void *arg);
 /* 1 holds, 0 fails (no exception set), -1 exception. */

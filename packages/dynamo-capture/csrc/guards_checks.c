@@ -222,18 +222,19 @@ PyObject *
 guard_check_tensor(GuardTree *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"node",          "example",        "sizes", "strides", "min_size",
-                            "requires_grad", "storage_offset", "text",  "reason",  NULL};
-    int node, storage_offset = 0;
+                            "requires_grad", "storage_offset", "stored", "text",  "reason",  NULL};
+    int node, storage_offset = 0, stored = 0;
     long long min_size = 2;
     PyObject *example, *sizes = NULL, *strides = NULL, *requires_grad = NULL;
     Words words = {NULL, NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|$OOLOpOO:check_tensor", names, &node, &example, &sizes,
-                                     &strides, &min_size, &requires_grad, &storage_offset, &words.text,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|$OOLOppOO:check_tensor", names, &node, &example, &sizes,
+                                     &strides, &min_size, &requires_grad, &storage_offset, &stored, &words.text,
                                      &words.reason)
         || guard_check_node(self, node) < 0) {
         return NULL;
     }
-    TensorMeta *meta = tensor_meta_new(example, sizes, strides, min_size, requires_grad, storage_offset);
+    TensorMeta *meta = tensor_meta_new(example, sizes, strides, min_size, requires_grad, storage_offset,
+                                       stored ? STORED : NOT_STORED);
     if (meta == NULL) {
         return NULL;
     }

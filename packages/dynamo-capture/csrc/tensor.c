@@ -176,9 +176,8 @@ flag(PyObject *value)
 }
 
 static int
-read_requires_grad(PyObject *tensor)
+read_requires_grad(PyObject *tensor, bool native)
 {
-    bool native = torch.native_tensor && is_plain(Py_TYPE(tensor));
     if (native && torch.autograd_word != 0) {
         return impl_requires_grad(*(uint64_t **)handle_of(tensor));
     }
@@ -288,7 +287,7 @@ static int
 meta_set_dims(TensorMeta *meta, PyObject *example, PyObject *sizes, PyObject *strides)
 {
     TensorShape shape;
-    if (tensor_shape(example, &shape) < 0) {
+    if ((meta->native ? tensor_shape_native(example, &shape) : tensor_shape(example, &shape)) < 0) {
         return -1;
     }
     meta->ndim = shape.ndim;
@@ -320,7 +319,7 @@ meta_set_dims(TensorMeta *meta, PyObject *example, PyObject *sizes, PyObject *st
 
 TensorMeta *
 tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t min_size, PyObject *requires_grad,
-                bool storage_offset)
+                bool storage_offset, StoredMetadata stored)
 {
     if (!torch.ready) {
         PyErr_SetString(PyExc_RuntimeError, "check_tensor: call dynamo_capture.hook.init_torch() first");
@@ -339,14 +338,15 @@ tensor_meta_new(PyObject *example, PyObject *sizes, PyObject *strides, int64_t m
         return NULL;
     }
     meta->type = (PyTypeObject *)Py_NewRef(Py_TYPE(example));
-    meta->native = torch.native_tensor && is_plain(meta->type);
+    meta->stored = stored != NOT_STORED;
+    meta->native = torch.native_tensor && (stored != NOT_STORED || is_plain(meta->type));
     meta->min_size = min_size;
     meta->check_offset = storage_offset;
-    int grad = requires_grad == NULL || requires_grad == Py_None ? read_requires_grad(example)
+    int grad = requires_grad == NULL || requires_grad == Py_None ? read_requires_grad(example, meta->native)
                                                                   : PyObject_IsTrue(requires_grad);
     meta->requires_grad = grad > 0;
     /* The attributes also of those that are compared natively: a failure is told in their words. */
-    int status = meta_read_attributes(example, meta);
+    int status = stored == STORED_UNASKED ? 0 : meta_read_attributes(example, meta);
     if (status == 0 && meta->native) {
         status = tensor_meta_native(example, meta);
     }
@@ -439,7 +439,7 @@ tensor_meta_check(const TensorMeta *meta, PyObject *value)
         || (meta->check_offset && shape.offset != meta->offset)) {
         return 0;
     }
-    int grad = read_requires_grad(value);
+    int grad = read_requires_grad(value, meta->native);
     return grad < 0 ? -1 : grad == meta->requires_grad;
 }
 
@@ -462,7 +462,7 @@ tensor_read(PyObject *Py_UNUSED(module), PyObject *tensor)
         return NULL;
     }
     return Py_BuildValue("{s:N,s:N,s:L,s:i}", "sizes", sizes, "strides", strides, "offset",
-                         (long long)shape.offset, "requires_grad", read_requires_grad(tensor));
+                         (long long)shape.offset, "requires_grad", read_requires_grad(tensor, torch.native_tensor && is_plain(Py_TYPE(tensor))));
 }
 
 /* ------------------------------------------------------------------ global state */

@@ -54,6 +54,7 @@ handle_of(PyObject *tensor)
 
 struct TensorMeta {
     PyTypeObject *type; /* owned */
+    bool stored; /* of a subclass, which is not asked */
     bool native;        /* which of the two groups below is used */
     bool contiguous, requires_grad, check_offset, has_strides;
     int32_t scalar_type, device_type, device_index;

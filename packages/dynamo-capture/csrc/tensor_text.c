@@ -110,6 +110,19 @@ add_differences(PyObject *parts, const TensorMeta *meta, const TensorMeta *now)
                : 0;
 }
 
+/* The attributes of a tensor that is like another one in what they are made of; "another" where it is not. */
+static void
+take_attributes(TensorMeta *now, const TensorMeta *meta)
+{
+    bool same_device = now->device_type == meta->device_type && now->device_index == meta->device_index;
+    now->dtype = now->scalar_type == meta->scalar_type ? Py_NewRef(meta->dtype) : PyUnicode_FromString("another");
+    now->device = same_device ? Py_NewRef(meta->device) : PyUnicode_FromString("another");
+    now->layout = Py_NewRef(meta->layout);
+    now->is_conj = meta->is_conj;
+    now->is_neg = meta->is_neg;
+    now->is_inference = meta->is_inference;
+}
+
 PyObject *
 tensor_difference(const TensorMeta *meta, PyObject *value)
 {
@@ -117,7 +130,11 @@ tensor_difference(const TensorMeta *meta, PyObject *value)
         return NULL;
     }
     PyObject *none = Py_NewRef(Py_None), *text = NULL, *parts = PyList_New(0);
-    TensorMeta *now = tensor_meta_new(value, none, none, 0, none, true);
+    bool stored = meta->stored && meta->native && Py_TYPE(value) == meta->type;
+    TensorMeta *now = tensor_meta_new(value, none, none, 0, none, true, stored ? STORED_UNASKED : NOT_STORED);
+    if (now != NULL && stored) {
+        take_attributes(now, meta);
+    }
     if (now != NULL && parts != NULL && add_differences(parts, meta, now) == 0) {
         PyObject *comma = PyUnicode_FromString("; ");
         text = PyList_GET_SIZE(parts) == 0
@@ -141,7 +158,7 @@ tensor_describe(PyObject *value)
         return NULL;
     }
     PyObject *none = Py_NewRef(Py_None), *text = NULL;
-    TensorMeta *meta = tensor_meta_new(value, none, none, 0, none, true);
+    TensorMeta *meta = tensor_meta_new(value, none, none, 0, none, true, NOT_STORED);
     if (meta != NULL) {
         text = tensor_meta_text(meta);
         tensor_meta_free(meta);

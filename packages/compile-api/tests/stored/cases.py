@@ -523,6 +523,35 @@ def an_optimizer() -> Any:
     return run, [((rows(3, 4),), {})] * 2
 
 
+class Rows(torch.Tensor):
+    """A weight in int8 with a scale per row."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=scale.dtype)
+
+    def __init__(self, data: torch.Tensor, scale: torch.Tensor) -> None:
+        self.numbers, self.scale = data, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.t.default, torch.ops.aten.detach.default):
+            return cls(*(func(part) for part in (args[0].numbers, args[0].scale)))
+        return func(*(arg.numbers * arg.scale if isinstance(arg, cls) else arg for arg in args), **(kwargs or {}))
+
+
+@case
+def a_wrapper_with_a_dispatch() -> Any:
+    weight = nn.Parameter(Rows(rows(3, 4).mul(9).to(torch.int8), rows(3, 1, seed=1)), requires_grad=False)
+
+    def run(x: torch.Tensor) -> Any:
+        return F.linear(x, weight).relu(), Rows(x, x[:, :1]).detach().numbers
+
+    return run, [((rows(3, 4),), {}), ((rows(3, 4, seed=2),), {})]
+
+
 # --- what is not stored, or looked at again -------------------------------------------------------------------------
 
 UNSTORED: dict[str, str] = {

@@ -293,3 +293,33 @@ for name, after in (
     ("a tensor's place in memory", "x = torch.cat([x, x])[3:]"),
 ):
     change(name, "# here", after, None if name == "a tensor's place in memory" else "", INPUTS)
+
+WRAPPER = """
+class Held(torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    @staticmethod
+    def __new__(cls, inner, by):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+    def __init__(self, inner, by):
+        self.held, self.by = inner, by
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [arg.held * arg.by if isinstance(arg, cls) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+held = Held(x + 1, 2.0)
+# here
+def run(x):
+    return x * held + 1
+def make():
+    return run, [((x,), {})]
+"""
+for name, before, after in (
+    ("what a wrapper's class does", "arg.held * arg.by", "arg.held / arg.by"),
+    ("a wrapper's attribute", "Held(x + 1, 2.0)", "Held(x + 1, 3.0)"),
+    ("the dtype of what a wrapper holds", "# here", "held.held = held.held.double()"),
+    ("a wrapper's dtype", "dtype=inner.dtype", "dtype=torch.float64"),
+    ("a wrapper's sizes", "Held(x + 1, 2.0)", "Held(x[:1], 2.0)"),
+    ("a wrapper's class", "# here", "class Other(Held): pass\nheld = Other(x + 1, 2.0)"),
+    ("a tensor in a wrapper's place", "# here", "held = held.held"),
+):
+    change(name, before, after, "", WRAPPER)

@@ -273,6 +273,7 @@ class GuardTree:
         min_size: int = 2,
         requires_grad: bool | None = None,
         storage_offset: bool = False,
+        stored: bool = False,
         text: str | None = None,
         reason: str | None = None,
     ) -> None:
@@ -282,7 +283,8 @@ class GuardTree:
         - `sizes`: per dimension an int, or None for "dynamic: at least `min_size`"; default the example's;
         - `strides`: per dimension an int, or None for unchecked; default the example's, or if any size is
           dynamic and the example is contiguous: "is contiguous";
-        - `requires_grad`: default the example's.
+        - `requires_grad`: default the example's;
+        - `stored`: the metadata of a subclass are those in its memory; else it is asked, which may run its Python.
 
         Only metadata of `example` is kept. Needs `init_torch`.
         """

@@ -283,11 +283,12 @@ class _Reader:
         example = row.args[1]
         sizes, strides = row.kwargs["sizes"], row.kwargs["strides"]
         offset = row.kwargs["storage_offset"]
-        facts = (
-            id(type(example)), id(example.dtype), example.device, id(example.layout), example.requires_grad,
-            torch._C._dispatch_keys(example).raw_repr(), example.storage_offset() if offset else None,
-        )  # fmt: skip
-        dense = example.is_contiguous() and (strides is None or None not in sizes)
+        with torch._C.DisableTorchFunctionSubclass():
+            facts = (
+                id(type(example)), id(example.dtype), example.device, id(example.layout), example.requires_grad,
+                torch._C._dispatch_keys(example).raw_repr(), example.storage_offset() if offset else None,
+            )  # fmt: skip
+            dense = example.is_contiguous() and (strides is None or None not in sizes)
         none = (None,) * len(sizes)
         self._tensors[self.at[row.args[0]], offset] = TensorOutline(
             facts, tuple(sizes), none if strides is None else tuple(strides), row.kwargs["min_size"], dense

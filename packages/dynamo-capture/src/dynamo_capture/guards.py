@@ -206,8 +206,15 @@ class GuardSet:
                 reason=self._reason(),
             )
 
-    def tensor(self, source: Source, example: Any, sizes: Any, strides: Any, offset: bool, min_size: int = 2) -> None:
-        """A tensor with the example's metadata; None in sizes or strides is unchecked."""
+    def tensor(
+        self, source: Source, example: Any, sizes: Any, strides: Any, offset: bool, min_size: int = 2,
+        *, stored: bool = False,
+    ) -> None:  # fmt: skip
+        """A tensor with the example's metadata; None in sizes or strides is unchecked.
+
+        Args:
+            stored: a subclass has no say in its metadata, which are read from its memory.
+        """
         if (node := self._new("tensor", source, tuple(example.shape))) is not None:
             self.tree.check_tensor(
                 node,
@@ -216,6 +223,7 @@ class GuardSet:
                 strides=strides,
                 storage_offset=offset,
                 min_size=min_size,
+                stored=stored,
                 reason=self._reason(),
             )
 

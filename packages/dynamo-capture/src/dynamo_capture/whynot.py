@@ -58,6 +58,8 @@ def why_not_now() -> str | None:
         return "called inside a transform of torch.func"
     if forward_ad._current_level >= 0:
         return "called with forward-mode differentiation"
+    if torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradOther") and torch.is_grad_enabled():
+        return "called below autograd (by a __torch_dispatch__), where nothing is recorded"  # a compiled graph would
     return None
 
 

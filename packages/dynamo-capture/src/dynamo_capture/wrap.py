@@ -34,12 +34,13 @@ from dynamo_capture.values.containers import (
     wrap_items,
 )
 from dynamo_capture.values.dicts import DictValue, ProxyValue
+from dynamo_capture.values.dispatching import wrapper_input
 from dynamo_capture.values.functions import MethodValue, PartialValue
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
-from dynamo_capture.values.overrides import subclass_input
+from dynamo_capture.values.overrides import dispatches, subclass_input
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.tensor_state import has_names
 from dynamo_capture.values.torch_calls import disabled_call
@@ -139,7 +140,7 @@ def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
 
 def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if type(obj) not in _TENSOR_TYPES:
-        return subclass_input(tx, obj, source)
+        return (wrapper_input if dispatches(tx, type(obj)) else subclass_input)(tx, obj, source)
     if obj.is_nested:
         raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
     if has_names(obj):

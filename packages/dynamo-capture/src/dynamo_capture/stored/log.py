@@ -97,6 +97,13 @@ class GuardLog:
 
 def tensor_facts(example: Any) -> dict[str, Any]:
     """What a guard takes from a tensor beside the sizes that it is given."""
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return _tensor_facts(example)
+
+
+def _tensor_facts(example: Any) -> dict[str, Any]:
     return {
         "type": type(example),
         "dtype": example.dtype,

@@ -114,10 +114,18 @@ def _check_reads(reads: list[Any]) -> None:
         module = sys.modules.get(name)
         if module is None:
             try:
-                module = importlib.import_module(name)  # a library's
+                module = _operators(name) or importlib.import_module(name)  # a library's
             except ImportError:
                 raise Missed("name", f"there is no module {name}") from None
         _compare(getattr(module, attribute, None), said, f"{name}.{attribute}")
+
+
+def _operators(name: str) -> Any:
+    """The operators of a namespace, a module that is not imported; None for another name."""
+    import torch
+
+    space = name.removeprefix("torch.ops.")
+    return getattr(torch.ops, space) if space != name and "." not in space else None
 
 
 def _check_lookups(lookups: list[Any], finder: Finder) -> None:

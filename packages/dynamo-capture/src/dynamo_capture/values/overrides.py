@@ -6,7 +6,8 @@ these are is asked of PyTorch itself, by calling the operator on stand-ins (:fun
 ``DisableTorchFunctionSubclass``, which the default implementation enters, operators are those on the plain tensors.
 Where an instance leaves the region it is made of the graph's output by ``as_subclass``.
 
-Subclasses with ``__torch_dispatch__`` or with attribute access of their own break the graph.
+Subclasses with ``__torch_dispatch__`` are in :mod:`dynamo_capture.values.dispatching`; those with attribute access of
+their own break the graph.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
 
 __all__ = [
-    "OverridingTensorValue", "as_subclass", "dispatched", "handled", "has_instances", "has_method", "overrides",
-    "subclass_input",
+    "OverridingTensorValue", "as_subclass", "dispatched", "dispatches", "handled", "has_instances", "has_method",
+    "overrides", "subclass_input",
 ]  # fmt: skip
 
 _OWN = torch.nn.Parameter.__mro__
@@ -61,9 +62,10 @@ class OverridingTensorValue(Value):
 
     mutable = True
 
-    def __init__(self, cls: type, inner: TensorValue, obj: Any = None, source: Source | None = None) -> None:
+    def __init__(self, cls: type, inner: Any, obj: Any = None, source: Source | None = None) -> None:
         self.source = source
         self.cls = cls
+        #: A TensorValue; None of a wrapper, which has tensors as attributes (:mod:`dynamo_capture.values.dispatching`).
         self.inner = inner
         self.obj = obj
         self.attrs: dict[str, Value] = {}
@@ -108,8 +110,11 @@ class OverridingTensorValue(Value):
         return dispatched(tx, getattr, [self, ConstantValue(name)], {})
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if lookup(self.cls, name)[1] not in _OWN or name in _OF_THE_OBJECT:
+        own = self.attrs if self.obj is None else self.obj.__dict__
+        if lookup(self.cls, name)[1] not in _OWN or name in _OF_THE_OBJECT or name in own:
             return super().call_method(tx, name, args, kwargs)
+        if self.source is not None:
+            tx.guards.no_instance_attr(self.source, name)
         if name == "as_subclass":  # which no class is told of
             return as_subclass(tx, self.inner, args)
         return dispatched(tx, name, [self, *args], kwargs, method=True)
@@ -118,16 +123,17 @@ class OverridingTensorValue(Value):
         self, tx: Capture, name: str, descriptor: Any, args: list[Value], kwargs: dict[str, Value]
     ) -> Value:
         """``super().name(...)``."""
+        if descriptor is object.__init__ and not args and not kwargs:
+            return ConstantValue(None)
         if getattr(torch.Tensor, name, None) is not descriptor or name in _OF_THE_OBJECT:
             raise GraphBreak("QB17", f"the method {name!r} of {self.describe()}")
         return dispatched(tx, name, [self, *args], kwargs, method=True)
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         found, owner = lookup(self.cls, name)
-        if self.obj is not None or owner in _OWN or (owner is not None and is_data_descriptor(found)):
+        if self.obj is not None or (owner is not None and is_data_descriptor(found)):
             raise GraphBreak("QB17", f"setting attribute {name!r} of a {self.cls.__name__}")
         tx.side.epoch += 1
-        self.attrs.pop(name, None)
         self.attrs[name] = value
 
     def get_iter(self, tx: Capture) -> Value:
@@ -174,6 +180,11 @@ def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
+def dispatches(tx: Capture, cls: type) -> bool:
+    """Whether a class has a ``__torch_dispatch__`` of its own."""
+    return find(tx, cls, "__torch_dispatch__")[1] not in _OWN
+
+
 def subclass_input(tx: Capture, obj: Any, source: Source | None) -> Value:
     """An instance that exists outside.
 
@@ -191,19 +202,23 @@ def subclass_input(tx: Capture, obj: Any, source: Source | None) -> Value:
     return OverridingTensorValue(cls, inner, obj, source)
 
 
-def check_class(tx: Capture, cls: type, source: Source | None = None) -> None:
-    """The class has ``__torch_function__`` and methods, and nothing else of its own.
+def check_class(tx: Capture, cls: type, source: Source | None = None, *, dispatches: bool = False) -> None:
+    """The class has ``__torch_function__`` and methods, with ``dispatches`` a ``__torch_dispatch__`` too, and nothing
+    else of its own.
 
     Raises:
         GraphBreak: it has, or is one of the library's.
     """
-    ours = ("__torch_dispatch__", "__getattribute__", "__setattr__", "__delattr__", "__getattr__", "__del__",
-            "__hash__", "__dict__")  # fmt: skip
+    ours = ["__getattribute__", "__setattr__", "__delattr__", "__getattr__", "__del__", "__hash__", "__dict__"]
+    if not dispatches:
+        ours.append("__torch_dispatch__")
     known = type(cls) in _METACLASSES and not is_library_class(cls) and not tx.devices.now
     if not known or any((owner := find(tx, cls, name)[1]) is not None and owner not in _OWN for name in ours):
         raise GraphBreak("QB17", f"{cls.__name__} ({source})" if source is not None else f"a {cls.__name__}")
     if not (_is_off(cls) or isinstance(find(tx, cls, "__torch_function__")[0], classmethod)):
         raise GraphBreak("QB17", f"__torch_function__ of {cls.__name__}, which is no class method")
+    if dispatches and not isinstance(find(tx, cls, "__torch_dispatch__")[0], classmethod):
+        raise GraphBreak("QB17", f"__torch_dispatch__ of {cls.__name__}, which is no class method")
 
 
 def _is_off(cls: type) -> bool:
@@ -280,14 +295,20 @@ def dispatched(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
             return args[0].realize().getattr(tx, args[1].const())
         return tx.from_python(fn).realize().call(tx, args, kwargs)
 
-    return _unwrapped_call(tx, call, args, kwargs)
+    return _unwrapped_call(tx, fn, call, args, kwargs, method)
 
 
 def _unwrapped_call(
-    tx: Capture, call: Callable[[list[Value], dict[str, Value]], Value], args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+    tx: Capture, fn: Any, call: Callable[[list[Value], dict[str, Value]], Value], args: list[Value],
+    kwargs: dict[str, Value], method: bool,
+) -> Value:  # fmt: skip
     """A call with the plain tensors in place of the instances; what it gives back of them are the instances."""
     found = list(_instances((*args, *kwargs.values())))
+    if any(value.inner is None for value in found):
+        from dynamo_capture.values.dispatching import below
+
+        given, named = [_plain(arg) for arg in args], {name: _plain(value) for name, value in kwargs.items()}
+        return below(tx, fn, given, named, method)
     before = [_layout(value.inner) for value in found]
     result = call([_plain(arg) for arg in args], {name: _plain(value) for name, value in kwargs.items()}).realize()
     if [_layout(value.inner) for value in found] != before:
@@ -304,7 +325,7 @@ def _layout(tensor: TensorValue) -> tuple[Any, ...]:
 def _plain(value: Value) -> Value:
     value = value.realize()
     if isinstance(value, OverridingTensorValue):
-        return value.inner
+        return value if value.inner is None else value.inner
     if isinstance(value, (TupleValue, ListValue)) and any(True for _ in _instances(value.items)):
         items = [_plain(item) for item in value.items]
         return TupleValue(items, value.pytype) if isinstance(value, TupleValue) else ListValue(items)
@@ -483,7 +504,10 @@ def _converted(tx: Capture, value: Value, cls: type) -> Value:
     if isinstance(value, (TensorValue, OverridingTensorValue)):
         if cls is torch.Tensor or issubclass(value.pytype, cls):
             return value
-        return as_subclass(tx, value.inner if isinstance(value, OverridingTensorValue) else value, [ClassValue(cls)])
+        plain = value.inner if isinstance(value, OverridingTensorValue) else value
+        if plain is None:
+            raise GraphBreak("QB17", f"a {value.pytype.__name__} as a {cls.__name__}")
+        return as_subclass(tx, plain, [ClassValue(cls)])
     if isinstance(value, TupleValue):
         return TupleValue([_converted(tx, item, cls) for item in value.items], value.pytype)
     if isinstance(value, ListValue):

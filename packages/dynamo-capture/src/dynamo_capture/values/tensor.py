@@ -24,23 +24,26 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["SymValue", "TensorMethodValue", "TensorValue", "size_value"]
+__all__ = [
+    "AUTOGRAD", "GIVES_NUMBERS", "PYTHON_STATE", "READS_DATA", "SymValue", "TensorMethodValue", "TensorValue",
+    "size_value",
+]  # fmt: skip
 
-_READS_DATA = frozenset(
+READS_DATA = frozenset(
     ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__",
      "data_ptr", "const_data_ptr", "untyped_storage", "storage", "_typed_storage", "is_set_to",
      "__dlpack__", "__contains__", "__format__", "__repr__", "__str__",
      "is_nonzero", "equal", "allclose")
 )  # fmt: skip
 #: Those of them that say nothing but what the numbers are.
-_GIVES_NUMBERS = frozenset(
+GIVES_NUMBERS = frozenset(
     ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "is_nonzero",
      "equal", "allclose")
 )  # fmt: skip
 #: Those that give Python numbers.
 _NUMBERS = frozenset(("item", "tolist"))
-_AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
-_PYTHON_STATE = frozenset(
+AUTOGRAD = frozenset(("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook"))
+PYTHON_STATE = frozenset(
     ("apply_", "map_", "map2_", "share_memory_", "pin_memory", "__deepcopy__", "__reduce_ex__", "__setstate__",
      "set_", "resize_", "resize_as_", "record_stream", "to_sparse", "register_module_full",
      "is_pinned", "is_shared", "_fix_weakref")
@@ -203,10 +206,10 @@ class TensorValue(Value):
                 return number
         if name in _NUMBERS and tx.unbacked and not args and not kwargs and self.example.dtype != torch.bool:
             return tx.graph_call("tolist" if name == "tolist" else "item", [self], {}, method=True)
-        if name in _READS_DATA:
+        if name in READS_DATA:
             from dynamo_capture.values.known_tensors import computed_of_known
 
-            known = computed_of_known(tx, name, [self, *args], kwargs, True) if name in _GIVES_NUMBERS else None
+            known = computed_of_known(tx, name, [self, *args], kwargs, True) if name in GIVES_NUMBERS else None
             if known is not None:
                 return known
             raise GraphBreak("QB02", f"Tensor.{name}()")
@@ -216,11 +219,11 @@ class TensorValue(Value):
             from dynamo_capture.values.accumulated import tensor_backward
 
             return tensor_backward(tx, [self, *args], kwargs)
-        if name in _AUTOGRAD:
+        if name in AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
         if name == "requires_grad_":
             return self._require_grad(tx, _flag(args, kwargs))
-        if name in _PYTHON_STATE or name.startswith("__array"):
+        if name in PYTHON_STATE or name.startswith("__array"):
             raise GraphBreak("QB06", f"Tensor.{name}()")
         if name in ("size", "stride"):
             return self._extents(tx, name, args, kwargs)

@@ -13,7 +13,7 @@ from prims.ops import TABLE, PrimOp
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8,
-    torch.bool,
+    torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
 
 #: Primitives whose references and kernels may differ in the last place of the dtype by this many.

@@ -12,7 +12,7 @@ HERE = os.path.dirname(__file__)
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.mark.parametrize("cases", ["triton_cases.py", "reduction_cases.py", "pooling_cases.py", "multitensor_cases.py"])
+@pytest.mark.parametrize("cases", ["triton_cases.py", "reduction_cases.py", "pooling_cases.py", "multitensor_cases.py", "float8_cases.py"])
 def test_kernels_in_the_interpreter(cases):
     """In a process of their own: the interpreter is chosen when Triton is imported."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([HERE, os.path.dirname(HERE), *sys.path])}

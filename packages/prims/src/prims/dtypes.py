@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from prims.errors import Unsupported
 from prims.records import record
 
-__all__ = ["HALVES", "REAL_FLOATS", "ROWS", "DType", "compute_dtype"]
+__all__ = ["HALVES", "KEPT_FLOATS", "REAL_FLOATS", "ROWS", "DType", "compute_dtype", "saturates"]
 
 
 @record
@@ -26,7 +28,7 @@ class DType:
         writes: the C expression of a value as an element.
         computed: the dtype that values are computed in, where it is another.
         summed: the dtype of a reduction's partial results in Triton, where it is wider.
-        bits: for floats, the significant bits: so many of a random word make a number.
+        bits: for floats to compute with, the significant bits: so many of a random word make a number.
     """
 
     dtype: torch.dtype
@@ -60,6 +62,11 @@ ROWS = _Rows({
               "(_Float16){}", _F32, bits=11),
         DType(torch.bfloat16, "bf16", "float", "tl.float32", "bf16", "uint16_t", "tl.bfloat16", "qi_from_bf16({})",
               "qi_to_bf16({})", _F32, bits=8),
+        *(
+            DType(dtype, name, "float", "tl.float32", "u8", "uint8_t", "tl.uint8", f"q_from_{name}({{}})",
+                  f"q_to_{name}({{}})", _F32)
+            for dtype, name in ((torch.float8_e4m3fn, "e4m3"), (torch.float8_e5m2, "e5m2"))
+        ),
         DType(torch.int64, "i64", "int64_t", "tl.int64", "i64"),
         DType(torch.int32, "i32", "int32_t", "tl.int32", "i32"),
         DType(torch.int16, "i16", "int16_t", "tl.int16", "i16", summed=_I32),
@@ -70,11 +77,20 @@ ROWS = _Rows({
 })  # fmt: skip
 
 #: Floats that are computed in float32.
-HALVES = tuple(row.dtype for row in ROWS.values() if row.computed is not None)
+HALVES = tuple(row.dtype for row in ROWS.values() if row.computed is not None and row.bits)
+#: Floats that are only kept in memory: moved, and converted from and to.
+KEPT_FLOATS = tuple(row.dtype for row in ROWS.values() if row.computed is not None and not row.bits)
 REAL_FLOATS = tuple(row.dtype for row in ROWS.values() if row.bits)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that values are computed in: float32 for float16 and bfloat16, else the dtype itself."""
+    """The dtype that values are computed in: float32 for floats of 16 and of 8 bits, else the dtype itself."""
     row = ROWS.get(dtype)
     return dtype if row is None else row.computed or dtype
+
+
+@functools.cache
+def saturates() -> bool:
+    """Whether numbers too large for float8_e4m3fn become its greatest one, as from PyTorch 2.13 on, rather than NaN."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        return not torch.tensor([1e30], device="cpu").to(torch.float8_e4m3fn).float().isnan().any().item()

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import HALVES, KEPT_FLOATS
 from prims.errors import Unsupported
 from prims.ops import TABLE, PrimOp
 from prims.ops.templates import triton_convert, triton_expr, triton_prelude, triton_random
 
-STORAGE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+STORAGE = dict.fromkeys((*HALVES, *KEPT_FLOATS), torch.float32)
 
 
 def storage(dtype: torch.dtype) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prims.dtypes import HALVES, REAL_FLOATS, ROWS, compute_dtype
+from prims.dtypes import HALVES, KEPT_FLOATS, REAL_FLOATS, ROWS, compute_dtype
 from prims.errors import Unsupported
 
 _C_SIZES = {"float": 4, "double": 8, "_Float16": 2, "uint16_t": 2}
@@ -24,12 +24,14 @@ def test_floats_keep_their_significant_bits(dtype):
     assert 2.0 ** (1 - ROWS[dtype].bits) == torch.finfo(dtype).eps
 
 
-def test_halves_are_computed_in_float32():
+def test_narrow_floats_are_computed_in_float32():
     assert set(HALVES) == {torch.float16, torch.bfloat16}
-    assert all(compute_dtype(d) == (torch.float32 if d in HALVES else d) for d in (*ROWS, torch.complex64))
+    assert set(KEPT_FLOATS) == {torch.float8_e4m3fn, torch.float8_e5m2} and not {*KEPT_FLOATS} & {*REAL_FLOATS}
+    narrow = (*HALVES, *KEPT_FLOATS)
+    assert all(compute_dtype(d) == (torch.float32 if d in narrow else d) for d in (*ROWS, torch.complex64))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float8_e5m2fnuz])
 def test_other_dtypes_have_no_code(dtype):
     with pytest.raises(Unsupported, match="no code is generated for torch"):
         ROWS[dtype]

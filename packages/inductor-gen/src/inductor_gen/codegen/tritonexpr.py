@@ -11,7 +11,7 @@ from inductor_gen.codegen.reductions import REDUCTIONS, helpers
 from inductor_gen.device.cuda import ATOMIC
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.loops.graph import Node
-from prims.dtypes import HALVES, ROWS
+from prims.dtypes import HALVES, KEPT_FLOATS, ROWS
 from prims.errors import Unsupported
 from prims.ops import templates
 from prims.spec.expr import Expr
@@ -162,10 +162,14 @@ class TritonNames(Names):
         """An element from memory as a value to compute with."""
         if dtype == torch.bool:
             return f"({text} != 0)"
+        if dtype in KEPT_FLOATS:
+            return ROWS[dtype].reads.format(text)
         return f"{text}.to(tl.float32)" if dtype in HALVES else text
 
     def stored(self, name: str, dtype: torch.dtype) -> str:
         """A value as it goes to memory."""
+        if dtype in KEPT_FLOATS:
+            return ROWS[dtype].writes.format(name)
         memory = ROWS[dtype].in_triton
         return f"{name}.to({memory})" if memory else name
 

@@ -19,9 +19,14 @@ import torch
 from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.runtime.triton_build import load_module_text, module_text
 from inductor_gen.runtime.triton_check import triton_version
+from prims.dtypes import KEPT_FLOATS
 from prims.errors import Unsupported
 
 __all__ = ["Interpreted", "interpreted", "libdevice"]
+
+
+#: Dtypes whose elements are bytes to a kernel.
+_BYTES = (torch.bool, *KEPT_FLOATS)
 
 
 class Interpreted:
@@ -38,7 +43,7 @@ class Interpreted:
             addresses = [*self.source.words, *(t.data_ptr() for t in tensors[1:])]
             tensors = [tensors[0].copy_(torch.tensor(addresses))]
         if gx > 0 and gy > 0:
-            views = [t.view(torch.uint8) if t.dtype == torch.bool else t for t in tensors]
+            views = [t.view(torch.uint8) if t.dtype in _BYTES else t for t in tensors]
             with _mended():
                 self.function[(int(gx), int(gy))](*views, *numbers)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from prims.dtypes import KEPT_FLOATS
 from prims.handlers.base import map_values
 from prims.ops import PrimOp
 
@@ -65,6 +66,8 @@ def judge(op: PrimOp, args: tuple[Any, ...], result: Any) -> str | None:
 
 
 def _judge_exact(eager: torch.Tensor, result: torch.Tensor) -> str | None:
+    if eager.dtype in KEPT_FLOATS:
+        eager, result = eager.float(), result.float()
     equal = torch.eq(eager, result)
     if eager.dtype.is_floating_point:
         equal = equal & (torch.signbit(eager) == torch.signbit(result)) | (eager.isnan() & result.isnan())

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.dtypes import HALVES
+from prims.dtypes import HALVES, KEPT_FLOATS, saturates
 from prims.errors import Unsupported
 from prims.handlers.base import BaseHandler, map_values
 from prims.ops import PrimOp
@@ -43,7 +43,7 @@ class TorchHandler(BaseHandler):
 class Array:
     """A NumPy array with the torch dtype it stands for (NumPy has no bfloat16).
 
-    float16 and bfloat16 values are held in float32, rounded to what the dtype can hold.
+    Values of narrow floats are held in float32, rounded to what the dtype can hold.
     """
 
     __slots__ = ("data", "dtype")
@@ -76,7 +76,7 @@ class Array:
     def from_torch(tensor: torch.Tensor) -> Array:
         """A copy of a tensor's values."""
         plain = tensor.detach().cpu()
-        if plain.dtype in HALVES:
+        if plain.dtype in HALVES or plain.dtype in KEPT_FLOATS:
             plain = plain.float()
         return Array(plain.contiguous().numpy().copy(), tensor.dtype)
 
@@ -98,7 +98,21 @@ def _round(data: Any, dtype: torch.dtype) -> Any:
         odd = (bits >> np.uint32(16)) & np.uint32(1)
         rounded = ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)) << np.uint32(16)
         return np.where(np.isnan(data), data, rounded.view(np.float32)).astype(np.float32)
+    if dtype in KEPT_FLOATS:
+        return _round_to_8_bits(data, dtype)
     return data
+
+
+def _round_to_8_bits(data: Any, dtype: torch.dtype) -> Any:
+    """To the nearest multiple of the unit that numbers of that size have, ties to even; e4m3 has no infinity."""
+    mantissa, least, most = (3, -6, 448.0) if dtype == torch.float8_e4m3fn else (2, -14, 57344.0)
+    with np.errstate(all="ignore"):
+        exponent = np.frexp(np.where(np.isfinite(data), data, 1.0))[1] - 1
+        unit = np.ldexp(1.0, np.maximum(exponent, least) - mantissa)
+        rounded = np.where(np.isfinite(data), np.rint(data.astype(np.float64) / unit) * unit, data)
+    over = np.inf if dtype == torch.float8_e5m2 else most if saturates() else np.nan
+    over = np.where(np.isnan(data), data, np.copysign(over, data))
+    return np.where(np.abs(rounded) <= most, rounded, over).astype(np.float32)
 
 
 class NumpyHandler(BaseHandler):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prims.dtypes import REAL_FLOATS
+from prims.dtypes import KEPT_FLOATS, REAL_FLOATS
 from prims.errors import VerifierError
 from prims.spec import TensorSpec
 
@@ -18,6 +18,7 @@ __all__ = [
     "INTS",
     "NUMERIC",
     "REAL",
+    "STORED",
     "array_spec",
     "ceil_div",
     "is_spec",
@@ -36,6 +37,8 @@ BOOL = (torch.bool,)
 NUMERIC = FLOATS + INTS
 REAL = NUMERIC + BOOL
 ALL = REAL
+#: Also those that are only moved and converted.
+STORED = ALL + KEPT_FLOATS
 
 
 def require(condition: bool, label: str, message: str) -> None:

@@ -5,7 +5,9 @@ Each helper uses only earlier ones.
 
 from __future__ import annotations
 
-from prims.dtypes import ROWS
+import struct
+
+from prims.dtypes import ROWS, saturates
 
 __all__ = ["C_HELPERS", "C_SIMD", "TRITON_HELPERS"]
 
@@ -172,6 +174,70 @@ static inline float q_erff(float x) {
     const float r = x * p / q;
     return (fabsf(x) >= 3.8f) | (fabsf(r) > 1.0f) ? copysignf(1.0f, x) : r;
 }""")
+
+# ---- floats of 8 bits, as PyTorch converts them -----------------------------------------------------------
+
+# Per format: mantissa bits, bias, the bits of the float that overflows (above it, or from it on), what that becomes,
+# and a number whose unit in the last place is the least subnormal: adding it rounds to one, to nearest, ties to even.
+for _name, _mantissa, _bias, _most, _over, _special, _adder in (
+    ("e4m3", 3, 7, "0x43e80000u", ">", "0x7eu" if saturates() else "0x7fu", 16384.0),
+    ("e5m2", 2, 15, "0x47700000u", ">=", "0x7cu", 128.0),
+):
+    _shift = 23 - _mantissa
+    _least = 2.0 ** (1 - _bias)
+    _unit = _least / 2**_mantissa
+    _half, _rebased, _normal = (1 << (_shift - 1)) - 1, (127 - _bias) << _mantissa, (128 - _bias) << 23
+    _adder_bits = int.from_bytes(struct.pack(">f", _adder), "big")
+    # e4m3 has one NaN and no infinity; of e5m2 the last exponent stands for both.
+    _last = (
+        "(x & 0x7f) == 0x7f ? 0x7fc00000u" if _name == "e4m3"
+        else f"(x & 0x7f) >= 0x7c ? 0x7f800000u | (uint32_t)(x & 3) << {_shift}"
+    )  # fmt: skip
+    _c(f"q_from_{_name}", f"""
+static inline float q_from_{_name}(uint8_t x) {{
+  const uint32_t sign = (uint32_t)(x & 0x80) << 24, m = x & 0x7f;
+  const uint32_t small = (union {{ float f; uint32_t i; }}){{ .f = (float)m * {_unit!r}f }}.i;
+  const uint32_t u = {_last} : m < {1 << _mantissa} ? small : (m << {_shift}) + ({127 - _bias}u << 23);
+  return (union {{ uint32_t i; float f; }}){{ .i = u | sign }}.f;
+}}""")
+    _c(f"q_to_{_name}", f"""
+static inline uint8_t q_to_{_name}(float x) {{
+  const uint32_t u = (union {{ float f; uint32_t i; }}){{ .f = x }}.i, a = u & 0x7fffffffu;
+  const float sum = (union {{ uint32_t i; float f; }}){{ .i = a }}.f + {_adder!r}f;
+  const uint32_t small = (union {{ float f; uint32_t i; }}){{ .f = sum }}.i
+                         - (union {{ float f; uint32_t i; }}){{ .f = {_adder!r}f }}.i;
+  const uint32_t r = ((a + {_half}u + (a >> {_shift} & 1u)) >> {_shift}) - {_rebased}u;
+  const uint32_t q = a > 0x7f800000u ? 0x7fu : a {_over} {_most} ? {_special} : a < {_normal}u ? small : r;
+  return (uint8_t)(q | (u >> 24 & 0x80u));
+}}""")
+    _c(f"q_round_{_name}", f"""
+static inline float q_round_{_name}(float x) {{ return q_from_{_name}(q_to_{_name}(x)); }}""")
+    _last = (
+        "tl.where(m == 0x7f, 0x7fc00000, u)" if _name == "e4m3"
+        else f"tl.where(m >= 0x7c, 0x7f800000 | (m & 3) << {_shift}, u)"
+    )  # fmt: skip
+    _triton(f"q_from_{_name}", f"""
+def q_from_{_name}(x):
+    b = x.to(tl.int32)
+    m = b & 0x7f
+    small = (m.to(tl.float32) * {_unit!r}).to(tl.int32, bitcast=True)
+    u = tl.where(m < {1 << _mantissa}, small, (m << {_shift}) + {(127 - _bias) << 23})
+    u = {_last} | (b & 0x80) << 24
+    return u.to(tl.float32, bitcast=True)""")
+    _triton(f"q_to_{_name}", f"""
+def q_to_{_name}(x):
+    u = x.to(tl.int32, bitcast=True)
+    a = u & 0x7fffffff
+    small = (a.to(tl.float32, bitcast=True) + {_adder!r}).to(tl.int32, bitcast=True) - {_adder_bits}
+    r = ((a + {_half} + (a >> {_shift} & 1)) >> {_shift}) - {_rebased}
+    q = tl.where(a < {_normal}, small, r)
+    q = tl.where(a {_over} {_most[:-1]}, {_special[:-1]}, q)
+    q = tl.where(a > 0x7f800000, 0x7f, q)
+    return (q | (u >> 24 & 0x80)).to(tl.uint8)""")
+    _triton(f"q_round_{_name}", f"""
+def q_round_{_name}(x):
+    return q_from_{_name}(q_to_{_name}(x))""")
+
 _c("q_round_bf16", """
 static inline float q_round_bf16(float x) {
   uint32_t bits;

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from prims.dtypes import HALVES, ROWS
+from prims.dtypes import HALVES, KEPT_FLOATS, ROWS
 from prims.errors import Unsupported
 from prims.ops.prelude import C_HELPERS, C_SIMD, TRITON_HELPERS
 from prims.ops.row import TABLE, PrimOp, Template
@@ -129,13 +129,13 @@ def _shortest_float32(value: float) -> str:
 def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
     """The C expression that converts a compute value of `src` to one of `dst`.
 
-    To float16 or bfloat16 it rounds (the value stays a float); to an integer it truncates.
+    To a narrow float it rounds (the value stays a float); to an integer it truncates.
     """
     if src == dst:
         return arg
     if dst == torch.bool:
         return f"({arg} != 0)"
-    if dst in HALVES:
+    if dst in HALVES or dst in KEPT_FLOATS:
         return f"q_round_{ROWS[dst].name}({arg if c_type(src) == 'float' else f'(float){arg}'})"
     if src.is_floating_point and dst.is_signed and not dst.is_floating_point:
         # Eager's compiler makes narrow integers of 32-bit ones (and bytes, by PyTorch's own cast, of 64-bit ones).
@@ -253,7 +253,7 @@ def triton_literal(value: Any, dtype: torch.dtype) -> str:
 
 
 def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
-    """The Triton expression that converts a compute value of `src` to one of `dst` (halves: rounded)."""
+    """The Triton expression that converts a compute value of `src` to one of `dst` (narrow floats: rounded)."""
     if src == dst:
         return arg
     if dst == torch.bool:
@@ -262,6 +262,8 @@ def triton_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         if src == torch.float64:
             arg = f"{arg}.to(tl.float32)"  # by way of float32, as PyTorch converts
         return f"{arg}.to({ROWS[dst].in_triton}).to(tl.float32)"
+    if dst in KEPT_FLOATS:
+        return f"q_round_{ROWS[dst].name}({arg}{'' if triton_type(src) == 'tl.float32' else '.to(tl.float32)'})"
     if dst == torch.uint8 and src.is_floating_point:
         return f"{arg}.to(tl.int64).to(tl.uint8)"
     return f"{arg}.to({triton_type(dst)})"

@@ -212,8 +212,13 @@ class SetValue(Value):
         if self.obj is not None and not self.log:
             return self.obj
         values: list[Value] = []
-        recipe = self._recipe(values)
-        return _follow(recipe, [value.realize().const() for value in values])
+        recipe = _Recipe(values)
+        made = recipe.of(self)
+        if self.made_by is None or recipe.late:  # the object itself is still what it was before the region
+            if len(self.items) > 1:
+                raise GraphBreak("QB06", "the order of an existing set that has been changed")
+            return self.cls(token.value.const() for token in self.items)
+        return _follow(made, [value.realize().const() for value in values])
 
     def key(self, tx: Capture) -> Any:
         if self.cls is set:

@@ -7,12 +7,12 @@ not become a constant for that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.constant import ConstantValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.tensor import SymValue
 
@@ -24,11 +24,26 @@ __all__ = ["TextValue", "has_symbols", "text_of"]
 
 
 def has_symbols(value: Value) -> bool:
-    """Whether a number, or a tuple of them, is not known now."""
+    """Whether a number, or a tuple of constants and such numbers, is not known now.
+
+    A tuple with anything else in it is none: a list or a tensor is to be written as it is now, not as it is later.
+    """
     value = value.realize()
-    if isinstance(value, TupleValue) and value.cls in (tuple, torch.Size):
-        return any(map(has_symbols, value.items))
+    if _is_plain_tuple(value):
+        return _stays(value) and any(map(has_symbols, value.items))
     return isinstance(value, (SymValue, TextValue))
+
+
+def _is_plain_tuple(value: Value) -> TypeGuard[TupleValue]:
+    return isinstance(value, TupleValue) and value.cls in (tuple, torch.Size)
+
+
+def _stays(value: Value) -> bool:
+    """Whether a value looks the same whenever it is written."""
+    value = value.realize()
+    if _is_plain_tuple(value):
+        return all(map(_stays, value.items))
+    return isinstance(value, (SymValue, TextValue)) or (type(value) is ConstantValue and value.pytype in CONST_TYPES)
 
 
 def text_of(value: Value, convert: Any = str, spec: str = "") -> TextValue:

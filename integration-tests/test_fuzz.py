@@ -809,6 +809,36 @@ def test_a_digamma_has_the_rounding_of_what_it_is_the_difference_of() -> None:
     assert judge(result, result + 1e-13, shadow.twins(result))[0].all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["sum", "mean", "nansum", "cumsum"])
+def test_a_sum_that_overflows_by_its_order_is_undecided(name: str, dtype: torch.dtype) -> None:
+    """Also a mean of which only the sum overflows, before it is divided."""
+    certain = [[3, 3, 3, 3, 0, 0], [3, 3, 3, -2, 0, 0], [3, -3, 0.25, 0.25, 0, 0], [math.inf, 3, 3, 3, 0, 0]]
+    columns = [[3, 3, 3, -3, -3, -3], [3, 3, -3, 0, 0, 0], [3, 3, 3, 3, -3, -3], *certain]
+    x = (torch.tensor(columns, dtype=torch.double) / 4).t() * torch.finfo(dtype).max
+    result, shadow = decided(lambda x: getattr(x, name)(0), x.to(dtype))
+    result, runs = (part[-1] if name == "cumsum" else part for part in (result, torch.stack(shadow.twins(result), -1)))
+    runs = list(runs.unbind(-1))
+    undecided = [True] * 3 + ([True, True, False, False] if name == "mean" else [False] * 4)
+    assert judge(result, result, runs)[1].tolist() == undecided
+    other = result.isfinite().where(result.isinf(), 0.0).to(dtype)  # another number for each
+    assert judge(result, other, runs)[0].tolist() == [not each for each in undecided]
+
+
+def test_a_product_of_three_rounds_each_term() -> None:
+    """Orders of a bilinear form of exact weights that 32 bits are enough for, and a type that they are not."""
+    x, weight = make((20, 33), seed=3), fuzz.inputs.ramp(torch.ones(1), 2, 33, 33)
+    result, shadow = decided(lambda x: torch.nn.functional.bilinear(x, x, weight), x)
+    runs = shadow.twins(result)
+    for seed in range(20):
+        order = torch.randperm(33 * 33, generator=torch.Generator().manual_seed(seed))
+        terms = (x[:, None, :, None] * weight * x[:, None, None, :]).flatten(2)[..., order]
+        other = terms.cumsum(-1)[..., -1]
+        assert not judge(result, other, runs)[0].any()
+    short = (x.bfloat16()[:, None, :, None] * weight * x[:, None, None, :]).sum((2, 3))
+    assert judge(result, short, runs)[0].float().mean() > 0.8
+
+
 def test_no_program_reads_what_a_kernel_left_behind():
     rows = torch.arange(12.0).view(3, 4)
     left = torch.empty(9)[:1].detach()  # as if the rest were nobody's

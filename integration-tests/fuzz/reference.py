@@ -26,6 +26,7 @@ moved by a unit. Where not even that succeeds, the last twin becomes NaN, so tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,11 @@ NORM_GRADIENTS = frozenset(f"aten::native_{name}_norm_backward" for name in ("la
 SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
 PARTIAL = ("index", "scatter", "put", "fill")
+#: Sums that may come to an infinity, or to none, by the order of what they add.
+SUMS = frozenset(f"aten::{name}" for name in ("sum", "mean", "nansum", "cumsum"))
+#: Sums of products of three numbers, of which two are shared by many terms: only the third, an exact one too, moves each
+#: term by itself, as its rounding does.
+OF_THREE = frozenset(("aten::_trilinear",))
 #: Operators whose way rounds more than their operands' last places can tell: |x|^2 + |y|^2 - 2xy for the distance of x and y.
 DETOURS = ("aten::_euclidean_dist",)
 #: Where twins are: eager's kernels for a GPU compute some functions of 64 bits with constants of 32.
@@ -172,14 +178,17 @@ class Shadow(TorchDispatchMode):
         return torch._neg_view(view) if t.is_neg() else view
 
     def _disturbed(self, twin: torch.Tensor, inexact: torch.Tensor | None, step: float) -> torch.Tensor:
-        """Some correctly or wrongly rounded value near each number (``inexact``: only those); a zero keeps its sign."""
+        """Some correctly or wrongly rounded value near each number (``inexact``: only those); a zero keeps its sign, and what
+        is not finite stays."""
         if twin.is_complex():
             parts = torch.view_as_real(twin.resolve_conj().resolve_neg())
             mask = None if inexact is None else inexact.unsqueeze(-1)
             size = twin.abs().unsqueeze(-1)
-            still = size == 0 if mask is None else (size == 0) | ~mask
+            still = (size == 0) | ~size.isfinite()
+            still = still if mask is None else still | ~mask
             return torch.view_as_complex(parts.where(still, parts + self._random(parts) * size * step))
-        still = twin == 0 if inexact is None else (twin == 0) | ~inexact
+        still = (twin == 0) | ~twin.isfinite()
+        still = still if inexact is None else still | ~inexact
         return twin.where(still, twin + self._random(twin) * twin.abs() * step)
 
     def _widened(self, operands: Any, k: int, moving: set[int], other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -208,8 +217,10 @@ class Shadow(TorchDispatchMode):
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
         if self.count == 1 or not any(part in name for part in ACCUMULATING):
             return set()
-        every = any(part in name for part in INEXACT)
-        return {id(t) for t in operands if _floating(t.dtype) and (every or not self._grid(t))}
+        numbers = [t for t in operands if _floating(t.dtype)]
+        grids = [self._grid(t) for t in numbers]
+        every = any(part in name for part in INEXACT) or (name in OF_THREE and not all(grids))
+        return {id(t) for t, grid in zip(numbers, grids, strict=True) if every or not grid}
 
     @staticmethod
     def _grid(value: torch.Tensor) -> bool:
@@ -348,6 +359,8 @@ class Shadow(TorchDispatchMode):
             dims = given[1][0][1] if len(given[1][0]) > 1 and isinstance(given[1][0][1], (list, tuple)) else None
             whole = given[1][0][0].mean(dims, keepdim=True).reshape(mean.shape)
             answers[1] = (variance, mean.where(mean.isfinite(), whole))
+        if name in SUMS and self.count > 1 and original[0][0].is_floating_point():
+            answers[1:3] = _in_other_orders(func, answers[1:3], *given[0], dtype=original[0][0].dtype)
         if name == "aten::linalg_cross" and self.count > 1:
             answers[1] = _rounded_products(*given[1][0], **given[1][1])
         if name in SOFTMAX_GRADIENTS and self.count > 1:
@@ -571,6 +584,27 @@ def _by_two_passes(func: Any, answer: Any, args: Any, kwargs: Any) -> Any:
     first = answer[0] if isinstance(answer, tuple) else answer
     result = result.reshape(first.shape).where(first.isfinite() & result.isfinite().reshape(first.shape), first)
     return (result, *answer[1:]) if isinstance(answer, tuple) else result
+
+
+def _in_other_orders(func: Any, answers: list[Any], args: Any, kwargs: Any, dtype: torch.dtype) -> list[Any]:
+    """Two runs of a sum of numbers of a type, that agree where partial sums overflow only if every order gives the same.
+
+    One comes to an infinity only where the whole sum does, the other where the numbers of one sign do by themselves.
+    """
+    x, *rest = args
+    largest = torch.finfo(dtype if dtype == torch.float64 else torch.float32).max
+    size = float(x.abs().nan_to_num(posinf=0.0).max()) if x.numel() else 0.0
+    if size * x.numel() <= largest or not answers[0].is_floating_point():
+        return answers
+    shrunk = 2.0 ** -math.ceil(math.log2(x.numel()) + 1)
+    terms = x.numel() // answers[0].numel() if func._schema.name == "aten::mean" else 1  # it divides the sum, at last
+    whole = func(x * shrunk, *rest, **kwargs) / shrunk
+    apart = torch.zeros_like(whole)
+    for sign in (1, -1):
+        part = func(x.where(x.isnan() | (x * sign > 0), 0) * shrunk, *rest, **kwargs)
+        apart = apart + (part / shrunk).where((part * terms).abs() <= largest * shrunk, part * math.inf)
+    same = (whole == apart) | whole.isnan()
+    return [answer.where(same, other) for answer, other in zip(answers, (whole, apart), strict=True)]
 
 
 def _shift_by_means(func: Any, args: Any, kwargs: Any, random: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

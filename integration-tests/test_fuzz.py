@@ -23,7 +23,7 @@ from fuzz import mutation, pythons, tensors, training
 from fuzz.damage import Damaged
 from fuzz.driver import Settings, describe, run
 from fuzz.inputs import make
-from fuzz.judge import SAMPLES, judge
+from fuzz.judge import SAMPLES, compare_trees, judge
 from fuzz.observe import Observer
 from fuzz.program import AssertedError, Program, check, observe
 from fuzz.reference import Shadow
@@ -576,6 +576,28 @@ def program(compile, see):
         assert check(written, instead=other).difference is not None
     moving = Program("python", 0, source.format(value="'at ' + hex(id(Box()))"))
     assert check(moving, instead=lambda fn: lambda: "at 0x1").difference is not None
+
+
+@pytest.mark.parametrize("eager,ours,same", [
+    ("[s[:1], s[1:]]", "[s[:1].clone(), s[1:].clone()]", True), ("[s[:1], s[1:]]", "[s[:1], s[1:]]", True),
+    ("[s[:1].clone(), s[1:].clone()]", "[s[:1], s[1:]]", False), ("[s[:1].clone(), s[1:]]", "[s[:1], s[1:].clone()]", True),
+    ("[s[:1], s[1:]]", "[x[:1].detach(), s[1:]]", False),
+])  # fmt: skip
+def test_gradients_may_have_memory_of_their_own(eager: str, ours: str, same: bool) -> None:
+    """They may share none that eager's do not."""
+    trees = []
+    for text in (eager, ours):
+        x, see = torch.zeros(2, requires_grad=True), Observer()
+        grads = eval(text, {"s": torch.zeros(2), "x": x})
+        leaves = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+        see("x", x)
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.register_post_accumulate_grad_hook(functools.partial(lambda leaf, grad: setattr(leaf, "grad", grad), grad=grad))
+        see.gradients("call", sum(leaves), leaves)
+        see("x again", x)
+        trees.append(see.trees)
+    found = [compare_trees(a, b, "", []) for (_, a), (_, b) in zip(*trees, strict=True)]
+    assert all(each is None for each in found) is same and found[0] is found[-1] is None
 
 
 def test_memory_that_was_given_up_is_not_taken_for_what_came_into_its_place() -> None:

@@ -28,10 +28,16 @@ _LINE_NOTE = "In the program, this is\n  File "
 
 @dataclass
 class Leaf:
-    """A tensor as it was when seen: ``meta`` must be eager's exactly, ``data`` is judged."""
+    """A tensor as it was when seen: ``meta`` must be eager's exactly, ``data`` is judged.
+
+    In ``meta`` stands which of the tensors seen was the first in its memory (``place``: it itself). A ``gradient`` may
+    have memory of its own where eager's lies in another's.
+    """
 
     meta: tuple[Any, ...]
     data: torch.Tensor
+    place: int
+    gradient: bool = False
 
 
 class Observer:
@@ -47,6 +53,7 @@ class Observer:
         self._kept: list[Any] = []
         self._places: dict[int, int] = {}
         self._storages: dict[int, int] = {}
+        self._leaves = 0
 
     def __call__(self, label: str, value: Any) -> None:
         """See a value now."""
@@ -98,6 +105,9 @@ class Observer:
         for i, leaf in enumerate(leaves):
             if leaf.is_leaf:
                 self(f"{label}: gradient {i}", leaf.grad)
+                seen = self.trees[-1][1]
+                if isinstance(seen, Leaf):
+                    seen.gradient = True
 
     def _tree(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -150,17 +160,18 @@ class Observer:
 
     def _leaf(self, t: torch.Tensor) -> Leaf:
         self._kept.append(t)
+        self._leaves += 1
         shared = -1
         if t.numel():
             storage = t.untyped_storage()
             self._kept.append(storage)  # the tensor may be given other memory, and its own be used again
-            shared = self._storages.setdefault(storage._cdata, len(self._storages))
-        strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
+            shared = self._storages.setdefault(storage._cdata, self._leaves)
+        strides = t.stride() if t.numel() else ()
         meta = (
             type(t).__name__, tuple(t.shape), str(t.dtype), t.device.type, ("strides", strides), ("memory", shared),
             ("requires_grad", t.requires_grad), ("leaf", t.is_leaf),
         )  # fmt: skip
-        return Leaf(meta, t.detach().clone())
+        return Leaf(meta, t.detach().clone(), self._leaves)
 
 
 def changed(now: torch.Tensor, before: torch.Tensor) -> bool:

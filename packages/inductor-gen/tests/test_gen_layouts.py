@@ -51,6 +51,29 @@ def test_outputs_have_the_strides_asked_for() -> None:
     assert case.outputs[0].stride() == x.stride()
 
 
+@pytest.mark.parametrize("step", [11, 1, 7])
+@pytest.mark.parametrize("turned", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (1, 2, 0)], ids=str)
+@pytest.mark.parametrize("made", ["gathered", "computed", "reduced", "sorted"])
+def test_results_have_the_strides_of_dimensions_of_one_element_too(made: str, turned: Any, step: int) -> None:
+    """By them eager chooses the layout of what it computes of the result."""
+
+    def fn(p: Any, x: Any, place: Any) -> Any:
+        match made:
+            case "gathered":
+                y = p.index(x, (place,), (0,))
+            case "computed":
+                y = p.reshape(p.exp(x), (11, 1, 1))
+            case "reduced":
+                y = p.reshape(p.sum(p.broadcast(x, (11, 1, 1, 4), (0, 1, 2)), (3,)), (11, 1, 1))
+            case _:
+                y = p.aten(torch.ops.aten.sort.default, x, 0)[0]
+        return p.permute(p.permute(y, (1, 2, 0)), turned)
+
+    strides = tuple(1 if d == 2 else step for d in turned)
+    case = check(fn, [torch.randn(11, 1, 1), torch.arange(11).flip(0)], strides=[strides], claims=inductor_gen.claims("cpu"))
+    assert case.outputs[0].stride() == strides
+
+
 def test_an_input_returned_is_a_copy() -> None:
     x = torch.randn(3, 4)
     (got,) = check(lambda p, x: p.reshape(x, (4, 3)), [x]).outputs

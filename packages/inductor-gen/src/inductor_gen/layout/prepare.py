@@ -295,7 +295,8 @@ class _Preparer:
         if ref is not None and (wanted is None or _same_strides(ref.shape, ref.strides, wanted)):
             if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
                 self.owned.add(ref.base)
-                return ref
+                # What eager computes of a result has a layout for which the strides of dimensions of one element count.
+                return ref if wanted is None or desc.kind == "saved" else replace(ref, strides=wanted)
         copy = self.copy(x, wanted)
         if x.is_late and x.kind in ("extern", "item"):
             self._read_instead(x, copy)

@@ -111,7 +111,10 @@ class SetState:
 
 @record
 class KeysView:
-    """A dict of a kind with these keys (``as_view``: its ``keys()``)."""
+    """A dict of a kind with these keys (``as_view``: its ``keys()``).
+
+    A set has room for all keys of a plain dict at once, also of its view, and takes those of every other one by one.
+    """
 
     kind: type
     keys: list[Value]
@@ -501,7 +504,8 @@ def operand_of(tx: Capture, value: Value) -> Operand:
     if isinstance(inner, SetValue):
         return inner.state()
     if isinstance(value, DictView) and value.kind == "keys" and value.owner.cls in VIEWED:
-        return KeysView(value.owner.cls, list(value.owner.iterate(tx)), as_view=True)
+        kind = value.owner.cls if value.holder is value.owner else OrderedDict  # a Counter's are taken as those are
+        return KeysView(kind, list(value.owner.iterate(tx)), as_view=True)
     if isinstance(value, DictValue) and value.cls is dict:
         return KeysView(dict, list(value.iterate(tx)), as_view=False)
     return value.unpack(tx)

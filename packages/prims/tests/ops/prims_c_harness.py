@@ -42,7 +42,7 @@ def _function(name: str, inputs: list[str], out: str, expr: str) -> str:
     )
 
 
-def elementwise_source(dtype: torch.dtype) -> str:
+def elementwise_source(dtype: torch.dtype, branchless: bool = False) -> str:
     """One function per elementwise row defined for `dtype`, and one per conversion from it."""
     ctype = c_type(dtype)
     parts = []
@@ -52,7 +52,7 @@ def elementwise_source(dtype: torch.dtype) -> str:
         types = ["uint8_t", ctype, ctype] if op.name == "where" else [ctype] * len(op.params)
         out = "uint8_t" if op.dtype_rule == "bool" else ctype
         names = [f"x{i}" for i in range(len(types))]
-        parts.append(_function(f"prim_{op.name}", types, out, c_expr(op, names, dtype)))
+        parts.append(_function(f"prim_{op.name}", types, out, c_expr(op, names, dtype, branchless)))
     for target in TABLE["convert"].dtypes:
         name = f"convert_{str(target).removeprefix('torch.')}"
         parts.append(_function(name, [ctype], c_type(target), c_convert("x0", dtype, target)))
@@ -67,10 +67,10 @@ def elementwise_source(dtype: torch.dtype) -> str:
     return c_prelude(text) + "\n" + text
 
 
-def build(dtype: torch.dtype, folder: Path) -> ctypes.CDLL:
+def build(dtype: torch.dtype, folder: Path, branchless: bool = False) -> ctypes.CDLL:
     tag = str(dtype).removeprefix("torch.")
     source, library = folder / f"{tag}.c", folder / f"{tag}.so"
-    source.write_text(elementwise_source(dtype))
+    source.write_text(elementwise_source(dtype, branchless))
     done = subprocess.run(
         [str(compiler()), *FLAGS, str(source), "-o", str(library), "-lm"], capture_output=True, text=True
     )
@@ -81,13 +81,14 @@ def build(dtype: torch.dtype, folder: Path) -> ctypes.CDLL:
 class CBackend:
     """``run_op`` of the conformance kit, by compiled C."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, branchless: bool = False) -> None:
         self.folder = folder
+        self.branchless = branchless
         self.libraries: dict[torch.dtype, ctypes.CDLL] = {}
 
     def library(self, dtype: torch.dtype) -> ctypes.CDLL:
         if dtype not in self.libraries:
-            self.libraries[dtype] = build(dtype, self.folder)
+            self.libraries[dtype] = build(dtype, self.folder, self.branchless)
         return self.libraries[dtype]
 
     def __call__(self, op: PrimOp, args: tuple[Any, ...]) -> torch.Tensor:

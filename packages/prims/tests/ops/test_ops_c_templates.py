@@ -10,7 +10,7 @@ import torch
 
 from prims.conformance import check_backend
 from prims.ops import TABLE
-from prims.ops.templates import c_literal, c_prelude, c_type
+from prims.ops.templates import c_expr, c_literal, c_prelude, c_type
 
 pytestmark = pytest.mark.skipif(harness.compiler() is None, reason="no gcc")
 DTYPES = TABLE["eq"].dtypes
@@ -19,6 +19,32 @@ DTYPES = TABLE["eq"].dtypes
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory):
     return harness.CBackend(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture(scope="module")
+def branchless(tmp_path_factory):
+    return harness.CBackend(tmp_path_factory.mktemp("branchless"), branchless=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_choices_without_branches_conform(branchless, dtype):
+    chosen = [name for name in ("where", "maximum", "minimum", "fmax", "fmin") if dtype in TABLE[name].dtypes]
+    report = check_backend(branchless, ops=chosen, dtypes=[dtype])
+    assert report.ok and not report.unsupported, str(report)
+    for name in chosen:
+        plain, bits = (c_expr(TABLE[name], ["x", "y", "z"], dtype, way) for way in (False, True))
+        assert "?" not in bits and ("?" in plain) == (plain != bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_choices_without_branches_keep_every_bit(branchless, dtype):
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -5e-324, 1.0]
+    x, y = (t.flatten() for t in torch.meshgrid(*[torch.tensor(special, dtype=dtype)] * 2, indexing="ij"))
+    for c in (torch.zeros(64), torch.ones(64), torch.arange(64) % 2):
+        got = branchless(TABLE["where"], (c.bool(), x, y))
+        want = torch.where(c.bool(), x, y)
+        whole = torch.int32 if dtype == torch.float32 else torch.int64
+        assert torch.equal(got.view(whole), want.view(whole))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -34,6 +34,7 @@ from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint
 from inductor_gen.unit import BAD_INDEX
+from prims.ops import templates
 from prims.options import Options
 from prims.spec.expr import Expr
 
@@ -107,6 +108,7 @@ class _Kernel:
         #: The clause of a loop that may note a failed check.
         self.noting = " reduction(|:bad_)" if self.checks else ""
         self.scalar = self._picks()
+        self.names.branchless = not self.scalar and self._calls_by_vectors()
 
     def _depend_on_lane(self) -> None:
         """Tiles hold a result of every reduction per lane, of one that is the same for all lanes too."""
@@ -130,6 +132,11 @@ class _Kernel:
             return False
         shared = self._shared(self.nest.outer[-2:-1], places)
         return sum(op_cost(v.op) for v in self.body.vals if not shared or shared[0] in v.deps) <= LIGHT
+
+    def _calls_by_vectors(self) -> bool:
+        """Does it call functions that have vector versions, and nothing that has none?"""
+        names = {v.op for v in self.body.vals}
+        return any(map(templates.calls_libm, names)) and not any(map(templates.stays_scalar, names))
 
     def _places(self, indices: list[Expr]) -> list[Val]:
         """The values that indices go through."""

@@ -13,7 +13,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
 from prims.dtypes import ROWS
-from prims.ops import TABLE, templates
+from prims.ops import TABLE, PrimOp, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -39,11 +39,11 @@ class Names:
     EXTREMES = {"min": "(({a}) < ({b}) ? ({a}) : ({b}))", "max": "(({a}) > ({b}) ? ({a}) : ({b}))"}
     convert = staticmethod(templates.c_convert)
     random = staticmethod(templates.c_random)
-    applied = staticmethod(templates.c_expr)
 
     def __init__(self, body: Body, loops: list[Expr], written: Iterable[Node] | None = None) -> None:
         self.body = body
         self.space = dict(body.space)
+        self.branchless = False  # whether choices are to leave no branch
         self.sizes: list[Expr] = []
         self._size_names: dict[Expr, str] = {}
         self.buffers: list[Node] = []
@@ -219,6 +219,11 @@ class Names:
     def product_sum(self, x: str, y: str, z: str, dtype: torch.dtype) -> str:
         """``x * y + z`` of values of a dtype, rounded once where the processor has an instruction for it."""
         return f"q_fma{64 if dtype == torch.float64 else 32}({x}, {y}, {z})"
+
+
+    def applied(self, op: PrimOp, args: list[str], dtype: torch.dtype) -> str:
+        """A primitive of operands."""
+        return templates.c_expr(op, args, dtype, self.branchless)
 
     def literal(self, v: Val) -> str:
         """A number as the program has it."""

@@ -89,6 +89,16 @@ static inline {_type} q_floor_div{_suffix}({_type} a, {_type} b) {{
   return q - whole > ({_type})0.5 ? whole + 1 : whole;
 }}""")
 
+# ---- choices that leave no branch, which a compiler would put calls into ----------------------------------
+
+for _suffix, _type, _bits in (("f", "float", 32), ("", "double", 64)):
+    _c(f"q_pick{_suffix}", f"""
+static inline {_type} q_pick{_suffix}(int c, {_type} x, {_type} y) {{
+  union {{ {_type} f; uint{_bits}_t i; }} a = {{ .f = x }}, b = {{ .f = y }};
+  b.i ^= (a.i ^ b.i) & -(uint{_bits}_t)(c != 0);
+  return b.f;
+}}""")
+
 # ---- special functions ----------------------------------------------------------------------------------
 
 # lgamma writes the global signgam; the _r form does not, and threads stay independent.

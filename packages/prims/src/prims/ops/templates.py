@@ -37,6 +37,7 @@ __all__ = [
     "c_random",
     "c_type",
     "dtype_class",
+    "stays_scalar",
     "triton_convert",
     "triton_expr",
     "triton_literal",
@@ -74,13 +75,26 @@ def c_type(dtype: torch.dtype) -> str:
     return str(_c_fields(dtype)["T"])
 
 
-def c_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype) -> str:
+#: A template that chooses one of two operands.
+_CHOICE = re.compile(r"\((.+) \? (\{\d\}) : (\{\d\})\)")
+
+
+def c_expr(op: PrimOp, args: Sequence[str], dtype: torch.dtype, branchless: bool = False) -> str:
     """The C expression of an elementwise primitive on operands (C atoms) of `dtype`.
 
     Comparisons and logical operations give an int 0/1. For ``where`` the dtype is that of its second
     operand. Raises `Unsupported` when the row has no template for the dtype.
+
+    `branchless`: a choice between operands is made of their bits. Of ``c ? x : y`` a compiler may make a branch, which
+    it takes out of the loop in part, or moves what only one side needs into; a call in a branch is not vectorised.
     """
-    return _pick(op.c, op, dtype, "C").format(*args, **_c_fields(dtype))
+    template = _pick(op.c, op, dtype, "C")
+    choice = _CHOICE.fullmatch(template) if branchless else None
+    if choice is not None:
+        c, x, y = choice.groups()
+        bits = f"(({{T}})({y} ^ (({x} ^ {y}) & -({{T}})(({c}) != 0))))"
+        template = f"q_pick{{f}}({c}, {x}, {y})" if dtype.is_floating_point else bits
+    return template.format(*args, **_c_fields(dtype))
 
 
 def c_literal(value: Any, dtype: torch.dtype) -> str:
@@ -185,6 +199,12 @@ def _closure(source: str, helpers: dict[str, str]) -> list[str]:
     return [name for name in helpers if name in needed]
 
 
+#: Words of C text of which no vectors are made.
+_SCALAR = frozenset(
+    ("for", "while", "fmod", "fmodf", "lgamma_r", "lgammaf_r", "nextafter", "nextafterf", "q_erfinv", "q_digamma")
+)
+
+
 def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
     """The functions of libm with vector versions among ``words``: name, C type, number of operands."""
     typed = (("f", "float"), ("", "double"))
@@ -193,12 +213,22 @@ def _libm(words: Set[str]) -> list[tuple[str, str, int]]:
 
 
 @functools.cache
-def calls_libm(op: str) -> bool:
-    """Whether the C of an elementwise primitive calls functions of libm with vector versions, or helpers that do."""
+def _words(op: str) -> frozenset[str]:
+    """The words of the C of an elementwise primitive and of the helpers that it calls."""
     c = TABLE[op].c if op in TABLE else None
     source = " ".join(c.values()) if isinstance(c, dict) else str(c or "")
     text = [source, *(C_HELPERS[name] for name in _closure(source, C_HELPERS))]
-    return bool(_libm(set(_WORD.findall("\n".join(text).replace("{f}", "f")))))
+    return frozenset(_WORD.findall("\n".join(text).replace("{f}", "f")))
+
+
+def calls_libm(op: str) -> bool:
+    """Whether the C of an elementwise primitive calls functions of libm with vector versions, or helpers that do."""
+    return bool(_libm(_words(op)))
+
+
+def stays_scalar(op: str) -> bool:
+    """Whether no compiler makes vectors of the C of an elementwise primitive: it loops, or calls what has none."""
+    return bool(_SCALAR & _words(op))
 
 
 def c_prelude(source: str, simd: bool = True) -> str:

@@ -82,3 +82,16 @@ def test_calls_without_vector_versions_are_made_where_they_are_needed(name: str)
 
 def test_kernels_without_calls_are_written_as_before() -> None:
     assert "q_pick" not in text_of(lambda p, x, y: p.where(p.gt(x, y), p.mul(x, 2.0), y), [torch.ones(9), torch.ones(9)])
+
+
+def test_a_choice_by_place_splits_the_loop() -> None:
+    """Each part computes its own side: both would take the sum of their times."""
+
+    def fn(p: Any, x: Any, y: Any) -> Any:
+        rows = p.broadcast(p.lt(p.iota(60, 0, 1, torch.int64, x.device), 20), x.shape, (0,))
+        return p.where(rows, p.exp(x), p.where(p.gt(x, y), p.cos(x), y))
+
+    inputs = [torch.randn(60, 500), torch.randn(60, 500)]
+    check(fn, inputs, tol=1e-4)
+    text = text_of(fn, inputs)
+    assert len(re.findall(r"= .* \? v\d+ : v\d+", text)) == 1 and text.count("q_pick") == 1

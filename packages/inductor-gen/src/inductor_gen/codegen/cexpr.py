@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 import torch
 
@@ -13,7 +14,7 @@ from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
 from prims.dtypes import ROWS
-from prims.ops import TABLE, PrimOp, templates
+from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -39,11 +40,13 @@ class Names:
     EXTREMES = {"min": "(({a}) < ({b}) ? ({a}) : ({b}))", "max": "(({a}) > ({b}) ? ({a}) : ({b}))"}
     convert = staticmethod(templates.c_convert)
     random = staticmethod(templates.c_random)
+    applied: ClassVar[Callable[..., str]] = staticmethod(templates.c_expr)
 
     def __init__(self, body: Body, loops: list[Expr], written: Iterable[Node] | None = None) -> None:
         self.body = body
         self.space = dict(body.space)
-        self.branchless = False  # whether choices are to leave no branch
+        # Whether choices are to leave no branch, but for those of places, by which a compiler splits a loop in two.
+        self.branchless = False
         self.sizes: list[Expr] = []
         self._size_names: dict[Expr, str] = {}
         self.buffers: list[Node] = []
@@ -211,19 +214,14 @@ class Names:
         if v.op.startswith("random_"):
             return self.random(TABLE[v.op], args[0], args[1], args[2], v.dtype)
         operand = v.args[1].dtype if v.op == "where" else v.args[0].dtype
+        if self.branchless and not (v.op == "where" and _is_place(v.args[0])):
+            return templates.c_expr(TABLE[v.op], args, operand, branchless=True)
         return self.applied(TABLE[v.op], args, operand)
 
     def _contracted(self, v: Val, x: str, y: str, z: str) -> str:
-        return self.product_sum(f"-{x}" if v.attr == "r" else x, y, f"-{z}" if v.attr == "-" else z, v.dtype)
-
-    def product_sum(self, x: str, y: str, z: str, dtype: torch.dtype) -> str:
-        """``x * y + z`` of values of a dtype, rounded once where the processor has an instruction for it."""
-        return f"q_fma{64 if dtype == torch.float64 else 32}({x}, {y}, {z})"
-
-
-    def applied(self, op: PrimOp, args: list[str], dtype: torch.dtype) -> str:
-        """A primitive of operands."""
-        return templates.c_expr(op, args, dtype, self.branchless)
+        """``x * y + z`` (see :mod:`.contract`), rounded once where the processor has an instruction for it."""
+        x, z = f"-{x}" if v.attr == "r" else x, f"-{z}" if v.attr == "-" else z
+        return f"q_fma{64 if v.dtype == torch.float64 else 32}({x}, {y}, {z})"
 
     def literal(self, v: Val) -> str:
         """A number as the program has it."""
@@ -281,6 +279,13 @@ class Names:
         ctype = self.type_of(s.value)
         combined = templates.c_expr(TABLE[row], ["q_old", name], dtype)
         return f"{{ const {ctype} q_old = {old}; {target} = {self.stored(combined, dtype)}; }}"
+
+
+def _is_place(v: Val) -> bool:
+    """Whether a value is computed of the loops' variables alone."""
+    if not v.args or v.op == "load":
+        return v.op in ("test", "index", "size", "const")
+    return all(map(_is_place, v.args))
 
 
 _HALF_HELPERS = """\

@@ -281,7 +281,7 @@ class _Generator:
 
         stage = "lower"
         try:
-            claims = frozenset().union(*(inductor_gen.claims(kind) for kind in _device_types(env)))
+            claims = frozenset().union(*(inductor_gen.claims(kind, self.options) for kind in _device_types(env)))
             if self.in_place:
                 claims |= {UPDATES}
             with self.report.phase("lower"):

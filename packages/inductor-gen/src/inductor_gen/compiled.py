@@ -93,8 +93,9 @@ def _told(env: Envelope) -> tuple[bytes, Mapping[str, torch.Tensor]]:
 
 
 def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:
-    """What the graph may count on about attention masks; nothing where every rounding is to be as in eager."""
-    if options.numerics != "fast" or not has_masks(env):
+    """What the graph may count on about attention masks; nothing where every rounding is to be as in eager, or the same
+    on every run: which graph runs depends on earlier batches."""
+    if options.numerics != "fast" or options.deterministic or not has_masks(env):
         return MaskPlan()
     with report.phase("inductor.masks"):
         return plan_masks(build_graph(env), env, size_hint(env))

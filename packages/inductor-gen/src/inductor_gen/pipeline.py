@@ -22,7 +22,9 @@ from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.rendering import Rendering
 from inductor_gen.device.record import Asked, device_of, known
+from inductor_gen.extern.calls import function_of
 from inductor_gen.extern.cuda import is_half_product
+from inductor_gen.extern.policies import note_policies
 from inductor_gen.fuse.check import text, verify
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
@@ -81,7 +83,7 @@ def planned(
         fusion = fuse(prepared.graph, hint, devices, prepared.kept(), fuel, prepared.updates(), prepared.renewed)
     keep(options, report, "fused", lambda: text(fusion), log="schedule")
     with report.phase("inductor.kernels"):
-        builder = Builder(prepared, fusion, hint, options.numerics != "fast")
+        builder = Builder(prepared, fusion, hint, options.numerics != "fast", options.batch_invariant)
         made = list(builder.steps())
     with report.phase("inductor.order"):
         steps = ordered(made, prepared, hint)
@@ -100,7 +102,9 @@ def rewritten_graph(
 ) -> Rewritten:  # fmt: skip
     """The graph of an envelope after the rows that the options allow."""
     graph = build_graph(env, own_strides=options.numerics == "eager_exact")
-    context = Context(size_hint(env), devices, options.numerics, masks or {}, is_training(env))
+    context = Context(
+        size_hint(env), devices, options.numerics, masks or {}, is_training(env), deterministic=options.deterministic
+    )
     fuel = fuel or Fuel(options.fuel)
     return rewrite(graph, context, fuel, check=options.verify in ("every_pass", "reference"))
 
@@ -139,6 +143,10 @@ def lower_graph(
                 steps = in_kernels(draft, steps, lambda body: planned(body, options, devices=devices))
             if _has_choices(options, steps):
                 steps, precision = choose(draft, steps)
+    for step in steps if options.policies else ():
+        if isinstance(step, Call):
+            name = step.chosen[0] if step.chosen else function_of(step.node, *prepared.call_of(step.node), options)[0]
+            note_policies(step.node, name, options, report)
     with report.phase("inductor.render"):
         together = launches(steps, rendering.starts_slowly, lambda kernel: _kind(kernel, rendering, prepared))
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
@@ -161,7 +169,8 @@ def lower_graph(
 def _has_choices(options: Options, steps: Iterable[Step]) -> bool:
     """May a template or another operator be taken for some step? Where bits are to be eager's, none may."""
     products = any(isinstance(step, Call) and is_half_product(step.node) for step in steps)
-    return options.numerics != "eager_exact" and (options.max_autotune or products)
+    asked = options.max_autotune or options.batch_invariant
+    return options.numerics != "eager_exact" and (asked or products)
 
 
 def _verify(steps: Iterable[Step], prepared: Prepared) -> None:

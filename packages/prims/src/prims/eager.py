@@ -54,6 +54,8 @@ def leave_to_eager(
         recorded = report.status(subject, "refused" if refused else "eager", reason, where)
         if recorded and not any(f.reason == reason for f in report.fallbacks):
             report.fallback(stage, reason, where)
+        for policy in report.asked if recorded else ():
+            report.policy(policy, stage, f"left to eager: {reason}", where, held=False)
     if refused:
         at = None if where is None else str(where)
         raise NotCompiled(

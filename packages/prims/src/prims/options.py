@@ -29,6 +29,8 @@ CACHE_KEY_FIELDS = (
     "epilogue_fusion",
     "memory_budget",
     "fallback_random",
+    "deterministic",
+    "batch_invariant",
 )
 
 
@@ -77,6 +79,14 @@ class Options:
             infinity that its operands have not, where one comes to be in a result.
         numerics: ``"fast"`` (at least as accurate as eager), ``"eager_close"`` (rounded where eager rounds, accumulated
             in eager's types, nothing contracted) or ``"eager_exact"`` (eager's bits and random numbers).
+        deterministic: the same bits on every run: no sums by atomic additions or in the order in which threads come, no
+            second graph for what a guess about masks got wrong, and PyTorch's own calls run as under
+            ``torch.use_deterministic_algorithms``, which raises where there is no such algorithm. The report says what
+            that changed. Not with ``max_autotune``, which chooses orders of sums by the clock.
+        batch_invariant: a row's result has the same bits whatever batch it is in: products, convolutions and sums go
+            through their terms in an order that no size of the batch decides, rounded as by ``numerics="eager_close"``
+            (which it sets). Calls of the library for which that is not known are named in the report, and are errors
+            with ``strict``. Not with ``max_autotune``, and not with ``numerics="eager_exact"``: eager's are not.
         memory_budget: share of eager's saved-for-backward bytes that a partition may keep, 0 to 1; or a text such as
             ``"6GB"`` or ``"800MiB"``, into which a step's estimated peak is to fit: what is saved, the most that is
             alive beside it, gradients, parameters and other inputs (not estimated for a program that takes its
@@ -108,6 +118,8 @@ class Options:
     logs: str = ""
     check: str = "off"
     numerics: str = "fast"
+    deterministic: bool = False
+    batch_invariant: bool = False
     memory_budget: float | str = 1.0
     fallback_random: bool = False
     max_autotune: bool = False
@@ -116,8 +128,10 @@ class Options:
     data_dependent: bool = False
 
     def __post_init__(self) -> None:
-        switches = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune", "epilogue_fusion")
-        for name in (*switches, "cudagraphs", "program_cache", "data_dependent"):
+        switches: tuple[str, ...] = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune")
+        switches += ("epilogue_fusion",)
+        switches += ("cudagraphs", "program_cache", "data_dependent", "deterministic", "batch_invariant")
+        for name in switches:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")
         self._require("mode", self.mode in MODES, "one of " + ", ".join(map(repr, MODES)))
@@ -137,6 +151,24 @@ class Options:
         self._require("logs", isinstance(self.logs, str), "a text such as 'breaks,recompiles'")
         parse_logs(self.logs)
         self._require("cache_dir", isinstance(self.cache_dir, str) and bool(self.cache_dir), "a folder's path")
+        self._agree()
+
+    def _agree(self) -> None:
+        """The policies about bits, with what they rest on."""
+        for policy in self.policies:
+            if self.max_autotune:
+                raise UserError(
+                    f"options {policy!r} and 'max_autotune' do not agree: measured times would choose orders of sums",
+                    todo="Leave one of them out (mode='reduce-overhead' has CUDA graphs without measuring).",
+                )
+        if self.batch_invariant and self.numerics == "eager_exact":
+            raise UserError(
+                "options 'batch_invariant' and numerics='eager_exact' do not agree: eager's own kernels choose orders of "
+                "sums by the size of the batch",
+                todo="Leave one of them out.",
+            )
+        if self.batch_invariant:  # what is rounded may not depend on what is fused
+            object.__setattr__(self, "numerics", "eager_close")
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -189,6 +221,11 @@ class Options:
     def eager_random(self) -> bool:
         """Whether random numbers come from eager's operators and generators."""
         return self.fallback_random or self.numerics == "eager_exact"
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies about bits that are asked for."""
+        return tuple(name for name in ("deterministic", "batch_invariant") if getattr(self, name))
 
     @property
     def memory_limit(self) -> int | None:

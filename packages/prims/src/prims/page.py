@@ -31,7 +31,7 @@ summary { cursor: pointer } .span { fill: #7aa6d6; stroke: #fff } svg text { fon
 def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
-        _head(report, title), _findings(report), _stances(report), _breaks(report), _recompiles(report),
+        _head(report, title), _findings(report), _stances(report), _policies(report), _breaks(report), _recompiles(report),
         _graphs(report), _guards(report), _kernels(report), _externs(report), _memory(report), _timeline(report),
         _caches(report),
     ]  # fmt: skip
@@ -96,6 +96,15 @@ def _stances(report: Report) -> str:
         for s in report.stances
     ]
     return _section("Stances", _table(("stance", "what was done under it", "times", "where"), rows))
+
+
+def _policies(report: Report) -> str:
+    rows = [
+        (escape(p.policy), "yes" if p.held else "<b>not known</b>", escape(f"{p.op}: {p.what}"), str(p.count),
+         _line(p.where))
+        for p in report.policies
+    ]  # fmt: skip
+    return _section("Policies about bits", _table(("policy", "holds", "at", "times", "where"), rows))
 
 
 def _breaks(report: Report) -> str:

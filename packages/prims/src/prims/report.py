@@ -26,6 +26,7 @@ __all__ = [
     "KernelRecord",
     "LoadedRecord",
     "MemoryRecord",
+    "PolicyRecord",
     "RecompileRecord",
     "Report",
     "StanceRecord",
@@ -264,6 +265,31 @@ class StanceRecord:
 
 
 @record
+class PolicyRecord:
+    """What a policy about bits (``Options.deterministic``, ``Options.batch_invariant``) came to at an operator.
+
+    Attributes:
+        policy: the option.
+        held: whether it holds there.
+        what: what was done, or why it is not known to hold.
+        op: the operator.
+        count: how often.
+    """
+
+    policy: str
+    held: bool
+    op: str
+    what: str
+    where: str | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f"{self.count} x " if self.count > 1 else ""
+        head = self.policy if self.held else f"not {self.policy.replace('_', ' ')}"
+        return f"{head}: {times}{self.op}: {self.what}{_at(self.where)}"
+
+
+@record
 class TuningRecord:
     """A choice by measurement: what for, what won, milliseconds of each candidate, and why others were dropped.
 
@@ -287,6 +313,7 @@ class Report:
         statuses: what runs compiled and what does not, each once.
         uncalled: what the verdict says beyond "not called yet".
         seconds: wall-clock seconds by phase, without the phases nested in it.
+        asked: the policies about bits that were asked for (``Options.policies``).
         progress: called as ``progress(what, done, total)`` while candidates are measured, where somebody looks.
     """
 
@@ -299,6 +326,7 @@ class Report:
     programs: list[ProgramRecord] = field(default_factory=list)
     fallbacks: list[FallbackRecord] = field(default_factory=list)
     inexact: list[InexactRecord] = field(default_factory=list)
+    policies: list[PolicyRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
     memory: list[MemoryRecord] = field(default_factory=list)
@@ -312,6 +340,7 @@ class Report:
     guards: list[tuple[str, Sequence[object]]] = field(default_factory=list, repr=False)
     seconds: dict[str, float] = field(default_factory=dict)
     uncalled: str = ""
+    asked: tuple[str, ...] = ()
     progress: Callable[[str, int, int], None] | None = field(default=None, repr=False, compare=False)
     _warned: set[str] = field(default_factory=set, repr=False)
     _said: set[int] = field(default_factory=set, repr=False)
@@ -444,6 +473,14 @@ class Report:
         """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
         self.inexact.append(InexactRecord(op, reason, _text(where)))
 
+    def policy(self, policy: str, op: str, what: str, where: object = None, *, held: bool = True) -> None:
+        """Record what a policy about bits came to; what holds at several places is counted, the first place named."""
+        for k, known in enumerate(self.policies):
+            if (known.policy, known.held, known.op, known.what) == (policy, held, op, what):
+                self.policies[k] = PolicyRecord(policy, held, op, what, known.where, known.count + 1)
+                return
+        self.policies.append(PolicyRecord(policy, held, op, what, _text(where)))
+
     def recompile(self, code: str, reason: str, where: object = None) -> None:
         """Record that ``code`` had to be captured again."""
         self.recompiles.append(RecompileRecord(code, reason, _text(where)))
@@ -516,6 +553,7 @@ class Report:
         ]
         texts += map(str, self.stances)
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
+        texts += map(str, self.policies)
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
         # Equal lines are one line with their number, where the first of them stood.
         lines += [f"  {text}" if count == 1 else f"  {count} x {text}" for text, count in Counter(texts).items()]
@@ -529,8 +567,8 @@ class Report:
         return "\n".join(lines)
 
 
-_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "recompiles", "tunings",
-          "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches", "spans")  # fmt: skip
+_LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "policies", "recompiles",
+          "tunings", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches", "spans")  # fmt: skip
 
 
 def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:

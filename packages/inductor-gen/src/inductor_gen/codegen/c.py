@@ -12,7 +12,8 @@ shape::
       stage 1: inner loops ...
 
 Sums run in float over short stretches and are collected in double, so that long reductions stay as accurate as
-eager's cascaded ones. Values that are expensive and needed in several stages go to a per-thread row buffer.
+eager's cascaded ones; under ``Options.batch_invariant`` each goes through its terms one by one, in double, whichever
+loop is vectorised. Values that are expensive and needed in several stages go to a per-thread row buffer.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class CRenderer:
         self.threads = options.threads or 8
         self.contract = options.numerics == "fast"
 
+
+        self.alone = bool(options.policies)  # a sum is one thread's: parts come to it in the order in which threads end
+        self.in_order = options.batch_invariant
+
     def render(self, nest: Nest) -> tuple[KernelSource, ...]:
         """The C kernel of a nest."""
         return (_Kernel(nest, self).finish(),)
@@ -91,6 +96,7 @@ class _Kernel:
         self.body: Body = contracted(nest.body) if renderer.contract else nest.body
         self.hint = renderer.hint
         self.threads = renderer.threads
+        self.alone, self.in_order = renderer.alone, renderer.in_order
         self.w = _Writer()
         self.inner = frozenset(nest.inner)
         self.lane = nest.lane
@@ -151,7 +157,7 @@ class _Kernel:
 
     def _parallel_inside(self) -> bool:
         """Is there too little outer work to share among threads, and enough inside?"""
-        if not self.inner:
+        if not self.inner or self.alone and any(REDUCTIONS[v.attr].stretches(v.dtype) for v in self.reduces):
             return False
         if any(v.op == "scan" or REDUCTIONS[v.attr].place for v in self.reduces):
             return False

@@ -305,7 +305,8 @@ def _glibc() -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else (0, 0)
 
 
-def prelude(text: str) -> str:
-    """The includes and helpers that C text needs. libm calls vectorise where glibc has all vector versions (2.35)."""
-    head = templates.c_prelude(text, simd=_glibc() >= (2, 35))
+def prelude(text: str, simd: bool = True) -> str:
+    """The includes and helpers that C text needs. libm calls vectorise where glibc has all vector versions (2.35), and
+    with ``simd``: those round otherwise than the scalar ones that a loop's last elements are computed by."""
+    head = templates.c_prelude(text, simd=simd and _glibc() >= (2, 35))
     return head + (_HALF_HELPERS if "qi_" in text else "")

@@ -53,12 +53,15 @@ class Stage:
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
         self.block = limit
+        self.in_order = kernel.in_order and bool(self.sums)
+        if self.in_order:
+            self.blocked = False
         self.args = [r for r in self.reduces if REDUCTIONS[r.attr].place]
         ordered = bool(self.scans) or self.tiled or any(r.args[0].dtype == torch.bool for r in self.args)
-        self.noted = bool(self.args) and not ordered and last > NOTED
+        self.noted = bool(self.args) and not ordered and last > NOTED and not self.in_order
         if self.noted:
             self.blocked, self.block = True, NOTED
-        self.two_level = self.blocked or len(loops) > 1
+        self.two_level = (self.blocked or len(loops) > 1) and not self.in_order
 
     def _is_sum(self, r: Val) -> bool:
         """Is it collected over short stretches first, and over these in double?"""
@@ -76,7 +79,7 @@ class Stage:
         return self.k.names.type_of(r.args[0])
 
     def total_type(self, r: Val) -> str:
-        double = self._is_sum(r) and (self.two_level or self.calls or r.op == "scan")
+        double = self._is_sum(r) and (self.two_level or self.calls or r.op == "scan" or self.in_order)
         return "double" if double else self.k.names.type_of(r)
 
     def start(self, r: Val) -> str:
@@ -192,7 +195,8 @@ class Stage:
             ctype = self.k.names.type_of(r)
             value = f"({ctype}){self.at(n + 's')}"
             if self._has_nan(r) and not REDUCTIONS[r.attr].place:
-                value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}"
+                zero = " + 0" if self.k.in_order else ""  # of 0 and -0, either may have come first
+                value = f"{self.at(n + 'n')} ? ({ctype})NAN : {self.at(n + 's')}{zero}"
             if self.tiled:
                 self.w.line(f"{ctype} {n}a[{TILE}];")
                 self.w.line(f"for (int64_t l_ = 0; l_ < m_; l_++) {n}a[l_] = {value};")
@@ -244,7 +248,7 @@ class Stage:
                     self.done.add(v.id)
 
     def innermost(self, start: str, stop: str) -> None:
-        plain = not self.scans and (not self.args or self.noted)
+        plain = not self.scans and (not self.args or self.noted) and not self.in_order
         if self.tiled:
             self.k.loop(self.loops[-1], start, stop)
             self.place(self.loops)

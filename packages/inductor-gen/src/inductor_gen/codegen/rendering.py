@@ -73,6 +73,8 @@ class Rendering:
 
         nest, renderer = kernel.nests[0], self._renderer(kernel, None)
         assert isinstance(renderer, TritonRenderer)
+        if self.options.batch_invariant and nest.inner:  # chunks of a tensor are no rows
+            return None
         return row_of(nest, renderer) or reduced_row_of(nest, renderer)
 
     def choose(self, kernel: Kernel, sources: tuple[KernelSource, ...]) -> None:

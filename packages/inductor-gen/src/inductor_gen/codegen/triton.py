@@ -127,6 +127,7 @@ class TritonRenderer:
         self.hint = hint
         self.device = device
         self.contract = options.numerics == "fast"
+        self.in_order = options.batch_invariant
         self.layouts = layouts
         self.tiling = tiling or Tiling()
 

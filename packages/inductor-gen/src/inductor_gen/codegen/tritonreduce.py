@@ -45,9 +45,14 @@ class Shape:
     multiprocessors even those are split that a block could hold, from eight elements for each of a program's threads.
     Of many whole rows each warp has its own, with no wait for others: two rows of 1,024 elements in two warps (a layer
     norm of [24576, 512], backward, takes 41 us instead of 48 on an H200, one of [49152, 197] 24, not 30).
+
+    ``in_order``: the columns alone decide, so that a row is added up in one way whatever rows are beside it.
     """
 
-    def __init__(self, nest: Nest, hint: Hint, tiling: Tiling, device: Device) -> None:
+    def __init__(self, nest: Nest, hint: Hint, tiling: Tiling, device: Device, in_order: bool = False) -> None:
+        if in_order:
+            self._by_columns(nest, hint, device)
+            return
         body = nest.body
         rows, columns = (max(hint(ex.product(body.space[v] for v in g)), 1) for g in (nest.outer, nest.inner))
         stages = body.passes()
@@ -80,6 +85,15 @@ class Shape:
                 wanted = -(-programs_each * device.multiprocessors // programs)
                 self.split = max(1, min(wanted, -(-columns // (2 * self.r)), 1024))
         self._tile(tiling)
+
+    def _by_columns(self, nest: Nest, hint: Hint, device: Device) -> None:
+        space = nest.body.space
+        width = _power(max(hint(ex.product(space[v] for v in nest.inner)), 1))
+        self.split = 1
+        self.persistent = all(space[v].is_const for v in nest.inner) and width <= device.registers // 8
+        self.r = width if self.persistent else 2048
+        self.x = max(1, 1024 // self.r)
+        self.warps = min(16, max(1, self.x * self.r // 512))
 
     def of_rows(self) -> Shape:
         """The shape of kernels that put the parts of rows together: some rows, all parts of them."""
@@ -529,7 +543,7 @@ def _split_kernels(nest: Nest, renderer: TritonRenderer, shape: Shape) -> tuple[
 
 def reduction_kernels(nest: Nest, renderer: TritonRenderer) -> tuple[KernelSource, ...]:
     """The kernels of a nest with a reduction or a scan."""
-    shape = Shape(nest, renderer.hint, renderer.tiling, renderer.device)
+    shape = Shape(nest, renderer.hint, renderer.tiling, renderer.device, renderer.in_order)
     body = one_pass(nest.body) if renderer.contract and not shape.persistent else None
     if body is not None:
         nest = Nest(body, nest.outer, nest.inner, nest.lane)

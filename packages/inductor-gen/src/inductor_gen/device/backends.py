@@ -26,7 +26,8 @@ class Backend:
         kind: torch's name for it.
         language: of its generated kernels, ``"c"`` or ``"triton"``.
         ask: ``(torch.device) -> Device``, its record.
-        claims: ``() -> names of operators`` that are called as they are, beside those that every device's are.
+        claims: ``(deterministic) -> names of operators`` that are called as they are, beside those that every device's
+            are.
         renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
         call: ``(node) -> (name, callable) | None``, its own way to call an operator.
         begin: ``(torch.device, options) -> build | None``, what compiles kernels while a graph is still being lowered.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inductor_gen.device.backends import backend
+from prims.options import Options
 
 __all__ = ["CUDNN_BACKWARD", "KERNELS", "claims"]
 
@@ -83,8 +84,9 @@ KERNELS = _names(_LINALG + _WHOLE + _SPECIAL + _POLYNOMIALS).union(
 _OWN = KERNELS | {"complex"}
 
 
-def claims(device_type: str) -> frozenset[str]:
+def claims(device_type: str, options: Options | None = None) -> frozenset[str]:
     """Names (``aten.mm.default``) of the overloads that this back end calls as they are on ``"cpu"`` or ``"cuda"``.
+    The options' policies about bits leave out what is better computed by own kernels then, or add what is not.
 
     Everything else is to be decomposed into primitives, for which kernels are generated. ``"complex"`` stands for all
     calls on complex numbers that do not dissolve into real ones.
@@ -92,4 +94,8 @@ def claims(device_type: str) -> frozenset[str]:
     Raises:
         Unsupported: no kernels are generated for such devices.
     """
-    return _OWN | _names(_COMMON + _RANDOM) | frozenset(backend(device_type)["claims"]())
+    policies = () if options is None else options.policies
+    found = _OWN | _names(_COMMON + _RANDOM) | frozenset(backend(device_type)["claims"]("deterministic" in policies))
+    if "batch_invariant" in policies:  # products with own orders of their sums, and a softmax between them
+        found = frozenset(name for name in found if "_attention" not in name)
+    return found

@@ -30,7 +30,7 @@ max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
 """
 
 
-def claims() -> list[str]:
+def claims(deterministic: bool = False) -> list[str]:
     """Names of the operators that are called as they are on the CPU alone."""
     return [f"aten.{name}.default" for name in _CLAIMED.split()]
 

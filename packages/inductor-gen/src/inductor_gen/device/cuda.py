@@ -77,10 +77,10 @@ embedding_dense_backward.default scatter.src scatter.reduce scatter_reduce.two
 """
 
 
-def claims() -> list[str]:
-    """Names of the operators that are called as they are on a GPU alone. Under
-    ``torch.use_deterministic_algorithms`` its own kernels add up what is scattered."""
-    in_order = _IN_ORDER.split() if torch.are_deterministic_algorithms_enabled() else ()
+def claims(deterministic: bool = False) -> list[str]:
+    """Names of the operators that are called as they are on a GPU alone. Where everything is to be deterministic, by
+    the option or by ``torch.use_deterministic_algorithms``, its own kernels add up what is scattered."""
+    in_order = _IN_ORDER.split() if deterministic or torch.are_deterministic_algorithms_enabled() else ()
     return [*FUSED_ATTENTION, *(f"aten.{name}" for name in in_order)]
 
 

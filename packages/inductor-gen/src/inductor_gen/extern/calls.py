@@ -10,7 +10,9 @@ import torch
 from inductor_gen.device.backends import backend
 from inductor_gen.extern.cpu import by_linear, cpu_function, is_row, linear, takes_linear
 from inductor_gen.extern.custom import custom_function, is_custom
-from inductor_gen.extern.functions import with_dense_rows, with_own_memory, without_shared
+from inductor_gen.extern.functions import deterministic, with_dense_rows, with_own_memory, without_shared
+from inductor_gen.extern.ordered import get_ready, ordered_function
+from inductor_gen.extern.policies import DECIDED
 from inductor_gen.loops.graph import Node
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -92,6 +94,20 @@ def function_of(
     node: Node, args: tuple[Any, ...], form: str | None, options: Options, owned: Sequence[int] = ()
 ) -> tuple[str, Callable[..., Any]]:
     """``(readable name, callable)`` for an operator with these arguments, in this form where it has several."""
+    if options.batch_invariant:
+        ordered = ordered_function(node, _device_type(node))
+        if ordered is not None:
+            get_ready(options)
+            return ordered
+    name, made = _function_of(node, args, form, options, owned)
+    if options.deterministic and node.op in DECIDED:
+        return f"deterministic_{name}", deterministic(made)
+    return name, made
+
+
+def _function_of(
+    node: Node, args: tuple[Any, ...], form: str | None, options: Options, owned: Sequence[int]
+) -> tuple[str, Callable[..., Any]]:
     if form == "linear":
         function = takes_linear(node)
         return function.__name__, function

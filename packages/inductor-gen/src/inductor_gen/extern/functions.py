@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from inductor_gen.extern import cpu, cuda
+from inductor_gen.extern import cpu, cuda, ordered
 from prims.artefact import NotPortable
 from prims.coding import decoded, encoded
 from prims.errors import StoredGraphError
 
 __all__ = [
-    "checked", "cloned", "function_from", "function_told", "twin_in_place", "with_dense_rows", "with_own_memory",
+    "checked", "cloned", "deterministic", "function_from", "function_told", "twin_in_place", "with_dense_rows", "with_own_memory",
     "without_shared",
 ]  # fmt: skip
 
@@ -96,6 +96,23 @@ def with_own_memory(target: Any) -> Callable[..., Any]:
 
 
 @_maker
+def deterministic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As under ``torch.use_deterministic_algorithms``, whose error names the operator where it has no such algorithm."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+        if before == (True, False):
+            return function(*args, **kwargs)
+        torch._C._set_deterministic_algorithms(True, warn_only=False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+
+    return call
+
+
+@_maker
 def checked(function: Callable[..., Any], name: str, owned: tuple[int, ...]) -> Callable[..., Any]:
     """``function`` with a look at what its schema promises: results of their own memory, untouched arguments.
 
@@ -160,7 +177,7 @@ def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mm": torch.mm, "torch.bmm": torch.bmm, "torch.convolution": torch.convolution, "torch.matmul": torch.matmul,
     "torch.addmm": torch.addmm, "torch.baddbmm": torch.baddbmm, "torch._addmm_activation": torch._addmm_activation,
-    "torch.nn.functional.linear": torch.nn.functional.linear, **cpu.FUNCTIONS, **cuda.FUNCTIONS,
+    "torch.nn.functional.linear": torch.nn.functional.linear, **cpu.FUNCTIONS, **cuda.FUNCTIONS, **ordered.FUNCTIONS,
 }  # fmt: skip
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 

@@ -32,11 +32,14 @@ class Builder:
         parts: the parts of other buffers that kernels store values to also, or only (``unstored``).
     """
 
-    def __init__(self, prepared: Prepared, fusion: Fusion, hint: Hint, rounding: bool) -> None:
+    def __init__(
+        self, prepared: Prepared, fusion: Fusion, hint: Hint, rounding: bool, in_order: bool = False
+    ) -> None:
         self.prepared = prepared
         self.fusion = fusion
         self.hint = hint
         self.rounding = rounding
+        self.in_order = in_order
         self.order = fusion.in_line()
         self.stored = _stored(fusion, prepared)
         self.parts: dict[Node, list[Node]] = {}
@@ -76,7 +79,7 @@ class Builder:
         if not cluster.loops:
             reads, writes, updates = [*reads, *writes], (), writes
         return Kernel(
-            nests=tuple(arrange(body, self.hint) for body in bodies), nodes=tuple(cluster.nodes),
+            nests=tuple(arrange(body, self.hint, self.in_order) for body in bodies), nodes=tuple(cluster.nodes),
             reads=tuple(dict.fromkeys(reads)), writes=writes, updates=updates,
             overwrites=tuple((a, b) for a, b in overwrites if self._interchangeable(a, b)),
             moved=moved, work=work, origin=cluster,

@@ -110,12 +110,18 @@ def _can_merge(body: Body, first: Expr, second: Expr) -> bool:
     return not any(first in v.deps and second not in v.deps and op_cost(v.op) > 8 for v in body.vals)
 
 
-def arrange(body: Body, hint: Hint) -> Nest:
-    """Order and collapse the loops of a body, in place."""
+def arrange(body: Body, hint: Hint, in_order: bool = False) -> Nest:
+    """Order and collapse the loops of a body, in place; ``in_order``: what is added up is so in the program's order,
+    whatever the sizes and layouts."""
     lane = _choose_lane(body, hint)
     scans = any(v.op == "scan" for v in body.vals)
-    outer = sorted(body.outer, key=lambda v: -_rank(body, v, hint))
-    inner = list(body.inner) if scans else sorted(body.inner, key=lambda v: -_rank(body, v, hint))
+    outer, inner = list(body.outer), list(body.inner)
+    if not in_order or all(s.mode == "set" for s in body.stores):
+        outer.sort(key=lambda v: -_rank(body, v, hint))
+    if not in_order and not scans:
+        inner.sort(key=lambda v: -_rank(body, v, hint))
+    if in_order and lane in inner:
+        lane = inner[-1]
     for group in (outer, inner):
         if lane in group and not (scans and group is inner):
             group.remove(lane)

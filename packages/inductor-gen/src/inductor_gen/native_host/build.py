@@ -45,7 +45,8 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
     """
     text, calls_torch = host_text(lowered, interface)
     sources = {s.name: s for s in lowered.sources()}
-    kernels = "\n".join([prelude("\n".join(s.text for s in sources.values())), *(s.named() for s in sources.values())])
+    head = prelude("\n".join(s.text for s in sources.values()), not lowered.options.batch_invariant)
+    kernels = "\n".join([head, *(s.named() for s in sources.values())])
     needs = " ".join(f'QR_NEEDS("{name}")' for name in processor())
     (folder / "kernels.c").write_text(kernels or "\n", encoding="utf-8")
     (folder / "program.c").write_text(f"#define QR_PROCESSOR {needs}\n{text}", encoding="utf-8")

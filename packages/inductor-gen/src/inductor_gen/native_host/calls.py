@@ -106,6 +106,8 @@ class Calls:
         self.torch = True
         args, kwargs = self.prepared.externs[node]
         name, function = function_of(node, *self.prepared.call_of(node), self.lowered.options, [])
+        if name.startswith(("ordered_", "deterministic_")):
+            raise refuse(node, f"under {' and '.join(self.lowered.options.policies)} it is called by a function in Python")
         name = name.lstrip("_")
         self.lines.append(f'at = "{node.op}";')
         self.lines.append("{")

@@ -36,6 +36,7 @@ class Context:
         masks: verdicts about attention masks, by the operator's place in the graph.
         training: are values saved for a backward pass, or does this graph read such?
         results: the nodes that the graph gives.
+        deterministic: is everything to have the same bits on every run?
     """
 
     hint: Hint
@@ -44,6 +45,7 @@ class Context:
     masks: Mapping[int, str] = field(default_factory=dict)
     training: bool = False
     results: set[Node] = field(default_factory=set)
+    deterministic: bool = False
 
     def device(self, node: Node) -> Device:
         """The record of the device that a node's value lives on."""

@@ -131,21 +131,21 @@ def find_compiler() -> Compiler:
     return found
 
 
-def _key(unit: Unit, compiler: Compiler, flags: Sequence[str]) -> str:
+def _key(unit: Unit, compiler: Compiler, flags: Sequence[str], simd: bool) -> str:
     maker = (*compiler.command, compiler.identity, *flags)
-    parts = (unit.text, prelude(unit.text), *maker, instructions(), platform.machine())
+    parts = (unit.text, prelude(unit.text, simd), *maker, instructions(), platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _source(units: Sequence[Unit]) -> str:
-    return "\n".join([prelude("\n".join(u.text for u in units)), *(u.named() for u in units)])
+def _source(units: Sequence[Unit], simd: bool) -> str:
+    return "\n".join([prelude("\n".join(u.text for u in units), simd), *(u.named() for u in units)])
 
 
 def _build(
-    units: Sequence[Unit], compiler: Compiler, flags: Sequence[str], folder: str, number: int
+    units: Sequence[Unit], compiler: Compiler, flags: Sequence[str], simd: bool, folder: str, number: int
 ) -> subprocess.Popen[str]:
     source = Path(folder) / f"k{number}.c"
-    source.write_text(_source(units))
+    source.write_text(_source(units, simd))
     return _start([*compiler.command, *flags, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
 
 
@@ -172,7 +172,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
     flags = FLAGS
-    keys = {unit.name: _key(unit, compiler, flags) for unit in units}
+    keys = {unit.name: _key(unit, compiler, flags, not options.batch_invariant) for unit in units}
     for unit in units:
         function = find_function(keys[unit.name], cache)
         if function is None:
@@ -204,7 +204,7 @@ def _compile(
     jobs: list[subprocess.Popen[str]] = []
     try:
         for n, share in enumerate(shares):
-            jobs.append(_build(share, compiler, flags, folder, n))
+            jobs.append(_build(share, compiler, flags, not options.batch_invariant, folder, n))
         for n, (share, job) in enumerate(zip(shares, jobs, strict=True)):
             built = Path(folder) / f"k{n}.so"
             _wait(job, compiler, built, options.compile_timeout or None)

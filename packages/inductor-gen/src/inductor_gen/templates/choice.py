@@ -17,7 +17,7 @@ from inductor_gen.templates.precision import float32_precision
 from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem, numbers
 from inductor_gen.templates.product import Product
 from inductor_gen.templates.products import find_products
-from inductor_gen.templates.tiles import odd_tile, shallow_tile, spared
+from inductor_gen.templates.tiles import fixed_tile, odd_tile, shallow_tile, spared
 from inductor_gen.templates.tilings import find_tilings
 
 __all__ = ["choose"]
@@ -29,7 +29,28 @@ LEAST = 4.0
 def choose(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
     """The steps, some of them replaced by faster ones that do the same, and the precision of the float32 products that
     templates compute (None where there are none)."""
+    if draft.options.batch_invariant:
+        return _in_fixed_tiles(draft, steps)
     return _autotuned(draft, steps) if draft.options.max_autotune else (_with_sure_products(draft, steps), None)
+
+
+def _in_fixed_tiles(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:
+    """Every product that a template can compute is one in tiles that its rows have no say in; the library's kernels
+    are chosen by them."""
+    precision = float32_precision()
+
+    def tiles(p: Product) -> tuple[Sequence[Tile], bool]:
+        device = draft.rendering.devices(p.node.device)  # type: ignore[arg-type]
+        n, k = numbers(draft.hint, (p.n, p.k))
+        return (fixed_tile(n, k, p.node.dtype, precision, device),), True  # type: ignore[arg-type]
+
+    problems = find_products(draft, steps, precision, tiles)
+    for p in problems:
+        node = steps[p.positions[0]].node  # type: ignore[union-attr]
+        draft.report.policy("batch_invariant", node.op, "an own kernel with one order of its sums", node.source)
+    made = _replaced(draft, steps, problems, [p.candidates[1] for p in problems])
+    computes_float32 = any(isinstance(step, Kernel) and _computes_float32(draft, step) for step in made)
+    return made, precision if computes_float32 else None
 
 
 def _autotuned(draft: Draft, steps: Sequence[Step]) -> tuple[list[Step], str | None]:

@@ -9,7 +9,7 @@ from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
 from inductor_gen.templates.matmul import Tile
 from prims.dtypes import HALVES
 
-__all__ = ["odd_tile", "shallow_tile", "spared", "tiles_for"]
+__all__ = ["fixed_tile", "odd_tile", "shallow_tile", "spared", "tiles_for"]
 
 _LASTING = Tile(128, 256, 64, 8, 3, 32, lasting=True)
 
@@ -92,6 +92,18 @@ def tiles_for(
     wanted = min(most, processors) // 4
     chosen = [t for t in busy if programs(t) >= wanted] or busy[-1:] or [min(pool, key=lambda t: (t.m * t.n, t))]
     return rows + lasting + chosen[: 12 - len(rows) - len(lasting)]
+
+
+def fixed_tile(n: int, k: int, dtype: torch.dtype, precision: str, device: Device) -> Tile:
+    """The tile of all products with a right factor of ``[k, n]``, however many rows the left one has and products there
+    are: the order in which a result is added up hangs on it. For few rows and for many there are faster ones."""
+    if dtype == torch.float32 and precision == "ieee":
+        ways = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 16, 4, 2), Tile(16, 16, 16, 2, 2))
+    else:
+        deep = 32 if dtype == torch.float32 else 64
+        ways = (Tile(64, 128, deep, 4, 4), Tile(64, 64, deep, 4, 4), Tile(32, 32, deep, 4, 4), Tile(16, 16, 16, 2, 2))
+    fits = (t for t in ways if t.n <= _power(n) and t.k <= _power(k) and _fits(t, dtype.itemsize, device))
+    return next(fits, ways[-1])
 
 
 def odd_tile(device: Device) -> Tile:

@@ -75,7 +75,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         alone = values_alone(p, node, args, kwargs)
         if alone is not None:
             return alone
-        if stays_eager(context.options.numerics, node):
+        if not context.options.batch_invariant and stays_eager(context.options.numerics, node):
             doubt = not_exact(node) if context.options.numerics == "eager_exact" else None
             if doubt is not None and context.report is not None:
                 context.report.not_exact(name, doubt, node.meta.get("source"))

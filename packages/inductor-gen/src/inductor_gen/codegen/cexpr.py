@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
@@ -305,8 +306,43 @@ def _glibc() -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else (0, 0)
 
 
+#: The exponential of float32 and what is made of it, as arithmetic alone, which comes to the same bits in vector lanes
+#: and one by one. In double, with a polynomial that is right to 1e-10, and so rounded as well as libm's or better.
+_ONE_BY_ONE = """
+static inline double qo_exp(double x) {
+    x = x < -110 ? -110 : x > 110 ? 110 : x;
+    const double shifted = x * 0x1.71547652b82fep0 + 0x1.8p52, k = shifted - 0x1.8p52;
+    const double r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b3ap-40;
+    double p = 1.0 / 40320;
+    p = p * r + 1.0 / 5040;
+    p = p * r + 1.0 / 720;
+    p = p * r + 1.0 / 120;
+    p = p * r + 1.0 / 24;
+    p = p * r + 1.0 / 6;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    uint64_t n, bits;
+    memcpy(&n, &shifted, 8);
+    memcpy(&bits, &p, 8);
+    bits += n << 52;  /* the low bits of `shifted` are the power of two */
+    memcpy(&p, &bits, 8);
+    return p;
+}
+static inline float qo_expf(float x) { return x != x ? x : (float)qo_exp(x); }
+static inline float qo_tanhf(float x) {
+    const double a = x < 0 ? -(double)x : (double)x, small = a - a * a * a / 3, large = 1 - 2 / (qo_exp(2 * a) + 1);
+    const float y = (float)(a < 1e-4 ? small : large);
+    return x != x ? x : copysignf(y, x);
+}
+#define expf qo_expf
+#define tanhf qo_tanhf
+""".strip()
+
+
 def prelude(text: str, simd: bool = True) -> str:
     """The includes and helpers that C text needs. libm calls vectorise where glibc has all vector versions (2.35), and
     with ``simd``: those round otherwise than the scalar ones that a loop's last elements are computed by."""
-    head = templates.c_prelude(text, simd=simd and _glibc() >= (2, 35))
+    own = "" if simd or not re.search(r"exp|tanh|q_", text) else _ONE_BY_ONE
+    head = templates.c_prelude(text, simd=simd and _glibc() >= (2, 35), own=own)
     return head + (_HALF_HELPERS if "qi_" in text else "")

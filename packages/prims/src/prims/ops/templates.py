@@ -231,15 +231,17 @@ def stays_scalar(op: str) -> bool:
     return bool(_SCALAR & _words(op))
 
 
-def c_prelude(source: str, simd: bool = True) -> str:
+def c_prelude(source: str, simd: bool = True, own: str = "") -> str:
     """Includes, vector declarations of libm functions and ``q_*`` helpers that the C text `source` uses.
 
     With `simd`, libm functions are declared to have vector versions, which glibc's libmvec provides since
-    2.35 (`prims.ops.prelude.C_SIMD` maps each to its first glibc); without, they stay scalar calls.
+    2.35 (`prims.ops.prelude.C_SIMD` maps each to its first glibc); without, they stay scalar calls. `own` stands
+    before the helpers.
     """
     helpers = _closure(source, C_HELPERS)
     text = "\n".join([source, *(C_HELPERS[name] for name in helpers)])
     lines = ["#include <math.h>", "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>"]
+    lines += [own] * bool(own)
     for name, ctype, arity in _libm(set(_WORD.findall(text))) if simd else ():
         lines.append("#pragma omp declare simd notinbranch")
         lines.append(f"{ctype} {name}({', '.join([ctype] * arity)});")

@@ -285,6 +285,21 @@ def max_autotune(tmp_path, monkeypatch):
     assert compiled(torch.mm, a, b, max_autotune=True).report().tunings
 
 
+@effect
+def deterministic(tmp_path, monkeypatch):
+    x = torch.ones(1 << 16)
+    for value in (True, False):
+        (kernel,) = compiled(torch.sum, x, deterministic=value, threads=4).report().kernels
+        assert ("reduction(+:" in kernel.source.partition("simd")[0]) is not value
+
+
+@effect
+def batch_invariant(tmp_path, monkeypatch):
+    for value in (True, False):
+        made = compiled(torch.mm, torch.ones(3, 4), torch.ones(4, 5), batch_invariant=value)
+        assert bool(made.report().policies) is value
+
+
 @pytest.mark.parametrize("name", EFFECTS)
 def test_effect(name, tmp_path, monkeypatch):
     EFFECTS[name](tmp_path, monkeypatch)

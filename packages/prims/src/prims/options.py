@@ -163,8 +163,8 @@ class Options:
                 )
         if self.batch_invariant and self.numerics == "eager_exact":
             raise UserError(
-                "options 'batch_invariant' and numerics='eager_exact' do not agree: eager's own kernels choose orders of "
-                "sums by the size of the batch",
+                "options 'batch_invariant' and numerics='eager_exact' do not agree: eager's own kernels choose orders "
+                "of sums by the size of the batch",
                 todo="Leave one of them out.",
             )
         if self.batch_invariant:  # what is rounded may not depend on what is fused

@@ -31,9 +31,9 @@ summary { cursor: pointer } .span { fill: #7aa6d6; stroke: #fff } svg text { fon
 def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
-        _head(report, title), _findings(report), _stances(report), _policies(report), _breaks(report), _recompiles(report),
-        _graphs(report), _guards(report), _kernels(report), _externs(report), _memory(report), _timeline(report),
-        _caches(report),
+        _head(report, title), _findings(report), _stances(report), _policies(report), _breaks(report),
+        _recompiles(report), _graphs(report), _guards(report), _kernels(report), _externs(report), _memory(report),
+        _timeline(report), _caches(report),
     ]  # fmt: skip
     return (
         f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"

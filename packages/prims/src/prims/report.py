@@ -568,7 +568,8 @@ class Report:
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "policies", "recompiles",
-          "tunings", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches", "spans")  # fmt: skip
+          "tunings", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches",
+          "spans")  # fmt: skip
 
 
 def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:

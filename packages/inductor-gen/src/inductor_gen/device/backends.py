@@ -30,6 +30,7 @@ class Backend:
             are.
         renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
         call: ``(node) -> (name, callable) | None``, its own way to call an operator.
+        load: ``(units, options) -> (addresses by name, how many were compiled)``, what compiles C texts for it.
         begin: ``(torch.device, options) -> build | None``, what compiles kernels while a graph is still being lowered.
     """
 
@@ -39,6 +40,7 @@ class Backend:
     claims: str
     renderer: str
     call: str | None = None
+    load: str | None = None
     begin: str | None = None
 
     def __getitem__(self, what: str) -> Callable[..., Any]:
@@ -58,7 +60,10 @@ def _named(name: str | None) -> Callable[..., Any]:
 BACKENDS = {
     row.kind: row
     for row in (
-        Backend("cpu", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:CRenderer"),
+        Backend(
+            "cpu", "c", ask="device.cpu:ask", claims="device.cpu:claims", renderer="codegen.c:CRenderer",
+            load="runtime.compiler:load_kernels",
+        ),
         Backend(
             "cuda", "triton", ask="device.cuda:ask", claims="device.cuda:claims",
             renderer="codegen.triton:TritonRenderer", call="extern.cuda:cuda_function",

@@ -19,8 +19,8 @@ from prims.coding import decoded, encoded
 from prims.errors import StoredGraphError
 
 __all__ = [
-    "checked", "cloned", "deterministic", "function_from", "function_told", "twin_in_place", "with_dense_rows", "with_own_memory",
-    "without_shared",
+    "checked", "cloned", "deterministic", "function_from", "function_told", "twin_in_place", "with_dense_rows",
+    "with_own_memory", "without_shared",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Callable[..., Any]])
@@ -97,7 +97,7 @@ def with_own_memory(target: Any) -> Callable[..., Any]:
 
 @_maker
 def deterministic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As under ``torch.use_deterministic_algorithms``, whose error names the operator where it has no such algorithm."""
+    """As under ``torch.use_deterministic_algorithms``, whose error names the operator that has no such algorithm."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()

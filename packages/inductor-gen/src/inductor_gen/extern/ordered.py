@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from inductor_gen.device.backends import backend
 from inductor_gen.unit import Unit
 from prims.forking import compiling
 from prims.options import Options
@@ -46,8 +47,8 @@ typedef struct {
     int64_t strides[6], groups, kernel[3], stride[3], padding[3], dilation[3], in[3], out[3];
 } @T@_right;
 
-/* Terms `from` to `to` of the columns from `first` on, of the right factor of product `item`: a matrix, or the places of
-   an image that lie under a convolution's kernel. */
+/* Terms `from` to `to` of the columns from `first` on, of the right factor of product `item`: a matrix, or the places
+   of an image that lie under a convolution's kernel. */
 static void @T@_pack(const @T@_right* r, int64_t item, int64_t from, int64_t to, int64_t first, int64_t columns,
                      @T@* restrict into) {
     const int last = columns - first < @T@_columns ? columns - first : @T@_columns;
@@ -170,12 +171,10 @@ def get_ready(options: Options) -> None:
 def _function(dtype: torch.dtype, options: Options | None = None) -> Callable[..., int]:
     found = _FUNCTIONS.get(dtype)
     if found is None:
-        from inductor_gen.runtime.compiler import load_kernels
-
         options = options or Options.from_environment()
         plain = Options(cache=options.cache, cache_dir=options.cache_dir, cache_size_limit=options.cache_size_limit)
         with compiling():
-            addresses, _ = load_kernels([_UNITS[dtype]], plain)
+            addresses, _ = backend("cpu")["load"]([_UNITS[dtype]], plain)
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         found = _FUNCTIONS[dtype] = kind(addresses[_UNITS[dtype].name])
     return found

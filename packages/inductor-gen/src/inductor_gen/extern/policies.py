@@ -47,8 +47,8 @@ _KNOWN = _names(_MOVING + _OVER_THE_BATCH)
 #: Products, whose kernels the library chooses by sizes.
 _PRODUCTS = _names("mm bmm addmm baddbmm _addmm_activation _scaled_mm") | {"dot"}
 
-#: Calls for which ``torch.use_deterministic_algorithms`` takes another algorithm, or raises; products are none, of which
-#: it only asks for a workspace of cuBLAS's that streams do not share.
+#: Calls for which ``torch.use_deterministic_algorithms`` takes another algorithm, or raises; products are none, of
+#: which it only asks for a workspace of cuBLAS's that streams do not share.
 DECIDED = _names("""
 convolution convolution_backward index_put _unsafe_index_put index_add index_copy put scatter_add
 embedding_dense_backward scatter.src scatter.reduce scatter_reduce.two index_reduce

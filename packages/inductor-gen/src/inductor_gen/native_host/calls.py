@@ -107,7 +107,8 @@ class Calls:
         args, kwargs = self.prepared.externs[node]
         name, function = function_of(node, *self.prepared.call_of(node), self.lowered.options, [])
         if name.startswith(("ordered_", "deterministic_")):
-            raise refuse(node, f"under {' and '.join(self.lowered.options.policies)} it is called by a function in Python")
+            policies = " and ".join(self.lowered.options.policies)
+            raise refuse(node, f"under {policies} a function in Python calls it")
         name = name.lstrip("_")
         self.lines.append(f'at = "{node.op}";')
         self.lines.append("{")

@@ -98,7 +98,7 @@ def fixed_tile(n: int, k: int, dtype: torch.dtype, precision: str, device: Devic
     """The tile of all products with a right factor of ``[k, n]``, however many rows the left one has and products there
     are: the order in which a result is added up hangs on it. For few rows and for many there are faster ones."""
     if dtype == torch.float32 and precision == "ieee":
-        ways = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 16, 4, 2), Tile(16, 16, 16, 2, 2))
+        ways: tuple[Tile, ...] = (Tile(64, 64, 16, 4, 3), Tile(32, 32, 16, 4, 2), Tile(16, 16, 16, 2, 2))
     else:
         deep = 32 if dtype == torch.float32 else 64
         ways = (Tile(64, 128, deep, 4, 4), Tile(64, 64, deep, 4, 4), Tile(32, 32, deep, 4, 4), Tile(16, 16, 16, 2, 2))

@@ -116,8 +116,9 @@ def test_rows_have_no_say(dtype: torch.dtype, width: int) -> None:
     found = [of(rows, INVARIANT) for rows in ROWS]
     assert all(made == found[0][0] for made, _ in found), "another block for another batch"
     assert all(r.policies[0].op == "aten.addmm.default" and r.policies[0].held for _, r in found)
-    usual = [of(rows, OPTIONS)[0] for rows in ROWS]
-    assert any(made != usual[0] for made in usual), "a test that sees nothing"
+    if width != 3000:  # whole rows of one block each
+        usual = [of(rows, OPTIONS)[0] for rows in ROWS]
+        assert any(made != usual[0] for made in usual), "a test that sees nothing"
 
 
 def test_columns_have_no_say() -> None:
@@ -149,7 +150,7 @@ def test_what_the_library_computes_is_named() -> None:
 
 
 def summed(p: Any, x: Any, at: Any, values: Any) -> Any:
-    return p.mul(p.index_put(x, (at,), (0,), values, True), 2.0)
+    return p.index_put(x, (at,), (0,), values, True)
 
 
 def test_no_atomic_additions() -> None:
@@ -164,7 +165,7 @@ def test_no_atomic_additions() -> None:
     assert any("atomic_add" in s.text for s in whole.sources()), "integers have one sum"
     x, at, values = inputs
     compiled = inductor_gen.compile_graph(build(summed, inputs), options=SAME)
-    torch.testing.assert_close(compiled(*inputs)[0], x.index_put((at,), values, accumulate=True) * 2)
+    torch.testing.assert_close(compiled(*inputs)[0], x.index_put((at,), values, accumulate=True))
 
 
 def test_claims_follow_the_options() -> None:

@@ -105,12 +105,33 @@ def in_codegen(patch: Any) -> None:
     patch.setattr(renderer, "expression", lambda self, v: real(self, v).replace("sinf(", "cosf("))
 
 
+def in_speed(patch: Any) -> None:
+    """A C kernel that computes a sine sleeps for 30 ms."""
+    from dataclasses import replace
+
+    from inductor_gen.codegen.c import CRenderer
+
+    real = CRenderer.render
+
+    def spoiled(self, nest):
+        def slower(source):
+            if "sinf(" not in source.text:
+                return source
+            text = source.text.replace("int KERNEL(", "int usleep(unsigned);\nint KERNEL(", 1)
+            return replace(source, text=text.replace("n_) {\n", "n_) {\n    usleep(30000);\n", 1))
+
+        return tuple(map(slower, real(self, nest)))
+
+    patch.setattr(CRenderer, "render", spoiled)
+
+
 STAGES = {"aot": in_aot, "lower": in_lower, "rewrite": in_rewrite, "fusion": in_fusion, "codegen": in_codegen}
 
 
 def run_with_bug(path: str, stage: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that Quintet has written in a fresh process, with the stage's bug planted."""
-    plant = f"import planted, pytest\nplanted.STAGES[{stage!r}](pytest.MonkeyPatch())\n"
+    """Run a script that Quintet has written in a fresh process, with the stage's bug planted (``"speed"``: a sleep)."""
+    function = STAGES.get(stage, in_speed).__name__
+    plant = f"import planted, pytest\nplanted.{function}(pytest.MonkeyPatch())\n"
     bugged = Path(path).with_name(f"bugged-{stage}.py")
     bugged.write_text(Path(path).read_text().replace("import compile_api\n", f"import compile_api\n{plant}", 1))
     places = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]  # where this module is

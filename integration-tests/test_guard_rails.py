@@ -115,6 +115,14 @@ def _(patch, tmp):
     assert found.nodes == 1 and "KeyError" in found.detail
 
 
+@promise("minify(slow=...): a program that is slow becomes a small script that stands alone")
+def _(patch, tmp):
+    planted.in_speed(patch)
+    found = compile_api.minify(wide, *(x.detach() for x in wide_inputs()), options={"cache_dir": str(tmp)}, slow=3.0)
+    assert found.nodes == 1 and ".sin()" in Path(found.path).read_text()
+    assert planted.run_with_bug(found.path, "speed").returncode == 1
+
+
 @promise("bisect: the stage, and by fuel the pass, rewrite or fusion")
 def _(patch, tmp):
     for stage, step in (("rewrite", "planted"), ("fusion", "fusion"), ("codegen", None)):

@@ -61,6 +61,43 @@ def test_a_wrong_result_of_each_stage(stage, monkeypatch, tmp_path):
     assert run(small.path)[0] == 0
 
 
+def test_a_slow_kernel(monkeypatch, tmp_path):
+    """It sleeps for 30 ms, which a program of microseconds takes under no load; gradients are taken too."""
+    planted.in_speed(monkeypatch)
+    small = compile_api.minify(program, *inputs(), options={"cache_dir": str(tmp_path)}, slow=3.0)
+    assert small.of == 17 and small.nodes == 1 and "ms compiled" in small.detail
+    text = Path(small.path).read_text()
+    assert ".sin()" in text and sine(program) in text
+    status, said = run(small.path, "speed")
+    assert status == 1 and "times)" in said, said
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="no captured graph takes over 1e\\+06 times as long"):
+        compile_api.minify(program, *inputs(), slow=1e6)
+    with pytest.raises(UserError, match="nothing was captured"):
+        compile_api.minify(lambda: 3, slow=2.0)
+
+
+def test_a_slow_call_of_the_library(monkeypatch, tmp_path):
+    """A product that sleeps, between what fuses: the slow call alone is left."""
+    import time
+
+    import inductor_gen.extern.calls as calls
+
+    real = calls.function_of
+
+    def slept(*args):
+        time.sleep(0.03)
+        return torch.mm(*args)
+
+    def spoiled(node, *rest):
+        return ("torch.mm", slept) if node.op == "aten.mm.default" else real(node, *rest)
+
+    for place in ("inductor_gen.extern.calls", "inductor_gen.runtime.wrapper"):
+        monkeypatch.setattr(f"{place}.function_of", spoiled)
+    small = compile_api.minify(lambda x, w: ((x.cos() + 1) @ w).tanh() * 2, *inputs()[:2], slow=3.0)
+    assert small.nodes == 1 and "matmul" in small.text
+
+
 def test_capture(monkeypatch, tmp_path):
     planted.in_capture(monkeypatch)
     found = compile_api.bisect(cosines, torch.randn(3))

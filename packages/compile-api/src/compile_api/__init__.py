@@ -76,6 +76,7 @@ __all__ = [
     "strip_prefix",
     "substitute_in_graph",
     "supports_dynamic_shapes",
+    "worth_it",
 ]
 
 #: Offered here for convenience; they belong to capture.
@@ -91,6 +92,7 @@ _FROM_CAPTURE = frozenset(
 _LATER = {
     "Dim": "deploy.contract", "Exported": "deploy.exported", "export": "deploy.export",
     "load_exported": "deploy.exported", "compare": "comparison", "bisect": "bisector", "minify": "minifier",
+    "worth_it": "worth",
     "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
 }  # fmt: skip
 

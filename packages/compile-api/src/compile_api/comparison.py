@@ -24,7 +24,10 @@ from prims.options import Options
 from prims.records import record
 from prims.report import Report
 
-__all__ = ["Comparison", "Modes", "Region", "check_region", "checking_options", "compare", "plain_of"]
+__all__ = [
+    "Comparison", "Modes", "Region", "check_region", "checking_options", "compare", "plain_of",
+    "run_captured",
+]
 
 
 @record
@@ -146,10 +149,10 @@ def compare(
     """
     fn = plain_of(fn)
     opts = checking_options(options)
-    eager = _run(fn, args, kwargs or {})
+    eager = run_captured(fn, args, kwargs or {})
     regions: list[Region] = []
     try:
-        captured = _run(fn, args, kwargs or {}, _recording(backend, opts, regions), opts)
+        captured = run_captured(fn, args, kwargs or {}, _recording(backend, opts, regions), opts)
     except Exception as error:
         return Comparison((), tuple(regions), error)
     return Comparison(tuple(judge(captured, eager, lambda: None)), tuple(regions))
@@ -211,11 +214,11 @@ def _raising(error: Exception) -> Backend:
     return backend
 
 
-def _run(
+def run_captured(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
     options: Options | None = None,
 ) -> Ran:  # fmt: skip
-    """A run of the program on copies: eagerly, or captured for ``backend``."""
+    """A run of the program on copies: captured for ``backend``, or eagerly where there is none."""
     fn, model = _copied(fn)
     copies: Copies = copies_of((tuple(args), dict(kwargs)))
     run = fn

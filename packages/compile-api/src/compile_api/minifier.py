@@ -1,9 +1,11 @@
-"""``minify()``: from a compiled call that is wrong, or fails, to a small stand-alone script that is, too.
+"""``minify()``: from a compiled call that is wrong, fails or is slow, to a small stand-alone script that is, too.
 
 The first captured graph that differs from eager, or raises, is cut down: to its first operators, to its last ones (what
 comes before is computed eagerly and given as inputs), to fewer in between, to one result and to smaller sizes. A step
 is kept where the smaller program still fails in the same way, compared with eager on the very same inputs; what it
-computes beside that is of no interest. The script is written by :mod:`compile_api.script`.
+computes beside that is of no interest. Of slow graphs the one that loses most is cut down, to what still takes as
+many times as long as eager and loses at least a quarter as many seconds: a call's own cost, which the smallest programs
+come to, is not what was looked for. The script is written by :mod:`compile_api.script`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 import torch.fx
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import Comparison, Region, check_region, checking_options, compare, plain_of
+from compile_api.comparison import Comparison, check_region, checking_options, compare, plain_of
 from compile_api.script import write_script
 from compile_api.trial import copies_of, keeping_random_state
 from prims.debug import place_for
@@ -58,17 +60,21 @@ class Minified:
 
 def minify(
     fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None, seconds: float = 300.0,
+    kwargs: Mapping[str, Any] | None = None, seconds: float = 300.0, slow: float | None = None,
 ) -> Minified:  # fmt: skip
-    """Write a small script that shows how the compiled ``fn(*args, **kwargs)`` differs from eager, or fails.
+    """Write a small script that shows how the compiled ``fn(*args, **kwargs)`` differs from eager, or fails; or, with
+    ``slow``, that it takes so many times as long.
 
     Args:
         seconds: how long smaller programs are looked for.
+        slow: look for a graph that takes over so many times as long compiled as eagerly, first calls not counted.
 
     Raises:
-        UserError: it neither differs nor fails.
+        UserError: it neither differs nor fails, or no graph of it is slow.
     """
     opts = checking_options(options)
+    if slow is not None:
+        return _of_slow(fn, args, kwargs or {}, backend, opts, time.monotonic() + seconds, slow)
     found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
     if found.capture or found.error is not None:
         return _of_capture(fn, found, args, opts)
@@ -88,6 +94,31 @@ def minify(
         script.path if script is not None and own else None, least.size, search.first.size,
         str(least.graph).strip(), detail, search.tried,
     )  # fmt: skip
+
+
+def _of_slow(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backend: str | Backend, options: Options, deadline: float,
+    slow: float,
+) -> Minified:  # fmt: skip
+    from compile_api.comparison import run_captured
+    from compile_api.slow import Slowness, recording_times
+
+    found: list[Slowness] = []
+    run_captured(plain_of(fn), args, kwargs, recording_times(backend, options, found), options)
+    slowest = max((r for r in found if r.error is None), key=lambda r: r.lost, default=None)
+    if slowest is None or slowest.ratio <= slow:
+        told = "; ".join(map(str, found)) or "nothing was captured"
+        raise UserError(
+            f"no captured graph takes over {slow:g} times as long compiled as eagerly: {told}",
+            todo="What is between graphs (breaks, in report()) and the first call are not looked at.",
+        )
+    search = _SlowSearch(slowest, backend, options, deadline, slow)
+    least = search.run()
+    detail = str(search.last)
+    name = backend if isinstance(backend, str) else "inductor"
+    script = write_script("minified", detail, least.module(), least.args, options, name, slow)
+    path = script.path if script is not None and isinstance(backend, str) else None
+    return Minified(path, least.size, search.first.size, str(least.graph).strip(), detail, search.tried)
 
 
 class _Program:
@@ -216,13 +247,13 @@ def _spec(value: Any) -> Any:
 class _Search:
     """Ever smaller programs that fail as the first one does."""
 
-    def __init__(self, region: Region, backend: str | Backend, options: Options, deadline: float) -> None:
+    def __init__(self, region: Any, backend: str | Backend, options: Options, deadline: float) -> None:
         self.region = region
         self.options = options
         self.deadline = deadline
         self.compiles = lambda: raw_backend(backend, options, Report())
         self.tried = 0
-        self.last = region
+        self.last: Any = region
         self.first = _Program(region.gm.graph, region.args, region.gm, region.name)
 
     def run(self) -> _Program:
@@ -310,6 +341,31 @@ class _Search:
                     p = tried  # type: ignore[assignment]
                     break
         return p
+
+
+class _SlowSearch(_Search):
+    """Ever smaller programs that are as slow, and lose a quarter as many seconds by it as the first one at least."""
+
+    def __init__(self, slowest: Any, backend: str | Backend, options: Options, deadline: float, slow: float) -> None:
+        super().__init__(slowest, backend, options, deadline)
+        self.slow, self.least = slow, slowest.lost / 4
+
+    def fails(self, program: _Program | None) -> bool:
+        """Whether a program is slow in the way that is looked for."""
+        from compile_api.slow import time_region
+
+        if program is None or program.size == 0 or time.monotonic() > self.deadline:
+            return False
+        try:
+            program.annotated()
+            self.tried += 1
+            found = time_region(program.module(), program.args, self.compiles())
+        except Exception:  # it does not run eagerly
+            return False
+        if found.error is not None or found.ratio <= self.slow or found.lost < self.least:
+            return False
+        self.last = found
+        return True
 
 
 # ---- capture -----------------------------------------------------------------------------------------------------

@@ -83,9 +83,11 @@ def _import_of(used: str, value: Any) -> str | None:
 
 
 def write_script(
-    what: str, why: str, gm: torch.fx.GraphModule, args: Sequence[Any], options: Options, backend: str
-) -> Script | None:
-    """Write a script that runs the graph compiled and eagerly on ``args`` and says how they differ.
+    what: str, why: str, gm: torch.fx.GraphModule, args: Sequence[Any], options: Options, backend: str,
+    slow: float | None = None,
+) -> Script | None:  # fmt: skip
+    """Write a script that runs the graph compiled and eagerly on ``args`` and says how they differ; with ``slow``,
+    whether compiled it takes so many times as long.
 
     Args:
         what: part of the file's name.
@@ -111,7 +113,10 @@ def write_script(
         others.append(base + ".safetensors")
         write_tensors(tensors, others[-1])
     stored = others[-1] if tensors else None
-    _write(path, why, imports, program, "program", given, stored, bool(others), _changed(options), backend)
+    _write(
+        path, why, imports, program, "program", given, stored, bool(others), _changed(options), backend,
+        slow,
+    )  # fmt: skip
     return Script(path, tuple(others))
 
 
@@ -128,23 +133,29 @@ def function_script(path: str, why: str, text: str, name: str, args: Sequence[An
 
 def _write(
     path: str, why: str, imports: Sequence[str], program: str, name: str, given: Sequence[str], stored: str | None,
-    reads: bool, options: dict[str, Any], backend: str,
+    reads: bool, options: dict[str, Any], backend: str, slow: float | None = None,
 ) -> None:  # fmt: skip
+    does = "Compares the program below, compiled, with eager and float64; ends with 1 where they differ."
+    call, ends = f"compile_api.compare({name}", "0 if found.same else 1"
+    if slow is not None:
+        does = f"Times the program below, compiled and eager; ends with 1 where it takes over {slow:g} times as long."
+        call, ends = f"timed({name}", f"int(found.ratio > {slow!r})"
     lines = [
         f'"""{why.replace(chr(92), "/").replace(chr(34), chr(39))}', "",
-        "Compares the program below, compiled, with eager and float64; ends with 1 where they differ.",
+        does,
         '"""', "",
         *(["import os"] if reads else []), "import sys", "", *imports,
         "", "import compile_api",
+        *(["from compile_api.slow import timed"] if slow is not None else []),
         *(["from prims.ir.tensors import read_tensors"] if stored else []), "",
         *([f"tensors = read_tensors({_beside(stored)})"] if stored else []), "", "",
         program, "", "",
         _GIVEN if stored else "",
         "inputs = [", *(f"    {text}," for text in given), "]", "",
         f"options = {options!r}",
-        f"found = compile_api.compare({name}, *inputs, backend={backend!r}, options=options)",
+        f"found = {call}, *inputs, backend={backend!r}, options=options)",
         "print(found)",
-        "sys.exit(0 if found.same else 1)", "",
+        f"sys.exit({ends})", "",
     ]  # fmt: skip
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(lines))

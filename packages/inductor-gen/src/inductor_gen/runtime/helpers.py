@@ -101,6 +101,12 @@ def on_device(call: Callable[[list[Any]], list[Any]], index: int) -> Callable[[l
     return on_device
 
 
+def labelled(label: str, run: Callable[..., Any], *args: Any) -> Any:
+    """A call that the profiler, which is on, sees under a label."""
+    with torch.autograd.profiler.record_function(label):
+        return run(*args)
+
+
 def _chosen(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
@@ -115,7 +121,7 @@ HELPERS: dict[str, Any] = {
     "refuse": refuse, "pack_float": bits_of_float, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
     "ite": _chosen, "relayout": relayout, "note": note, "as_the_forward": as_the_forward, "relaunch": _relaunch,
     "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None), "too_large": _too_large, "unusual": unusual,
-    "agrees": agrees,
+    "agrees": agrees, "profiled": torch._C._autograd._profiler_enabled, "labelled": labelled,
     **FLOAT_UNARY, **FLOAT_BINARY,
 }  # fmt: skip
 

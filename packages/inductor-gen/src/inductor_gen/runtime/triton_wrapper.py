@@ -23,7 +23,7 @@ from inductor_gen.runtime.launch import Launcher
 from inductor_gen.runtime.products import Product, plain, products_on
 from inductor_gen.runtime.triton_build import Begun, Build, Loaded
 from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
-from inductor_gen.runtime.wrapper import Wrapper
+from inductor_gen.runtime.wrapper import Wrapper, labelled_call
 from prims.errors import Unsupported
 from prims.options import Options
 from prims.spec.expr import Expr
@@ -181,7 +181,7 @@ class TritonWrapper(Wrapper):
     def _launch_cuda(self, sources: list[TritonSource]) -> None:
         run, operands, numbers = self._run(sources, self._loaded, self._on_device, self.gpu)
         self._take_stream()
-        self.lines.append(f"code = {run}({', '.join([*operands, *numbers, 'stream'])})")
+        self.lines.append(f"code = {labelled_call(run, [*operands, *numbers, 'stream'], sources)}")
         rest = "".join(f"{text}, " for text in (*numbers, "stream"))
         written = {self.name(n) for s in sources for n in s.buffers[: s.outputs]}
         kept = tuple(k for k, name in enumerate(operands) if name in written)

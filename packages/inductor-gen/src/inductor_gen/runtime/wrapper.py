@@ -25,7 +25,17 @@ from prims.ir.symbols import expr_of
 from prims.spec import expr as ex
 from prims.spec.expr import Expr, bits_of_float
 
-__all__ = ["Wrapper"]
+__all__ = ["Wrapper", "labelled_call"]
+
+LABEL = 400  # characters of what a profiler shows
+
+
+def labelled_call(run: str, given: Sequence[str], sources: Sequence[KernelSource]) -> str:
+    """The text of a call of kernels, which profilers see with the kernels' names and the user's lines."""
+    lines = dict.fromkeys(line[5:] for s in sources for line in s.comment.splitlines() if line.startswith("from "))
+    label = " ".join(dict.fromkeys(s.name for s in sources)) + (": " + ", ".join(lines) if lines else "")
+    label = label if len(label) <= LABEL else label[: LABEL - 3] + "..."
+    return f"{run}({', '.join(given)}) if not profiled() else labelled({', '.join([repr(label), run, *given])})"
 
 
 class Wrapper:
@@ -215,7 +225,8 @@ class Wrapper:
 
     def _launch(self, sources: Sequence[KernelSource]) -> None:
         run, operands, numbers = self._run(sources, lambda s: (self.addresses[s.name], 0, 0), self._on_cpu)
-        self.lines.append(f"if bad := {run}({', '.join([*operands, *numbers])}): refuse(bad)")
+        call = labelled_call(run, [*operands, *numbers], sources)
+        self.lines.append(f"if bad := ({call}): refuse(bad)")
 
     def _on_cpu(self, node: Node) -> tuple[str, int]:
         """As :meth:`_slot`, of a buffer that is there."""

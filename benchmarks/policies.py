@@ -1,8 +1,8 @@
 """What the policies about bits cost: ``python benchmarks/policies.py`` on a CPU.
 
-The five models of ``integration-tests/invariant_models.py``, batches of 1 and 32: eager, the default, ``deterministic`` and
-``batch_invariant`` (and ``numerics="eager_close"``, which it rests on) alternate in one process; the fastest of ``--rounds``
-counts. ``differs`` are the batch sizes of 1, 2 and 7 in which some row has other bits than among 32.
+The five models of ``integration-tests/invariant_models.py``, batches of 1 and 32: eager, the default, ``deterministic``
+and ``batch_invariant`` (and ``numerics="eager_close"``, which it rests on) alternate in one process; the fastest of
+``--rounds`` counts. ``differs`` are the batch sizes of 1, 2 and 7 in which some row has other bits than among 32.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def fastest(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 def differing(run: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> list[int]:
     whole = run(batch)
-    return [
-        rows for rows in (1, 2, 7)
-        if not all(torch.equal(run(batch[k : k + rows]), whole[k : k + rows]) for k in range(0, len(batch) - rows, rows))
-    ]  # fmt: skip
+
+    def same(k: int, rows: int) -> bool:
+        return torch.equal(run(batch[k : k + rows]), whole[k : k + rows])
+
+    return [n for n in (1, 2, 7) if not all(same(k, n) for k in range(0, len(batch) - n, n))]
 
 
 def measured(name: str, rounds: int) -> list[dict[str, Any]]:

@@ -255,12 +255,14 @@ def test_two_processes_give_the_same_bits(tmp_path):
         from invariant_models import MODELS, batch_of
         torch.manual_seed(0)
         model, batch = MODELS["gpt2"](), batch_of("gpt2", 4)
-        options = {{"deterministic": True, "batch_invariant": True, "program_cache": True, "cache_dir": {str(tmp_path)!r}}}
-        made = compile_api.compile(model, options=options)
+        options = {{"deterministic": True, "batch_invariant": True, "program_cache": True}}
+        made = compile_api.compile(model, options={{**options, "cache_dir": {str(tmp_path)!r}}})
         loss = made(batch).square().sum()
         loss.backward()
-        print(loss.item().hex(), *(p.grad.double().sum().item().hex() for p in model.parameters() if p.grad is not None))
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        print(loss.item().hex(), *(g.double().sum().item().hex() for g in grads))
         print(made.report().programs, file=sys.stderr)
     """)
-    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(2)]
+    run = lambda: subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    runs = [run(), run()]
     assert runs[0].stdout == runs[1].stdout and "0x" in runs[0].stdout

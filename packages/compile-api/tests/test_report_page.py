@@ -100,6 +100,7 @@ def test_nothing_of_the_program_is_markup(report):
         hostile.fallback(name, name, name)
         hostile.recompile(name, name, name)
         hostile.finding(name, name, name, name)
+        hostile.policy(name, name, name, name)
         hostile.planned_memory(1, 1, 1, name, [(1, name, name)])
         hostile.saved_for_backward(1, 1, [(1, name, name)])
         hostile.tuning(name, name, times={name: 1.0}, dropped={})

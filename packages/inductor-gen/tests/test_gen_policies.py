@@ -1,4 +1,4 @@
-"""The policies about bits in generated code: orders of sums, tiles and blocks that the rows have no say in, no atomics."""
+"""The policies about bits in generated code: orders of sums, tiles and blocks of which rows decide none, no atomics."""
 
 from __future__ import annotations
 

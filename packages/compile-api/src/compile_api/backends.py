@@ -39,6 +39,9 @@ log = logging.getLogger("quintet")
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 _Factory = Callable[[Options, Report], Backend]
 
+#: Bytes of inputs up to which a region is written as a script.
+_SCRIPTED = 1 << 28
+
 _REGISTERED: dict[str, Backend] = {}
 
 
@@ -142,6 +145,8 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
             return gm.forward
         if not says_itself:
             report.status("graph", "compiled")
+        if options.debug:
+            _reproduced(gm, example_inputs, options, report, name)
         if options.check == "shadow":
             from compile_api.shadow import shadowed
 
@@ -153,6 +158,27 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         if getattr(backend, declaration, False) is True:
             setattr(compile_or_run_eagerly, declaration, True)
     return compile_or_run_eagerly
+
+
+def _reproduced(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], options: Options, report: Report, backend: str
+) -> None:
+    """Write a script that runs the region again, compiled and eagerly, into the debug folder, with its inputs."""
+    from compile_api.script import write_script
+
+    size = sum(x.numel() * x.element_size() for x in example_inputs if isinstance(x, torch.Tensor))
+    if size > _SCRIPTED:
+        log.info("debug: a region of %d bytes of inputs is not written as a script", size)
+        return
+    name = str(gm.meta.get("name", "graph"))
+    known = backend if backend in list_backends() else "inductor"
+    try:
+        script = write_script(f"region {name}", f"The captured graph {name}", gm, example_inputs, options, known)
+    except Exception as error:  # inputs that no file takes; the region itself is compiled
+        log.info("debug: the region %s is not written as a script", name, exc_info=error)
+        return
+    if script is not None:
+        report.keep(f"region {name}", script.path)
 
 
 def _eager(options: Options, report: Report) -> Backend:

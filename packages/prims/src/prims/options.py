@@ -69,8 +69,8 @@ class Options:
         compile_workers: parallel compiler processes; 0 means one per available core.
         compile_timeout: seconds that a compiler of kernels may take for a part of a graph; 0 is no limit.
         debug: write what each stage makes (captured graphs with their guards and breaks, ATen and primitive graphs,
-            generated code) into files of a folder ``debug`` under ``cache_dir``, print where each is, and list them in
-            the report.
+            generated code) into files of a folder ``debug`` under ``cache_dir``, and a script for each captured graph
+            that runs it again on the same inputs (up to 256 MiB), print where each is, and list them in the report.
         logs: what the stages are to log, such as ``"breaks,recompiles"`` (names of :data:`prims.logs.LOGS`, or
             ``"all"``), by the loggers ``quintet.<name>``, for the whole process from the first such ``compile()`` on.
         check: ``"off"``; ``"shadow"``: the first calls of each graph, then one in 64, are run eagerly too, on copies of

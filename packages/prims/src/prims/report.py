@@ -526,6 +526,15 @@ class Report:
         with open(path, "w", encoding="utf-8") as file:
             file.write(page(self, title))
 
+    def __rich_console__(self, console: object, options: object) -> Iterator[str]:
+        """The report for ``rich.print``: what needs a look in colours, what the program computes plain."""
+        for k, line in enumerate(str(self).splitlines()):
+            head = line.lstrip()
+            kind = next((style for start, style in _STYLES.items() if head.startswith(start)), "")
+            style = kind if k else "bold green" if self.verdict == "compiled" else "bold yellow"
+            text = line.replace("\\", "\\\\").replace("[", "\\[")  # no markup
+            yield f"[{style}]{text}[/]" if style else text
+
     def __str__(self) -> str:
         lines = [
             self.verdict,
@@ -570,6 +579,13 @@ class Report:
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "policies", "recompiles",
           "tunings", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches",
           "spans")  # fmt: skip
+
+
+#: How lines of the report look where rich prints it, by what they begin with.
+_STYLES = {
+    "break": "yellow", "fallback": "red", "found by": "bold red", "not ": "red", "recompile": "yellow",
+    "stance": "magenta", "kernel": "cyan", "extern": "blue",
+}  # fmt: skip
 
 
 def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:

@@ -62,9 +62,17 @@ INNER_SIZES = {"aten::digamma": 2.3, "aten::_log_softmax": 1.0}
 #: Operators whose kernels add 1 to a number that may lie next to -1, and the operand by which they multiply the sum: its
 #: relative error is not small, however well the number is known, and nearly the same for neighbouring operands.
 ADDING_ONE = {"aten::gelu": 0, "aten::gelu_backward": 0}
-#: Operators that add several terms: where all are zeros, the order in which a kernel adds them decides about the sum's sign.
-TERMS = frozenset(f"aten::{name}" for name in (
+#: Products of matrices and vectors, and which of their operands are multiplied.
+PRODUCTS = {f"aten::{name}": (0, 1) for name in ("mm", "bmm", "mv", "dot", "vdot")} | {
+    f"aten::{name}": (1, 2) for name in ("addmm", "baddbmm", "addmv")
+}
+#: Terms of a product, and additions in all, up to which it is also added up one by one.
+LONGEST, MOST = 4096, 1 << 22
+#: Operators that add several terms: where all are zeros, the order in which a kernel adds them decides about the sum's sign,
+#: and of a single term whether the kernel begins with it or with 0.
+TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
+    "convolution", "convolution_backward",
 ))  # fmt: skip
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
@@ -376,6 +384,9 @@ class Shadow(TorchDispatchMode):
             for answer in answers[2:]:
                 if isinstance(answer[0], torch.Tensor):
                     answer[0].add_(_shift_by_means(func, *given[0], self._random) * step)
+        if name in PRODUCTS and self.count > 2 and original[0][0].dtype == torch.float32:
+            alpha = given[2][1].get("alpha", 1)
+            answers[2] = answers[2] + alpha * _one_by_one(*(given[2][0][k] for k in PRODUCTS[name]))
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
@@ -605,6 +616,23 @@ def _in_other_orders(func: Any, answers: list[Any], args: Any, kwargs: Any, dtyp
         apart = apart + (part / shrunk).where((part * terms).abs() <= largest * shrunk, part * math.inf)
     same = (whole == apart) | whole.isnan()
     return [answer.where(same, other) for answer, other in zip(answers, (whole, apart), strict=True)]
+
+
+def _one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
+    """By how much a product differs whose float32 terms are added one after the other, as libraries do for some layouts: of
+    terms of one sign the errors have one sign too. 0.0 for a product of many terms."""
+    row, column = a.dim() == 1, b.dim() == 1
+    a, b = a.unsqueeze(-2) if row else a, b.unsqueeze(-1) if column else b
+    terms = a.shape[-1]
+    if terms > LONGEST or terms * a.numel() // max(terms, 1) * b.shape[-1] > MOST:
+        return 0.0
+    left, right = a.float(), b.float()
+    total = torch.zeros(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    for k in range(terms):
+        total += left[..., k : k + 1] * right[..., k : k + 1, :]
+    off = total.double() - a @ b
+    off = off.squeeze(-1) if column else off
+    return off.squeeze(-1 if column else -2) if row else off
 
 
 def _shift_by_means(func: Any, args: Any, kwargs: Any, random: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

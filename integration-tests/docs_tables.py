@@ -6,6 +6,7 @@ A table stands between ``<!-- NAME: generated -->`` and ``<!-- end -->``.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def option_rows() -> dict[str, str]:
     """What the docstring of ``Options`` says of each option."""
     from prims.options import Options
 
-    text = (Options.__doc__ or "").partition("Attributes:")[2]
-    found = re.findall(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", text, flags=re.S | re.M)
+    text = inspect.cleandoc(Options.__doc__ or "").partition("Attributes:")[2]  # as from Python 3.13 on it is indented
+    found = re.findall(r"^ {4}(\w+): (.*?)(?=^ {4}\w+: |\Z)", text, flags=re.S | re.M)
     return {name: _plain(what) for name, what in found}
 
 

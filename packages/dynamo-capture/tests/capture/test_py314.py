@@ -120,6 +120,17 @@ def returns_a_function(x, n):
     return inner, x + 1
 
 
+def docstrings(x, n):
+    def without(a):
+        return a + len("text")
+
+    def having(a):
+        "what it does"
+        return a
+
+    return without(x), without.__doc__, having.__doc__, (lambda: "text").__doc__
+
+
 def signature(x, n):
     return x + len(inspect.signature(declared).parameters), str(inspect.signature(declared))
 

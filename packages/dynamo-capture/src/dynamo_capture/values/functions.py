@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -238,7 +239,8 @@ class FunctionValue(Value):
             return tx.from_python(self.globals.get("__name__"))
         if name == "__doc__":
             consts = self.code.co_consts
-            return tx.from_python(consts[0] if consts and isinstance(consts[0], str) else None)
+            has = self.code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 14)
+            return tx.from_python(consts[0] if has and consts and isinstance(consts[0], str) else None)
         if _is_part(name):
             raise GraphBreak("QB06", f"attribute {name!r} of a function made here")
         raise tx.observed(no_attribute("function", name))
@@ -362,6 +364,8 @@ class FunctionValue(Value):
         return f"the function {self.globals.get('__name__', '?')}.{self.qualname}"
 
 
+#: The flag of code whose first constant is the docstring (``inspect.CO_HAS_DOCSTRING``); before 3.14 that is None else.
+_HAS_DOCSTRING = 0x4000000
 #: Parts of a function, beside its defaults, that a write to changes nothing else of.
 _WRITTEN = frozenset(
     ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__", "__annotate__", "__type_params__")

@@ -14,7 +14,7 @@ return a * x``.
 A generator that is suspended is rebuilt the same way: a generator function whose prologue restores the stack and
 jumps to the very `YIELD_VALUE` at which it stands, with something to yield once.
 
-Formats: CPython's `Objects/exception_handling_notes.txt`, `Objects/locations.md` (3.11; unchanged to 3.13).
+Formats: CPython's `Objects/exception_handling_notes.txt`, `Objects/locations.md` (3.11; unchanged to 3.14).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("script", ["triton_programs.py", "triton_attention.py"])
+@pytest.mark.parametrize("script", ["triton_programs.py", "triton_attention.py", "triton_policies.py"])
 def test_programs(script):
     done = subprocess.run(
         [sys.executable, str(HERE / script)], capture_output=True, text=True, timeout=900, check=False,

@@ -116,7 +116,7 @@ def test_rows_have_no_say(dtype: torch.dtype, width: int) -> None:
     found = [of(rows, INVARIANT) for rows in ROWS]
     assert all(made == found[0][0] for made, _ in found), "another block for another batch"
     assert all(r.policies[0].op == "aten.addmm.default" and r.policies[0].held for _, r in found)
-    if width != 3000:  # whole rows of one block each
+    if width != 3000:  # a block for each whole row, in any case
         usual = [of(rows, OPTIONS)[0] for rows in ROWS]
         assert any(made != usual[0] for made in usual), "a test that sees nothing"
 

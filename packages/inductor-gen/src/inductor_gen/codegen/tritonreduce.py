@@ -87,13 +87,14 @@ class Shape:
         self._tile(tiling)
 
     def _by_columns(self, nest: Nest, hint: Hint, device: Device) -> None:
+        """A row for each program: a nest of one row, which has no loop over rows, is laid out as one of many."""
         space = nest.body.space
         width = _power(max(hint(ex.product(space[v] for v in nest.inner)), 1))
         self.split = 1
         self.persistent = all(space[v].is_const for v in nest.inner) and width <= device.registers // 8
         self.r = width if self.persistent else 2048
-        self.x = max(1, 1024 // self.r)
-        self.warps = min(16, max(1, self.x * self.r // 512))
+        self.x = 1
+        self.warps = min(16, max(1, self.r // 512))
 
     def of_rows(self) -> Shape:
         """The shape of kernels that put the parts of rows together: some rows, all parts of them."""

@@ -14,8 +14,8 @@ import pytest
 from stored_programs import HERE
 
 SCALED = "def scaled(x):\n    return x * {}\n"
-ALL = ["same", "ordered", "ordered_names", "hashed", "asserted", "arguments", "folder", "helped", "of_main", "of_path", "drawn",
-       "variable", "cell", "made"]  # fmt: skip
+ALL = ["same", "ordered", "ordered_names", "hashed", "written", "written_numbers", "asserted", "arguments", "folder", "helped",
+       "of_main", "of_path", "drawn", "variable", "cell", "made"]  # fmt: skip
 
 
 class Place:
@@ -65,7 +65,7 @@ def captured(found: dict[str, Any]) -> set[str]:
 #: What is different, and the functions that notice.
 ROWS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "nothing": ({}, set()),
-    "how texts hash": ({"PYTHONHASHSEED": "3"}, {"ordered", "ordered_names", "hashed"}),
+    "how texts hash": ({"PYTHONHASHSEED": "3"}, {"ordered", "ordered_names", "hashed", "written"}),
     "assertions": ({"flags": ("-O",)}, set(ALL)),
     "threads": ({"OMP_NUM_THREADS": "2"}, set(ALL)),
     "numerics": ({"QUINTET_NUMERICS": "eager_exact"}, set(ALL)),
@@ -89,7 +89,7 @@ def test_arguments_and_folder(place: Place) -> None:
 def test_texts_that_hash_anew_in_each_process(place: Place) -> None:
     for _ in range(2):
         found = place.run(PYTHONHASHSEED="random")
-        assert captured(found) - {"ordered_names"} == {"ordered", "hashed"}
+        assert captured(found) - {"ordered_names"} == {"ordered", "hashed", "written"}
         assert any("PYTHONHASHSEED" in (reason or "") for _, reason in found["hashed"]["told"])
 
 

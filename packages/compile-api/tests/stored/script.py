@@ -41,6 +41,16 @@ def hashed(x):
     return x * (hash("a text") % 1000)
 
 
+def written(x):
+    """A text of which the number says the order."""
+    text = "%s" % ({"one", "two", "three", f"four{x.ndim}"},) + repr([1, frozenset(("five", "six", "seven"))])
+    return x * (1 + text.index("two")) + text.index("six")
+
+
+def written_numbers(x):
+    return x * str({7, 2, 5}).index("2") + ("one" in {"one", "two"})
+
+
 def asserted(x):
     assert x.ndim != 7
     return x + (1 if __debug__ else 2)
@@ -87,8 +97,8 @@ def main():
     x = torch.arange(3.0)
     found = {}
     options = {"program_cache": True, "cache_dir": sys.argv[1]}
-    functions = (same, ordered, ordered_names, hashed, asserted, arguments, folder, helped, of_main, of_path, drawn, variable,
-                 globals()["cell"], made)  # fmt: skip
+    functions = (same, ordered, ordered_names, hashed, written, written_numbers, asserted, arguments, folder, helped, of_main, of_path,
+                 drawn, variable, globals()["cell"], made)  # fmt: skip
     for function in functions:
         compiled = compile_api.compile(function, backend="aot_eager", options=options)
         right = torch.equal(compiled(x), function(x))

@@ -12,7 +12,7 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.bits import BITWISE, decided, inverted, of_bits
 from dynamo_capture.values.compare import equal_by_default, equals
-from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
+from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar, note_order
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.tensor import SymValue, TensorValue
 
@@ -205,7 +205,9 @@ def _of_text(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
         if fn is operator.mod:
             raise GraphBreak("QB07", f"formatting {display(b)}") from None
         type_error(tx, fn, a, b)
-    return tx.from_python(tx.exact(fn, *operands))
+    made = tx.exact(fn, *operands)
+    note_order(tx, operands, made)
+    return tx.from_python(made)
 
 
 def _is_count(value: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_numpy_scalar"]
+__all__ = ["CONST_TYPES", "ConstantValue", "fold", "is_numpy_scalar", "note_order"]
 
 #: Types whose instances are constants (exact type).
 CONST_TYPES: frozenset[type] = frozenset(
@@ -160,7 +161,25 @@ def fold(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> V
     except GraphBreak:
         name = getattr(fn, "__qualname__", repr(fn))
         raise GraphBreak("QB07", f"{name} of values that are not constants") from None
-    return _new_object(tx, tx.exact(fn, *real_args, **real_kwargs))
+    made = tx.exact(fn, *real_args, **real_kwargs)
+    note_order(tx, [*real_args, *real_kwargs.values()], made)
+    return _new_object(tx, made)
+
+
+def note_order(tx: Capture, operands: list[Any], made: Any) -> None:
+    """Note that what was made of sets, a text say, may show their order."""
+    if type(made) not in (bool, int, float) and _shows_hashes(operands):
+        tx.guards.hashed()
+
+
+def _shows_hashes(obj: Any) -> bool:
+    """Whether there is a set in it whose order is another in another process, as the hashes of texts are."""
+    kind = type(obj)
+    if kind in (set, frozenset):
+        return len(obj) > 1 and not all(type(x) in (int, bool, float) for x in obj)
+    if kind in (list, tuple, collections.deque):
+        return any(map(_shows_hashes, obj))
+    return kind is dict and (any(map(_shows_hashes, obj)) or any(map(_shows_hashes, obj.values())))
 
 
 def _new_object(tx: Capture, obj: Any) -> Value:

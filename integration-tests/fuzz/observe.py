@@ -166,7 +166,8 @@ class Observer:
             storage = t.untyped_storage()
             self._kept.append(storage)  # the tensor may be given other memory, and its own be used again
             shared = self._storages.setdefault(storage._cdata, self._leaves)
-        strides = t.stride() if t.numel() else ()
+        # Those of dimensions of one element lead nowhere; where they have a say in what follows, that is compared.
+        strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
         meta = (
             type(t).__name__, tuple(t.shape), str(t.dtype), t.device.type, ("strides", strides), ("memory", shared),
             ("requires_grad", t.requires_grad), ("leaf", t.is_leaf),

@@ -45,7 +45,8 @@ def unsupported_environment() -> str | None:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return (
             f"Python {sys.version.split()[0]} is a free-threaded build, which is not supported: compiled code's guards "
-            "rest on the interpreter lock. The program runs eagerly; install the default build of this Python to compile it."
+            "rest on the interpreter lock. The program runs eagerly; install the default build of this Python to "
+            "compile it."
         )
     version = str(torch.__version__)
     match = re.match(r"(\d+)\.(\d+)", version)

@@ -29,6 +29,7 @@ from prims.ir.symbols import made_symbols, symbols_of
 from prims.options import Options
 from prims.records import record
 from prims.spec import Sym, TensorSpec, abstract_from_spec, from_torch
+from prims.spec.sym import formulas
 from prims.spec.unbacked import making_symbols, with_symbols
 
 __all__ = ["Joint", "Leaf", "Outcome", "finish_inference", "finish_joint", "trace"]
@@ -534,7 +535,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     tracer.backward = True
     with (
         making_symbols(with_symbols(program.context)), torch.inference_mode(False),
-        torch.autograd.set_multithreading_enabled(False), no_autocast(), tracer,
+        torch.autograd.set_multithreading_enabled(False), no_autocast(), formulas(), tracer,
     ):  # fmt: skip
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],

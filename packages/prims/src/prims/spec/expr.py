@@ -28,11 +28,21 @@ Monomial = tuple[tuple["Expr", int], ...]
 
 INT_ATOMS = frozenset({"symbol", "floordiv", "mod", "min", "max", "trunc", "ffloor", "fceil", "ite"})
 BOOL_KINDS = frozenset({"true", "false", "eq", "ne", "le", "and", "or", "not", "feq", "flt", "fle"})
+
+
+def quotient(a: float, b: float) -> float:
+    """``a / b`` as in C: of a division by zero the infinity of the signs, or NaN (IEEE 754)."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
 FLOAT_BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "fadd": operator.add,
     "fsub": operator.sub,
     "fmul": operator.mul,
     "fdiv": operator.truediv,
+    "fquot": quotient,
     "fpow": operator.pow,
     "fmin": min,
     "fmax": max,

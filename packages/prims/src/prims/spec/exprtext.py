@@ -158,8 +158,8 @@ def to_c(e: Expr) -> str:
         return text
     if kind == "ite":
         return f"({to_c(args[0])} ? {to_c(args[1])} : {to_c(args[2])})"
-    if kind in _FLOAT_INFIX:
-        return f"({to_c(args[0])} {_FLOAT_INFIX[kind]} {to_c(args[1])})"
+    if kind in _FLOAT_INFIX or kind == "fquot":
+        return f"({to_c(args[0])} {_FLOAT_INFIX.get(kind, '/')} {to_c(args[1])})"
     if kind in _FLOAT_RELATIONS:
         return f"({to_c(args[0])} {_FLOAT_RELATIONS[kind]} {to_c(args[1])})"
     if kind == "tofloat":

@@ -117,7 +117,7 @@ def _float_interval(e: Expr, of_atom: Callable[[Expr], Interval | None]) -> Inte
         return a[0] - parts[1][1], a[1] - parts[1][0]
     if kind == "fmul":
         return multiply(a, parts[1])
-    if kind == "fdiv" and parts[1][0] > 0:
+    if kind in ("fdiv", "fquot") and parts[1][0] > 0:
         return multiply(a, (1.0 / parts[1][1], 1.0 / parts[1][0]))
     if kind == "fpow" and a[0] >= 0 and parts[1][0] == parts[1][1] > 0:
         return a[0] ** parts[1][0], a[1] ** parts[1][0]

@@ -7,6 +7,9 @@ dispatcher: ``torch.SymInt(sym)`` is a size PyTorch accepts, and ``symint.node``
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ __all__ = [
     "SizeGuard",
     "float_from_bits",
     "float_to_single",
+    "formulas",
     "from_torch",
     "parse_expr",
     "sym_max",
@@ -36,6 +40,24 @@ __all__ = [
 
 
 _Text = str  # SymNode has a method of that name
+
+
+class _Formulas(threading.local):
+    depth = 0
+
+
+_FORMULAS = _Formulas()
+
+
+@contextmanager
+def formulas() -> Iterator[None]:
+    """Symbolic numbers are divided by PyTorch's C++, in a derivative's formula, and not by the program's Python: a
+    division by zero (a deviation of one number has) is an infinity there, and no ``ZeroDivisionError``."""
+    _FORMULAS.depth += 1
+    try:
+        yield
+    finally:
+        _FORMULAS.depth -= 1
 
 
 class SymNode:
@@ -184,7 +206,7 @@ class SymNode:
         return SymFloat(E.to_float(self.expr), self.ctx)
 
     def truediv(self, other: SymNode) -> SymFloat:
-        return self._float("fdiv", self.expr, other.expr)
+        return self._float("fquot" if _FORMULAS.depth else "fdiv", self.expr, other.expr)
 
     int_truediv = truediv
     float_truediv = truediv

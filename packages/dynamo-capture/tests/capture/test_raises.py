@@ -42,6 +42,7 @@ DOCUMENTED = {
         "method_of_container": 1,
     },
     "values/dicts.py": {"DictValue._popitem": 1},
+    "values/dispatching.py": {"DispatchingTensorValue.iterate": 1},
     "values/functions.py": {
         "CellValue.getattr": 1, "FunctionValue.getattr": 3, "PartialValue.getattr": 1, "SuperValue.getattr": 1,
     },

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from prims.errors import DataDependentError
 from prims.spec import expr as E
+from prims.spec import ranges
 
 Size = Any  # int | Sym
 CHANNELS_LAST_ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
@@ -196,7 +199,7 @@ def sort_dims(dims: Sequence[int], shape: Sequence[Size], strides: Sequence[Size
     out: list[int] = []
     for d in reversed(dims):
         i = len(out)
-        while i > 0 and strides[d] < strides[out[i - 1]]:
+        while i > 0 and _less(strides[d], strides[out[i - 1]]):
             i -= 1
         out.insert(i, d)
     return out
@@ -245,13 +248,29 @@ def _compare(a: int, b: int, shape: Sequence[Size], operands: Sequence[Sequence[
         if (type(x) is int and x == 0) or (type(y) is int and y == 0):
             continue
         if x is y:
-            if shape[a] is not shape[b] and shape[a] > shape[b]:
+            if shape[a] is not shape[b] and _less(shape[b], shape[a]):
                 return 1
             continue
-        if x < y:
+        if _less(x, y):
             return -1
-        if x > y:
+        if _less(y, x):
             return 1
-        if shape[a] > shape[b]:
+        if _less(shape[b], shape[a]):
             return 1
     return 0
+
+
+def _less(x: Size, y: Size) -> bool:
+    """Whether one size or stride is less than another. Where only the data tells, as it is of sizes of at least two: of
+    fewer elements no order is another's."""
+    try:
+        return bool(x < y)
+    except DataDependentError:
+        low, high = ranges.interval(E.sub(_expr(y), _expr(x)), _at_least_two)
+        if low > 0 or high <= 0:
+            return low > 0
+        raise
+
+
+def _at_least_two(e: E.Expr) -> ranges.Interval | None:
+    return (2, math.inf) if e.kind == "symbol" else None

@@ -16,12 +16,13 @@ from inductor_gen.pipeline import lower_graph
 from inductor_gen.rewrite import impossible
 from inductor_gen.rewrite.row import Context
 from prims.dtypes import ROWS
+from prims.ops import TABLE
 from prims.options import Options
 from prims.spec import TensorSpec
 
 GPU = torch.device("cuda", 0)
 MODES = ["set", "add", "mul", "max", "min"]
-DTYPES = [row.dtype for row in ROWS.values() if row.dtype != torch.bool]
+DTYPES = [row.dtype for row in ROWS.values() if row.dtype in TABLE["add"].dtypes]
 ATOMIC = {
     "add": {torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64},
     "mul": set(), "max": {torch.int32, torch.int64}, "min": {torch.int32, torch.int64},

@@ -376,9 +376,10 @@ def test_another_version_is_refused() -> None:
         restore(dataclasses.replace(artefact, version="2"), options=OPTIONS)
 
 
-def test_other_numerics_are_another_machine() -> None:
+@pytest.mark.parametrize("other", [{"numerics": "eager_close"}, {"deterministic": True}, {"batch_invariant": True}], ids=str)
+def test_other_numerics_are_another_machine(other: dict[str, Any]) -> None:
     with pytest.raises(StoredGraphError, match="ART-C6"):
-        restore(compiled("linear")[0].artefact(), options=OPTIONS.replace(numerics="eager_close"))
+        restore(compiled("linear")[0].artefact(), options=OPTIONS.replace(**other))
 
 
 # ---- the kernel cache -------------------------------------------------------------------------------------------

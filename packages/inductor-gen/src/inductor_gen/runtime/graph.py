@@ -45,6 +45,7 @@ class Made:
         programs: what it launches, by the name in the text.
         launcher: the address of the function by which programs become callable.
         flags: of the compiler that made the kernels.
+        rounds: how its numbers are rounded: ``Options.numerics``, and the policies about bits.
         gpu: where its Triton kernels run, if it has some.
     """
 
@@ -52,6 +53,7 @@ class Made:
     programs: Mapping[str, Program | Layout | Product]
     launcher: int
     flags: tuple[str, ...]
+    rounds: tuple[str, ...]
     gpu: torch.device | None = None
 
 

@@ -49,9 +49,10 @@ _KIND, _VERSION = "inductor_gen.graph", "1"
 _FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "moved")
 
 
-def _machine(flags: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
+def _machine(flags: Sequence[str], rounds: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
     """What kernels and the function that calls them are made for."""
     return {
+        "numerics": list(rounds),
         "machine": platform.machine(), "instructions": _digest(instructions()), "flags": list(flags),
         "torch": torch.__version__, "launcher": _digest(LAUNCHER.text), "gpu": None if gpu is None else _told_gpu(gpu),
     }  # fmt: skip
@@ -88,7 +89,7 @@ def artefact_of_graph(graph: CompiledGraph) -> Artefact:
     for digest, data in _libraries(known).items():
         files[f"library.{digest}"] = data
     text = {
-        "machine": _machine(made.flags, made.gpu), "device": None if made.gpu is None else str(made.gpu),
+        "machine": _machine(made.flags, made.rounds, made.gpu), "device": None if made.gpu is None else str(made.gpu),
         "cubins": [_cubin_told(handle, files) for handle in handles], "source": graph.source, "inputs": graph.count,
         "functions": [[f.key, f.symbol, f.digest] for f in known], "programs": programs,
         "values": {name: _value_told(name, value, files) for name, value in made.values.items()},
@@ -181,9 +182,9 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
         raise StoredGraphError("ART-C4", f"a compiled graph of version {artefact.version!r}")
     if "question" in artefact.text:
         return _choice_from(artefact, options, Report() if report is None else report)
-    text, flags = artefact.text, FLAGS
+    text, rounds = artefact.text, (options.numerics, *options.policies)
     gpu = None if text["device"] is None else _gpu(text["device"])
-    _check_machine(text["machine"], _machine(flags, gpu))
+    _check_machine(text["machine"], _machine(FLAGS, rounds, gpu))
     # All is read before anything is loaded, and loaded before anything runs.
     counts = len(text["functions"]), len(text["cubins"])
     programs = {_free(name): _program_from(told, *counts) for name, told in text["programs"].items()}
@@ -198,7 +199,7 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
     launch = as_launcher(addresses[0])
     space = {**HELPERS, **values, **{name: launch(program) for name, program in placed.items()}}
     call = function_of_text(source, space)
-    made = Made(values, placed, addresses[0], flags, gpu)
+    made = Made(values, placed, addresses[0], FLAGS, rounds, gpu)
     call = call if gpu is None else on_device(call, gpu.index)
     graph = CompiledGraph(call, source, kernels, externs, 0, count, made)
     tell(graph, options, Report() if report is None else report, len(set(addresses)) + len(loaded))

@@ -154,7 +154,8 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
         return "it was chosen by measurement for one precision of float32 products"
     if bodies:
         return "it runs the bodies of a branch or a loop"
-    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], FLAGS, (options.numerics, *options.policies), gpu)
+    rounds = options.numerics, *options.policies
+    return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], FLAGS, rounds, gpu)
 
 
 def free_memory() -> None:

@@ -296,7 +296,9 @@ class _Preparer:
             if self.out.storage(ref.base).kind not in ("input", "constant") and ref.base not in self.owned:
                 self.owned.add(ref.base)
                 # What eager computes of a result has a layout for which the strides of dimensions of one element count.
-                return ref if wanted is None or desc.kind == "saved" else replace(ref, strides=wanted)
+                if wanted is None or desc.kind == "saved" or _is_of_convolution(ref.base):
+                    return ref
+                return replace(ref, strides=wanted)
         copy = self.copy(x, wanted)
         if x.is_late and x.kind in ("extern", "item"):
             self._read_instead(x, copy)
@@ -383,3 +385,10 @@ def prepare(graph: Graph, env: Envelope, hint: Hint, numerics: str = "fast", in_
     prepared = _Preparer(graph, env, hint, numerics, in_place).run()
     prepared.renewed = new_values(prepared, env) if in_place is True else {}
     return prepared
+
+
+def _is_of_convolution(x: Node) -> bool:
+    """Whether a convolution gives it, or its gradient, whose strides in dimensions of one element are by those that the
+    operands have in a call: a graph serves calls that differ in them."""
+    source = x.args[0] if x.kind == "item" else x
+    return isinstance(source, Node) and source.kind == "extern" and "convolution" in str(source.op)

@@ -267,21 +267,29 @@ class _Search:
             return self._sizes(program)
 
     def fails(self, program: _Program | None) -> bool:
-        """Whether a program fails in the way that is looked for."""
+        """Whether a program shows what is looked for."""
         if program is None or program.size == 0 or time.monotonic() > self.deadline:
             return False
         try:
             program.annotated()
             self.tried += 1
-            found = check_region(program.module(), program.args, self.compiles(), self.options)
+            found = self._seen(program)
         except Exception:  # it does not run eagerly
             return False
+        if not self._is_it(found):
+            return False
+        self.last = found
+        return True
+
+    def _seen(self, program: _Program) -> Any:
+        """What comes of a program."""
+        return check_region(program.module(), program.args, self.compiles(), self.options)
+
+    def _is_it(self, found: Any) -> bool:
+        """Whether it fails in the way that is looked for."""
         wanted = self.region.error
         same = found.error is None if wanted is None else type(found.error) is type(wanted)
-        if same and found.fails:
-            self.last = found
-            return True
-        return False
+        return same and found.fails
 
     def _halved(self, low: int, high: int, made: Callable[[int], _Program | None], best: _Program) -> _Program:
         """By halving, the program of the number nearest to ``low`` that fails; ``high`` stands for ``best``."""
@@ -350,22 +358,14 @@ class _SlowSearch(_Search):
         super().__init__(slowest, backend, options, deadline)
         self.slow, self.least = slow, slowest.lost / 4
 
-    def fails(self, program: _Program | None) -> bool:
-        """Whether a program is slow in the way that is looked for."""
+    def _seen(self, program: _Program) -> Any:
         from compile_api.slow import time_region
 
-        if program is None or program.size == 0 or time.monotonic() > self.deadline:
-            return False
-        try:
-            program.annotated()
-            self.tried += 1
-            found = time_region(program.module(), program.args, self.compiles())
-        except Exception:  # it does not run eagerly
-            return False
-        if found.error is not None or found.ratio <= self.slow or found.lost < self.least:
-            return False
-        self.last = found
-        return True
+        return time_region(program.module(), program.args, self.compiles())
+
+    def _is_it(self, found: Any) -> bool:
+        """Whether it is slow in the way that is looked for."""
+        return found.error is None and found.ratio > self.slow and found.lost >= self.least
 
 
 # ---- capture -----------------------------------------------------------------------------------------------------

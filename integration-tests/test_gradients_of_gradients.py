@@ -409,3 +409,49 @@ def test_layouts_and_signs_of_zeros_are_eagers(name, loss, layout):
             zeros = (eager == 0) & (ours == 0)
             assert torch.equal(ours.signbit() & zeros, eager.signbit() & zeros)
     assert compiled.report().graphs and not compiled.report().fallbacks
+
+
+class Root(torch.autograd.Function):
+    """The square root's power of three, whose second derivative is infinite at 0: zeros for a gradient would show."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sqrt()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / x
+
+
+FUNCTIONS = {
+    "first": lambda x, e, w: (Root.apply(x) * e) @ (w.t() @ w),
+    "behind one more": lambda x, e, w: (Root.apply(x * 2) * e).sin() @ w,
+    "twice": lambda x, e, w: (Root.apply(Root.apply(x)) * e) @ (w.t() @ w),
+    "in the middle": lambda x, e, w: Root.apply(x * e) @ (w.t() @ w),
+    "two results": lambda x, e, w: ((Root.apply(x) * e) @ (w.t() @ w), Root.apply(e) @ w),
+}
+
+
+@pytest.mark.parametrize("wanted", [(2,), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_no_gradient_comes_to_get_no_zeros(name, wanted):
+    """What a second run is asked for in its middle does not go on behind it: 0 / 0 is no number, 1 / 0 is infinite."""
+
+    def step(f):
+        x = torch.tensor([[0.0, 1.0, 4.0], [2.0, 0.0, 3.0]], requires_grad=True)
+        e = torch.tensor([[1.0, 0.0, 2.0], [0.5, 1.0, 0.0]], requires_grad=True)
+        w = torch.tensor([[1.0, 2.0, -1.0], [0.5, -2.0, 1.0], [3.0, 1.0, 0.25]], requires_grad=True)
+        inputs = [x, e, w]
+        out = f(*inputs)
+        total = sum((r * r).sum() for r in (out if isinstance(out, tuple) else (out,)))
+        first = torch.autograd.grad(total, [inputs[k] for k in wanted], create_graph=True)
+        sum((g * g).sum() for g in first).backward()
+        return [*(g.detach() for g in first), x.grad, e.grad, w.grad]
+
+    compiled = compile_api.compile(FUNCTIONS[name])
+    for ours, eager in zip(step(compiled), step(FUNCTIONS[name]), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert torch.equal(torch.signbit(ours) | ours.isnan(), torch.signbit(eager) | eager.isnan())
+    assert not compiled.report().fallbacks and compiled.report().kernels

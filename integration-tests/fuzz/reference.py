@@ -52,7 +52,10 @@ RUNNING_MEAN = ("var", "std", "batch_norm", "layer_norm", "group_norm")
 #: wider type to compute it in there is none.
 ANY_ORDER = frozenset(f"aten::{name}" for name in ("var", "std", "var_mean", "std_mean"))
 #: Normalisations by a running mean: the order of what they normalise, along all dimensions but the second, counts too.
-NORMALISING = frozenset(("aten::native_batch_norm", "aten::_native_batch_norm_legit"))
+#: These, and how many operands have the numbers.
+NORMALISING = {
+    "aten::native_batch_norm": 1, "aten::_native_batch_norm_legit": 1, "aten::native_batch_norm_backward": 2,
+}  # fmt: skip
 #: Parts of the names of others that round inside all the same: series, exponentials, weights that are no exact numbers.
 INEXACT = (*RUNNING_MEAN, "softmax", "gamma", "upsample", "logaddexp", "avg_pool")
 #: Operators whose kernels take numbers of this size from each other, whatever the result's: the digamma function of a small
@@ -164,7 +167,7 @@ class Shadow(TorchDispatchMode):
         if entry is not None:
             _, bases, held = entry
             if held != t.dtype:
-                bases = [_retyped(base, held, t.dtype) for base in bases]
+                bases = [_retyped(base, held, t.dtype, k % 2) for k, base in enumerate(bases)]
             if bases[0].numel() == count:
                 if written and bases is not entry[1]:
                     self._storages[storage._cdata] = (storage, bases, t.dtype)
@@ -221,6 +224,12 @@ class Shadow(TorchDispatchMode):
         orders = {d: self._random(torch.empty(twin.shape[d], device=HOME)).argsort() for d in chosen if twin.dim()}
         return _ordered(twin, orders), orders
 
+    def _reordered(self, args: Any, kwargs: Any, operands: int) -> tuple[Any, dict[int, torch.Tensor]]:
+        """The first operands, all in the same other order along all dimensions but the second, and which that is."""
+        first, orders = self._shuffled(args[0], [d for d in range(args[0].dim()) if d != 1])
+        others = [_ordered(twin, orders) for twin in args[1:operands]]
+        return ((first, *others, *args[operands:]), kwargs), orders
+
     def _moving(self, name: str, operands: list[torch.Tensor]) -> set[int]:
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
         if self.count == 1 or not any(part in name for part in ACCUMULATING):
@@ -270,9 +279,7 @@ class Shadow(TorchDispatchMode):
                     given[2:] = [((self._shuffled(*twins[:2])[0], *twins[1:]), named) for twins, named in given[2:]]
                 if name in NORMALISING and args[0].dtype == torch.float64:
                     for k in range(2, self.count):
-                        (twin, *rest), named = given[k]
-                        twin, orders[k] = self._shuffled(twin, [d for d in range(twin.dim()) if d != 1])
-                        given[k] = (twin, *rest), named
+                        given[k], orders[k] = self._reordered(*given[k], operands=NORMALISING[name])
         raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():
@@ -383,7 +390,7 @@ class Shadow(TorchDispatchMode):
             step = _inner(original[0][1].dtype)
             for answer in answers[2:]:
                 if isinstance(answer[0], torch.Tensor):
-                    answer[0].add_(_shift_by_means(func, *given[0], self._random) * step)
+                    answer[0].add_(_inner_roundings(func, *given[0], self._random) * step)
         if name in PRODUCTS and self.count > 2 and original[0][0].dtype == torch.float32:
             alpha = given[2][1].get("alpha", 1)
             answers[2] = answers[2] + alpha * _one_by_one(*(given[2][0][k] for k in PRODUCTS[name]))
@@ -519,14 +526,17 @@ def _fitted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.to(dtype).to(value.dtype) if _floating(dtype) else value
 
 
-def _retyped(base: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+def _retyped(base: torch.Tensor, held: torch.dtype, dtype: torch.dtype, odd: int) -> torch.Tensor:
     """A twin of memory that holds one type, as the twin of the same memory seen as another; of parts of complex numbers
-    a view, else a copy."""
+    a view, else a copy. What is not a number has other bits in ``odd`` runs: no kernel promises which."""
     if wide(held).is_complex and wide(held).to_real() == wide(dtype):
         return torch.view_as_real(base).flatten()
     if wide(dtype).is_complex and wide(dtype).to_real() == wide(held):
         return torch.view_as_complex(base[: base.numel() // 2 * 2].view(-1, 2))
-    octets = base.to(held).view(torch.uint8)
+    numbers = base.to(held)
+    if odd and held.is_floating_point:
+        numbers = numbers.where(~numbers.isnan(), -numbers)
+    octets = numbers.view(torch.uint8)
     return octets[: octets.numel() // dtype.itemsize * dtype.itemsize].view(dtype).to(wide(dtype))
 
 
@@ -635,26 +645,30 @@ def _one_by_one(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | float:
     return off.squeeze(-1 if column else -2) if row else off
 
 
-def _shift_by_means(func: Any, args: Any, kwargs: Any, random: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """By how much the gradients of a group may be off, all alike, for the rounding error of their mean's sum.
+def _inner_roundings(func: Any, args: Any, kwargs: Any, random: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """By how much the gradients of a group may be off, all alike, for the rounding error of their mean's sum, and each for
+    that of the product from which the mean is taken.
 
-    A normalisation takes that mean from each; what sums the group up again collects its error.
+    A normalisation takes that mean from each, which may be nearly all there is; what sums the group up again collects the
+    mean's error.
     """
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     grad, weight = named["grad_out"], named.get("weight")
     if "normalized_shape" in named:
-        size = (grad * (1 if weight is None else weight)).abs()
-        size = size.mean(tuple(range(-len(named["normalized_shape"]), 0)), keepdim=True) * named["rstd"].abs()
-        return (size * random(size)).expand_as(grad)
+        size = (grad * (1 if weight is None else weight)).abs() * named["rstd"].abs()
+        mean = size.mean(tuple(range(-len(named["normalized_shape"]), 0)), keepdim=True)
+        return mean * random(mean) + size * random(size)
     channels = (1, -1, *[1] * (grad.dim() - 2))
     size = (grad * (1 if weight is None else weight.reshape(channels))).abs()
     if "group" in named:
-        size = size.reshape(named["rstd"].numel(), -1).mean(1, keepdim=True) * named["rstd"].reshape(-1, 1).abs()
-        return (size * random(size)).expand(-1, grad.numel() // max(size.numel(), 1)).reshape(grad.shape)
+        size = size.reshape(named["rstd"].numel(), -1) * named["rstd"].reshape(-1, 1).abs()
+        mean = size.mean(1, keepdim=True)
+        return (mean * random(mean) + size * random(size)).reshape(grad.shape)
     if not named["train"] or named["save_invstd"] is None:
         return torch.zeros_like(size)
-    size = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True) * named["save_invstd"].reshape(channels).abs()
-    return (size * random(size)).expand_as(grad)
+    size = size * named["save_invstd"].reshape(channels).abs()
+    mean = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True)
+    return mean * random(mean) + size * random(size)
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

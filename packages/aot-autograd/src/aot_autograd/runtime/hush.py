@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 from torch.autograd.function import BackwardCFunction
 
-__all__ = ["hush"]
+__all__ = ["hush", "is_of_program", "pass_by"]
 
 
 class _Hushed:
@@ -63,8 +63,8 @@ def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, re
             todo.extend(source for source, _ in behind.next_functions if source is not None)
             if hasattr(behind, "variable"):
                 _hush(behind.variable)
-            elif isinstance(behind, BackwardCFunction) and not _is_ours(behind) and "apply" not in behind.__dict__:
-                _pass_by(behind)
+            elif is_of_program(behind) and "apply" not in behind.__dict__:
+                torch.autograd.Variable._execution_engine.queue_callback(pass_by(behind))
 
 
 def _hush(x: torch.Tensor) -> None:
@@ -87,13 +87,16 @@ def _hush(x: torch.Tensor) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(speak)
 
 
-def _is_ours(node: Any) -> bool:
-    """Whether a function is of this package: they know what has not come, and may have something else to give."""
-    return str(type(node)._forward_cls.__module__).startswith("aot_autograd.")
+def is_of_program(node: Any) -> bool:
+    """Whether a node is of a function, but not of this package: those know what has not come, and may have something
+    else to give."""
+    if not isinstance(node, BackwardCFunction):
+        return False
+    return not str(type(node)._forward_cls.__module__).startswith("aot_autograd.")  # type: ignore[attr-defined]
 
 
-def _pass_by(node: Any) -> None:
-    """Run the backward of a function only where a gradient comes to it.
+def pass_by(node: Any) -> Callable[[], None]:
+    """Run the backward of a function only where a gradient comes to it, until what is returned is called.
 
     What the engine calls is the node's attribute ``apply``, for which it has made zeros of what has not come; hooks
     before the node see what has.
@@ -113,10 +116,10 @@ def _pass_by(node: Any) -> None:
     handle = node.register_prehook(notes)
     node.apply = apply
 
-    def speak() -> None:
+    def end() -> None:
         handle.remove()
         function = held()
         if function is not None:
             function.__dict__.pop("apply", None)
 
-    torch.autograd.Variable._execution_engine.queue_callback(speak)
+    return end

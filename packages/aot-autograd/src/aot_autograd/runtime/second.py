@@ -17,6 +17,8 @@ from weakref import ref
 import torch
 from torch.autograd.graph import GradientEdge
 
+from aot_autograd.runtime.hush import is_of_program, pass_by
+
 __all__ = ["REFUSAL", "SecondRun", "enter"]
 
 #: An autograd node and the number of an output of the operator that it belongs to.
@@ -249,16 +251,23 @@ def _differentiate(
 
 @contextmanager
 def _cut(edges: Sequence[Edge]) -> Iterator[None]:
-    """With nothing passing through some edges: they are asked for what arrives."""
+    """With nothing passing through some edges: they are asked for what arrives.
+
+    The engine comes to what is behind them all the same, and has zeros for a function of the program there.
+    """
     places: dict[Any, set[int]] = {}
     for node, place in edges:
         places.setdefault(node, set()).add(place)
     handles = [node.register_prehook(_Cut(frozenset(cut))) for node, cut in places.items()]
+    behind, _ = _walk(edges)
+    ends = [pass_by(node) for node in behind if is_of_program(node) and "apply" not in node.__dict__]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for end in ends:
+            end()
 
 
 class _Cut:

@@ -28,7 +28,8 @@ aten = torch.ops.aten
 
 
 def _is_symbolic(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and any(type(s) is not int for s in x.shape)
+    """Whether C++ takes the tensor for one of symbols, be it for its place in memory alone: some definitions fail then."""
+    return isinstance(x, torch.Tensor) and bool(x._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
 
 
 def reshape(input: torch.Tensor, *shape: Any) -> torch.Tensor:

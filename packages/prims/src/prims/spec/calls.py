@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 def _is_symbolic(x: Any) -> bool:
-    """Whether C++ takes the tensor for one of symbols, be it for its place in memory alone: some definitions fail then."""
+    """Whether C++ takes the tensor for one of symbols, be it for its place in memory alone: some then fail."""
     return isinstance(x, torch.Tensor) and bool(x._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
 
 

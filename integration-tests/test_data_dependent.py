@@ -138,3 +138,69 @@ def test_a_backend_that_declares_nothing_gets_no_such_graph():
     for x in ROWS:
         torch.testing.assert_close(compiled(x), function(x))
     assert compiled.report().breaks and len(graphs) > 1
+
+
+@torch.library.custom_op("sizes_of_data::kept", mutates_args=())
+def kept(x: torch.Tensor, least: float) -> torch.Tensor:
+    return (x > least).nonzero().squeeze(-1)
+
+
+@kept.register_fake
+def _(x, least):
+    return x.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
+
+
+@torch.library.custom_op("sizes_of_data::split", mutates_args=())
+def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    above = (x > 0).nonzero().squeeze(-1)
+    return x[above].clone(), above, (x <= 0).nonzero().squeeze(-1)
+
+
+@split.register_fake
+def _(x):
+    above, below = (torch.library.get_ctx().create_unbacked_symint() for _ in range(2))
+    return x.new_empty((above,)), x.new_empty((above,), dtype=torch.int64), x.new_empty((below,), dtype=torch.int64)
+
+
+@torch.library.custom_op("sizes_of_data::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def of_split(x):
+    values, above, below = split(x.sin())
+    return (values + x[above]).cos(), x[below] * 2, below.shape[0]
+
+
+CUSTOM = {
+    "one": lambda x: x[kept(x.sin(), 0.1)].exp() * 2,
+    "several": of_split,
+    "of a view": lambda x: split(x.sin()[1:])[0] * 3,
+    "one after the other": lambda x: kept(x[kept(x, 0.0)].cos(), 0.5) + 1,
+    "the size again": lambda x: (lambda some: doubled(some).sin() + some)(x[kept(x, 0.0)]),
+}
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_operators_whose_sizes_the_data_tells(name, backend):
+    """Sizes of ``torch.library.get_ctx()``: none may be two or more only because ``create_unbacked_symint`` says so."""
+    compiled = compile_api.compile(CUSTOM[name], backend=backend, options={"data_dependent": True})
+    for size in (6, 9, 2, 13):
+        for x in (torch.randn(size), torch.ones(size), -torch.ones(size)):
+            torch.testing.assert_close(compiled(x), CUSTOM[name](x))
+    assert not compiled.report().breaks and not compiled.report().fallbacks
+    assert sum(graph.dialect == "torch" for graph in compiled.report().graphs) <= 2  # the first one's sizes are numbers
+
+
+def test_such_an_operator_breaks_elsewhere_and_says_why():
+    compiled = compile_api.compile(CUSTOM["one"])
+    x = torch.randn(9)
+    torch.testing.assert_close(compiled(x), CUSTOM["one"](x))
+    (found,) = compiled.report().breaks
+    assert "QB02" in found.reason and "sizes_of_data" in found.reason

@@ -22,7 +22,7 @@ from prims.ir import Envelope
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["estimated_peak", "report_saved"]
+__all__ = ["hints_of", "estimated_peak", "report_saved"]
 
 #: How many of the largest saved values a report names.
 _NAMED = 5
@@ -31,14 +31,15 @@ _NAMED = 5
 def estimated_peak(joint: Joint, saved: Sequence[torch.fx.Node]) -> int:
     """Bytes alive at once in a step, parameters and other inputs included, for the first sizes seen."""
     parts = split_joint(joint, saved)
-    hints = _hints(parts.forward)
+    hints = hints_of(parts.forward)
     given = sum(size_in_bytes(desc.spec, hints) for desc in parts.forward.inputs)
     # Saved inputs are alive anyway; the rest belongs to the backward pass alone.
     owned = [k for k, (kind, _) in enumerate(parts.saved) if kind == "output"]
     return given + max(_peak(parts.forward, hints, ()), _peak(parts.backward, hints, owned))
 
 
-def _hints(env: Envelope) -> Mapping[str, Any]:
+def hints_of(env: Envelope) -> Mapping[str, Any]:
+    """What numbers a graph's symbols are taken for."""
     return {} if env.symbols.context is None else env.symbols.context.estimates()
 
 
@@ -79,7 +80,7 @@ def _is_in_memory(node: torch.fx.Node) -> bool:
 
 def report_saved(report: Report, parts: Partition) -> None:
     """Record how many bytes a graph saves for its backward pass, inputs not counted, and the largest of them."""
-    hints = _hints(parts.forward)
+    hints = hints_of(parts.forward)
     results = parts.forward.results()
     nodes = dict.fromkeys(results[at] for kind, at in parts.saved if kind == "output")
     sizes = sorted(((size_in_bytes(n.meta["spec"], hints), n) for n in nodes), key=lambda pair: -pair[0])

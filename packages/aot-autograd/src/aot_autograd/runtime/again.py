@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -58,23 +58,27 @@ class RunAgain:
         self._weak = plan.weak
         self._tensors = plan.tensors
         self._obstacle = plan.obstacle
+        self._copied = frozenset() if plan.copies_cost else plan.copied
         self._on_cpu = [i for device, i in plan.seeds.items() if device.type == "cpu"]
         self.tangents = plan.tangents
         self.hands_to_inputs = plan.hands_to_inputs
 
     def keep(self, args: Sequence[Any], gate: torch.Tensor) -> Any:
-        """What a call has to keep: its inputs, their versions, and ``gate``, through which they got their history."""
+        """What a call has to keep, before it writes: its inputs, their versions, and ``gate``, through which they got
+        their history."""
         if self._obstacle is not None:
             return None, None, gate
-        weak = self._weak
+        weak, copied = self._weak, self._copied
         try:
             versions = [args[i]._version for i in self._tensors]
         except RuntimeError:  # inference tensors have none
             versions = None
         on_cpu = self._on_cpu
-        if not weak and not on_cpu:
+        if not weak and not on_cpu and not copied:
             return args, versions, gate
         held = [TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)]
+        for i in copied:
+            held[i] = _Former(held[i], args[i].detach().clone())
         for i in on_cpu:
             held[i] = int(args[i])  # a number is no memory of the program's
         return tuple(held), versions, gate
@@ -234,8 +238,15 @@ class RunAgain:
         held, versions, _ = kept
         if held is None:
             return [], self._obstacle
+        former = {i: value.copy for i, value in enumerate(held) if type(value) is _Former}
+        if former.keys() != self._plan.copied:
+            if insist:
+                self._copied = self._plan.copied
+            return [], "its results depend on inputs that it writes (calls from now on will keep what those were)"
+        held = [value.tensor if type(value) is _Former else value for value in held]
         args = [value() if type(value) is TensorWeakRef else value for value in held]
-        if any(arg is None and type(value) is TensorWeakRef for arg, value in zip(args, held, strict=True)):
+        gone = {i for i, value in enumerate(held) if type(value) is TensorWeakRef and args[i] is None}
+        if not gone <= former.keys():
             if insist:
                 self._weak = frozenset()
             return [], "an input of it is no longer there (calls from now on will keep theirs)"
@@ -250,8 +261,15 @@ class RunAgain:
         ):
             return [], "an input of it was modified since"
         for i in self._plan.written:
-            args[i] = args[i].clone()
+            args[i] = former.get(i, args[i]).clone()
         return args, None
+
+
+class _Former(NamedTuple):
+    """An input that the call has written, as a call keeps it, and what it was before."""
+
+    tensor: Any
+    copy: torch.Tensor
 
 
 _aten = torch.ops.aten

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from aot_autograd.partition.costs import is_fusible
+from aot_autograd.partition.costs import is_fusible, size_in_bytes
+from aot_autograd.partition.peak import hints_of
 from aot_autograd.partition.split import Partition, is_random
 from aot_autograd.runtime.plans import AgainPlan
 from aot_autograd.trace.outcome import Joint
@@ -33,6 +34,8 @@ def plan_again(
     tensors = [i for i in tensors if inputs[i].kind not in ("rng_seed", "tangent")]
     seeds = {desc.spec.device: i for i, desc in enumerate(inputs) if desc.kind == "rng_seed"}  # type: ignore[union-attr]
     leaves = _leaves_of_tangents(joint)
+    written = frozenset(index for index, _, _ in joint.outcome.mutations)
+    copied = frozenset(i for i in written if not only_statistics(joint, frozenset((i,))))
     return AgainPlan(
         arguments=program.arguments,
         grad_enabled=program.grad_enabled,
@@ -40,7 +43,9 @@ def plan_again(
         tensors=tuple(tensors),
         weak=_weak(joint, partition, tensors),
         seeds=seeds,
-        written=frozenset(index for index, _, _ in joint.outcome.mutations),
+        written=written,
+        copied=copied,
+        copies_cost=_cost(joint, copied),
         wanted=partition.gradients,
         leaves=tuple(leaves),
         saved=tuple(saved.index(output) if output in saved else None for output in joint.tangents),
@@ -48,8 +53,20 @@ def plan_again(
         views=tuple(joint.views),
         bases=tuple(_base(joint, at) for at in joint.views),
         at_once=any(joint.under) or _has_hooks(eager),
-        obstacle=_obstacle(joint, partition, leaves, bool(seeds)),
+        obstacle=_obstacle(joint, partition, leaves, bool(seeds), copied),
     )
+
+
+#: The part of a program's own traffic that copies of what it writes may be, and bytes that cost nothing beside a call.
+COPIED, NOTHING = 1 / 16, 4096
+
+
+def _cost(joint: Joint, copied: frozenset[int]) -> bool:
+    hints = hints_of(joint.envelope)
+    sizes = [size_in_bytes(desc.spec, hints) for desc in joint.envelope.inputs]
+    moved = sum(sizes) + sum(size_in_bytes(desc.spec, hints) for desc in joint.envelope.outputs)
+    copies = sum(sizes[i] for i in copied)
+    return copies > max(NOTHING, COPIED * moved)
 
 
 def _base(joint: Joint, at: int) -> int:
@@ -87,9 +104,10 @@ def _leaves_of_tangents(joint: Joint) -> list[tuple[int, bool] | None]:
     return [found.get(i) for i in joint.tangents]
 
 
-def _obstacle(joint: Joint, partition: Partition, leaves: Sequence[Any], seeded: bool) -> str | None:
+def _obstacle(
+    joint: Joint, partition: Partition, leaves: Sequence[Any], seeded: bool, copied: frozenset[int]
+) -> str | None:
     program = joint.outcome.program
-    written = frozenset(index for index, _, _ in joint.outcome.mutations)
     if exchanges(joint.envelope.graph):
         return "it exchanges data with other processes"
     if any(map(is_random, joint.envelope.graph.nodes)):
@@ -98,8 +116,8 @@ def _obstacle(joint: Joint, partition: Partition, leaves: Sequence[Any], seeded:
         return "it draws random numbers inside a checkpoint"
     if any(through or i >= program.arguments for i, _, through in joint.outcome.mutations):
         return "it writes to its inputs"
-    if not only_statistics(joint, written):
-        return "its results depend on inputs that it writes"
+    if any(program.tracer.inputs[i].requires_grad for i in copied):
+        return "its results depend on inputs that it writes and that have gradients"
     if None in leaves:
         return "its results are views of one another"
     if any(i >= program.arguments and i not in program.lifted for i in partition.gradients):

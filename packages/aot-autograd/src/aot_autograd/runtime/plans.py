@@ -38,6 +38,8 @@ class AgainPlan:
         weak: those of them that a call does not keep alive.
         seeds: by device, the input that is its seed.
         written: the inputs that the program writes.
+        copied: those of them that its results depend on, so that a call keeps copies.
+        copies_cost: whether these are large for what the program does, and not made before one has been missed.
         wanted: the inputs whose gradients the backward graph gives, in its order.
         leaves: by tangent, the leaf of the result that it belongs to, and whether to that view's base.
         saved: by tangent, the place of its result among the saved tensors; None where it is not there.
@@ -55,6 +57,8 @@ class AgainPlan:
     weak: frozenset[int]
     seeds: dict[torch.device, int]
     written: frozenset[int]
+    copied: frozenset[int]
+    copies_cost: bool
     wanted: tuple[int, ...]
     leaves: tuple[tuple[int, bool] | None, ...]
     saved: tuple[int | None, ...]

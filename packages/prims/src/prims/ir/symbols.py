@@ -64,13 +64,18 @@ class Made(NamedTuple):
 
 def symbols_made(node: torch.fx.Node) -> list[Made]:
     """The symbols that a node of the aten dialect binds, unless one before it has; empty for nearly every node."""
-    if node.target not in MAKERS:
+    if node.target in MAKERS:
+        known: frozenset[str] = frozenset()
+    elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims"):
+        operands = [x.meta.get("spec") for x in node.all_input_nodes]
+        known = symbols_of([node.args, node.kwargs, *operands])  # a custom operator makes what it has not been given
+    else:
         return []
     spec = node.meta["spec"]
     if not isinstance(spec, (tuple, list)):
-        return _made(spec, None)
+        return [one for one in _made(spec, None) if one.name not in known]
     found = {one.name: one for element, part in reversed(list(enumerate(spec))) for one in _made(part, element)}
-    return list(found.values())
+    return [one for one in found.values() if one.name not in known]
 
 
 def _made(spec: Any, element: int | None) -> list[Made]:

@@ -28,8 +28,13 @@ aten = torch.ops.aten
 
 
 def _is_symbolic(x: Any) -> bool:
-    """Whether C++ takes the tensor for one of symbols, be it for its place in memory alone: some then fail."""
-    return isinstance(x, torch.Tensor) and bool(x._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
+    """Whether a symbol is among the arguments: a size by itself, or in a tensor, where C++ takes one for a tensor of
+    symbols though only its place in memory is, and some definitions fail."""
+    if isinstance(x, torch.Tensor):
+        return bool(x._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
+    if isinstance(x, (list, tuple)):
+        return any(map(_is_symbolic, x))
+    return isinstance(x, (torch.SymInt, torch.SymFloat))
 
 
 def reshape(input: torch.Tensor, *shape: Any) -> torch.Tensor:
@@ -211,6 +216,21 @@ def tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) ->
     return tuple(aten.slice(input, dim, start, end) for start, end in pairwise(ends))
 
 
+def pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:
+    """``torch.nn.functional.pad``; round a circle it joins pieces, where C++ copies inside one tensor."""
+    wraps = mode == "circular" and len(pad) % 2 == 0 and input.ndim == len(pad) // 2 + 2
+    if not wraps or not all(type(n) is int and n >= 0 for n in pad):
+        return torch._C._nn.pad(input, pad, mode, value)  # type: ignore[no-any-return]
+    for i in range(0, len(pad), 2):
+        before, after, dim = pad[i], pad[i + 1], input.ndim - 1 - i // 2
+        size = input.shape[dim]
+        torch._check(before <= size and after <= size, lambda: "Padding value causes wrapping around more than once.")
+        first, last = aten.slice(input, dim, size - before, size), aten.slice(input, dim, 0, after)
+        pieces = [*[first] * (before > 0), input, *[last] * (after > 0)]
+        input = torch.cat(pieces, dim) if len(pieces) > 1 else input
+    return input if any(pad) else input.clone()
+
+
 def _times(size: Any, factor: Any) -> Any:
     """The whole part of a size times a factor, in integers where the factor is a short binary fraction."""
     above, below = float(factor).as_integer_ratio()
@@ -227,6 +247,7 @@ CALLS: dict[Any, Call] = {
     torch.nn.functional.linear: linear,
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.lstm: lstm,
+    torch._C._nn.pad: pad,
     torch.tensor_split: tensor_split,
     torch.Tensor.tensor_split: tensor_split,
 }
@@ -241,6 +262,8 @@ for _name, _spatial in (
     ("upsample_bilinear2d", 2),
     ("upsample_bicubic2d", 2),
     ("upsample_trilinear3d", 3),
+    ("_upsample_bilinear2d_aa", 2),
+    ("_upsample_bicubic2d_aa", 2),
 ):
     CALLS[getattr(torch._C._nn, _name)] = _upsample(_name, _spatial)
 

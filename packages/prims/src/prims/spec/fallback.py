@@ -24,6 +24,7 @@ from prims.errors import DataDependentError, Unsupported
 from prims.spec.infer import Rule, resolve, unsupported
 from prims.spec.sym import Sym, from_torch, to_torch
 from prims.spec.tensorspec import TensorSpec, spec_of
+from prims.spec.unbacked import CustomSizes
 
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 _Key = torch._C.DispatchKey
@@ -185,12 +186,19 @@ def _is_view(func: OpOverload) -> bool:
 
 def _custom_fake(func: OpOverload) -> Rule | None:
     """The fake implementation that ``torch.library.register_fake`` put down for a custom operator."""
+    from torch._library.fake_impl import set_ctx_getter
     from torch._library.simple_registry import singleton
 
     entry = singleton.find(func._schema.name)
     kernel = entry.fake_impl.kernel
     if kernel is not None:
-        return _run(kernel)
+        sizes = CustomSizes(func._schema.name.replace("::", "."))
+
+        def fake(*args: Any, **kwargs: Any) -> Any:
+            with set_ctx_getter(lambda: sizes):
+                return kernel(*args, **kwargs)
+
+        return _run(fake)
     for name in ("Meta", "CompositeExplicitAutograd"):
         if _has(func, name):
             kernel = functools.partial(func._op_dk, getattr(_Key, name))

@@ -21,12 +21,12 @@ import torch
 from prims.errors import DataDependentError
 from prims.spec import expr as E
 from prims.spec.context import SymbolContext
-from prims.spec.sym import SymFloat
+from prims.spec.sym import SymFloat, to_torch
 from prims.spec.tensorspec import TensorSpec
 
 __all__ = [
-    "MAKERS", "OF_TENSORS", "asks_data", "columns", "count", "is_making", "making_symbols", "number", "of_tensors",
-    "positions", "with_symbols",
+    "MAKERS", "OF_TENSORS", "CustomSizes", "asks_data", "columns", "count", "is_making", "making_symbols", "number",
+    "of_tensors", "positions", "with_symbols",
 ]  # fmt: skip
 
 aten = torch.ops.aten
@@ -83,6 +83,30 @@ def count(low: int, high: Any, what: str) -> Any:
     if context is None:
         raise DataDependentError(f"the size of the result of {what} depends on the values of a tensor")
     return context.new_symbol(None, what, low, high if type(high) is int else None, prefix="u")
+
+
+class CustomSizes:
+    """What ``torch.library.get_ctx()`` gives to the fake implementation of an operator: sizes that the data tells."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        """A new size from ``min`` to ``max``.
+
+        Raises:
+            ValueError: a bound is no number, or below 0.
+            DataDependentError: nobody makes symbols.
+        """
+        if type(min) is not int or type(max) not in (int, type(None)):
+            raise ValueError(f"new_dynamic_size(min={min}, max={max}): the bounds of a size are plain numbers")
+        if min < 0:
+            raise ValueError(f"new_dynamic_size(min={min}): no size is below 0")
+        return to_torch(count(min, max, self._name))  # type: ignore[no-any-return]
+
+    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> torch.SymInt:
+        """The former name, by which a size without bounds was said to be 2 at least, which it need not be."""
+        return self.new_dynamic_size(min=0 if min == 2 else min, max=max)
 
 
 def number(x: TensorSpec) -> Any:

@@ -1,14 +1,16 @@
 """Artefacts: their serial form, what breaks it, and values and tensors in them."""
 
+import gc
 import json
 import math
 import sys
 import types
+import weakref
 
 import pytest
 import torch
 
-from prims.artefact import Artefact, NotPortable, artefact_of, from_bytes, register_loader, restore, to_bytes
+from prims.artefact import Artefact, NotPortable, artefact_of, child_of, from_bytes, register_loader, restore, to_bytes
 from prims.coding import decoded, encoded, tensor_decoded, tensor_encoded
 from prims.errors import StoredGraphError
 from prims.options import Options
@@ -137,3 +139,34 @@ def test_tensors_come_back(make: object) -> None:
     if data:
         with pytest.raises(StoredGraphError, match="ART-C5"):
             tensor_decoded(what, data[:-1])
+
+
+class _Refuses:
+    """Cannot be stored, for an error that follows another."""
+
+    def artefact(self) -> Artefact:
+        big = torch.ones(3)
+        _SEEN.append(weakref.ref(big))
+        try:
+            raise StoredGraphError("FILE-C1", "no name")
+        except StoredGraphError as error:
+            raise NotPortable(str(error)) from None
+
+
+class _Holds:
+    def artefact(self) -> Artefact:
+        return Artefact("test.holds", "1", {}, {}, {"inner": child_of(_Refuses())})
+
+
+_SEEN: list[weakref.ref[torch.Tensor]] = []
+
+
+def test_a_refusal_holds_nothing_of_what_was_to_be_stored() -> None:
+    gc.disable()
+    try:
+        for what in (_Refuses(), _Holds()):
+            refusal = artefact_of(what)
+            assert isinstance(refusal, NotPortable) and "no name" in refusal.reason
+            assert _SEEN.pop()() is None
+    finally:
+        gc.enable()

@@ -101,7 +101,7 @@ def artefact_of(compiled: Callable[..., Any]) -> Artefact | NotPortable:
     try:
         return method()  # type: ignore[no-any-return]
     except NotPortable as reason:
-        return reason
+        return NotPortable(reason.reason, where=reason.where)  # without the frames, which hold what was to be stored
     except StoredGraphError as error:  # a graph that names something which no file may name
         return NotPortable(str(error))
 
@@ -114,7 +114,10 @@ def child_of(compiled: Callable[..., Any]) -> Artefact:
     """
     found = artefact_of(compiled)
     if isinstance(found, NotPortable):
-        raise found
+        try:
+            raise found
+        finally:
+            del found  # it refers to this frame
     return found
 
 

@@ -14,7 +14,10 @@ from prims.stance import current
 __all__ = ["leave_to_eager", "warn_user"]
 
 #: Whose frames stand between the user's line and a warning.
-_NOT_THE_USERS = frozenset(("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api", "torch"))
+_NOT_THE_USERS = frozenset((
+    "prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api", "torch",
+    "contextlib", "functools", "threading", "concurrent",  # whose functions call those
+))  # fmt: skip
 
 
 def leave_to_eager(

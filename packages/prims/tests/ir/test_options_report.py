@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import warnings
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prims.debug import keep
-from prims.eager import leave_to_eager
+from prims.eager import leave_to_eager, warn_user
 from prims.errors import (
     CompileWarning,
     DataDependentError,
@@ -190,6 +191,18 @@ def test_leaving_to_eager():
     assert isinstance(raised.value.__cause__, KeyError) and isinstance(raised.value, Unsupported)
     with pytest.warns(CompileWarning):
         leave_to_eager(None, None, "stage", "why")
+
+
+def test_a_warning_is_at_the_users_line_whoever_calls_between():
+    @contextlib.contextmanager
+    def around():
+        yield
+
+    ours: dict[str, object] = {"__name__": "prims.inner", "warn_user": warn_user, "around": around}
+    exec("@around()\ndef warns():\n    warn_user('now')", ours)
+    with pytest.warns(CompileWarning) as caught:
+        ours["warns"]()  # by way of contextlib's
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_no_variable_is_ignored_in_silence():

@@ -215,11 +215,22 @@ def _compile(
     return made
 
 
+def _refuses_everything(compiler: Compiler, folder: Path) -> bool:
+    """Whether not even a program of one line becomes a library: generated code is not to blame then."""
+    source = folder / "one.c"
+    source.write_text("int one(void) { return 1; }\n")
+    job = _start([*compiler.command, *FLAGS, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
+    try:
+        return _finish(job, _ANSWER)[0] is None
+    except subprocess.TimeoutExpired:
+        return True
+
+
 def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: float | None) -> None:
     """Wait for a compiler to make a library.
 
     Raises:
-        UserError: it takes too long, the disk is full, or it made none.
+        UserError: it takes too long, the disk is full, it compiles nothing at all, or it made none.
         InternalError: it refused the text.
     """
     command = " ".join(compiler.command)
@@ -236,6 +247,11 @@ def _wait(job: subprocess.Popen[str], compiler: Compiler, built: Path, seconds: 
             raise UserError(
                 f"{built.parent} is full: {refusal.strip().splitlines()[-1][:200]}",
                 todo="Make room there, or set TMPDIR to a folder with more of it.",
+            )
+        if _refuses_everything(compiler, built.parent):
+            raise UserError(
+                f"the C compiler {command} refuses even a program of one line: {refusal.strip()[:1000]}",
+                todo="Set the CC environment variable to a C compiler that works, such as gcc, or unset it.",
             )
         raise InternalError(f"{command} refused generated code:\n{refusal[:4000]}")
     if not built.is_file():

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 from collections import OrderedDict
 
 import pytest
@@ -15,6 +16,8 @@ from torch import nn
 import compile_api
 from compile_api import CompiledModule
 from compile_api.module import compile_module
+from prims.errors import CompileWarning, NotCompiled
+from prims.options import Options
 from prims.report import Report
 
 
@@ -51,7 +54,7 @@ class Counting:
 @pytest.fixture
 def made():
     model, counting = Net(), Counting()
-    return model, compile_module(model, counting, {"backend": "eager"}, Report()), counting
+    return model, compile_module(model, counting, {"backend": "eager"}, Options(), Report()), counting
 
 
 def test_same_class_and_state(made):
@@ -190,7 +193,7 @@ class Slotted(nn.Module):
 
 
 def test_zero_argument_super_and_subclass_hooks():
-    compiled = compile_module(Slotted(), Counting(), {}, Report())
+    compiled = compile_module(Slotted(), Counting(), {}, Options(), Report())
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert not Slotted.made  # no class of the program's was made
 
@@ -338,15 +341,71 @@ class Trainee(torch.nn.Module):
         return self.features(x).sum()
 
 
+class OwnCall(Trainee):
+    def __call__(self, x):
+        return self.features(x)
+
+    def generate(self, x):
+        return self.features(x)
+
+
+class AroundForward(Trainee):
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+    def training_step(self, x):
+        return self.loss(self(x))
+
+    def loss(self, x):
+        return x.sum()
+
+
+#: A class, what is called of the compiled object, and whether that comes to ``forward``.
+CALLED = {
+    "a step": (Trainee, lambda m, x: m.training_step(x), False),
+    "its own __call__": (OwnCall, lambda m, x: m(x), False),
+    "a step beside its own __call__": (OwnCall, lambda m, x: m.generate(x), False),
+    "a step after a call": (Trainee, lambda m, x: (m(x), m.training_step(x))[1], False),
+    "a call": (Trainee, lambda m, x: m(x), True),
+    "a __call__ around forward": (AroundForward, lambda m, x: m(x), True),
+    "a step that calls it": (AroundForward, lambda m, x: m.training_step(x), True),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_call_that_does_not_come_to_forward_says_so(name):
+    cls, call, comes = CALLED[name]
+    x, original = torch.ones(1, 2), cls()
+    model = compile_api.compile(original, backend="eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            torch.testing.assert_close(call(model, x), call(original, x))
+    warned = [w for w in caught if issubclass(w.category, CompileWarning)]
+    model = compile_api.compile(cls(), backend="eager", fullgraph=True)
+    if comes:
+        assert not warned and model.report().verdict == "not called yet: " + model.report().uncalled
+        call(model, x)
+        assert model.report().verdict == "compiled"
+    else:
+        (warning,) = warned
+        assert "does not come to forward()" in str(warning.message) and warning.filename == __file__
+        with pytest.raises(NotCompiled, match="does not come to forward"):
+            call(model, x)
+
+
 def test_a_module_whose_forward_is_never_called_says_so():
     model = compile_api.compile(Trainee(), backend="eager")
-    model.training_step(torch.ones(1, 2))
-    verdict = model.report().verdict
-    assert verdict.startswith("not called yet: only forward() is compiled") and "training_step()" in verdict
+    assert model.report().verdict.startswith("not called yet: only forward() is compiled")
+    assert "training_step()" in model.report().verdict
+    with pytest.warns(CompileWarning, match="training_step"):
+        model.training_step(torch.ones(1, 2))
+    assert model.report().verdict.startswith("eager: training_step() does not come to forward()")
     step = compile_api.compile(model.training_step, backend="eager")
     step(torch.ones(1, 2))
     assert step.report().verdict == "compiled"
     model(torch.ones(1, 2))
-    assert model.report().verdict == "compiled"
+    assert model.report().verdict.startswith("partly: eager in part: training_step()")
     plain = compile_api.compile(torch.nn.Linear(2, 2), backend="eager")
     assert plain.report().verdict == "not called yet: only forward() is compiled, and no call has come to it"
+

@@ -81,7 +81,7 @@ def compile(
     model = model._orig_mod if isinstance(model, CompiledModule) else original_of(model)
     optimize = _optimizer(model, chosen, opts, report, programs_of(backend, opts, report))
     if isinstance(model, torch.nn.Module):
-        return compile_module(model, optimize, settings, report)
+        return compile_module(model, optimize, settings, opts, report)
     return compile_function(model, optimize, settings, report)
 
 

@@ -8,12 +8,15 @@ attribute. So ``isinstance``, ``state_dict()``, ``train()``, hooks added later a
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from prims.eager import leave_to_eager
+from prims.options import Options
 from prims.report import Report
 
 __all__ = ["CompiledModule", "compile_module", "compiled_in_place", "strip_prefix"]
@@ -21,6 +24,8 @@ __all__ = ["CompiledModule", "compile_module", "compiled_in_place", "strip_prefi
 #: What ``torch.compile`` puts in front of the keys of its checkpoints.
 PREFIX = "_orig_mod."
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module))
+#: Methods that trainers call for a module's work.
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step", "generate", "loss")
 
 
 def strip_prefix(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +45,7 @@ class _State:
         optimize: Callable[[Callable[..., Any]], Callable[..., Any]],
         recompile: Callable[[torch.nn.Module], Any],
         settings: dict[str, Any],
+        options: Options,
         report: Report,
     ) -> None:
         self.original = original
@@ -48,16 +54,24 @@ class _State:
         self.optimize = optimize
         self.recompile = recompile
         self.settings = settings
+        self.options = options
         self.report = report
         #: The function that ``compiled`` is made from: one assigned to the instance, else the class's.
-        self.function: Any = None
+        self.made_from: Any = None
         self.compiled: Callable[..., Any] | None = None
+        #: The same function, or None: the next call is to ask :meth:`forward`.
+        self.function: Any = None
+        self.asked = False
+        #: A method of the program's is running that is to come to ``forward``.
+        self.watching = False
 
     def forward(self, function: Any) -> Callable[..., Any]:
         """The compiled form of the original's ``forward``, which is ``function`` now."""
-        if self.compiled is None or function is not self.function:
+        self.asked = True
+        if self.compiled is None or function is not self.made_from:
             self.compiled = self.optimize(self.original.forward)
-            self.function = function
+            self.made_from = function
+        self.function = function
         return self.compiled
 
 
@@ -169,6 +183,7 @@ def compile_module(
     model: torch.nn.Module,
     optimize: Callable[[Callable[..., Any]], Callable[..., Any]],
     settings: dict[str, Any],
+    options: Options,
     report: Report,
 ) -> Any:
     """The compiled counterpart of ``model``: shares its state, is an instance of its class.
@@ -177,7 +192,7 @@ def compile_module(
         optimize: makes the compiled form of a bound ``forward``.
         settings: ``compile()``'s keyword arguments, for copies and pickles.
     """
-    state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, report)
+    state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, options, report)
     report.uncalled = _about_other_methods(type(model))
     compiled = object.__new__(_class_for(type(model)))
     object.__setattr__(compiled, "_quintet_state", state)
@@ -185,16 +200,20 @@ def compile_module(
     return compiled
 
 
+def _own_methods(cls: type) -> set[str]:
+    """The names of the functions that a class and its bases have beyond what torch gives every module."""
+    own = [base for base in cls.__mro__ if issubclass(base, torch.nn.Module) and not _is_torchs(base)]
+    return {
+        name for base in own for name, value in vars(base).items()
+        if isinstance(value, types.FunctionType) and (name == "__call__" or name not in _OF_EVERY_MODULE)
+    }  # fmt: skip
+
+
 def _about_other_methods(cls: type) -> str:
     """What the verdict says while ``forward`` has not been called: which methods of the program's own run eagerly."""
     text = "only forward() is compiled, and no call has come to it"
-    own = [base for base in cls.__mro__ if issubclass(base, torch.nn.Module) and not _is_torchs(base)]
-    names = {
-        name for base in own for name, value in vars(base).items()
-        if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _OF_EVERY_MODULE
-    }  # fmt: skip
-    steps = ("training_step", "validation_step", "test_step", "predict_step", "generate", "loss")
-    likely: list[str] = [name for name in steps if name in names]
+    names = {name for name in _own_methods(cls) if not name.startswith("_")}
+    likely = [name for name in _STEPS if name in names]
     named = (likely or sorted(names))[:3]
     if not named:
         return text
@@ -202,8 +221,42 @@ def _about_other_methods(cls: type) -> str:
     return f"{text}; other methods, such as {calls}, run eagerly: compile them too, as compile(model.{named[0]})"
 
 
+def _watched(name: str, method: types.FunctionType) -> Callable[..., Any]:
+    """A method of a compiled object that says so where it does its work without ``forward``: none of it is compiled."""
+
+    @functools.wraps(method)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # part of a region, which is compiled
+            return method(self, *args, **kwargs)
+        state: _State = self._quintet_state
+        if state.watching:
+            return method(self, *args, **kwargs)
+        state.function, state.asked, state.watching = None, False, True
+        try:
+            result = method(self, *args, **kwargs)
+        finally:
+            state.watching = False
+        if not state.asked:
+            code = method.__code__
+            where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_qualname}"
+            reason = f"{name}() does not come to forward(), which alone is compiled of a module"
+            todo = f"Compile what it does, too: model.{name} = compile(model.{name})."
+            if name == "__call__":
+                todo = "Compile a function or a method that computes with tensors instead."
+            leave_to_eager(state.report, state.options, "capture", reason, where, subject="call", todo=todo)
+        return result
+
+    return watched
+
+
 def _is_torchs(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == "torch"
+
+
+def _plain_function(cls: type, name: str) -> types.FunctionType | None:
+    """The function that a class finds under a name; None where it finds something else."""
+    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return found if type(found) is types.FunctionType else None
 
 
 def _class_for(base: Any) -> Any:
@@ -213,6 +266,11 @@ def _class_for(base: Any) -> Any:
         "__doc__": base.__doc__,
         "_quintet_base": base,
     }
+    own = _own_methods(base)
+    for name in ("__call__", *(step for step in _STEPS if step != "loss")):  # of what forward() has given
+        method = _plain_function(base, name) if name in own else None
+        if method is not None:
+            namespace[name] = _watched(name, method)
     return type(base)(base.__name__, (CompiledModule, base), namespace)
 
 

@@ -175,7 +175,8 @@ class Optimizer:
             Unsupported: under ``fullgraph``.
         """
         calls = self._calls.__dict__
-        noted, refused, raising = calls.pop("why", None), calls.pop("refused", False), calls.pop("raising", None)
+        noted, refused = calls.pop("why", None), calls.pop("refused", False)
+        raising: list[CodeState] = calls.pop("raising", [])  # the callers first, of which each met the same exception
         if when == _native.BEFORE:
             if current() == "eager":
                 self.report.under_stance("eager", "ran eagerly", where=place_of(self.root_code))
@@ -187,15 +188,17 @@ class Optimizer:
         state = self.states.get(self.root_code) if self.root_code is not None else None
         why = noted or (state.why if state is not None else None)
         if when == _native.RAISED:
-            if raising is not None:
-                raising.raised -= 1  # capture was right about it
+            for each in raising:
+                each.raised -= 1  # capture was right about it
             if not refused:
                 why = why or Why("the call ended in an exception", place_of(self.root_code))
                 self.report.status("call", "raised", why.reason, why.where)
             return
         why = why or self._why_not_asked()
-        if raising is not None:
-            why = raising.why = Why(f"{why.reason}, while it is captured and not else", why.where, why.todo)
+        if raising:
+            why = Why(f"{why.reason}, while it is captured and not else", why.where, why.todo)
+            for each in raising:
+                each.why = why
         if why.chosen:
             return
         if why.reason == NOTHING.reason:
@@ -320,16 +323,22 @@ class Optimizer:
         is_empty = captured.graph is None and not result.goes_on
         if not is_empty:
             state.sizes.commit()
+        elif result.later is not None:  # what there is to compute is in its body; no store knows of that
+            return self._nothing(state, where, why_plain(result.later))
         if self.programs is not None and result.kept is not None:
             store_program(self.programs, result.kept, self.options, state)
         if is_empty:
             return self._nothing(state, where)
         return self._entry(state, result.code, result.tree, captured, captured.graph is not None, where)
 
-    def _nothing(self, state: CodeState, where: str | None) -> Any:
-        """Nothing to compile in it: the frame runs as it is, and after a second look always does."""
+    def _nothing(self, state: CodeState, where: str | None, why: Why | None = None) -> Any:
+        """Nothing to compile in it: the frame runs as it is, and after a second look always does.
+
+        Args:
+            why: what it would have compiled and why that is not compiled.
+        """
         state.empty += 1
-        state.why = Why(NOTHING.reason, where)
+        state.why = why or Why(NOTHING.reason, where)
         return _native.RUN if state.empty < 3 else _native.SKIP
 
     def _entry(
@@ -368,7 +377,7 @@ class Optimizer:
             state.raised += 1
             if state.raised < 3 or self.options.fullgraph:
                 self._note(why)
-                self._calls.raising = state
+                self._calls.__dict__.setdefault("raising", []).append(state)
                 return _native.RUN
             if state.why is not None and state.why.reason.startswith(why.reason):
                 why = state.why  # a call of it has shown that it does not raise

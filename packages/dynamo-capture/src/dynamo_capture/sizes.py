@@ -9,9 +9,11 @@ from dynamo_capture.float_guards import guard_floats
 from dynamo_capture.guards import Guard
 from dynamo_capture.values.tensor import TensorValue
 from prims.spec.expr import Expr, bits_of_float
+from prims.spec.ranges import interval
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from prims.spec.ranges import Interval
 
 __all__ = ["add_size_guards", "fixed_though_marked", "program", "symbol_operands"]
 
@@ -21,7 +23,7 @@ _BINARY = {"floordiv": "//", "mod": "%"}
 
 
 class NotAnInteger(Exception):
-    """The expression has a part that the native evaluator does not know (floats)."""
+    """The expression has a part that the native evaluator does not know (floats, numbers of more than 64 bits)."""
 
 
 def add_size_guards(tx: Capture) -> None:
@@ -43,7 +45,10 @@ def add_size_guards(tx: Capture) -> None:
         try:
             programs.append(program(guard.expr, operands))
         except NotAnInteger:
-            programs.extend(_specialised(tx, guard.expr, operands))
+            if _always(tx, guard.expr):
+                programs.extend([operands[name], _LOW, ">="] for name in sorted(names & operands.keys()))
+            else:
+                programs.extend(_specialised(tx, guard.expr, operands))
     guard_floats(tx, conditions, floats)
     for source, strides in tx.sizes.stride_guards:
         node = source.node(tree)
@@ -130,6 +135,26 @@ def symbol_operands(tx: Capture) -> dict[str, tuple[Any, ...]]:
     return found
 
 
+#: What sizes are, and numbers that have a symbol.
+_LOW, _HIGH = -(2**63), 2**63 - 1
+
+
+def _always(tx: Capture, expr: Expr) -> bool:
+    """Whether a comparison holds for all numbers of 64 bits within the symbols' ranges."""
+    if expr.kind not in ("eq", "ne", "le"):
+        return False
+
+    def of_atom(atom: Expr) -> Interval | None:
+        name = atom.symbol_name
+        if name is None:
+            return None
+        info = tx.symbols.info(name)
+        return max(info.min, _LOW), _HIGH if info.max is None else min(info.max, _HIGH)
+
+    low, high = interval(expr.args[0], of_atom)
+    return high <= 0 if expr.kind == "le" else expr.kind == "ne" and (low > 0 or high < 0)
+
+
 def _specialised(tx: Capture, expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[list[Any]]:
     """The symbols of an expression fixed to their values in this call."""
     hints = tx.symbols.hints()
@@ -140,11 +165,11 @@ def program(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
     """An integer or boolean expression in postfix form.
 
     Raises:
-        NotAnInteger: it contains floats, or a symbol that no input binds.
+        NotAnInteger: it contains floats, a number of more than 64 bits, or a symbol that no input binds.
     """
     kind = expr.kind
     if kind == "const":
-        return [int(expr.value)]
+        return [_of_64_bits(int(expr.value))]
     if kind in ("true", "false"):
         return [int(kind == "true")]
     if kind == "symbol":
@@ -171,10 +196,16 @@ def program(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
     raise NotAnInteger(str(expr))
 
 
+def _of_64_bits(value: int) -> int:
+    if not _LOW <= value <= _HIGH:
+        raise NotAnInteger(str(value))
+    return value
+
+
 def _whole_number(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
     """A float operand that is an integer in disguise: a whole constant, or an integer made a float."""
     if expr.kind == "fconst" and float(expr.value).is_integer():
-        return [int(expr.value)]
+        return [_of_64_bits(int(expr.value))]
     if expr.kind == "tofloat":
         return program(expr.args[0], operands)
     raise NotAnInteger(str(expr))
@@ -183,7 +214,7 @@ def _whole_number(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]
 def _polynomial(expr: Expr, operands: dict[str, tuple[Any, ...]]) -> list[Any]:
     out: list[Any] = []
     for i, (monomial, coefficient) in enumerate(expr.terms):
-        out.append(int(coefficient))
+        out.append(_of_64_bits(int(coefficient)))
         for atom, power in monomial:
             for _ in range(power):
                 out += [*program(atom, operands), "*"]

@@ -40,6 +40,7 @@ from dynamo_capture.stored.writing import Kept
 from dynamo_capture.values.base import ObservedError
 from dynamo_capture.values.classes import classes_of_a_region
 from dynamo_capture.values.drawn import comes_too_early
+from dynamo_capture.values.iterators import GeneratorValue
 from dynamo_capture.values.objects import ExceptionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.written import too_early
@@ -74,6 +75,8 @@ class Translation:
     goes_on: bool
     #: What it takes to store it, where that was asked for.
     kept: Kept | None = None
+    #: The code of a generator that it makes and leaves to be run later, by the program.
+    later: types.CodeType | None = None
 
 
 #: The same of the graph's inputs, with what is known of each.
@@ -287,7 +290,9 @@ def _finish(
     if tx.guards.reads is not None:
         text = {"name": name, "where": where, "goes_on": brk is not None, "compiled": gm is not None}
         kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
-    return Translation(code, tree.tree, captured, brk is not None, kept)
+    left = (value.frame for value in plan.built if isinstance(value, GeneratorValue) and not value.finished)
+    later = next((frame.code for frame in left if not frame.started), None)
+    return Translation(code, tree.tree, captured, brk is not None, kept, later)
 
 
 def _tell_of_fixed(tx: Capture, report: Report) -> None:

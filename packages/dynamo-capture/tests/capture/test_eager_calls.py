@@ -64,6 +64,31 @@ def only_eagerly(x):
     return x * 2
 
 
+def only_eagerly_inside(x):
+    def helper(y):
+        return only_eagerly(y) + 1
+
+    return helper(x)
+
+
+def makes_steps(x):
+    return {"all": [steps(x)]}
+
+
+def makes_an_expression(x):
+    return (x * i for i in range(3))
+
+
+@contextlib.contextmanager
+def managed(x):
+    yield x * 2
+
+
+def entered(call, x):
+    with call(x) as y:
+        return y
+
+
 @disable
 def disabled(x):
     return x * 2
@@ -99,6 +124,11 @@ CASES = {
     "mode": (plain, under_mode, "torch-function mode"),
     "vmap": (plain, lambda call, x: torch.func.vmap(call)(x), "torch.func"),
     "raises in capture only": (only_eagerly, call_it, "RuntimeError: not here, while it is captured and not else"),
+    "raises in capture only, inside": (only_eagerly_inside, call_it, "RuntimeError: not here, while it is captured"),
+    "calls a generator function": (lambda x: steps(x), lambda call, x: list(call(x)), "generator function"),
+    "makes a generator": (makes_steps, lambda call, x: list(call(x)["all"][0]), "generator function"),
+    "makes a generator expression": (makes_an_expression, lambda call, x: list(call(x)), "generator function"),
+    "a context manager": (managed, entered, "generator function"),
     "disabled": (disabled, call_it, "disable()"),
     "a break and no graph": (broken_at_once, call_it, "graph_break"),
     "no Python code": (torch.sin, call_it, "no Python code"),

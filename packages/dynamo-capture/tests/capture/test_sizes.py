@@ -228,3 +228,44 @@ def test_texts_of_nested_tuples_with_sizes(text):
     for n in (2, 3, 5):
         assert compiled(torch.ones(n))[1] == scope["f"](torch.ones(n))[1]
     assert not report.fallbacks
+
+
+@dynamo_capture.supports_dynamic_shapes
+def symbolic(gm, inputs):
+    return gm.forward
+
+
+BEYOND = {
+    "always less": lambda x, n: (x * n, abs(n) < 1 << 128, n != 2**70, -(2**65) <= n),
+    "never": lambda x, n: (x + n, n > 2**64, n == 2**80),
+    "of a product": lambda x, n: (x + 1, n * n * n < 2**100),
+    "of a sum": lambda x, n: (x * n, n + 2**70 > 3 * 2**69),
+    "of a size": lambda x, n: (x * 2, x.shape[0] * 2**62 < 2**65),
+    "a remainder": lambda x, n: (x * n, n % 2**70 == n),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", BEYOND)
+def test_comparisons_with_numbers_of_more_than_64_bits(name, dynamic):
+    """No check of a size or number has more bits; what is so for all that have no more is not checked."""
+    fn, report = BEYOND[name], Report()
+    options = Options(dynamic=dynamic, strict=True)
+    c = dynamo_capture.optimize(fn, symbolic, options=options, report=report)
+    for n in (7, 9, 2**40, -11, 2**62, 2**63 - 1, -(2**63), 2**31):
+        x = torch.ones(n % 5 + 2, dtype=torch.float64)
+        expected = fn(x, n)
+        assert (torch.equal(c(x, n)[0], expected[0]), c(x, n)[1:]) == (True, expected[1:])
+    assert not any("internal" in f.reason for f in report.fallbacks)
+    if name in ("always less", "never", "of a remainder"):
+        assert len(report.recompiles) <= 3 and not report.fallbacks
+
+
+@pytest.mark.parametrize("n", [2**63, 2**64, -(2**63) - 1, 2**130])
+def test_a_number_of_more_than_64_bits_after_others(n):
+    def fn(x, n):
+        return x * 2, "less" if n < 1 << 128 else "more"
+
+    c = dynamo_capture.optimize(fn, symbolic, options=Options(strict=True))
+    for m in (3, 4, 5, n, 6):
+        assert c(torch.ones(2), m)[1] == fn(torch.ones(2), m)[1]

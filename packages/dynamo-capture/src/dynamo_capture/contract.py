@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from prims.options import Options
 from prims.records import record
 from prims.spec import AbstractTensor, abstract_from_spec
@@ -45,6 +47,8 @@ class Contract:
         each_size: sizes that change have a graph each, for want of a declaration.
         unbacked: what only the data tells (``.item()``, ``nonzero``) may stay in the graph, as symbols without a value.
         takes_numbers: so may numbers that Python gives when the graph runs (draws of ``random``, readings of a clock).
+        copies_written: what the graph writes into is copied for the backend, which may run the graph to trace it: the
+            program's own tensor would be written twice.
     """
 
     dynamic: bool | None
@@ -52,6 +56,7 @@ class Contract:
     each_size: bool
     unbacked: bool = False
     takes_numbers: bool = False
+    copies_written: bool = False
 
     @classmethod
     def of(cls, backend: Any, options: Options) -> Contract:
@@ -66,12 +71,16 @@ class Contract:
             return cls(options.dynamic, symbolic, each_size=False, unbacked=unbacked, takes_numbers=not symbolic)
         if options.dynamic:
             return cls(True, symbolic_inputs=True, each_size=False)
-        return cls(False, symbolic_inputs=False, each_size=options.dynamic is None)
+        return cls(False, symbolic_inputs=False, each_size=options.dynamic is None, copies_written=True)
 
     def example(self, graph_input: GraphInput) -> Any:
         """The example of one input: as it comes into the graph, though the program may change its shape in place."""
         if not self.symbolic_inputs:
-            return graph_input.real
+            if not self.copies_written:
+                return graph_input.real
+            from dynamo_capture.graph_builder import is_written
+
+            return _copy(graph_input.real) if is_written(graph_input) else graph_input.real
         example, came = graph_input.value.example, graph_input.node.meta["spec"]
         if isinstance(example, AbstractTensor) and example.spec != came:
             return abstract_from_spec(came, example.requires_grad)
@@ -86,3 +95,18 @@ class Contract:
                 "declare it, or raise the option recompile_limit."
             )
         return "Keep what changes out of the region, or raise the option recompile_limit."
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same elements, strides, offset and place in autograd, in memory of its own."""
+    with torch.no_grad():
+        storage = tensor.untyped_storage().clone()
+        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        twin.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(twin, tensor.requires_grad)
+    twin.requires_grad_(tensor.requires_grad)
+    if tensor.is_leaf:
+        return twin
+    with torch.enable_grad():
+        return twin.detach().copy_(twin)  # no leaf, and no view of one, which could not be written

@@ -383,11 +383,11 @@ class GraphBuilder:
     @property
     def writes_inputs(self) -> bool:
         """Whether the graph, as far as it has come, writes into one of its inputs."""
-        return any(map(_is_written, self.input_list()))
+        return any(map(is_written, self.input_list()))
 
     def mutated_inputs(self) -> list[GraphInput]:
         """The inputs that the graph writes into, directly or through a view (their version has changed)."""
-        return [inp for inp in self.all_inputs if _is_written(inp)]
+        return [inp for inp in self.all_inputs if is_written(inp)]
 
     def values(self) -> list[TensorValue]:
         """The tensors that the graph has."""
@@ -542,7 +542,7 @@ class GraphBuilder:
         return False
 
 
-def _is_written(inp: GraphInput) -> bool:
+def is_written(inp: GraphInput) -> bool:
     value = inp.value
     return isinstance(value, TensorValue) and not value.example.is_inference() and bool(value.example._version)
 

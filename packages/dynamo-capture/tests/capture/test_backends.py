@@ -127,3 +127,67 @@ def test_an_explicit_wish_gives_abstract_inputs_to_any_backend():
         x = torch.ones(n)
         torch.testing.assert_close(compiled(x), x.sin() * n)
     assert seen == [AbstractTensor]
+
+
+def _buffer(module, x):
+    module.running.mul_(2).add_(x.sum(0).detach())
+    return x + module.running
+
+
+class _Running(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running", torch.ones(3))
+
+
+#: Programs that write into their inputs, and what they are given.
+WRITING = {
+    "an argument": (lambda x: x.add_(3), lambda: (torch.zeros(4, 3),)),
+    "its rows": (lambda x: x[::2].mul_(3) + x.sum(), lambda: (torch.ones(4, 3),)),
+    "a strided one": (lambda x: x.add_(1).t(), lambda: (torch.zeros(8, 6)[1::2, ::2],)),
+    "one with a gradient": (lambda x: x.mul_(2).sum(), lambda: (torch.ones(3, requires_grad=True) * 1,)),
+    "a buffer": (_buffer, lambda: (_Running(), torch.ones(2, 3))),
+    "one of two": (lambda x, y: y.copy_(x) + 1, lambda: (torch.ones(3), torch.zeros(3))),
+}
+TRACERS = {
+    "runs it": lambda gm, inputs: (gm(*inputs), gm.forward)[1],
+    "torch.jit.trace": lambda gm, inputs: torch.jit.trace(gm, inputs, check_trace=False),
+    "runs it twice": lambda gm, inputs: (gm(*inputs), gm(*inputs), gm.forward)[2],
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize("backend", TRACERS)
+@pytest.mark.parametrize("name", WRITING)
+def test_a_backend_that_runs_the_graph_writes_into_copies(name, backend, dynamic):
+    fn, make = WRITING[name]
+    found = []
+    for run in (fn, optimize(fn, TRACERS[backend], options=Options(dynamic=dynamic, fullgraph=True))):
+        args = make()
+        results = [run(*args).detach().clone() for _ in range(2)]
+        held = args[0].running if isinstance(args[0], torch.nn.Module) else args[0]
+        found.append([*results, held.detach().clone(), args[-1].detach().clone()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_copies_are_like_what_they_are_made_from():
+    seen = []
+    parameter = torch.nn.Parameter(torch.ones(3))
+    strided = torch.zeros(8, 6)[1::2, ::2]
+    inner = torch.ones(3, requires_grad=True) * 1
+
+    def backend(gm, inputs):
+        seen.extend(inputs)
+        return gm.forward
+
+    def fn(p, x, y):
+        with torch.no_grad():
+            p.add_(1)
+        return x.add_(1).sum() + y.mul_(2).sum()
+
+    optimize(fn, backend, options=Options(fullgraph=True))(parameter, strided, inner)
+    kinds = sorted((type(t).__name__, tuple(t.stride()), t.storage_offset(), t.requires_grad, t.is_leaf) for t in seen)
+    given = [("Parameter", (1,), 0, True, True), ("Tensor", (1,), 0, True, False), ("Tensor", (12, 2), 6, False, True)]
+    assert kinds == given
+    assert not {t.data_ptr() for t in seen} & {t.data_ptr() for t in (parameter, strided, inner)}

@@ -54,6 +54,8 @@ class GuardSet:
         self._reasons: dict[int, str] = {}
         self._subclasses: list[tuple[type, type, bool]] = []
         self._keyed: dict[int, Source] = {}
+        #: The classes of the frame's variables, as far as they are guarded.
+        self.variables: list[tuple[Source, type]] = []
         #: Names looked up in classes, and where they were found, by identity (inverted: what was found is guarded too).
         self.lookups: set[tuple[int, str, int]] = set()
         #: What is read of libraries, and not guarded; kept where the capture is to be stored.
@@ -114,6 +116,8 @@ class GuardSet:
         if (node := self._new("type", source, cls)) is not None:
             self.tree.check_type(node, cls, reason=self._reason())
             self.mro(cls)
+            if source.kind in ("local", "closure"):
+                self.variables.append((source, cls))
 
     def mro(self, cls: type) -> None:
         """The class and its bases have the bases that they have now; those of a library's class always do."""

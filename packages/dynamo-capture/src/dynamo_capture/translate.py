@@ -99,6 +99,7 @@ def translate(
     """
     break_at: RestartCapture | None = None
     raises: tuple[str, Any] | None = None
+    kinds: list[tuple[Source, type]] = []
     for _ in range(_MAX_RESTARTS):
         state.sizes.start()
         tree = GuardLog(portable=keeps)
@@ -115,8 +116,11 @@ def translate(
                 if isinstance(brk, GraphBreak):
                     # What a restart ends at was judged where it came from, with what counted there.
                     _refuse_break(tx, brk, request, options, judged=break_at is not None)
-                if isinstance(brk, GraphBreak) and brk.guard is not None:
-                    brk.guard(tx)
+                if isinstance(brk, GraphBreak):
+                    if break_at is not None:
+                        root.guard_kinds(kinds)
+                    if brk.guard is not None:
+                        brk.guard(tx)
                 plan, finish = root.emit_return() if brk is None else root.emit_break(brk)
                 root.check_generators(plan)
                 root.check_leaves(plan)
@@ -130,7 +134,7 @@ def translate(
                 raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
             without_frames(restart, tx.outer_error)
             _refuse_break(tx, restart.brk, request, options)
-            break_at = restart
+            break_at, kinds = restart, tx.guards.variables
             continue
         except ObservedError as error:
             without_frames(error, tx.outer_error)

@@ -142,15 +142,15 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if type(obj) not in _TENSOR_TYPES:
         return (wrapper_input if dispatches(tx, type(obj)) else subclass_input)(tx, obj, source)
     if obj.is_nested:
-        raise GraphBreak("QB17", f"{type(obj).__name__} ({source})")
+        raise _refused(obj, source, f"{type(obj).__name__} ({source})")
     if has_names(obj):
-        raise GraphBreak("QB17", f"a tensor with named dimensions ({source})")
+        raise _refused(obj, source, f"a tensor with named dimensions ({source})")
     source = source or Source("constant", None, (obj,))
     dynamic = tx.dynamic_dims(source, obj)
     try:
         value = tx.graph.tensor_input(source, obj, dynamic)
     except Unsupported as error:
-        raise GraphBreak("QB17", str(error)) from None
+        raise _refused(obj, source, str(error)) from None
     sizes = [None if not isinstance(s, int) else s for s in value.example.spec.shape]
     strides: Any = None
     lowest = tx.sizes.lowest(str(source), obj, dynamic)
@@ -166,6 +166,25 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if least < 2:
         tx.sizes.of_one.append(source)
     return value
+
+
+def _refused(obj: torch.Tensor, source: Source | None, detail: str) -> GraphBreak:
+    """The break at a tensor of a kind that is not captured: at one of another kind the graph goes on."""
+    brk = GraphBreak("QB17", detail)
+    if source is not None:
+        kind = _kind(obj)
+        text = f"{source} is a tensor of {kind[0]} and {kind[1]}"
+        brk.guard = lambda tx: tx.guards.predicate(source.again(), functools.partial(_is_of_kind, *kind), text)
+    return brk
+
+
+def _kind(obj: torch.Tensor) -> tuple[str, str, str, bool, bool]:
+    return str(obj.layout), str(obj.dtype), obj.device.type, obj.is_nested, has_names(obj)
+
+
+def _is_of_kind(*kind_and_obj: Any) -> bool:
+    *kind, obj = kind_and_obj
+    return isinstance(obj, torch.Tensor) and _kind(obj) == tuple(kind)
 
 
 def _module(tx: Capture, obj: Any, source: Source | None) -> Value:

@@ -18,7 +18,7 @@ from dynamo_capture.interpreter.frame import Frame, kinds_of, prepared
 from dynamo_capture.interpreter.native_ops import NativeOp, native_op
 from dynamo_capture.resume import ResumePoint, cell_slots, parameters, resume_info
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import PREVIOUS, NullValue, ObservedError, PreviousError, Value
+from dynamo_capture.values.base import PREVIOUS, LazyValue, NullValue, ObservedError, PreviousError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
@@ -299,6 +299,22 @@ class RootFrame(Frame):
             _BreakTail(self, cg, op, below, operands, locals_, cells).emit(handler)
 
         return plan, finish
+
+    def guard_kinds(self, variables: list[tuple[Source, type]]) -> None:
+        """Guard the kinds of the objects given to the instruction before which the graph ends, and of variables.
+
+        That it ends there was found out by an attempt whose guards are gone. For objects of other kinds it may go on,
+        and code that ends here for all of them would never find out.
+
+        Args:
+            variables: whose classes that attempt guarded.
+        """
+        for source, cls in variables:
+            self.tx.guards.type_is(source.again(), cls)
+        op = native_op(self.decoded, self.ip)
+        for value in self.stack[len(self.stack) - op.pops - op.peeks :] if op is not None else ():
+            if isinstance(value, LazyValue) and value.realized is None and value.source is not None:
+                self.tx.guards.type_is(value.source, type(value.obj))
 
     def _live_after(self, op: NativeOp, handler: int | None) -> list[str]:
         live: set[str] = set()

@@ -156,9 +156,9 @@ def wrapper_input(tx: Capture, obj: Any, source: Source | None) -> Value:
         GraphBreak: its class does more than capture knows.
     """
     cls = type(obj)
-    check_class(tx, cls, source, dispatches=True)
-    source = source or Source("constant", None, (obj,))
-    tx.guards.type_is(source, cls)
+    named, source = source, source or Source("constant", None, (obj,))
+    tx.guards.type_is(source, cls)  # also where the graph breaks at its class
+    check_class(tx, cls, named, dispatches=True)
     facts = _facts_that_are_stored(obj)
     if facts is None or not facts[_STRIDED]:
         raise GraphBreak("QB17", f"{cls.__name__} ({source}), which computes its sizes or is not strided")

@@ -192,9 +192,9 @@ def subclass_input(tx: Capture, obj: Any, source: Source | None) -> Value:
         GraphBreak: its class does more than capture knows.
     """
     cls = type(obj)
-    check_class(tx, cls, source)
-    source = source or Source("constant", None, (obj,))
-    tx.guards.type_is(source, cls)
+    named, source = source, source or Source("constant", None, (obj,))
+    tx.guards.type_is(source, cls)  # also where the graph breaks at its class
+    check_class(tx, cls, named)
     inner = tx.wrap(plain_tensor(obj), Source("call", source, plain_tensor))
     if not isinstance(inner, TensorValue):
         raise GraphBreak("QB17", f"{cls.__name__} ({source})")

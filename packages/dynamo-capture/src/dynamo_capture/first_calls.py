@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dynamo_capture.breaks import EarlierEnd
 from dynamo_capture.values.base import Value
 from prims.records import record
@@ -17,9 +19,16 @@ from prims.spec.expr import bits_of_float
 
 if TYPE_CHECKING:
     from dynamo_capture.codegen import CodeGen
-    from dynamo_capture.values.objects import ObjectValue
 
 __all__ = ["FirstCall", "FirstCalls"]
+
+
+def _ways(generator: Value) -> tuple[Any, Any]:
+    """How the state of a random generator is read and set."""
+    cls: Any = generator.pytype
+    if cls is torch.Generator:
+        return cls.get_state, cls.set_state
+    return random.Random.getstate, random.Random.setstate
 
 
 @record
@@ -29,8 +38,9 @@ class FirstCall:
     Attributes:
         result: the local variable of the emitted code that takes what it gives, or None.
         as_bits: it takes the bits of that, which is a float.
-        generator: the ``random.Random`` that it advances, or None.
+        generator: the ``random.Random`` or ``torch.Generator`` that it advances, or None.
         end: where the region ends if the call cannot come first.
+        number: the result is a number, rather than a tensor or a generator.
     """
 
     fn: Callable[..., Any]
@@ -38,8 +48,9 @@ class FirstCall:
     kwargs: dict[str, Value]
     result: str | None = None
     as_bits: bool = False
-    generator: ObjectValue | None = None
+    generator: Value | None = None
     end: EarlierEnd | None = None
+    number: bool = True
 
 
 class FirstCalls:
@@ -58,13 +69,13 @@ class FirstCalls:
 
     @property
     def draws(self) -> bool:
-        """Whether a random generator of Python's advances."""
+        """Whether a random generator advances."""
         return bool(self._states())
 
     @property
     def gives_numbers(self) -> bool:
         """Whether a call gives the graph a number."""
-        return any(call.result is not None for call in self._calls)
+        return any(call.result is not None and call.number for call in self._calls)
 
     def end(self) -> EarlierEnd | None:
         """Where the region ends if the calls cannot come first; None where they can anyway."""
@@ -78,7 +89,7 @@ class FirstCalls:
     def emit(self, cg: CodeGen, *, again: bool) -> None:
         """Emit the calls; ``again``: :meth:`emit_put_back` follows."""
         for generator, state in self._states() if again else ():
-            cg.call_const(random.Random.getstate, [generator])
+            cg.call_const(_ways(generator)[0], [generator])
             cg.emit("STORE_FAST", state)
         for call in self._calls:
             if call.as_bits:
@@ -94,7 +105,7 @@ class FirstCalls:
     def emit_put_back(self, cg: CodeGen) -> None:
         """Emit what gives the random generators the states back that they had."""
         for generator, state in self._states():
-            cg.begin_call(random.Random.setstate)
+            cg.begin_call(_ways(generator)[1])
             cg.load(generator)
             cg.emit("LOAD_FAST", state)
             cg.end_call(2)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.custom_ops import check_custom, mark_written
@@ -35,7 +36,7 @@ from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
-from prims.spec import SymbolicCalls, abstract
+from prims.spec import SymbolicCalls, TensorSpec, abstract, abstract_from_spec
 from prims.spec import expr as ex
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits, float_to_single
@@ -185,6 +186,25 @@ class GraphBuilder:
         else:
             value, example = SymValue(torch.SymInt(sym), lambda: placeholder), min(max(low, 2), high)
         self.inputs.append(GraphInput(source, placeholder, value, example))
+        return value
+
+    def drawn_input(self, name: str, text: str, spec: TensorSpec) -> TensorValue:
+        """The tensor that a first call leaves in the variable ``name`` of the emitted code.
+
+        Args:
+            text: says what it is.
+        """
+        example = abstract_from_spec(spec)
+        source = Source("first", None, (name, f"{text}()"))
+        placeholder = self._placeholder(source)
+        placeholder.meta["spec"] = spec
+        value = TensorValue(placeholder, example)
+        self._by_example[id(example)] = value
+        hints = self.ctx.hints()
+        shape = [s if isinstance(s, int) else int(s.expr.evaluate(hints)) for s in spec.shape]
+        with _disable_current_modes():
+            like = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+        self.inputs.append(GraphInput(source, placeholder, value, like))
         return value
 
     def _float_of(self, placeholder: torch.fx.Node, sym: Any, source: Source | None) -> SymValue:

@@ -391,7 +391,7 @@ def _final_guards(tx: Capture) -> None:
 def _guard_offsets(tx: Capture) -> None:
     if tx.graph.reads_offsets:
         for inp in tx.graph.all_inputs or tx.graph.inputs:
-            if isinstance(inp.value, TensorValue):
+            if isinstance(inp.value, TensorValue) and inp.source.kind != "first":
                 tx.guards.offset(inp.source, inp.real)
 
 
@@ -402,7 +402,8 @@ def _guard_aliasing(tx: Capture) -> None:
         SkipFrame: they do in this call.
     """
     mutated = tx.graph.mutated_inputs()
-    tensors = [inp for inp in tx.graph.all_inputs if isinstance(inp.value, TensorValue)]
+    mutated = [inp for inp in mutated if inp.source.kind != "first"]  # what is drawn has memory of its own
+    tensors = [inp for inp in tx.graph.all_inputs if isinstance(inp.value, TensorValue) and inp.source.kind != "first"]
     if not mutated or len(tensors) < 2:
         return
     pointers = Counter(inp.real.untyped_storage().data_ptr() for inp in tensors)
@@ -418,7 +419,7 @@ def _guard_distinct_objects(tx: Capture) -> None:
     written = [tensor for tensor in tx.side.tensors_written() if tensor.source is not None]
     if written:  # of any two different inputs, here and later, as pairs would take the square of their number
         inputs = [inp.value for inp in tx.graph.all_inputs or tx.graph.inputs]
-        tensors = {id(v): v.source for v in (*written, *inputs) if isinstance(v, TensorValue)}
+        tensors = {id(v): v.source for v in (*written, *inputs) if isinstance(v, TensorValue) and v.source is not None}
         if len(tensors) > 1:
             tx.guards.distinct(list(tensors.values()))  # type: ignore[arg-type]
     for value in tx.side.mutated_values():

@@ -44,6 +44,7 @@ from dynamo_capture.values.overrides import dispatches, subclass_input
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.tensor_state import has_names
 from dynamo_capture.values.torch_calls import disabled_call
+from dynamo_capture.values.torch_generators import torch_generator
 from dynamo_capture.values.triton_kernels import TritonKernelValue
 from dynamo_capture.values.weak import weak_reference
 from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind, reason_of
@@ -413,6 +414,7 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     set: _set,
     frozenset: _set,
     functools.partial: _partial,
+    torch.Generator: torch_generator,
     weakref.ref: weak_reference,
     weakref.KeyedRef: weak_reference,
 }

@@ -286,7 +286,7 @@ def _make_first(tx: Capture, call: FirstCall) -> None:
         call = replace(call, end=EarlierEnd(step, brk))
         if tx.raising.met is None:
             tx.raising.met = step
-        if fn in _KEEPS_ONE:
+        if fn in _KEEPS_ONE and isinstance(generator, ObjectValue):
             generator.attrs["gauss_next"] = UNKNOWN
     tx.side.epoch += 1
     tx.first.add(call)

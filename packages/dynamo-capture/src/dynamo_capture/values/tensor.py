@@ -215,6 +215,12 @@ class TensorValue(Value):
             raise GraphBreak("QB02", f"Tensor.{name}()")
         if name in STATE and not args and not kwargs:
             return tensor_state(tx, self, name)
+        if "generator" in kwargs:
+            from dynamo_capture.values.torch_generators import draw_into, generator_in
+
+            generator, kwargs = generator_in(kwargs, self.example.device)
+            if generator is not None:
+                return draw_into(tx, self, name, generator, args, kwargs)
         if name == "backward":
             from dynamo_capture.values.accumulated import tensor_backward
 

@@ -162,6 +162,12 @@ def call_torch(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
         if has_instances(args, kwargs):
             return dispatched(tx, fn, args, kwargs)
     kwargs = tx.devices.named(fn, kwargs)
+    if "generator" in kwargs:
+        from dynamo_capture.values.torch_generators import drawn_tensor, generator_in
+
+        generator, kwargs = generator_in(kwargs)
+        if generator is not None:
+            return drawn_tensor(tx, fn, generator, args, kwargs)
     if fn is torch.clear_autocast_cache or fn is torch._C._log_api_usage_once:
         return ConstantValue(None)
     if isinstance(fn, types.BuiltinFunctionType):

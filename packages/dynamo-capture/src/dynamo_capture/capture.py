@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dynamo_capture.request import FrameRequest
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.iterators import Started
+    from dynamo_capture.values.picks import Pick
     from dynamo_capture.values.tensor import TensorValue
 
 __all__ = ["Callees", "Capture"]
@@ -122,6 +123,8 @@ class Capture:
         self.frees = False
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
+        #: Elements that the graph has taken in the place of views.
+        self.picks: list[Pick] = []
         #: What the region takes for true of what its graph computes.
         self.assumed: list[Any] = []
         #: Calls of functions that keep their results: (function, arguments) -> result.

@@ -29,6 +29,7 @@ from dynamo_capture.values.instances import InstanceConstant
 from dynamo_capture.values.int_tensors import as_ints, known_ints, note_int
 from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
+from dynamo_capture.values.picks import note_write
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.tensor_state import has_names
@@ -307,6 +308,8 @@ class GraphBuilder:
                     raise GraphBreak("QB03", f"{_name_of(fn)}, which returns nothing and is run for its effect")
                 return self._constant(result)
         node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
+        if written and self.tx.picks:
+            note_write(self.tx, node)
         value = self.wrap_result(result, node)
         if key is not None and type(value) is SymValue:
             self._of_numbers[key] = value

@@ -24,6 +24,7 @@ from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.leaves import escaped
 from dynamo_capture.values.local_classes import leaving_class
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.picks import seen_as_view
 from prims.errors import DataDependentError
 
 if TYPE_CHECKING:
@@ -208,12 +209,14 @@ class RootFrame(Frame):
                 raise SkipFrame(f"{started.describe()} is left inside a try or with statement")
 
     def check_leaves(self, plan: Plan) -> None:
-        """No tensor that the region has made a leaf of autograd leaves it, and no class that it has made.
+        """No tensor that the region has made a leaf of autograd leaves it, no class that it has made, and nothing that
+        was taken in the place of a view.
 
         Raises:
             RestartCapture: one does.
         """
         found = escaped(self.tx, plan.outputs) or leaving_class(self.tx, plan.built)
+        found = found or seen_as_view(self.tx, plan.outputs)
         if found is not None:
             raise RestartCapture(*found)
 

@@ -286,7 +286,14 @@ class TensorValue(Value):
             return tx.index_modes[-1].getitem_of(tx, self, key)  # type: ignore[no-any-return]
         rows = _drawn_rows(tx, key)
         if rows is None:
-            return tx.graph_call(operator.getitem, [self, key], {})
+            try:
+                return tx.graph_call(operator.getitem, [self, key], {})
+            except GraphBreak as brk:
+                if brk.number != "QB02":
+                    raise
+                from dynamo_capture.values.picks import pick
+
+                return pick(tx, self, key, brk)
         from dynamo_capture.values.containers import ListValue
 
         taken = [tx.graph_call("select", [self, ConstantValue(0), row], {}, method=True) for row in rows]
@@ -295,7 +302,14 @@ class TensorValue(Value):
         return tx.graph_call(torch.stack, [ListValue(taken)], {})
 
     def setitem(self, tx: Capture, key: Value, value: Value) -> None:
-        tx.graph_call(operator.setitem, [self, key, value], {})
+        try:
+            tx.graph_call(operator.setitem, [self, key, value], {})
+        except GraphBreak as brk:
+            if brk.number != "QB02":
+                raise
+            from dynamo_capture.values.picks import put
+
+            put(tx, self, key, value, brk)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
         if self.example.dim() == 0:

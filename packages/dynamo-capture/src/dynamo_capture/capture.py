@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dynamo_capture.interpreter.frame import Frame
     from dynamo_capture.request import FrameRequest
     from dynamo_capture.values.derivatives import Level
+    from dynamo_capture.values.hooks import HandleValue
     from dynamo_capture.values.iterators import Started
     from dynamo_capture.values.picks import Pick
     from dynamo_capture.values.tensor import TensorValue
@@ -123,6 +124,13 @@ class Capture:
         self.frees = False
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
+        #: Places at which the region has turned out to have to end: (the root frame's step, the break there).
+        self.ends: list[tuple[int, GraphBreak]] = []
+        #: Hooks on tensors that are set when the graph has run.
+        self.hooked: list[HandleValue] = []
+        #: Hooks that the graph has: their handles, and by their tensor's identity (node before them, example, hooks).
+        self.handles: list[HandleValue] = []
+        self.computed_hooks: dict[int, tuple[torch.fx.Node, torch.Tensor, list[Value]]] = {}
         #: Elements that the graph has taken in the place of views.
         self.picks: list[Pick] = []
         #: What the region takes for true of what its graph computes.

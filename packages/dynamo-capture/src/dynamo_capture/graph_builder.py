@@ -416,6 +416,20 @@ class GraphBuilder:
         """The tensors that the graph has."""
         return list(self._by_example.values())
 
+    def takes_place(self, later: TensorValue, earlier: TensorValue) -> None:
+        """From here on ``earlier``, which the program knows, is what ``later`` has been until now."""
+        earlier.node, earlier.example = later.node, later.example
+        self._by_example[id(later.example)] = earlier
+
+    def forget(self, node: torch.fx.Node) -> None:
+        """Drop a node that nothing uses, with the call that it was taken from."""
+        while not node.users and node.op != "placeholder":
+            inputs = node.all_input_nodes
+            self.graph.erase_node(node)
+            if node.target is not operator.getitem:
+                return
+            (node,) = inputs
+
     def value_of(self, example: torch.Tensor) -> TensorValue | None:
         """The tensor that an abstract one stands for."""
         return self._by_example.get(id(example))

@@ -22,6 +22,8 @@ _OPTIM = _TORCH_DIR + "optim" + os.sep
 #: Files of ``torch.optim`` whose ``step`` is no optimizer's, or calls the program's functions in a loop of its own.
 _NO_STEPS = tuple(_OPTIM + name for name in ("lr_scheduler.py", "swa_utils.py", "lbfgs.py"))
 _NN_MODULES = _TORCH_DIR + os.path.join("nn", "modules") + os.sep
+#: A file of autograd functions there, whose ``forward`` eager calls with a context in C.
+_NN_FUNCTIONS = _NN_MODULES + "_functions.py"
 _WITHOUT_HOOK = (
     "<frozen importlib",
     *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export")),
@@ -140,7 +142,7 @@ def skip_reason(code: types.CodeType, globals_: dict[str, Any]) -> str | None:
     if code.co_flags & GENERATOR_FLAGS:
         return "generators and coroutines run as they are"
     if filename.startswith(_TORCH_DIR):
-        is_forward = code.co_name == "forward" and filename.startswith(_NN_MODULES)
+        is_forward = code.co_name == "forward" and filename.startswith(_NN_MODULES) and filename != _NN_FUNCTIONS
         is_step = code.co_name == "step" and filename.startswith(_OPTIM) and not filename.startswith(_NO_STEPS)
         return None if is_forward or is_step else "torch's own code"
     if filename.startswith(("<frozen", _HERE)):

@@ -130,6 +130,11 @@ class SideEffects:
         self.epoch += 1
         self._calls.append((fn, args, kwargs))
 
+    def call_no_more(self, value: Value) -> None:
+        """The call that takes this value alone is not to be made after all."""
+        self.epoch += 1
+        self._calls = [call for call in self._calls if not (len(call[1]) == 1 and call[1][0] is value)]
+
     def mutate(self, value: Value) -> None:
         """An existing container or cell is about to change."""
         self.epoch += 1
@@ -308,6 +313,9 @@ def _replace_dict(target: dict[Any, Any], items: dict[Any, Any]) -> None:
 
 
 def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
+    now = collections.OrderedDict.items(target)
+    if len(now) == len(items) and all(a is b and x is y for (a, x), (b, y) in zip(now, items.items(), strict=True)):
+        return  # as hooks that were set and removed leave it
     collections.OrderedDict.clear(target)
     _native.fill_ordered(target, items)
 

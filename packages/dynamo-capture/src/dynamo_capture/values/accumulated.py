@@ -68,6 +68,8 @@ def _backward(
     create = bool(given.get("create_graph", ConstantValue(False)).realize().const())
     if not tx.graph.is_outermost or tx.levels or torch.is_inference_mode_enabled():
         raise _refuse("inside of a derivative or another graph")
+    if tx.hooked:
+        raise _refuse("with hooks that the region has set on tensors from outside")
     outputs = _items(tensors)
     ones: list[Value] = [ConstantValue(None)] * len(outputs)
     seeds = ones if _is_none(gradients.realize()) else _items(gradients)

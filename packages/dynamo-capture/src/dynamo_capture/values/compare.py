@@ -11,6 +11,7 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
+from dynamo_capture.values.tensor_state import GradientFunctionValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -35,6 +36,9 @@ def identical(tx: Capture, a: Value, b: Value) -> bool:
     if isinstance(a, WeakReferenceValue) and isinstance(b, WeakReferenceValue):
         if a.original is None or b.original is None:  # Python makes one for each object, unless it has a callback
             raise GraphBreak("QB06", "whether two weak references are one")
+    for value, other in ((a, b), (b, a)):
+        if isinstance(value, GradientFunctionValue) and type(other) is ConstantValue and other.value is None:
+            return False
     if type(a) is ConstantValue and type(b) is ConstantValue:
         x, y = a.value, b.value
         return x is y or (type(x) is type(y) and type(x) in (int, str, bytes, float) and x == y)

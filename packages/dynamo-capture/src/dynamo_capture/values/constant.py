@@ -98,7 +98,7 @@ class ConstantValue(Value):
         return super().get_iter(tx)
 
     def getitem(self, tx: Capture, key: Value) -> Value:
-        key = key.realize()
+        key = _known_index(key.realize())
         if not key.is_const:
             raise GraphBreak("QB06", f"index of a {type(self.value).__name__} that is not a constant")
         return fold(tx, lambda a, b: a[b], [self, key], {})
@@ -120,6 +120,20 @@ class ConstantValue(Value):
 
     def describe(self) -> str:
         return f"the constant {self.value!r:.60}"
+
+
+def _known_index(key: Value) -> Value:
+    """An index, or a slice's bounds, that are symbolic numbers, as what they are in this call, which is guarded."""
+    from dynamo_capture.values.containers import SliceValue
+    from dynamo_capture.values.tensor import SymValue
+
+    if isinstance(key, SymValue):
+        return ConstantValue(key.const())
+    if isinstance(key, SliceValue):
+        parts = [part.realize() for part in key.parts]
+        if all(part.is_const or isinstance(part, SymValue) for part in parts):
+            return ConstantValue(slice(*[part.const() for part in parts]))
+    return key
 
 
 class ConstantMethodValue(Value):

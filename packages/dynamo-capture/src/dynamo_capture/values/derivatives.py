@@ -327,8 +327,9 @@ def _grad(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     whole = given.get("grad_outputs", ConstantValue(None)).realize()
     if not (type(whole) is ConstantValue and whole.value is None):
         seeds = _items(tx, whole)
-    if torch.is_inference_mode_enabled():
-        raise _refuse("torch.autograd.grad in inference mode")
+    if torch.is_inference_mode_enabled() or tx.hooked:
+        where = "with hooks that the region has set on tensors from outside" if tx.hooked else "in inference mode"
+        raise _refuse(f"torch.autograd.grad {where}")
     check_history(tx, outputs, inputs)
     if not (options.get("retain_graph") or options.get("create_graph")):
         tx.frees = True

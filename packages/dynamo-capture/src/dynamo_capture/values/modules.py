@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -16,6 +17,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue
 from dynamo_capture.values.objects import ObjectValue, is_data_descriptor
 from dynamo_capture.values.parallel import is_sharded, synchronised
+from dynamo_capture.values.tensor import TensorValue
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -101,6 +103,7 @@ class ModuleValue(ObjectValue):
         if is_sharded(self.cls):
             synchronised(f"the hooks of fully_shard() on {self.describe()}")
         if self._has_hooks(tx):
+            self._check_backward_hooks([*args, *kwargs.values()])
             call_impl = nn.Module.__dict__["_call_impl"]
             return tx.function(call_impl, None).call(tx, [self, *args], kwargs)
         return self.getattr(tx, "forward").realize().call(tx, args, kwargs)
@@ -115,7 +118,7 @@ class ModuleValue(ObjectValue):
         found = False
         for name in _HOOKS:
             hooks = own.get(name)
-            if name in self.attrs:
+            if name in self.attrs or tx.changed(hooks) is not None:
                 return True
             if hooks is not None and self.source is not None:
                 if hooks:
@@ -123,6 +126,20 @@ class ModuleValue(ObjectValue):
                 else:
                     tx.guards.length(Source("dict_attr", self.source, name), 0)
         return found
+
+    def _check_backward_hooks(self, given: list[Value]) -> None:
+        """Break before a call around which eager sets the module's backward hooks, on nodes of autograd's own.
+
+        Where there is nothing to differentiate it sets none; a wrong guess is a break inside the call.
+        """
+        own = [self.obj.__dict__.get(name) for name in _HOOKS if "backward" in name]
+        everywhere = [getattr(nn_module, name) for name in _GLOBAL_HOOKS if "backward" in name]
+        if not torch.is_grad_enabled() or not any([*own, *everywhere]):
+            return
+        tensors = [value.realize() for value in given]
+        needed = any(isinstance(value, TensorValue) and value.example.requires_grad for value in tensors)
+        if needed or any(parameter.requires_grad for parameter in self.obj.parameters()):
+            raise GraphBreak("QB12", f"backward hooks of {self.describe()}")
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "forward" and "forward" not in self.attrs and "forward" not in self.obj.__dict__:

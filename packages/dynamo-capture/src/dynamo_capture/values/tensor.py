@@ -225,6 +225,10 @@ class TensorValue(Value):
             from dynamo_capture.values.accumulated import tensor_backward
 
             return tensor_backward(tx, [self, *args], kwargs)
+        if name in ("register_hook", "register_post_accumulate_grad_hook"):
+            from dynamo_capture.values.hooks import hook_on
+
+            return hook_on(tx, self, name, args, kwargs)
         if name in AUTOGRAD:
             raise GraphBreak("QB12", f"Tensor.{name}()")
         if name == "requires_grad_":

@@ -19,7 +19,10 @@ from dynamo_capture.values.constant import ConstantValue
 from prims.spec import TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dynamo_capture.capture import Capture
+    from dynamo_capture.codegen import CodeGen
     from dynamo_capture.values.tensor import TensorValue
 
 __all__ = ["STATE", "has_names", "tensor_state"]
@@ -83,12 +86,58 @@ def _is_complex(node: Node) -> bool:
     return any(isinstance(spec, TensorSpec) and spec.dtype.is_complex for spec in specs)
 
 
+class GradientFunctionValue(Value):
+    """``tensor.grad_fn`` of a tensor that has one: there is one is all that is known of it.
+
+    What compiled code computes has other ones than in eager, as far as the program looks into them.
+    """
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: TensorValue) -> None:
+        self.source = None
+        self.tensor = tensor
+
+    def _break(self, what: str) -> GraphBreak:
+        computed = self.tensor.real_tensor is None or self.tensor.example._version
+        return GraphBreak("QB06", f"{what} of the grad_fn of a tensor", leaves="callers" if computed else None)
+
+    @property
+    def pytype(self) -> type:
+        raise self._break("the type")
+
+    def truth(self, tx: Capture) -> bool:
+        return True
+
+    def getattr(self, tx: Capture, name: str) -> Value:
+        raise self._break(f"attribute {name!r}")
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        raise self._break(f"attribute {name!r}")
+
+    def key(self, tx: Capture) -> Any:
+        raise self._break("the hash")
+
+    def children(self) -> Iterator[Value]:
+        yield self.tensor
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        # A local variable, which the program may never look at: of what the graph computes it is not eager's.
+        if self.tensor.real_tensor is None or self.tensor.example._version:
+            raise GraphBreak("QB10", self.describe())
+        cg.load(self.tensor)
+        cg.load_attr("grad_fn")
+
+    def describe(self) -> str:
+        return "the grad_fn of a tensor"
+
+
 def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
     real, example = tensor.real_tensor, tensor.example
     if real is None or not real.requires_grad or example._version:
         value = getattr(example, name)
         if name == "grad_fn" and value is not None:
-            raise GraphBreak("QB06", "attribute 'grad_fn' of a tensor", leaves="callers" if real is None else None)
+            return GradientFunctionValue(tensor)
         return ConstantValue(value)
     leaf = real.is_leaf
     if tensor.source is not None:
@@ -98,6 +147,8 @@ def _autograd(tx: Capture, tensor: TensorValue, name: str) -> Value:
         return ConstantValue(leaf)
     if leaf:
         return ConstantValue({"grad_fn": None, "output_nr": 0, "retains_grad": False}[name])
+    if name == "grad_fn":
+        return GradientFunctionValue(tensor)
     raise GraphBreak("QB06", f"attribute {name!r} of a tensor")
 
 

@@ -124,6 +124,8 @@ class Capture:
         self.frees = False
         #: What is written or read when the graph has run, for which the region may have to end earlier.
         self.written: list[EarlierEnd] = []
+        #: Leaves that the region has frozen, by their identity, as they were before.
+        self.frozen: dict[int, TensorValue] = {}
         #: Places at which the region has turned out to have to end: (the root frame's step, the break there).
         self.ends: list[tuple[int, GraphBreak]] = []
         #: Hooks on tensors that are set when the graph has run.

@@ -85,6 +85,8 @@ class GraphBuilder:
         #: Whether a call may have written an inference tensor, which counts no writes.
         self.may_write_uncounted = False
         self._by_example: dict[int, TensorValue] = {}
+        #: What tensors were before others took their place.
+        self._replaced: list[torch.Tensor] = []
         #: The first size of each name that the user gave dimensions.
         self._named_sizes: dict[str, Any] = {}
         #: What was computed of numbers alone, by the operator and its operands.
@@ -418,6 +420,7 @@ class GraphBuilder:
 
     def takes_place(self, later: TensorValue, earlier: TensorValue) -> None:
         """From here on ``earlier``, which the program knows, is what ``later`` has been until now."""
+        self._replaced.append(earlier.example)  # whose identity is to stay its own
         earlier.node, earlier.example = later.node, later.example
         self._by_example[id(later.example)] = earlier
 

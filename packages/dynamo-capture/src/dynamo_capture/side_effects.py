@@ -63,6 +63,11 @@ class SideEffects:
         self.epoch += 1
         self._of_tensors[id(tensor), name] = tensor, name, value
 
+    def set_on_tensor_no_more(self, tensor: Value, name: str) -> None:
+        """The attribute is again what it was as the region began."""
+        self.epoch += 1
+        del self._of_tensors[id(tensor), name]
+
     def look_at_gradient(self, tensor: TensorValue) -> None:
         """The program reads ``tensor.grad``; torch's own ``zero_grad`` does not count."""
         self._seen.add(id(tensor))

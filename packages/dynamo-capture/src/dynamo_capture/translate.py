@@ -419,7 +419,8 @@ def _guard_distinct_objects(tx: Capture) -> None:
     written = [tensor for tensor in tx.side.tensors_written() if tensor.source is not None]
     if written:  # of any two different inputs, here and later, as pairs would take the square of their number
         inputs = [inp.value for inp in tx.graph.all_inputs or tx.graph.inputs]
-        tensors = {id(v): v.source for v in (*written, *inputs) if isinstance(v, TensorValue) and v.source is not None}
+        found = [v for v in (*written, *inputs) if isinstance(v, TensorValue) and v.source is not None]
+        tensors = {v.source.node(tx.guards.tree): v.source for v in found}  # type: ignore[union-attr]
         if len(tensors) > 1:
             tx.guards.distinct(list(tensors.values()))  # type: ignore[arg-type]
     for value in tx.side.mutated_values():

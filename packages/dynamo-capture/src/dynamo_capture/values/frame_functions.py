@@ -60,6 +60,8 @@ def _getframe(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value
 @builtin(sys.exc_info)
 def _exc_info(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     error = _handled(tx)
+    if type(error) is ConstantValue:
+        return TupleValue([error] * 3)
     return TupleValue([ClassValue(error.pytype), error, TracebackValue()])
 
 
@@ -69,10 +71,14 @@ def _exception(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Valu
 
 
 def _handled(tx: Capture) -> Value:
+    """The exception being handled, or None, where that is so of the callers too (guarded)."""
     error = tx.handled()
-    if error is None:
-        raise GraphBreak("QB21", "the exception that a caller may be handling")
-    return error.realize()
+    if error is not None:
+        return error.realize()
+    if tx.outer_error is not None:
+        raise GraphBreak("QB21", "the exception that a caller is handling")
+    tx.guards.state(sys.exception, None, "the exception that callers handle")
+    return ConstantValue(None)
 
 
 @special(inspect.currentframe)

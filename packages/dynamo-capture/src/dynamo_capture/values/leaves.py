@@ -42,6 +42,36 @@ def make_leaf(tx: Capture, tensor: TensorValue, reason: str) -> Value:
     return tx.graph_call("requires_grad_", [tensor], {}, method=True)
 
 
+def froze(tx: Capture, leaf: TensorValue, flag: bool) -> bool:
+    """``leaf.requires_grad = flag`` of a leaf that exists outside and needs a gradient as the region begins; whether it
+    is done.
+
+    What is computed while it is frozen takes the leaf without its history; the flag is set when the graph has run.
+    """
+    real = leaf.real_tensor
+    if real is None or leaf.source is None or not real.requires_grad or not tx.graph.is_outermost or tx.levels:
+        return False
+    if not real.is_leaf or real.is_inference() or torch.is_inference_mode_enabled():
+        return False
+    if flag:
+        thawed = tx.frozen.pop(id(leaf), None)
+        if thawed is None:
+            return False
+        tx.graph.takes_place(thawed, leaf)
+        tx.side.set_on_tensor_no_more(leaf, "requires_grad")
+        return True
+    leaf.getattr(tx, "is_leaf")  # guarded
+    tx.frozen[id(leaf)] = before = TensorValue(leaf.node, leaf.example, leaf.source, real)
+    for given in tx.graph.input_list():
+        if given.value is leaf:
+            given.value = before
+    plain = tx.graph_call("detach", [leaf], {}, method=True)
+    assert isinstance(plain, TensorValue)
+    tx.graph.takes_place(plain, leaf)
+    tx.side.set_on_tensor(leaf, "requires_grad", ConstantValue(False))
+    return True
+
+
 def make_parameter(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """``nn.Parameter(data, requires_grad)``."""
     reason = "making a Parameter from its class"

@@ -73,6 +73,10 @@ class ModuleValue(ObjectValue):
     def module_setattr(self, tx: Capture, name: str, value: Value) -> None:
         """``nn.Module.__setattr__``: replayed as it is, so that registration happens for real."""
         own = self.obj.__dict__
+        if name in own.get("_parameters", ()) and isinstance(value, TensorValue):
+            now = self._registered(tx, name)
+            if now is not None and now.realize() is value:
+                return  # self.weight += ...
         if name in own.get("_parameters", ()) or isinstance(value, ModuleValue):
             raise GraphBreak("QB06", f"replacing parameter or submodule {name!r}")
         if isinstance(value.pytype, type) and issubclass(value.pytype, nn.Parameter):

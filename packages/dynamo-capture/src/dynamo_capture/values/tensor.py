@@ -259,9 +259,11 @@ class TensorValue(Value):
         return tx.graph_call(name, [self, *args], kwargs, method=True)
 
     def _require_grad(self, tx: Capture, flag: Any) -> Value:
-        from dynamo_capture.values.leaves import make_leaf
+        from dynamo_capture.values.leaves import froze, make_leaf
 
         if self.example.requires_grad is flag:
+            return self
+        if type(flag) is bool and froze(tx, self, flag):
             return self
         if flag is not True:
             raise GraphBreak("QB06", "Tensor.requires_grad_()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import threading
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.rules import is_c_enumeration, is_library_name
 from dynamo_capture.sources import Source
 from dynamo_capture.triton_ops import is_triton_kernel
@@ -36,11 +38,13 @@ from dynamo_capture.values.containers import (
 from dynamo_capture.values.dicts import DictValue, ProxyValue
 from dynamo_capture.values.dispatching import wrapper_input
 from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.held_by_thread import held_by_context, held_by_thread
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
 from dynamo_capture.values.numpy_scalars import numpy_scalar
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.overrides import dispatches, subclass_input
+from dynamo_capture.values.plain_objects import PLAIN_CLASSES, plain_object
 from dynamo_capture.values.sets import SetValue
 from dynamo_capture.values.tensor_state import has_names
 from dynamo_capture.values.torch_calls import disabled_call
@@ -131,7 +135,7 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _enum
     if is_array(obj):
         return array
-    return _object
+    return _plain if cls in PLAIN_CLASSES else _object
 
 
 def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
@@ -141,9 +145,11 @@ def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
 
 def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if type(obj) not in _TENSOR_TYPES:
+        if isinstance(obj, (UninitializedParameter, UninitializedBuffer)):
+            raise SkipFrame(f"a lazy module is made ready by its first call ({source})", once=True)
         return (wrapper_input if dispatches(tx, type(obj)) else subclass_input)(tx, obj, source)
     if obj.is_nested:
-        raise _refused(obj, source, f"{type(obj).__name__} ({source})")
+        raise _refused(obj, source, f"a nested tensor ({source})")
     if has_names(obj):
         raise _refused(obj, source, f"a tensor with named dimensions ({source})")
     source = source or Source("constant", None, (obj,))
@@ -360,6 +366,10 @@ def _triton_kernel(tx: Capture, obj: Any, source: Source | None) -> Value:
     return TritonKernelValue(obj, source)
 
 
+def _plain(tx: Capture, obj: Any, source: Source | None) -> Value:
+    return plain_object(tx, obj, source) or _object(tx, obj, source)
+
+
 def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
     cls = type(obj)
     source = source or Source("constant", None, (obj,))
@@ -371,7 +381,7 @@ def _object(tx: Capture, obj: Any, source: Source | None) -> Value:
             return numpy_scalar(tx, obj, source)
         raise GraphBreak("QB09", f"a numpy {cls.__name__} ({source})")
     if issubclass(cls, threading.local):
-        raise GraphBreak("QB06", f"the attributes that {source} has in this thread")
+        return held_by_thread(tx, obj, source)
     tx.guards.type_is(source, cls)
     if issubclass(cls, torch.optim.Optimizer):
         tx.optimizers.add(source)
@@ -415,6 +425,7 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     frozenset: _set,
     functools.partial: _partial,
     torch.Generator: torch_generator,
+    contextvars.ContextVar: held_by_context,
     weakref.ref: weak_reference,
     weakref.KeyedRef: weak_reference,
 }

@@ -35,6 +35,7 @@ from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.leaves import make_parameter
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
+from dynamo_capture.values.plain_objects import MADE_OF_CONSTANTS
 from dynamo_capture.values.scalar_tensors import known_number
 from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -81,7 +82,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta):
         return member_by_value(tx, cls, args, kwargs)
-    if cls in _FOLDED:
+    if cls in _FOLDED or cls in MADE_OF_CONSTANTS:
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)

@@ -29,11 +29,26 @@ from dynamo_capture.sources import Source
 from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.identity import object_of, pin
 from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.torch_calls import special_by_code
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
 __all__ = ["call_cached"]
+
+
+def _dispatch(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """What ``functools.singledispatch`` chooses for a class, and keeps in a cache: asked now, and again by the guards."""
+    cls = args[0].realize() if len(args) == 1 and not kwargs else None
+    known = cls is not None and cls.is_const and isinstance(cls.const(), type) and id(cls.const()) not in tx.made_classes
+    registries = [cell.cell_contents for cell in fn.__closure__]
+    if cls is None or not known or any(tx.changed(each) is not None for each in registries):
+        raise GraphBreak("QB03", "functools.singledispatch of a class that is made here, or after changes")
+    asked = functools.partial(fn, cls.const())
+    return tx.from_python(tx.guards.now(asked, f"what {fn.__qualname__} chooses for {cls.const().__qualname__}"))
+
+
+special_by_code(functools.singledispatch(lambda value: None).dispatch)(_dispatch)
 
 
 def call_cached(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import operator
 import re
+import reprlib
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,13 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.classes import find
 from dynamo_capture.values.constant import ConstantValue, fold
+from dynamo_capture.values.containers import ListValue, TupleValue
+from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import guard_member_text
 from dynamo_capture.values.objects import ObjectValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
+from dynamo_capture.values.torch_calls import special_by_code
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -47,6 +52,7 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
         value = text_from(tx, str, value)
     elif issubclass(value.pytype, enum.Enum):
         guard_member_text(tx, value)
+    _look_into(tx, value)
     return fold(tx, format, [value, ConstantValue(spec)], {})
 
 
@@ -106,10 +112,39 @@ def text_from(tx: Capture, make: Any, value: Value) -> Value:
     if not isinstance(value, ObjectValue):
         if issubclass(value.pytype, enum.Enum):
             guard_member_text(tx, value)
+        _look_into(tx, value)
         return fold(tx, make, [value], {})
     name = "__str__" if make is str and find(tx, value.cls, "__str__")[1] is not object else "__repr__"
     text = _string(value.call_method(tx, name, [], {}).realize())
     return text if make is not ascii else fold(tx, _to_ascii, [text], {})
+
+
+def _look_into(tx: Capture, value: Value) -> None:
+    """What a text of containers shows: all that dicts hold which exist outside."""
+    value = value.realize()
+    if isinstance(value, (ListValue, TupleValue)):
+        for item in value.items:
+            _look_into(tx, item)
+    elif type(value) is DictValue:
+        for key, item in value.whole(tx).values():
+            _look_into(tx, key)
+            _look_into(tx, item)
+
+
+def _recursive_repr(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A ``__repr__`` that a decorator keeps from going on for ever: that of every dataclass."""
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))
+    inner = cells["user_function"].cell_contents
+    if len(args) != 1 or kwargs or not isinstance(inner, types.FunctionType):
+        raise GraphBreak("QB07", "repr() of a dataclass")
+    if any(frame.code is inner.__code__ for frame in tx.frames):  # which may be of the same object
+        raise GraphBreak("QB07", "repr() of an object inside of another's")
+    return tx.from_python(inner).realize().call(tx, args, {})
+
+
+for _decorator in (reprlib.recursive_repr(), getattr(dataclasses, "_recursive_repr", None)):
+    if _decorator is not None:
+        special_by_code(_decorator(lambda self: ""))(_recursive_repr)
 
 
 def _to_ascii(text: str) -> str:

@@ -40,10 +40,9 @@ __all__ = ["call_cached"]
 def _dispatch(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """What ``functools.singledispatch`` chooses for a class, and keeps in a cache: asked now and by the guards."""
     cls = args[0].realize() if len(args) == 1 and not kwargs else None
-    known = cls is not None and cls.is_const and isinstance(cls.const(), type)
-    known = known and id(cls.const()) not in tx.made_classes
+    made = cls is None or not cls.is_const or not isinstance(cls.const(), type) or id(cls.const()) in tx.made_classes
     registries = [cell.cell_contents for cell in fn.__closure__]
-    if cls is None or not known or any(tx.changed(each) is not None for each in registries):
+    if cls is None or made or any(tx.changed(each) is not None for each in registries):
         raise GraphBreak("QB03", "functools.singledispatch of a class that is made here, or after changes")
     asked = functools.partial(fn, cls.const())
     return tx.from_python(tx.guards.now(asked, f"what {fn.__qualname__} chooses for {cls.const().__qualname__}"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -25,7 +25,10 @@ from aot_autograd.runtime.second import REFUSAL, SecondRun, enter
 from aot_autograd.structure import flatten
 from prims.forking import compiling
 
-__all__ = ["RunAgain", "Unknown"]
+if TYPE_CHECKING:
+    from aot_autograd.runtime.apart import Apart
+
+__all__ = ["RunAgain", "Unknown", "call_of"]
 
 
 class RunAgain:
@@ -42,6 +45,7 @@ class RunAgain:
     Attributes:
         tangents: how many are graph outputs.
         hands_to_inputs: whether there are views of inputs among them.
+        apart: makes calls whose inputs go through several gates, if there may be such.
     """
 
     def __init__(
@@ -62,12 +66,13 @@ class RunAgain:
         self._on_cpu = [i for device, i in plan.seeds.items() if device.type == "cpu"]
         self.tangents = plan.tangents
         self.hands_to_inputs = plan.hands_to_inputs
+        self.apart: Apart | None = None
 
-    def keep(self, args: Sequence[Any], gate: torch.Tensor) -> Any:
-        """What a call has to keep, before it writes: its inputs, their versions, and ``gate``, through which they got
+    def keep(self, args: Sequence[Any], *gates: torch.Tensor) -> Any:
+        """What a call has to keep, before it writes: its inputs, their versions, and ``gates``, through which they got
         their history."""
         if self._obstacle is not None:
-            return None, None, gate
+            return None, None, gates
         weak, copied = self._weak, self._copied
         try:
             versions = [args[i]._version for i in self._tensors]
@@ -75,13 +80,13 @@ class RunAgain:
             versions = None
         on_cpu = self._on_cpu
         if not weak and not on_cpu and not copied:
-            return args, versions, gate
+            return args, versions, gates
         held = [TensorWeakRef(arg) if i in weak else arg for i, arg in enumerate(args)]
         for i in copied:
             held[i] = _Former(held[i], args[i].detach().clone())
         for i in on_cpu:
             held[i] = int(args[i])  # a number is no memory of the program's
-        return tuple(held), versions, gate
+        return tuple(held), versions, gates
 
     def gradients(self, node: Any, gate: Any) -> Sequence[Any]:
         """The gradients of a call's inputs, in the order of the backward graph's outputs.
@@ -93,15 +98,30 @@ class RunAgain:
         box = getattr(gate, "box", None)
         gate.box = None
         call, own, tangents = getattr(gate, "again", None) or (None, (), (None,) * len(self._plan.leaves))
+        return self.found(node, call, own, tangents, box)
+
+    def found(
+        self, node: Any, call: Any, own: Sequence[torch.Tensor | None], tangents: Sequence[torch.Tensor | None],
+        box: list[Any] | None, is_last: bool = True,
+    ) -> Sequence[Any]:  # fmt: skip
+        """The gradients of a call's inputs, in the order of the backward graph's outputs.
+
+        Args:
+            node: an autograd node of inputs.
+            call: the call's node, if it had its turn; then ``own`` are its results and ``tangents`` their gradients.
+            box: what the backward graph takes.
+            is_last: whether they are not asked for once more in this backward pass.
+        """
         run = node.second and node.second()
         if run is not None and run.is_awaited():
-            return run.gradients(tangents, own)  # type: ignore[no-any-return]
+            return run.gradients(tangents, own, is_last)  # type: ignore[no-any-return]
         if call is None or not torch.is_grad_enabled():
             return self._backward(box)  # type: ignore[arg-type]
         run, obstacle = self._second_run(call)
         if run is None:
-            return _refusing(self._backward(box), str(obstacle), call.kept[2], (*own, *tangents))  # type: ignore[arg-type]
-        return run.gradients(tangents, own)  # type: ignore[no-any-return]
+            others = (*call.kept[2], *own, *tangents)
+            return _refusing(self._backward(box), str(obstacle), others)  # type: ignore[arg-type]
+        return run.gradients(tangents, own, is_last)  # type: ignore[no-any-return]
 
     def gradients_between(
         self, call: Any, tangent: int, gradient: torch.Tensor, surely: bool
@@ -154,6 +174,8 @@ class RunAgain:
                 link = links[k]() if k in links else None
                 if k not in links:
                     result = call.saved_tensors[place]
+                    if self.apart is not None and is_apart(call):
+                        result = self.apart.once_more(call, k, result)
                 elif link is not None:
                     result = link.saved_tensors[0]
             found.append(result)
@@ -190,10 +212,12 @@ class RunAgain:
             base = self.base_of(k)
             bases[k] = base, made[base] if base >= 0 else args[~base]
             made.append(results[at])
-        run = SecondRun(call, self.own_results, made, inputs, bases, self._plan.at_once)  # type: ignore[arg-type]
+        gate_of = self.apart.gate_of if self.apart is not None and is_apart(call) else (0,) * len(inputs)
+        run = SecondRun(call, self.own_results, made, inputs, gate_of, bases, self._plan.at_once)  # type: ignore[arg-type]
         call.second = ref(run)
-        if call.kept[2].grad_fn is not None:
-            call.kept[2].grad_fn.second = call.second
+        for gate in call.kept[2]:
+            if gate.grad_fn is not None:
+                gate.grad_fn.second = call.second
         return run, None
 
     def _run(self, args: list[Any]) -> Any:
@@ -275,6 +299,16 @@ class _Former(NamedTuple):
 _aten = torch.ops.aten
 
 
+def call_of(node: Any) -> Any:
+    """The node of a call that a node of its results belongs to: itself, but where these have several."""
+    return getattr(node, "call", node)
+
+
+def is_apart(call: Any) -> bool:
+    """Whether a call's inputs went through several gates."""
+    return hasattr(call, "shared")
+
+
 def _gone() -> None:
     return None
 
@@ -295,7 +329,7 @@ def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tenso
     source: Any = result.grad_fn
     if linked and source is not None:
         source = source.next_functions[1][0] if type(source).__name__ == "LinkBackward" else None
-    return result if source is node else None
+    return result if source is not None and call_of(source) is node else None
 
 
 _BETWEEN = (
@@ -364,16 +398,13 @@ class _NoSecondDerivative(torch.autograd.Function):
         raise RuntimeError(REFUSAL.format(reason=ctx.reason))
 
 
-def _refusing(
-    results: Sequence[Any], reason: str, gate: torch.Tensor, others: Sequence[torch.Tensor | None]
-) -> Sequence[Any]:
+def _refusing(results: Sequence[Any], reason: str, others: Sequence[torch.Tensor | None]) -> Sequence[Any]:
     """The gradients, such that their own gradients raise an error; without a node they would silently be zero.
 
-    They are functions of the inputs, which stand behind ``gate``, and of ``others``: the call's results and the
-    tangents.
+    They are functions of ``others``: the inputs, which stand behind their gates, the call's results and the tangents.
     """
     places = [i for i, result in enumerate(results) if result is not None]
-    behind = [gate, *(t for t in others if t is not None)]
+    behind = [t for t in others if t is not None]
     wrapped = _NoSecondDerivative.apply(reason, len(places), *(results[i] for i in places), *behind)
     out = list(results)
     for place, value in zip(places, wrapped, strict=True):

@@ -1,8 +1,11 @@
 """Hooks and functions of the program behind inputs that no gradient reaches.
 
-One autograd node is before all inputs of a region, so that the engine comes to every input, though the results that
+One autograd node is before many inputs of a region, so that the engine comes to each of these, though the results that
 have a gradient may not be computed from it. Its hooks would be called with None, an ``autograd.Function`` behind it
 with zeros, which then are the gradients of leaves that have none. In eager there is no way to it.
+
+These inputs are leaves: others have a node of their own (:mod:`.apart`), but under buckets (:mod:`.handing`). There
+hooks of tensors further off are out of reach, and called with None.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ def hush(node: Any, results: Sequence[torch.Tensor | None], others: dict[int, re
         if behind not in seen:
             seen.add(behind)
             todo.extend(source for source, _ in behind.next_functions if source is not None)
+            _hush_node(behind)
             if hasattr(behind, "variable"):
                 _hush(behind.variable)
             elif is_of_program(behind) and "apply" not in behind.__dict__:
@@ -93,6 +97,36 @@ def is_of_program(node: Any) -> bool:
     if not isinstance(node, BackwardCFunction):
         return False
     return not str(type(node)._forward_cls.__module__).startswith("aot_autograd.")  # type: ignore[attr-defined]
+
+
+class _HushedOfNode:
+    """A hook of an autograd node that is called only where a gradient has come to the node."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, *gradients: Sequence[torch.Tensor | None]) -> Any:
+        """Takes what has come to the node; behind what it has given, where it has been run."""
+        return self.hook(*gradients) if any(one is not None for one in gradients[-1]) else None
+
+
+def _hush_node(node: Any) -> None:
+    tables = []
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_HushedOfNode)
+        table = handle.hooks_dict_ref()  # a node's hooks are known by a handle alone
+        handle.remove()
+        if table and not any(isinstance(hook, _HushedOfNode) for hook in table.values()):
+            table.update({key: _HushedOfNode(hook) for key, hook in table.items()})
+            tables.append(table)
+    if not tables:
+        return
+
+    def speak() -> None:
+        for table in tables:
+            table.update({key: hook.hook for key, hook in table.items() if isinstance(hook, _HushedOfNode)})
+
+    torch.autograd.Variable._execution_engine.queue_callback(speak)
 
 
 def pass_by(node: Any) -> Callable[[], None]:

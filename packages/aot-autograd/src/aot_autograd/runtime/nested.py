@@ -26,7 +26,7 @@ from weakref import ref
 
 import torch
 
-from aot_autograd.runtime.again import RunAgain, Unknown
+from aot_autograd.runtime.again import RunAgain, Unknown, call_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
 
@@ -63,7 +63,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
         made = result.detach()
-        call = result.grad_fn
+        call = call_of(result.grad_fn)
         call.results[tangent] = ref(made)
         call.links[tangent] = ref(ctx)
         for k, one in zip(again.under(tangent), behind, strict=True):
@@ -74,7 +74,8 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         return made
 
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-        (elsewhere, _), (call, _), *behind = ctx.next_functions
+        (elsewhere, _), (own, _), *behind = ctx.next_functions
+        call = call_of(own)
         task = torch._C._current_graph_task_id()
         count = len(behind)
         handed = call.handed.pop((task, ctx.tangent), None)
@@ -87,7 +88,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
             watched = _watched(ctx, count)
             if watched or not torch._C._will_engine_execute_node(elsewhere):
                 # Where the call's own node is not to be executed, somebody wants what comes before it.
-                surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(call)
+                surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(own)
                 given, passed = again.gradients_between(call, ctx.tangent, gradient, surely)
                 for k, one in passed.items():
                     before = call.handed.get((task, k))

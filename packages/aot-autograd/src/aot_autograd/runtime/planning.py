@@ -16,6 +16,7 @@ from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
 from aot_autograd.runtime.nested import handed_to_inputs, less
 from aot_autograd.runtime.planning_again import plan_again
+from aot_autograd.runtime.planning_apart import Ways, ways_of
 from aot_autograd.runtime.plans import Emitted, TrainingPlan
 from aot_autograd.runtime.refusing import standing_in
 from aot_autograd.trace.outcome import Joint, symbols_of_results, unbacked_of_results
@@ -39,8 +40,9 @@ def plan_training(
     inputs = joint.envelope.inputs
     entering = _entering(joint, partition)
     slots = _slots(joint, partition)
+    ways = ways_of(joint, partition)
     return TrainingPlan(
-        run=_run(joint, partition, eager, options, report),
+        run=_run(joint, partition, ways, eager, options, report),
         forward=_forward(joint, partition),
         collect=_collect(joint, partition),
         give=_give(joint, partition),
@@ -52,12 +54,17 @@ def plan_training(
         saved=partition.saved,
         needing=tuple(frozenset(joint.saved_by_eager.get(slot, ())) for slot in slots),
         linked=_linked(joint, partition),
+        gates=ways.gates if ways is not None else (),
+        parts=ways.parts if ways is not None else (),
+        forward_apart=_forward(joint, partition, apart=True) if ways is not None else None,
+        gather=_gather(joint, partition) if ways is not None else None,
     )
 
 
 def _run(
-    joint: Joint, partition: Partition, eager: Callable[..., Any], options: Options, report: Report | None
-) -> Emitted:
+    joint: Joint, partition: Partition, ways: Ways | None, eager: Callable[..., Any], options: Options,
+    report: Report | None,
+) -> Emitted:  # fmt: skip
     outcome = joint.outcome
     source = Source()
     source.globals["transforms"] = torch._C._are_functorch_transforms_active
@@ -66,22 +73,24 @@ def _run(
     emit_arguments(source, outcome)
     emit_symbols(source, outcome, symbols_of_results(outcome))
     start = len(source.lines)
-    returned = _returned(joint)
     outputs = [f"o{i}" for i in range(len(outcome.nodes))]
-    given, entering = "args", _entering(joint, partition)
-    made_before = tuple(i for i in entering if outcome.program.grad_fns.get(i) is not None)
-    if made_before:
-        given = "given"
-        source.globals["standing_in"] = standing_in
-        source.line(f"given = standing_in(args, {made_before})")
-    gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
-    if partition.gradients:
-        source.globals["limits"] = bucket_limits
-        gate = f"{gate} if limits() is None else by_buckets({given})"
     told = unbacked_of_results(outcome)
     if told:
         source.line("told = {}")
-    source.line(f"{', '.join(outputs[i] for i in returned)} = apply({gate}, args{', told' if told else ''})")
+    if partition.gradients:
+        source.globals["limits"] = bucket_limits
+    if ways is None:
+        _emit_call(source, joint, partition)
+    else:
+        apart, whole = Source(), Source()
+        _emit_call_apart(apart, joint, partition, ways)
+        _emit_call(whole, joint, partition)
+        source.globals.update(whole.globals)
+        leaves = " and ".join(f"args[{i}].is_leaf" for i in ways.inputs)
+        source.line(f"if limits() is None and not ({leaves}):")
+        source.lines += [f"    {line}" for line in apart.lines]
+        source.line("else:")
+        source.lines += [f"    {line}" for line in whole.lines]
     for size in told:
         source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
     inputs = outcome.program.tracer.inputs
@@ -94,6 +103,38 @@ def _run(
         source.globals["enable_grad"] = torch.enable_grad
         source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
     return _emitted(source, "run(*args)")
+
+
+def _emit_call(source: Source, joint: Joint, partition: Partition) -> None:
+    """Run the forward graph by one node of the results, behind one of the inputs."""
+    given, entering = "args", _entering(joint, partition)
+    made_before = tuple(i for i in entering if joint.outcome.program.grad_fns.get(i) is not None)
+    if made_before:
+        given = "given"
+        source.globals["standing_in"] = standing_in
+        source.line(f"given = standing_in(args, {made_before})")
+    gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
+    if partition.gradients:
+        gate = f"{gate} if limits() is None else by_buckets({given})"
+    told = ", told" if unbacked_of_results(joint.outcome) else ""
+    source.line(f"{', '.join(f'o{i}' for i in _returned(joint))} = apply({gate}, args{told})")
+
+
+def _emit_call_apart(source: Source, joint: Joint, partition: Partition, ways: Ways) -> None:
+    """Run the forward graph by several nodes of results and inputs (:mod:`.apart`)."""
+    entering = _entering(joint, partition)
+    source.line("shared = shared_by()")
+    for j, gate in enumerate(ways.gates):
+        source.line(f"g{j} = enter{j}(shared, {', '.join(f'args[{entering[k]}]' for k in gate)})")
+    told = ", told" if unbacked_of_results(joint.outcome) else ""
+    gates = "".join(f"g{j}, " for j in range(len(ways.gates)))
+    source.line("made = []")
+    source.line(f"holder = call(g0, args, shared, ({gates}), made{told}),")
+    source.line(f"{', '.join(f'o{i}' for i in _returned(joint))}, = made")
+    for tangents, places in ways.parts:
+        names = [f"o{joint.tangents[k]}" for k in tangents]
+        behind = ", ".join(f"g{j}" for j in places) or "nothing_behind()"
+        source.line(f"{', '.join(names)} = part(shared, holder, {tangents}, ({', '.join(names)},), {behind})")
 
 
 def _emitted(source: Source, head: str) -> Emitted:
@@ -154,12 +195,18 @@ def _returned(joint: Joint) -> list[int]:
     return [i for i in range(len(joint.outcome.nodes)) if i not in hidden]
 
 
-def _forward(joint: Joint, partition: Partition) -> Emitted:
-    """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own."""
+def _forward(joint: Joint, partition: Partition, apart: bool = False) -> Emitted:
+    """The function that runs the forward graph. It sees the inputs in a tuple, as no inputs of its own.
+
+    Args:
+        apart: whether it hands the results over by a list, for nodes of theirs (:mod:`.apart`).
+    """
     outcome = joint.outcome
     inputs = outcome.program.tracer.inputs
     source = Source()
-    source.line("ctx.kept = keep(args, gate)")
+    source.line(f"ctx.kept = keep(args, {'*gates' if apart else 'gate'})")
+    if apart:
+        source.line("ctx.shared = shared")
     source.line("ctx.second = None")
     names: set[str] = set()
     for symbol in partition.sizes:
@@ -195,8 +242,10 @@ def _forward(joint: Joint, partition: Partition) -> Emitted:
         source.line("ctx.links = {}")
         source.line("ctx.handed = {}")
         source.line("ctx.views = {}")
-    saved = [f"args[{at}]" if kind == "input" else outputs[at] for kind, at in partition.saved]
-    saved += [outputs[i] for i in _kept_results(joint, partition)]
+    # A result gets a history that comes to this node, which must not hold it then, but what it shares memory with.
+    alias = [f"{name}.detach()" if apart and i in joint.tangents else name for i, name in enumerate(outputs)]
+    saved = [f"args[{at}]" if kind == "input" else alias[at] for kind, at in partition.saved]
+    saved += [alias[i] for i in _kept_results(joint, partition)]
     watched = _watched_inputs(joint, partition)
     if any(_is_activation(joint, i) for i in watched):
         source.globals["counter_of"] = counter_of
@@ -211,13 +260,19 @@ def _forward(joint: Joint, partition: Partition) -> Emitted:
     if symbolic:
         strides = ", ".join(source.sizes(spec.strides) for spec in joint.tangent_specs)
         source.line(f"ctx.tangent_strides = ({strides},)")
+    told = ", told" if unbacked_of_results(outcome) else ""
+    texts = [outputs[i] for i in returned]
+    if apart:
+        source.globals.update(empty=torch.empty)
+        source.line(f"made += {', '.join(texts)},")
+        source.line("return empty(0)")
+        return _emitted(source, f"forward(ctx, gate, args, shared, gates, made{told})")
     plain = [outputs[i] for i in returned if i not in joint.tangents]
     if plain:
         source.line(f"ctx.mark_non_differentiable({', '.join(plain)})")
     source.line("ctx.set_materialize_grads(False)")
-    texts = [outputs[i] for i in returned]
     source.line(f"return {texts[0] if len(texts) == 1 else ', '.join(texts)}")
-    return _emitted(source, f"forward(ctx, gate, args{', told' if unbacked_of_results(outcome) else ''})")
+    return _emitted(source, f"forward(ctx, gate, args{told})")
 
 
 def _kept_results(joint: Joint, partition: Partition) -> list[int]:
@@ -264,39 +319,58 @@ def _collect(joint: Joint, partition: Partition) -> Emitted:
     """Put what the backward graph takes into a box, of which the gradient for the gate is then the only owner."""
     source = Source()
     returned = _returned(joint)
-    source.globals.update(aligned=aligned, empty=torch.empty, device=joint.tangent_specs[0].device)
+    source.globals.update(empty=torch.empty, device=joint.tangent_specs[0].device)
     source.globals["grad_enabled"] = torch.is_grad_enabled
     source.line("gate = empty(0, device=device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
-    kept = _kept_results(joint, partition)
     source.line("gate.again = None")
     source.line("if grad_enabled() or ctx.second is not None:")
     source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
     if _hands_to_inputs(joint):
         source.globals["handed_to_inputs"] = handed_to_inputs
         source.line("gate.handed = handed_to_inputs(ctx)")
-    names = []
-    symbolic = _symbolic_strides(joint)
-    for k, (output, spec) in enumerate(zip(joint.tangents, joint.tangent_specs, strict=True)):
-        wanted = f"ctx.tangent_strides[{k}]" if symbolic else repr(tuple(spec.strides))
-        name = f"t{k}"
-        names.append(name)
-        source.line(f"{name} = tangents[{returned.index(output)}]")
-        source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
-    sizes = "*ctx.sizes, " if partition.sizes else ""
-    some = f"[:{len(partition.saved)}]" if kept or _watched_inputs(joint, partition) else ""
-    if len(names) > 1:
-        source.line("try: saved = ctx.saved_tensors")
-        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
-    else:
-        source.line("saved = ctx.saved_tensors")
+    names, box = _emit_box(source, joint, partition, [returned.index(output) for output in joint.tangents])
     source.line(f"gate.partial = {' or '.join(f'{name} is None' for name in names)}")
-    source.line(f"gate.box = [*saved{some}, {sizes}{', '.join(names)}]")
+    source.line(f"gate.box = {box}")
     source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
     source.line("return gate, None, None" if unbacked_of_results(joint.outcome) else "return gate, None")
     return _emitted(source, "backward(ctx, *tangents)")
+
+
+def _emit_box(source: Source, joint: Joint, partition: Partition, places: list[int]) -> tuple[list[str], str]:
+    """Read what was saved and the tangents; returns the tangents' names, and what the backward graph takes.
+
+    Args:
+        places: of the tangents in what is called so.
+    """
+    source.globals.update(aligned=aligned)
+    names = []
+    symbolic = _symbolic_strides(joint)
+    for k, (place, spec) in enumerate(zip(places, joint.tangent_specs, strict=True)):
+        wanted = f"ctx.tangent_strides[{k}]" if symbolic else repr(tuple(spec.strides))
+        name = f"t{k}"
+        names.append(name)
+        source.line(f"{name} = tangents[{place}]")
+        source.line(f"if {name} is not None and {name}.stride() != {wanted}: {name} = aligned({name}, {wanted})")
+    sizes = "*ctx.sizes, " if partition.sizes else ""
+    beside = _kept_results(joint, partition) or _watched_inputs(joint, partition)
+    some = f"[:{len(partition.saved)}]" if beside else ""
+    if len(names) > 1:
+        source.line("try: saved = ctx.saved_tensors")
+        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
+    else:
+        source.line("saved = ctx.saved_tensors")
+    return names, f"[*saved{some}, {sizes}{', '.join(names)}]"
+
+
+def _gather(joint: Joint, partition: Partition) -> Emitted:
+    """Put what the backward graph takes into a box, where the results have several nodes."""
+    source = Source()
+    _, box = _emit_box(source, joint, partition, list(range(len(joint.tangents))))
+    source.line(f"return {box}")
+    return _emitted(source, "gather(ctx, tangents)")
 
 
 def _hands_to_inputs(joint: Joint) -> bool:

@@ -94,6 +94,10 @@ class TrainingPlan:
         saved: where each saved value is found: ``("input" | "output", index)``.
         needing: by saved tensor, the tangents whose backward pass reads it in eager.
         linked: the tangents whose results are kept for their links; None where there are no links.
+        gates: where inputs with a history may go through several gates: by gate, their places in ``entering``.
+        parts: which tangents' results lead to which of these gates (:mod:`aot_autograd.runtime.apart`).
+        forward_apart: the forward of the function that then runs the forward graph.
+        gather: what then puts together what the backward graph takes.
     """
 
     run: Emitted
@@ -108,6 +112,10 @@ class TrainingPlan:
     saved: tuple[tuple[str, int], ...]
     needing: tuple[frozenset[int], ...]
     linked: frozenset[int] | None
+    gates: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    forward_apart: Emitted | None = None
+    gather: Emitted | None = None
 
 
 def _is_int(value: Any) -> bool:
@@ -149,7 +157,8 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "leaves": _all(tuple, _or_none(_row(_is_int, _is_bool))), "saved": _all(tuple, _or_none(_is_int)),
     "under": _all(tuple, _INTS), "views": _INTS, "bases": _INTS, "at_once": _is_bool, "obstacle": _or_none(_is_text),
     "device": _is_device, "entering": _INTS, "others": _INTS, "parameters": _all(tuple, _is_bool),
-    "needing": _all(tuple, _SET), "linked": _or_none(_SET),
+    "needing": _all(tuple, _SET), "linked": _or_none(_SET), "gates": _all(tuple, _INTS),
+    "parts": _all(tuple, _row(_INTS, _INTS)),
 }  # fmt: skip
 _SAVED = _all(tuple, _row(lambda value: value in ("input", "output"), _is_int))
 

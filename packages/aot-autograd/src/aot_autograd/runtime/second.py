@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch.autograd.graph import GradientEdge
 
-from aot_autograd.runtime.hush import is_of_program, pass_by
+from aot_autograd.runtime.hush import hush, is_of_program, pass_by
 
 __all__ = ["REFUSAL", "SecondRun", "enter"]
 
@@ -38,6 +38,7 @@ class SecondRun:
         own_results: gives the call's differentiable results, as far as they can be had.
         made: the run's results, in the order of the call's; those that are views of others last.
         inputs: the inputs whose gradients are wanted, and what :func:`enter` gave for them.
+        gate_of: of each of them, the gate of the call that it went through.
         bases: of each result that is a view: the result that it is of, or ``~input``, and the run's tensor for that.
         at_once: whether what arrives at values inside is handed on to results and inputs without waiting: where hooks,
             or results that others are computed from, stand between.
@@ -49,14 +50,18 @@ class SecondRun:
         own_results: Callable[[Any], list[torch.Tensor | None]],
         made: list[torch.Tensor],
         inputs: list[tuple[torch.Tensor, torch.Tensor]],
+        gate_of: Sequence[int],
         bases: dict[int, tuple[int, torch.Tensor]],
         at_once: bool,
     ) -> None:
         self._call = ref(call)
-        self._gate = call.kept[2]
+        self._gates: tuple[torch.Tensor, ...] = call.kept[2]
         self._own_results = own_results
         self._made = made
         self._inputs = {_edge(inside): tensor for tensor, inside in inputs}
+        self._gate_of = dict(zip(self._inputs, gate_of, strict=True))
+        self._branches = frozenset(edge for edge, tensor in self._inputs.items() if not tensor.is_leaf)
+        self._exits: list[ref[Any]] = []
         self._bases = bases
         self._at_once = at_once
         self._results = {_edge(result): k for k, result in enumerate(made)}
@@ -67,20 +72,38 @@ class SecondRun:
         """Whether this backward pass has come to gradients of this run."""
         return torch._C._current_graph_task_id() in self._waiting
 
+    def awaits_exits(self) -> bool:
+        """Whether gradients of this run have yet to have their turn in this backward pass."""
+        task = torch._C._current_graph_task_id()
+        exits = [one for held in self._exits if (one := held()) is not None]
+        self._exits = [ref(one) for one in exits]
+        return any(one.task != task and torch._C._will_engine_execute_node(one) for one in exits)
+
+    def add(self, exit: Any) -> None:
+        """Note the node of gradients of this run."""
+        if len(self._gates) > 1:
+            exit.task = None
+            self._exits.append(ref(exit))
+
     def gradients(
-        self, tangents: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor | None]
+        self, tangents: Sequence[torch.Tensor | None], own: Sequence[torch.Tensor | None], is_last: bool = True
     ) -> list[torch.Tensor | None]:
-        """The gradients of the inputs: what the results' give, and what has arrived inside in this backward pass."""
+        """The gradients of the inputs: what the results' give, and what has arrived inside in this backward pass.
+
+        Args:
+            is_last: whether they are not asked for once more in this backward pass.
+        """
         entered = _Entered()
         present = [k for k, tangent in enumerate(tangents) if tangent is not None]
         ends: list[Any] = [self._made[k] for k in present]
         given = [entered.add(tangents[k]) for k in present]  # type: ignore[arg-type]
-        for edges, arrived, others in self._waiting.pop(torch._C._current_graph_task_id(), ()):
+        task = torch._C._current_graph_task_id()
+        for edges, arrived, others in self._waiting.pop(task, ()) if is_last else self._waiting.get(task, ()):
             ends += [GradientEdge(*edge) for edge in edges]
             given += arrived
             entered.edges += others.edges
             entered.tensors += others.tensors
-        retain = torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
+        retain = not is_last or torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
         return self._leave(_differentiate(ends, [*self._inputs], given, retain), entered, own)
 
     def gradients_between(
@@ -125,19 +148,52 @@ class SecondRun:
         # What arrives at a view that is no longer there goes on to its base.
         gone = {k for k in self._bases if not own or own[k] is None}
         results = [edge for edge in results if self._results[edge] not in gone]
-        # The node of the inputs has the engine come to inputs to which eager does not: hooks are called there with None
-        # and nodes make zeros of it. Then each value leads to its own inputs alone.
-        if not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors):
-            groups: dict[tuple[Edge, ...], list[int]] = {}
+        # A node has the engine come to all that it leads to: hooks are called there with None and nodes make zeros of
+        # it. So values that lead to other inputs with a history than others leave by a node of their own.
+        if self._branches:
+            for (_, led, used), places in self._groups(leaving, entered).items():
+                own_inside, own_inputs, _ = self._reached([leaving[i] for i in places])
+                own_results, own_entered = [edge for edge in results if edge in led], entered.only(used)
+                self._leave_by(values, places, own_inside, own_inputs, own_results, own_entered, own)
+        elif not results and len(inputs) < len(self._inputs) and not self._lead_to_gate(entered.tensors):
+            apart: dict[tuple[Edge, ...], list[int]] = {}
             for i, value in leaving.items():
-                groups.setdefault(tuple(self._reached([value])[1]), []).append(i)
-            for reached, places in groups.items():
-                handed = {edge: inputs[edge] for edge in reached}
-                self._exit(values, places, [*handed], handed, entered)
-            return values
-        handed = {edge: own[self._results[edge]] if own else None for edge in results}
-        self._exit(values, [*leaving], [*results, *inputs] if self._at_once else inside, handed, entered, self._gate)
+                apart.setdefault(tuple(self._reached([value])[1]), []).append(i)
+            for reached, places in apart.items():
+                self._exit(values, places, [*reached], {edge: inputs[edge] for edge in reached}, entered)
+        else:
+            self._leave_by(values, [*leaving], inside, inputs, results, entered, own)
         return values
+
+    def _groups(
+        self, leaving: dict[int, torch.Tensor], entered: _Entered
+    ) -> dict[tuple[frozenset[Any], ...], list[int]]:
+        """Values by what they lead to: inputs with a history, results, and what has entered (by place)."""
+        groups: dict[tuple[frozenset[Any], ...], list[int]] = {}
+        for i, value in leaving.items():
+            seen, _ = _walk([_edge(value)], self._nodes)
+            used = frozenset(n for n, (node, _) in enumerate(entered.edges) if node in seen)
+            _, inputs, results = self._reached([value])
+            groups.setdefault((self._branches.intersection(inputs), frozenset(results), used), []).append(i)
+        return groups
+
+    def _leave_by(
+        self, values: list[torch.Tensor | None], places: list[int], inside: list[Edge],
+        inputs: dict[Edge, torch.Tensor], results: list[Edge], entered: _Entered, own: Sequence[torch.Tensor | None],
+    ) -> None:  # fmt: skip
+        """Put the values at some places behind one exit: to the inputs themselves where a gate leads to others, too."""
+        if not results and not self._branches.issubset(inputs) and not self._lead_to_gate(entered.tensors):
+            self._exit(values, places, [*inputs], inputs, entered)
+            return
+        handed = {edge: own[self._results[edge]] if own else None for edge in results}
+        led = [*results, *inputs] if self._at_once else inside
+        self._exit(values, places, led, handed, entered, self._before(inputs))
+
+    def _before(self, inputs: Iterable[Edge]) -> list[torch.Tensor]:
+        """The gates of some inputs."""
+        if len(self._gates) == 1:
+            return list(self._gates)
+        return [self._gates[j] for j in sorted({self._gate_of[edge] for edge in inputs})]
 
     def _reached(self, values: list[torch.Tensor]) -> tuple[list[Edge], dict[Edge, torch.Tensor], list[Edge]]:
         """The edges of this run to which some values' gradients come first, and the inputs and results they reach."""
@@ -148,21 +204,22 @@ class SecondRun:
 
     def _exit(
         self, values: list[torch.Tensor | None], places: list[int], inside: list[Edge],
-        handed: Mapping[Edge, torch.Tensor | None], entered: _Entered, gate: torch.Tensor | None = None,
+        handed: Mapping[Edge, torch.Tensor | None], entered: _Entered, gates: Sequence[torch.Tensor] = (),
     ) -> None:  # fmt: skip
         """Put the values at some places, which lead to ``inside``, behind an exit."""
-        # Nothing arrives by the gate, but its node gets its turn after what waits for it.
-        waits_at = gate if inside else None
-        if not handed and not entered.tensors and waits_at is None:
-            waits_at = torch.empty(0, requires_grad=True)  # they lead to leaves that the region has made
-        behind = (*handed.values(), waits_at, *entered.tensors)
+        # Nothing arrives by the gates, but their nodes get their turn after what waits for them.
+        wait_at: Sequence[torch.Tensor] = gates if inside else ()
+        if not handed and not entered.tensors and not wait_at:
+            wait_at = (torch.empty(0, requires_grad=True),)  # they lead to leaves that the region has made
+        behind = (*handed.values(), *wait_at, *entered.tensors)
         left = _Exit.apply(self, [values[i] for i in places], inside, list(handed), entered, *behind)
         for i, value in zip(places, left, strict=True):
             values[i] = value
 
     def _lead_to_gate(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether the program's graph leads from some tensors to the node of the call's inputs."""
-        return self._gate.grad_fn in _walk([_edge(tensor) for tensor in tensors])[0]
+        """Whether the program's graph leads from some tensors to a node of the call's inputs."""
+        nodes = _walk([_edge(tensor) for tensor in tensors])[0] if tensors else ()
+        return any(gate.grad_fn in nodes for gate in self._gates)
 
     def walk_back(self, exit: Any, coming: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """What an exit's values give to what it hands gradients to, and to what has entered.
@@ -209,6 +266,13 @@ class _Entered:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
         self.edges: list[Edge] = []
+
+    def only(self, places: Collection[int]) -> _Entered:
+        """Those at some places."""
+        made = _Entered()
+        made.tensors = [tensor for n, tensor in enumerate(self.tensors) if n in places]
+        made.edges = [edge for n, edge in enumerate(self.edges) if n in places]
+        return made
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
         """Have a tensor enter."""
@@ -308,7 +372,9 @@ class _Exit(torch.autograd.Function):
         ctx.handed = handed
         ctx.entered = list(entered.edges)
         ctx.there = [tensor is not None for tensor in behind[: len(handed)]]
-        ctx.waits = behind[len(handed)] is not None or not inside
+        ctx.gates = len(behind) - len(handed) - len(entered.tensors)
+        ctx.waits = bool(ctx.gates) or not inside
+        run.add(ctx)
         ctx.save_for_backward(*entered.tensors)
         return tuple(value.detach() for value in values)
 
@@ -316,8 +382,12 @@ class _Exit(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.values is None:
             return ctx.saved_tensors  # an error: the graph was freed
+        ctx.task = torch._C._current_graph_task_id()
         given = ctx.run.walk_back(ctx, gradients)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.values = None
         count = len(ctx.handed)
-        return (None, None, None, None, None, *given[:count], None, *given[count:])
+        if any(gradient is None for gradient in given):
+            there = [gradient for gradient, one in zip(given, ctx.there, strict=False) if one]
+            hush(ctx, [*there, *(None,) * ctx.gates, *given[count:]], {})
+        return (None, None, None, None, None, *given[:count], *(None,) * ctx.gates, *given[count:])

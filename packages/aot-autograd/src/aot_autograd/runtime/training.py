@@ -18,6 +18,7 @@ from weakref import ref
 import torch
 
 from aot_autograd.runtime.again import RunAgain
+from aot_autograd.runtime.apart import Apart, Shared, apply_of, nothing_behind
 from aot_autograd.runtime.emitted import emitted_function
 from aot_autograd.runtime.handing import Buckets
 from aot_autograd.runtime.lazy import LazyBackward
@@ -35,6 +36,7 @@ __all__ = ["TRAINING", "build_training", "load_training"]
 
 TRAINING = "aot_autograd.training"
 _NONE: dict[int, Any] = {}
+_EMITTED = ("run", "forward", "collect", "give", "forward_apart", "gather")
 Lifted = Mapping[int, tuple[dict[str, Any], str]]
 
 
@@ -49,11 +51,13 @@ def build_training(
         lifted: by input, the program's own tensor: where it is, and its name there.
     """
     again = RunAgain(plan.again, eager, backward, lifted)
-    whole = _apply_of(_make_gate(plan, backward, again))
-    parts = {"enter": whole, "apply": _apply_of(_make_function(plan, compiled, again)), "eager": eager}
+    whole = apply_of(_make_gate(plan, backward, again))
+    parts = {"enter": whole, "apply": apply_of(_make_function(plan, compiled, again)), "eager": eager}
     parts["by_buckets"] = Buckets(plan, backward, again, whole).enter
+    if plan.gates:
+        parts.update(_apart(plan, compiled, backward, again))
     if plan.linked is not None:
-        parts["link"] = _apply_of(make_link(again, plan.linked))
+        parts["link"] = apply_of(make_link(again, plan.linked))
         parts["nowhere"] = nowhere()
     run = writes_when_done(_function(plan.run, parts))
 
@@ -87,13 +91,15 @@ def load_training(artefact: Artefact, options: Options, report: Report | None) -
     check_version(artefact)
     text, eager = artefact.text, StoredProgram(artefact.files["eager"])
 
-    def emitted(name: str) -> Emitted:
+    def emitted(name: str) -> Emitted | None:
         told = text[name]
+        if told is None:
+            return None
         names = names_from(told["names"], artefact.files, f"{name}.", eager, options, report)
         return Emitted(told["text"], names)
 
     again = checked(AgainPlan(**{each.name: decoded(text["again"][each.name]) for each in fields(AgainPlan)}))
-    known = {"again": again, **{name: emitted(name) for name in ("run", "forward", "collect", "give")}}
+    known = {"again": again, **{name: emitted(name) for name in _EMITTED}}
     rest = {each.name: decoded(text[each.name]) for each in fields(TrainingPlan) if each.name not in known}
     plan = checked(TrainingPlan(**rest, **known))
     compiled = restore(artefact.children["compiled"], options=options, report=report)
@@ -107,11 +113,6 @@ def _function(emitted: Emitted, parts: Mapping[str, Any]) -> Any:
     return emitted_function(emitted.text, {**emitted.names, **parts})
 
 
-def _apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """A function's ``apply`` without what its Python part does for transforms of functions, at every argument."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
-
-
 def _make_function(
     plan: TrainingPlan, compiled: Callable[..., Sequence[Any]], again: RunAgain
 ) -> type[torch.autograd.Function]:
@@ -121,6 +122,22 @@ def _make_function(
     back = _function(plan.collect, {"own_results": again.own_results, "saved_unless_written": reading})
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type("CompiledFunction", (torch.autograd.Function,), methods)
+
+
+def _apart(
+    plan: TrainingPlan, compiled: Callable[..., Sequence[Any]], backward: LazyBackward, again: RunAgain
+) -> dict[str, Any]:
+    """What a call is made of whose inputs go through several gates."""
+    assert plan.forward_apart is not None and plan.gather is not None
+    reading = _saved_unless_written(plan.needing)
+    gather = _function(plan.gather, {"saved_unless_written": reading})
+    nodes = again.apart = Apart(plan, gather, backward, again)
+    forward = _function(plan.forward_apart, {"compiled": compiled, "keep": again.keep})
+    methods = {"forward": staticmethod(forward)}
+    holder = type("CompiledSaved", (torch.autograd.Function,), methods)
+    parts: dict[str, Any] = {"call": apply_of(holder), "part": nodes.part}
+    parts |= {"shared_by": Shared, "nothing_behind": nothing_behind}
+    return parts | {f"enter{j}": enter for j, enter in enumerate(nodes.enter)}
 
 
 def _make_gate(plan: TrainingPlan, backward: LazyBackward, again: RunAgain) -> type[torch.autograd.Function]:

@@ -121,6 +121,7 @@ class Joint:
         under: for each tangent's output, the tangents (by position) of those that it is computed from, all of them; and
             behind the positions of the tangents those of ``views``.
         views: leaves of the result that are views, and of which a tangent's output is computed.
+        reached: by tangent, the inputs to which eager's autograd graph leads from its output.
     """
 
     envelope: Envelope
@@ -130,6 +131,7 @@ class Joint:
     saved_by_eager: Mapping[Place, frozenset[int]] = field(default_factory=dict)
     under: tuple[tuple[int, ...], ...] = ()
     views: tuple[int, ...] = ()
+    reached: tuple[frozenset[int], ...] = ()
 
     @property
     def tangent_specs(self) -> list[TensorSpec]:
@@ -531,6 +533,7 @@ def finish_joint(outcome: Outcome) -> Joint:
     before = len(tracer.inputs)
     saves = saved_by_eager(outcome, tangents)
     under, views = _dependences(outcome, tangents)
+    reached = _reached(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
     tracer.backward = True
     with (
@@ -556,7 +559,17 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saves, under, views)
+    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saves, under, views, reached)
+
+
+def _reached(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...]:
+    """``Joint.reached``."""
+    places = {id(leaf): index for index, leaf in outcome.program.leaves.items()}
+    found = []
+    for i in tangents:
+        ends = (getattr(node, "variable", None) for node in nodes_behind([outcome.tensors[i].grad_fn]))
+        found.append(frozenset(places[id(end)] for end in ends if id(end) in places))
+    return tuple(found)
 
 
 def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

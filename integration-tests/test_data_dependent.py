@@ -43,6 +43,7 @@ PROGRAMS = {
     "masked and summed": (lambda x: x[x > 0].sum(), [(x,) for x in ROWS]),
     "masked rows": (lambda x: x[x[:, 0] > 0].relu() + 1, [(x,) for x in ROWS]),
     "masked_select": (lambda x: x.masked_select(x > 0) + 1, [(x,) for x in ROWS]),
+    "masked_select by rows": (lambda x: torch.masked_select(x * 2, x[:, :1] > 0) + 1, [(x,) for x in ROWS]),
     "nonzero": (lambda x: torch.where(x > 0)[1] + 1, [(x,) for x in ROWS]),
     "in front of others": (lambda x: torch.cat([x[x > 0] * 2, x[0]])[:2] * 3, [(x,) for x in ROWS]),
     "behind others": (lambda x: torch.cat([x[0], x[x > 0] * 2]).flip(0)[:5] + 1, [(x,) for x in ROWS]),
@@ -91,6 +92,7 @@ def test_generated_code_serves_what_comes_after(name):
 GRADIENTS = {
     "a number": lambda x, t: (x * x.sum().item()).sin().sum(),
     "masked": lambda x, t: (x[x > 0] * 2).sin().sum(),
+    "masked by rows": lambda x, t: torch.masked_select(x * 2, x[:, :1] > 0).sin(),
     "masked, and the elements": lambda x, t: x[x > 0].exp(),
     "a bound": lambda x, t: (x[: t.item()] * x[: t.item()]).cos(),
     "in front of others": lambda x, t: torch.cat([x[x > 0].sin(), x[0]])[:2] * 3,

@@ -95,7 +95,7 @@ def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not is_making():
         return NotImplemented
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-    x, mask = (t if t.shape == shape else t.expand(shape) for t in args)
+    x, mask = (t if t.shape == shape else tracer.view(aten.expand.default, (t, list(shape)), {}) for t in args)
     return _index(tracer, aten.index.Tensor, (x, [mask]), {})
 
 

@@ -38,14 +38,15 @@ __all__ = ["call_cached"]
 
 
 def _dispatch(fn: Any, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """What ``functools.singledispatch`` chooses for a class, and keeps in a cache: asked now and by the guards."""
+    """What ``functools.singledispatch`` chooses for a class, which it keeps in a cache; the guards ask it again."""
     cls = args[0].realize() if len(args) == 1 and not kwargs else None
-    made = cls is None or not cls.is_const or not isinstance(cls.const(), type) or id(cls.const()) in tx.made_classes
+    known = cls.const() if cls is not None and cls.is_const else None
     registries = [cell.cell_contents for cell in fn.__closure__]
-    if cls is None or made or any(tx.changed(each) is not None for each in registries):
+    changed = any(tx.changed(each) is not None for each in registries)
+    if not isinstance(known, type) or id(known) in tx.made_classes or changed:
         raise GraphBreak("QB03", "functools.singledispatch of a class that is made here, or after changes")
-    asked = functools.partial(fn, cls.const())
-    return tx.from_python(tx.guards.now(asked, f"what {fn.__qualname__} chooses for {cls.const().__qualname__}"))
+    asked = functools.partial(fn, known)
+    return tx.from_python(tx.guards.now(asked, f"what {fn.__qualname__} chooses for {known.__qualname__}"))
 
 
 special_by_code(functools.singledispatch(lambda value: None).dispatch)(_dispatch)

@@ -12,7 +12,6 @@ from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import HandlerValue
-from dynamo_capture.values.classes import full_name, no_attribute
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
 
@@ -57,12 +56,9 @@ class ThreadLocalValue(_HeldValue):
         assert source is not None
         if name.startswith("__"):
             raise GraphBreak("QB06", f"attribute {name!r} of {source}, which each thread has its own of")
-        try:
-            found = getattr(self.obj, name)
-        except AttributeError:
+        if not hasattr(self.obj, name):
             tx.guards.has_attr(source, name, False)
-            raise tx.observed(no_attribute(full_name(type(self.obj)), name)) from None
-        return tx.lazy(found, source.attr(name))
+        return tx.lazy(tx.exact(getattr, self.obj, name), source.attr(name))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         raise GraphBreak("QB06", f"setting attribute {name!r} of {self.source}, which each thread has its own of")

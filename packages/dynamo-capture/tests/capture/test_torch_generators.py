@@ -183,6 +183,26 @@ def test_where_the_graph_raises_the_state_is_put_back(capture):
         assert torch.equal(found, wanted) and torch.equal(ours.get_state(), theirs.get_state())
 
 
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.no_grad])
+def test_modes(capture, around):
+    @around()
+    def fn(x, g):
+        return x * 2 + torch.randn(4, generator=g), torch.empty(4).normal_(generator=g.manual_seed(3))
+
+    def partly(x, g):
+        with around():
+            noise = torch.randn(4, generator=g)
+        return x + noise, noise
+
+    for program in (fn, partly):
+        compiled = capture(program)
+        for _ in range(2):
+            found, wanted = compiled(torch.ones(4), torch.Generator()), program(torch.ones(4), torch.Generator())
+            assert all(map(torch.equal, found, wanted))
+            assert [t.is_inference() for t in found] == [t.is_inference() for t in wanted]
+        assert program is partly or (compiled.report.breaks == [] and len(compiled.report.graphs) == 1)
+
+
 def test_the_default_generator_is_the_graphs_too(capture):
     def fn(x, g):
         return torch.rand(4) + torch.rand(4, generator=g) + torch.rand(4) * x

@@ -270,9 +270,12 @@ def _drawn(
 def _make_first(
     tx: Capture, generator: GeneratorValue, fn: Any, args: list[Value], kwargs: dict[str, Value], result: str | None
 ) -> None:
-    if not tx.graph.is_outermost or tx.inference.entered:
-        where = "in inference_mode, which the region has entered" if tx.inference.entered else "inside of another graph"
-        raise GraphBreak("QB08", f"a torch.Generator is used {where}")
+    if not tx.graph.is_outermost:
+        raise GraphBreak("QB08", "a torch.Generator is used inside of another graph")
+    if tx.inference.entered:
+        tx.inference.check_operator(tx)
+        tx.graph.op_count += 1  # what is drawn is an inference tensor, as all that the graph computes
+        fn, args = _inferring, [ConstantValue(fn), *args]
     step = tx.frames[0].call_step()  # type: ignore[attr-defined]
     brk = GraphBreak("QB08", "a torch.Generator is used, where the graph runs code that may draw from it as well")
     brk.where = tx.location()
@@ -282,6 +285,12 @@ def _make_first(
     end = EarlierEnd(step, brk)
     kept = generator if generator.obj is not None else None
     tx.first.add(FirstCall(fn, tuple(args), kwargs, result, generator=kept, end=end, number=False))
+
+
+def _inferring(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs in the emitted code: a draw in the mode that the region enters."""
+    with torch.inference_mode():
+        return fn(*args, **kwargs)
 
 
 # --- arguments before the graph runs ----------------------------------------------------------------------------------

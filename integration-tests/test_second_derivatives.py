@@ -197,9 +197,12 @@ def test_what_is_watched_between(function, watch, late):
     assert compiled.report().kernels
 
 
-def test_a_hook_inside_a_program_is_right_or_said():
+@pytest.mark.parametrize("broken", [False, True], ids=["one graph", "behind a break"])
+def test_a_hook_inside_a_program_is_right_or_said(broken):
     def program(x):
         h = x.tanh()
+        if broken:
+            compile_api.graph_break()
         h.register_hook(lambda gradient: gradient * 2)
         return h + 0
 
@@ -209,10 +212,12 @@ def test_a_hook_inside_a_program_is_right_or_said():
         return torch.autograd.grad(first.sin().sum(), x)
 
     compiled = compile_api.compile(program)
-    with pytest.raises(RuntimeError, match="is no longer there"):  # what is behind the graph break, the first time
-        run(compiled)
+    if broken:
+        with pytest.raises(RuntimeError, match="is no longer there"):  # what is behind the graph break, the first time
+            run(compiled)
     for _ in range(2):
         torch.testing.assert_close(run(compiled), run(program))
+    assert bool(compiled.report().breaks) is broken
 
 
 def counted(x, y):

@@ -139,7 +139,10 @@ _STATISTICS = {
 def _has_hooks(program: Callable[..., Any]) -> bool:
     """Whether a program puts hooks on what it computes; each call of one is to see all of a gradient, or its part."""
     nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
-    return any(node.op == "call_method" and node.target == "register_hook" for node in nodes)
+    return any(
+        node.target == "register_hook" if node.op == "call_method" else getattr(node.target, "is_hook", False)
+        for node in nodes
+    )
 
 
 def only_statistics(joint: Joint, written: frozenset[int]) -> bool:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["AttachBackward"]
+__all__ = ["AttachBackward", "Hooked"]
 
 #: Backwards that tell absent gradients from zeros are captured for each set of them, up to this many results.
 _MAX_RESULTS = 3
@@ -55,6 +55,8 @@ class AttachBackward:
             after the gradients.
         saved: the arguments that are saved for the backward with autograd's checks, the rest is merely kept.
         differentiable: the graphs may be differentiated; not so where the backward turns gradients on or off itself.
+        is_hook: it passes its first argument on, and stands for hooks on that. Where a tensor has data these are set on
+            it: what is saved for a derivative is the hooked tensor, whose hooks gradients of gradients pass too.
     """
 
     def __init__(
@@ -67,7 +69,10 @@ class AttachBackward:
         graphs: dict[tuple[bool, ...], tuple[torch.fx.GraphModule, tuple[int, ...]]],
         saved: frozenset[int],
         differentiable: bool,
+        is_hook: bool = False,
     ) -> None:
+        self.is_hook = is_hook
+        self._read_by_hook = graphs[True,][1] if is_hook else ()
         self.__name__ = self.__qualname__ = f"attach_{name}"
         self.__module__ = __name__
         self.graphs = {flags: graph for flags, (graph, _) in graphs.items()}
@@ -99,10 +104,34 @@ class AttachBackward:
         self.function: Any = type(name, (torch.autograd.Function,), methods)
 
     def __call__(self, *args: Any) -> Any:
+        if self.is_hook and type(args[0]) is torch.Tensor:
+            return self._hooked(args)
         return self.function.apply(*args)
+
+    def _hooked(self, args: Any) -> tuple[torch.Tensor]:
+        read = [args[at] for at in self._read_by_hook]
+        if args[0].requires_grad:
+            args[0].register_hook(lambda gradient: self.graphs[True,](gradient, *read)[0])
+        return (args[0],)
 
     def __repr__(self) -> str:
         return self.__name__
+
+
+class Hooked(torch.autograd.Function):
+    """Passes a tensor on, and its gradient to hooks, one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *hooks: Any) -> torch.Tensor:
+        ctx.hooks = hooks
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        for hook in ctx.hooks:
+            changed = hook(gradient)
+            gradient = gradient if changed is None else changed
+        return gradient, *[None] * len(ctx.hooks)
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -229,6 +258,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
         graphs,
         frozenset(at for v in _tensors(context, "to_save") if (at := backward.find(v)) is not None),
         backward.differentiable,
+        is_hook=context.function is Hooked,
     )
     given = [v if isinstance(v, (TensorValue, SymValue)) else ConstantValue(None) for v in inputs]
     attached = tx.graph_call(attach, [*given, *outs, *backward.others], {}).unpack(tx)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.values.autograd_functions import Hooked
 from dynamo_capture.values.base import IdentityKey, Value
 from dynamo_capture.values.callables import HandlerValue
 from dynamo_capture.values.constant import ConstantValue
@@ -216,22 +217,6 @@ def hook_on(tx: Capture, tensor: TensorValue, name: str, args: list[Value], kwar
     return made
 
 
-class _Hooked(torch.autograd.Function):
-    """Passes a tensor on, and its gradient to hooks, one after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *hooks: Any) -> torch.Tensor:
-        ctx.hooks = hooks
-        return tensor
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        for hook in ctx.hooks:
-            changed = hook(gradient)
-            gradient = gradient if changed is None else changed
-        return gradient, *[None] * len(ctx.hooks)
-
-
 def _compute(tx: Capture, tensor: TensorValue, hook: Value) -> None:
     """A hook on a tensor that the graph has computed: from here on the tensor is what leaves it."""
     if not torch.is_grad_enabled():
@@ -239,7 +224,7 @@ def _compute(tx: Capture, tensor: TensorValue, hook: Value) -> None:
     node, example, hooks = tx.computed_hooks.get(id(tensor), (tensor.node, tensor.example, []))
     last = tensor.node
     tensor.node, tensor.example = node, example  # one call for all, so that they come in their order
-    apply = tx.from_python(_Hooked).realize().getattr(tx, "apply").realize()
+    apply = tx.from_python(Hooked).realize().getattr(tx, "apply").realize()
     try:
         passed = apply.call(tx, [tensor, *hooks, hook], {}).realize()
     except GraphBreak as brk:

@@ -53,9 +53,11 @@ def plan_again(
         views=tuple(joint.views),
         bases=tuple(_base(joint, at) for at in joint.views),
         at_once=any(joint.under) or _has_hooks(eager),
-        obstacle=_obstacle(joint, partition, leaves, bool(seeds), copied),
+        obstacle=_HOOKS if _stands_for_hooks(eager) else _obstacle(joint, partition, leaves, bool(seeds), copied),
     )
 
+
+_HOOKS = "it puts a hook on what it computes"
 
 #: The part of a program's own traffic that copies of what it writes may be, and bytes that cost nothing beside a call.
 COPIED, NOTHING = 1 / 16, 4096
@@ -139,10 +141,14 @@ _STATISTICS = {
 def _has_hooks(program: Callable[..., Any]) -> bool:
     """Whether a program puts hooks on what it computes; each call of one is to see all of a gradient, or its part."""
     nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
-    return any(
-        node.target == "register_hook" if node.op == "call_method" else getattr(node.target, "is_hook", False)
-        for node in nodes
-    )
+    return any(node.op == "call_method" and node.target == "register_hook" for node in nodes)
+
+
+def _stands_for_hooks(program: Callable[..., Any]) -> bool:
+    """Whether hooks are in a program's graph as functions that pass a tensor on. Gradients of gradients come to such a
+    tensor in parts, also by what was saved of it, and a hook may be no sum of what it makes of parts."""
+    nodes = program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ()
+    return any(getattr(node.target, "is_hook", False) for node in nodes if node.op == "call_function")
 
 
 def only_statistics(joint: Joint, written: frozenset[int]) -> bool:

@@ -15,7 +15,6 @@ from inductor_gen.device.cpu import facts
 from inductor_gen.native_host.host import host_text
 from inductor_gen.native_host.interface import Interface
 from inductor_gen.runtime.compiler import find_compiler
-from inductor_gen.runtime.libraries import FLAGS
 from prims.errors import InternalError
 
 __all__ = ["LIBRARY", "build_library", "processor"]
@@ -53,7 +52,7 @@ def build_library(lowered: Lowered, interface: Interface, folder: Path) -> bool:
     for name in _COMMON:
         shutil.copyfile(Path(__file__).parent / name, folder / name)
     compiler = find_compiler()
-    flags = [f for f in FLAGS if f != "-shared"]
+    flags = [f for f in compiler.flags if f != "-shared"]
     objects = []
     for name in ("kernels", "program"):
         made = folder / f"{name}.o"

@@ -19,6 +19,7 @@ from inductor_gen.codegen.cexpr import prelude
 from inductor_gen.runtime.launch import LAUNCHER, Launcher, as_launcher
 from inductor_gen.runtime.libraries import (
     FLAGS,
+    OF_GCC,
     cache_of,
     find_function,
     forget_loaded,
@@ -40,6 +41,12 @@ class Compiler:
 
     command: tuple[str, ...]
     identity: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of :data:`FLAGS` that it knows."""
+        is_gcc = "Free Software Foundation" in self.identity
+        return FLAGS if is_gcc else tuple(flag for flag in FLAGS if flag not in OF_GCC)
 
 
 #: Seconds within which a compiler must say its version.
@@ -171,7 +178,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     cache = cache_of(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
-    flags = FLAGS
+    flags = compiler.flags
     keys = {unit.name: _key(unit, compiler, flags, not options.batch_invariant) for unit in units}
     for unit in units:
         function = find_function(keys[unit.name], cache)
@@ -219,7 +226,7 @@ def _refuses_everything(compiler: Compiler, folder: Path) -> bool:
     """Whether not even a program of one line becomes a library: generated code is not to blame then."""
     source = folder / "one.c"
     source.write_text("int one(void) { return 1; }\n")
-    job = _start([*compiler.command, *FLAGS, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
+    job = _start([*compiler.command, *compiler.flags, str(source), "-o", str(source.with_suffix(".so")), "-lm"])
     try:
         return _finish(job, _ANSWER)[0] is None
     except subprocess.TimeoutExpired:

@@ -26,15 +26,19 @@ from prims.options import Options
 from prims.records import record
 
 __all__ = [
-    "FLAGS", "Function", "bring_in", "cache_of", "find_function", "forget_loaded", "function_at",
+    "FLAGS", "OF_GCC", "Function", "bring_in", "cache_of", "find_function", "forget_loaded", "function_at",
     "instructions", "libraries_of", "take_in", "workplace",
 ]  # fmt: skip
 
-#: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`.
+#: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`. Nor are paths through a loop told apart
+#: by what they know of a condition: a sum that adds nothing on one of them would be read and written on the other only, and
+#: gcc (12, 13 and 14 seen) then takes the partial sums of ``omp simd reduction`` for an array that the loop walks through.
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
-    "-std=gnu11", "-w", "-ffp-contract=off",
+    "-std=gnu11", "-w", "-ffp-contract=off", "-fno-thread-jumps",
 )  # fmt: skip
+#: Those of them that gcc alone knows.
+OF_GCC = frozenset(("-fno-thread-jumps",))
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,500}")
 

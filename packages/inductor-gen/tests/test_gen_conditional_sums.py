@@ -1,0 +1,93 @@
+"""Sums that add nothing where a condition holds, in loops of ``omp simd reduction``: by the compiler and flags at hand.
+
+Told apart by the condition, a loop's paths read and write a partial sum on one of them only; gcc then takes the lanes of the
+sum for an array that the loop walks through, and counts what lies behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import numpy as np
+import pytest
+
+from inductor_gen.runtime.compiler import find_compiler
+from inductor_gen.runtime.libraries import FLAGS, OF_GCC
+
+TEXT = """
+#include <stdint.h>
+#include <string.h>
+static inline float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits = (x != x) ? 0x7fc00000u : (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+void sums(float* restrict out, const float* restrict in, const int64_t* restrict w, double* res, int64_t n) {
+    SUM s = 0;
+    double whole = 0;
+    for (int64_t b = 0; b < n; b += 256) {
+        const int64_t e = n - b < 256 ? n : b + 256;
+        float part = 0;
+        #pragma omp simd reduction(+:s,part)
+        for (int64_t i = b; i < e; i++) {
+            const float v = in[i];
+            const int above = v > 0.0f;
+            const float lower = v * 0.2f;
+            const float x = ROUNDED(above ? v : lower);
+            const int c = (CONDITION);
+            s += (TERM);
+            part += (c ? 0.0f : x);
+            out[i] = x;
+        }
+        whole += part;
+    }
+    res[0] = (double)s;
+    res[1] = whole;
+}
+"""
+TERMS = {
+    "count": ("int64_t", "(int64_t)(c == 0)", lambda x, w: np.ones_like(w)),
+    "constant": ("int64_t", "(c ? 0 : (int64_t)3)", lambda x, w: np.full_like(w, 3)),
+    "integers": ("int64_t", "(c ? 0 : w[i])", lambda x, w: w),
+    "doubles": ("double", "(c ? 0.0 : (double)x)", lambda x, w: x.astype(np.float64)),
+    "floats": ("float", "(float)(c == 0)", lambda x, w: np.ones_like(w)),
+}
+CONDITIONS = {"nan": ("x != x", lambda x: x != x), "above": ("x > 0.5f", lambda x: x > 0.5)}
+
+
+def _rounded(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("size", [37, 331])
+@pytest.mark.parametrize("rounds", [False, True], ids=["as it is", "rounded"])
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("term", TERMS)
+def test_sums_are_those_of_the_terms(term, condition, rounds, size, tmp_path):
+    kind, text, terms = TERMS[term]
+    source = TEXT.replace("SUM", kind).replace("TERM", text).replace("CONDITION", CONDITIONS[condition][0])
+    source = source.replace("ROUNDED", "rounded" if rounds else "")
+    (tmp_path / "sums.c").write_text(source)
+    compiler = find_compiler()
+    subprocess.run([*compiler.command, *compiler.flags, "sums.c", "-o", "sums.so", "-lm"], cwd=tmp_path, check=True)
+    given = np.linspace(-1, 1.5, size).astype(np.float32)
+    numbers = np.where(given > 0, given, given * np.float32(0.2))
+    numbers = _rounded(numbers) if rounds else numbers
+    weights = np.arange(size, dtype=np.int64) % 7
+    out, found = np.zeros_like(given), np.zeros(2)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (out, given, weights, found)]
+    ctypes.CDLL(str(tmp_path / "sums.so")).sums(*pointers, ctypes.c_int64(size))
+    left = ~CONDITIONS[condition][1](numbers)
+    assert np.array_equal(out, numbers)
+    np.testing.assert_allclose(found, [terms(numbers, weights)[left].sum(), numbers[left].sum()], rtol=1e-5)
+
+
+def test_other_compilers_are_not_told_gccs_flags():
+    from inductor_gen.runtime.compiler import Compiler
+
+    assert Compiler(("gcc",), "gcc 13\nCopyright (C) 2023 Free Software Foundation, Inc.").flags == FLAGS
+    assert OF_GCC <= set(FLAGS) and not OF_GCC & set(Compiler(("zig", "cc"), "clang version 20.1").flags)

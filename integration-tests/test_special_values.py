@@ -335,3 +335,19 @@ def test_norms_of_zeros_have_eagers_signs(name, parameters, dtype):
         ours, theirs = compiled(x, weight, bias), NORMS[name](x, weight, bias)
         assert torch.equal(ours, theirs) and torch.equal(ours.signbit(), theirs.signbit())
     assert compiled.report().kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("source", [torch.float32, torch.float64], ids=str)
+def test_infinities_that_a_compiler_can_know_become_the_same_integers(source, dtype):
+    """C leaves the conversion open, and a compiler that knows the number has another answer than the processor."""
+
+    def program(x):
+        padded = torch.block_diag(x[:1, :1] + 1, x[:1, :1] + 1)
+        return padded.reciprocal().to(dtype), (-padded.reciprocal()).to(dtype), torch.zeros(4, dtype=source).reciprocal().to(dtype)
+
+    compiled = compile_api.compile(program)
+    x = torch.rand(3, 3, dtype=source)
+    for ours, eager in zip(compiled(x), program(x), strict=True):
+        assert torch.equal(ours, eager)
+    assert compiled.report().kernels and not compiled.report().fallbacks

@@ -144,7 +144,7 @@ class Observer:
                 [repr(getattr(value, "default_factory", None))] if isinstance(value, collections.defaultdict) else []
             )
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            parts += [self._tree(v, depth) for v in value]
+            parts += [self._tree(v, depth) for v in (_told_apart(value) if isinstance(value, (set, frozenset)) else value)]
             parts += [value.maxlen] if isinstance(value, collections.deque) else []
         elif isinstance(value, str | int | float | bytes):
             parts += [value.__class__.__mro__[1].__name__, str(value)]
@@ -201,3 +201,12 @@ def weigh(values: Any) -> torch.Tensor | None:
         elif isinstance(value, dict):
             stack.extend(reversed(list(value.values())))
     return total
+
+
+def _told_apart(elements: Any) -> list[Any]:
+    """The elements of a set in its order; where an address decides that, by their kinds and texts."""
+    hashes = {type(element).__hash__ for element in elements}
+    if hashes.isdisjoint(kind.__hash__ for kind in (object, torch.Tensor, types.MethodType, types.BuiltinMethodType)):
+        return list(elements)
+    texts = (str, int, float, bytes, torch.Tensor)
+    return sorted(elements, key=lambda e: (type(e).__name__, str(e) if isinstance(e, texts) else ""))

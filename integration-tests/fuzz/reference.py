@@ -80,6 +80,8 @@ TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
 NORM_GRADIENTS = frozenset(f"aten::native_{name}_norm_backward" for name in ("layer", "group", "batch"))
+#: Extrema: of zeros of both signs the one that a kernel comes to first, in its order, stays.
+EXTREMA = frozenset(f"aten::{name}" for name in ("amax", "amin", "max", "min", "aminmax", "scatter_reduce"))
 #: Gradients of a softmax, in which a row's kernel adds without a zero to begin with and a column's with one.
 SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
@@ -297,6 +299,10 @@ class Shadow(TorchDispatchMode):
         fresh = [t for t in outs if t.untyped_storage()._cdata not in self._storages]
         if not fresh and not written and outs:
             return
+        if func._schema.name.startswith("aten::_scaled_dot_product") and any(map(overlaps, _tensors(original))):
+            self.lost.add(func._schema.name)  # eager's kernels for a CPU read beside operands that share elements
+            self._give_up(result, outs, written)
+            return
         answers: list[Any] = []
         moved = func._schema.name in MOVING
         if given is not None:
@@ -394,14 +400,17 @@ class Shadow(TorchDispatchMode):
         if name in PRODUCTS and self.count > 2 and original[0][0].dtype == torch.float32:
             alpha = given[2][1].get("alpha", 1)
             answers[2] = answers[2] + alpha * _one_by_one(*(given[2][0][k] for k in PRODUCTS[name]))
-        if name in TERMS and self.count > 1:
+        if name == "aten::signbit" and self.count > 1:  # no kernel promises the sign of what is not a number
+            answers[1::2] = [answer ^ given[1][0][0].isnan() for answer in answers[1::2]]
+        if name in TERMS and self.count > 1 or name in EXTREMA and self.count > 1 and _both_zeros(original[0][0]):
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
                 answers[k] = _mapped(self._either_zero, answers[k])
 
     def _either_zero(self, t: Any) -> Any:
         """The numbers, of which zeros have either sign."""
-        return t.where(t != 0, t * self._random(t).sign()) if isinstance(t, torch.Tensor) else t
+        signed = isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())
+        return t.where(t != 0, t * self._random(t).sign()) if signed else t
 
     def _parts(self, t: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """Of a gradient: the sum of the sizes of all that was added to it, and whether each order gives the same."""
@@ -669,6 +678,12 @@ def _inner_roundings(func: Any, args: Any, kwargs: Any, random: Callable[[torch.
     size = size * named["save_invstd"].reshape(channels).abs()
     mean = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True)
     return mean * random(mean) + size * random(size)
+
+
+def _both_zeros(t: torch.Tensor) -> bool:
+    """Whether there are zeros of either sign."""
+    zeros = t.detach()[t.detach() == 0].signbit() if t.is_floating_point() else torch.zeros(0, dtype=torch.bool)
+    return bool(zeros.any()) and not bool(zeros.all())
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from inductor_gen.runtime.compiler import find_compiler
+from inductor_gen.runtime.compiler import Compiler, find_compiler
 from inductor_gen.runtime.libraries import FLAGS, OF_GCC
 
 TEXT = """
@@ -73,7 +73,7 @@ def test_sums_are_those_of_the_terms(term, condition, rounds, size, tmp_path):
     source = source.replace("ROUNDED", "rounded" if rounds else "")
     (tmp_path / "sums.c").write_text(source)
     compiler = find_compiler()
-    subprocess.run([*compiler.command, *compiler.flags, "sums.c", "-o", "sums.so", "-lm"], cwd=tmp_path, check=True)
+    subprocess.run([*compiler.command, *compiler.flags_of(source), "sums.c", "-o", "sums.so", "-lm"], cwd=tmp_path, check=True)
     given = np.linspace(-1, 1.5, size).astype(np.float32)
     numbers = np.where(given > 0, given, given * np.float32(0.2))
     numbers = _rounded(numbers) if rounds else numbers
@@ -87,7 +87,28 @@ def test_sums_are_those_of_the_terms(term, condition, rounds, size, tmp_path):
 
 
 def test_other_compilers_are_not_told_gccs_flags():
-    from inductor_gen.runtime.compiler import Compiler
-
     assert Compiler(("gcc",), "gcc 13\nCopyright (C) 2023 Free Software Foundation, Inc.").flags == FLAGS
+    assert Compiler(("gcc",), "Free Software Foundation").flags_of(TEXT) == FLAGS
     assert OF_GCC <= set(FLAGS) and not OF_GCC & set(Compiler(("zig", "cc"), "clang version 20.1").flags)
+
+
+SUM = """int k(void* const* p_, const int64_t* n_) {
+    for (int64_t b_ = 0; b_ < n0; b_ += 256) {
+        const int64_t e_ = n0 - b_ < 256 ? n0 : b_ + 256;
+        #pragma omp simd reduction(+:v1c)
+        for (int64_t i0 = b_; i0 < e_; i0++) {
+            const float v0 = in1[i0];
+            v1c += LINE;
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize(("line", "apart"), [
+    ("v0 * v0", False), ("v0", False), ("(v0 > v2 ? v0 : v2)", True), ("(v0 != v0)", True), ("(v0 < v2)", True),
+    ("q_round_bf16(v0)", True), ("(v0 == v2)", True),
+])  # fmt: skip
+def test_sums_of_arithmetic_alone_are_compiled_as_others_are(line, apart):
+    gcc = Compiler(("gcc",), "Free Software Foundation")
+    assert (OF_GCC <= set(gcc.flags_of(SUM.replace("LINE", line)))) is apart
+    assert not OF_GCC & set(gcc.flags_of(SUM.replace("LINE", line).replace("reduction(", "safelen(")))

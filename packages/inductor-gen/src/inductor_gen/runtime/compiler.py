@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -46,7 +47,25 @@ class Compiler:
     def flags(self) -> tuple[str, ...]:
         """The flags of :data:`FLAGS` that it knows."""
         is_gcc = "Free Software Foundation" in self.identity
-        return FLAGS if is_gcc else tuple(flag for flag in FLAGS if flag not in OF_GCC)
+        return FLAGS if is_gcc else _FOR_ANY
+
+    def flags_of(self, text: str) -> tuple[str, ...]:
+        """The flags for a kernel: no others than it needs, for what they prevent costs sums a tenth of their time."""
+        return self.flags if _sums_on_paths(text) else _FOR_ANY
+
+
+_FOR_ANY = tuple(flag for flag in FLAGS if flag not in OF_GCC)
+#: What tells paths through a loop apart, and lines that do so for the loop itself.
+_APART, _OF_LOOPS = re.compile(r"[?<>]|[=!]=|\bif\b"), re.compile(r"\s*(for \(|const int64_t e_ = |[/#])")
+
+
+@functools.lru_cache(maxsize=4096)
+def _sums_on_paths(text: str) -> bool:
+    """Whether a text has sums of ``omp simd`` and anything but arithmetic, in itself or in its helpers."""
+    if "reduction(" not in text:
+        return False
+    lines = [*prelude(text, True).splitlines(), *text.splitlines()]
+    return any(_APART.search(line) for line in lines if not _OF_LOOPS.match(line))
 
 
 #: Seconds within which a compiler must say its version.
@@ -138,8 +157,8 @@ def find_compiler() -> Compiler:
     return found
 
 
-def _key(unit: Unit, compiler: Compiler, flags: Sequence[str], simd: bool) -> str:
-    maker = (*compiler.command, compiler.identity, *flags)
+def _key(unit: Unit, compiler: Compiler, simd: bool) -> str:
+    maker = (*compiler.command, compiler.identity, *compiler.flags_of(unit.text))
     parts = (unit.text, prelude(unit.text, simd), *maker, instructions(), platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -178,8 +197,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
     cache = cache_of(options)
     found: dict[str, int] = {}
     missing: dict[str, Unit] = {}
-    flags = compiler.flags
-    keys = {unit.name: _key(unit, compiler, flags, not options.batch_invariant) for unit in units}
+    keys = {unit.name: _key(unit, compiler, not options.batch_invariant) for unit in units}
     for unit in units:
         function = find_function(keys[unit.name], cache)
         if function is None:
@@ -188,7 +206,7 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
             found[unit.name] = function.address
     if missing:
         with workplace(cache) as folder:
-            made = _compile(missing, compiler, flags, options, cache, folder)
+            made = _compile(missing, compiler, options, cache, folder)
         # Units of other names may have the same text.
         found |= {name: made[key] for name, key in keys.items() if key in made}
     return found, len(missing)
@@ -201,18 +219,22 @@ def launcher(options: Options) -> Launcher:
 
 
 def _compile(
-    missing: dict[str, Unit], compiler: Compiler, flags: Sequence[str], options: Options, cache: KernelCache | None,
-    folder: str,
-) -> dict[str, int]:  # fmt: skip
+    missing: dict[str, Unit], compiler: Compiler, options: Options, cache: KernelCache | None, folder: str
+) -> dict[str, int]:
     """Compile units and load them; gives the addresses of their functions by key."""
     made: dict[str, int] = {}
     key_of = {unit.name: key for key, unit in missing.items()}
-    shares = _shares(list(missing.values()), options.compile_workers or len(os.sched_getaffinity(0)))
+    groups: dict[tuple[str, ...], list[Unit]] = {}
+    for unit in missing.values():
+        groups.setdefault(compiler.flags_of(unit.text), []).append(unit)
+    workers = options.compile_workers or len(os.sched_getaffinity(0))
+    dealt = {flags: _shares(units, round(workers * len(units) / len(missing))) for flags, units in groups.items()}
+    shares = [(flags, share) for flags, each in dealt.items() for share in each]
     jobs: list[subprocess.Popen[str]] = []
     try:
-        for n, share in enumerate(shares):
+        for n, (flags, share) in enumerate(shares):
             jobs.append(_build(share, compiler, flags, not options.batch_invariant, folder, n))
-        for n, (share, job) in enumerate(zip(shares, jobs, strict=True)):
+        for n, ((_, share), job) in enumerate(zip(shares, jobs, strict=True)):
             built = Path(folder) / f"k{n}.so"
             _wait(job, compiler, built, options.compile_timeout or None)
             made |= {f.key: f.address for f in take_in(built, {key_of[u.name]: u.name for u in share}, cache)}

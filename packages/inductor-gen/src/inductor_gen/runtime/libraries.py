@@ -30,9 +30,10 @@ __all__ = [
     "instructions", "libraries_of", "take_in", "workplace",
 ]  # fmt: skip
 
-#: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`. Nor are paths through a loop told apart
-#: by what they know of a condition: a sum that adds nothing on one of them would be read and written on the other only, and
-#: gcc (12, 13 and 14 seen) then takes the partial sums of ``omp simd reduction`` for an array that the loop walks through.
+#: Nothing is contracted but what the text says: :mod:`inductor_gen.kernel.contract`. Nor are paths through a loop told
+#: apart by what they know of a condition: a sum that adds nothing on one of them would be read and written on the other
+#: only, and gcc (12, 13 and 14 seen) then takes the partial sums of ``omp simd reduction`` for an array that the loop
+#: walks through.
 FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC", "-shared",
     "-std=gnu11", "-w", "-ffp-contract=off", "-fno-thread-jumps",

@@ -43,3 +43,30 @@ def test_a_reshape_of_sizes_that_are_equal_by_chance_is_a_view(order):
         expected, got = program(x), compiled(x)
         assert got.stride() == expected.stride() and torch.equal(got, expected)
         assert (got.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
+
+
+LAID_OUT = {
+    "rows": lambda t: t,
+    "columns": lambda t: t.t().contiguous().t(),
+    "sliced": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
+    "computed": lambda t: t.sin(),
+}
+
+
+@pytest.mark.parametrize("program", ["sum", "choice", "power", "comparison"])
+@pytest.mark.parametrize("second", LAID_OUT)
+@pytest.mark.parametrize("first", LAID_OUT)
+def test_sizes_that_become_one_abstain_where_they_are_broadcast(first, second, program):
+    """An operand that is broadcast along a dimension has no say about its place, also where the one element is a symbol."""
+    function = {
+        "sum": lambda x, y: LAID_OUT[first](x) + LAID_OUT[second](y) * 2,
+        "choice": lambda x, y: torch.where(LAID_OUT[first](x) > 0, LAID_OUT[second](y), 1.0),
+        "power": lambda x, y: LAID_OUT[first](x).abs().pow(LAID_OUT[second](y)),
+        "comparison": lambda x, y: LAID_OUT[second](y) > LAID_OUT[first](x),
+    }[program]
+    compiled = compile_api.compile(function)
+    for x, y in (((3, 3), (3, 3)), ((1, 7), (7, 7)), ((5, 1), (5, 5)), ((4, 6), (4, 1)), ((1, 5), (5, 1)), ((4, 4), (4, 4))):
+        x, y = torch.randn(x), torch.randn(y)
+        ours, eager = compiled(x, y), function(x, y)
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)

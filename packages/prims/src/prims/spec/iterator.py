@@ -47,8 +47,8 @@ def broadcast_strides(spec: TensorSpec, shape: Shape) -> tuple[Size, ...]:
     offset = len(shape) - len(spec.shape)
     strides: list[Size] = [0] * offset
     for i, (s, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
-        one = type(s) is int and s == 1
         target = shape[i + offset]
+        one = s == 1 if type(s) is int else s is not target and layout.known_equal(s, 1)  # so it is broadcast
         strides.append(0 if one and not (type(target) is int and target == 1) else stride)
     return tuple(strides)
 

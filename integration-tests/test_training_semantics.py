@@ -912,9 +912,8 @@ def ctc(compiled):
 #: Cases that leave a part to eager, with a reason: the rest must be one region without fallbacks.
 NOT_WHOLE = {
     "leaf_inplace": "a leaf Variable",
-    "hooks_before": "grad_fn",
-    "hooks_after": "grad_fn",
-    "tensor_hook_inter": "register_hook",
+    "hooks_before": "backward hooks of a Linear module",
+    "hooks_after": "backward hooks of a Linear module",
     "retain_grad_inside": "retain_grad",
     "jvp": "forward-mode differentiation",
     "requires_grad_inside": "requires_grad_()",

@@ -226,11 +226,13 @@ class Shadow(TorchDispatchMode):
         orders = {d: self._random(torch.empty(twin.shape[d], device=HOME)).argsort() for d in chosen if twin.dim()}
         return _ordered(twin, orders), orders
 
-    def _reordered(self, args: Any, kwargs: Any, operands: int) -> tuple[Any, dict[int, torch.Tensor]]:
+    def _reordered(
+        self, args: Any, kwargs: Any, operands: int, orders: dict[int, torch.Tensor] | None
+    ) -> tuple[Any, dict[int, torch.Tensor]]:
         """The first operands, all in the same other order along all dimensions but the second, and which that is."""
-        first, orders = self._shuffled(args[0], [d for d in range(args[0].dim()) if d != 1])
-        others = [_ordered(twin, orders) for twin in args[1:operands]]
-        return ((first, *others, *args[operands:]), kwargs), orders
+        orders = orders or self._shuffled(args[0], [d for d in range(args[0].dim()) if d != 1])[1]
+        ordered = [_ordered(twin, orders) for twin in args[:operands]]
+        return ((*ordered, *args[operands:]), kwargs), orders
 
     def _moving(self, name: str, operands: list[torch.Tensor]) -> set[int]:
         """Which operands the rounded runs move: those of operators that accumulate, where that rounds."""
@@ -280,8 +282,9 @@ class Shadow(TorchDispatchMode):
                 if name in ANY_ORDER:
                     given[2:] = [((self._shuffled(*twins[:2])[0], *twins[1:]), named) for twins, named in given[2:]]
                 if name in NORMALISING and args[0].dtype == torch.float64:
-                    for k in range(2, self.count):
-                        given[k], orders[k] = self._reordered(*given[k], operands=NORMALISING[name])
+                    for k in range(2, self.count):  # a gradient's runs take numbers from each other: one order for all
+                        known = orders[2] if NORMALISING[name] > 1 and k > 2 else None
+                        given[k], orders[k] = self._reordered(*given[k], operands=NORMALISING[name], orders=known)
         raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():

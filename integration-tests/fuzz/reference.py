@@ -80,8 +80,6 @@ TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
 NORM_GRADIENTS = frozenset(f"aten::native_{name}_norm_backward" for name in ("layer", "group", "batch"))
-#: Extrema: of zeros of both signs the one that a kernel comes to first, in its order, stays.
-EXTREMA = frozenset(f"aten::{name}" for name in ("amax", "amin", "max", "min", "aminmax", "scatter_reduce"))
 #: Gradients of a softmax, in which a row's kernel adds without a zero to begin with and a column's with one.
 SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
@@ -405,7 +403,7 @@ class Shadow(TorchDispatchMode):
             answers[2] = answers[2] + alpha * _one_by_one(*(given[2][0][k] for k in PRODUCTS[name]))
         if name == "aten::signbit" and self.count > 1:  # no kernel promises the sign of what is not a number
             answers[1::2] = [answer ^ given[1][0][0].isnan() for answer in answers[1::2]]
-        if name in TERMS and self.count > 1 or name in EXTREMA and self.count > 1 and _both_zeros(original[0][0]):
+        if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
                 answers[k] = _mapped(self._either_zero, answers[k])
@@ -681,12 +679,6 @@ def _inner_roundings(func: Any, args: Any, kwargs: Any, random: Callable[[torch.
     size = size * named["save_invstd"].reshape(channels).abs()
     mean = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True)
     return mean * random(mean) + size * random(size)
-
-
-def _both_zeros(t: torch.Tensor) -> bool:
-    """Whether there are zeros of either sign."""
-    zeros = t.detach()[t.detach() == 0].signbit() if t.is_floating_point() else torch.zeros(0, dtype=torch.bool)
-    return bool(zeros.any()) and not bool(zeros.all())
 
 
 def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -106,7 +106,7 @@ SUM = """int k(void* const* p_, const int64_t* n_) {
 
 @pytest.mark.parametrize(("line", "apart"), [
     ("v0 * v0", False), ("v0", False), ("(v0 > v2 ? v0 : v2)", True), ("(v0 != v0)", True), ("(v0 < v2)", True),
-    ("q_round_bf16(v0)", True), ("(v0 == v2)", True),
+    ("q_round_bf16(v0)", True), ("(v0 == v2)", True), ("(!v0)", True), ("(v0 && v2)", True),
 ])  # fmt: skip
 def test_sums_of_arithmetic_alone_are_compiled_as_others_are(line, apart):
     gcc = Compiler(("gcc",), "Free Software Foundation")

@@ -22,7 +22,7 @@ from prims.ir import Envelope
 from prims.report import Report
 from prims.spec import TensorSpec
 
-__all__ = ["hints_of", "estimated_peak", "report_saved"]
+__all__ = ["estimated_peak", "hints_of", "report_saved"]
 
 #: How many of the largest saved values a report names.
 _NAMED = 5

@@ -56,7 +56,7 @@ class Compiler:
 
 _FOR_ANY = tuple(flag for flag in FLAGS if flag not in OF_GCC)
 #: What tells paths through a loop apart, and lines that do so for the loop itself.
-_APART, _OF_LOOPS = re.compile(r"[?<>]|[=!]=|\bif\b"), re.compile(r"\s*(for \(|const int64_t e_ = |[/#])")
+_APART, _OF_LOOPS = re.compile(r"[?<>!]|==|&&|\|\||\bif\b"), re.compile(r"\s*(for \(|const int64_t e_ = |[/#])")
 
 
 @functools.lru_cache(maxsize=4096)

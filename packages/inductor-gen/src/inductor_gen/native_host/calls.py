@@ -9,6 +9,7 @@ import torch
 
 from inductor_gen.codegen.lowered import Lowered
 from inductor_gen.extern.calls import function_of
+from inductor_gen.extern import cpu
 from inductor_gen.extern.cpu import SMALL, linear
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.kernel.ir import Call
@@ -304,10 +305,12 @@ class Calls:
         return ViewRef(weight.base, (weight.shape[0], product(inner)), (weight.strides[0], step), weight.offset)
 
     def _pointwise(self, node: Node, x: ViewRef, weight: ViewRef, bias: ViewRef | None) -> int:
-        target = torch.ops.mkldnn._linear_pointwise.default
-        values: tuple[Any, ...] = (x, weight, bias, "none", [], "")
+        """What ``extern.cpu.linear`` calls."""
+        target, values = torch.ops.aten.linear.default, [x, weight, bias]
+        if cpu.blas_is_slow():
+            target, values = torch.ops.mkldnn._linear_pointwise.default, [*values, "none", [], ""]
         arguments = [(a.type, v) for a, v in zip(target._schema.arguments, values, strict=True)]
-        return self._stack(node, ("mkldnn::_linear_pointwise", ""), arguments, target._schema.returns)[0]
+        return self._stack(node, (target._schema.name, ""), arguments, target._schema.returns)[0]
 
 
 def _refs(values: Iterable[Any]) -> Iterator[Any]:

@@ -9,7 +9,10 @@ Each family prints a table and, under it, the constant with the place that holds
     template   the same products in a tile of a template
     shallow    products with a reader, by depth: the library and a kernel against one template
 
-On an NVIDIA GPU, alone on it. Times are medians of the device's time over repeats, with the queue full.
+    linears    float32 linear layers of few and many rows on a CPU, one thread and all: BLAS against oneDNN
+
+All but the last on an NVIDIA GPU, alone on it: times are medians of the device's time over repeats, with the queue full.
+The last by name, on a machine with nothing else to do; its times are the least of several, with a thread its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import itertools
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,7 @@ from bench import hardware
 import compile_api
 from inductor_gen.codegen import triton as generated
 from inductor_gen.device.record import Device, device_of
+from inductor_gen.extern import cpu
 from inductor_gen.loops.cost import LIBRARY, TEMPLATE, product_seconds
 from inductor_gen.templates import choice, tiles
 from prims.report import Report
@@ -236,13 +241,42 @@ def template(device: Device) -> None:
     print(f"loops/cost.py TEMPLATE: {statistics.median(shares):.2f}, {TEMPLATE} is used")
 
 
+def linears() -> None:
+    """Linear layers by BLAS and by oneDNN."""
+    sizes = ((512, 512), (768, 768), (768, 3072), (3072, 768), (1024, 4096), (2048, 2048), (4096, 4096), (1024, 32000))
+    for threads in sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        rows = []
+        for m, (k, n) in itertools.product((2, 4, 16, 64, 128, 256), sizes):
+            if not cpu.SMALL <= m * k * n <= 2e10:
+                continue
+            x, weight, bias = torch.randn(m, k), torch.randn(n, k), torch.randn(n)
+            least = [float("inf")] * 2
+            for _ in range(5):
+                for which, linear in enumerate((torch.nn.functional.linear, cpu.linear_by_onednn)):
+                    start = clock()
+                    linear(x, weight, bias)
+                    least[which] = min(least[which], clock() - start)
+            said = {True: "oneDNN", False: "BLAS", None: "unknown"}
+            where = cpu.onednn_range()
+            chosen = said[where and where.holds(m, k, n, in_rows=True, columns_first=True)]
+            rows.append((f"{m}x{k}x{n}", 2e-9 * m * k * n / least[0], least[0] / least[1], chosen))
+        print(f"{threads} threads")
+        table(["layer", "GFLOP/s of BLAS", "its time by oneDNN's", "chosen"], rows)
+    print("extern/cpu.py _RANGES: the times' ratio is to be above 1 where oneDNN is chosen")
+
+
 FAMILIES = {f.__name__: f for f in (begin, launch, blocks, library, template, shallow)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", metavar="family", help=f"of {', '.join(FAMILIES)}; all by default")
+    parser.add_argument("families", nargs="*", metavar="family", help=f"of {', '.join(FAMILIES)}; all by default; or linears")
     names = parser.parse_args().families or list(FAMILIES)
+    if names == ["linears"]:
+        print(f"{hardware('cpu')}, torch {torch.__version__}")
+        return linears()
     if unknown := set(names) - set(FAMILIES):
         parser.error(f"no such family: {', '.join(sorted(unknown))}")
     if not torch.cuda.is_available():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gen_support import OPTIONS, build, check
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import inductor_gen
 from inductor_gen.extern import cpu
@@ -169,6 +170,57 @@ def test_products_by_onednn(left: str, right: str, bias: bool) -> None:
     assert got.is_contiguous()
     close = inductor_gen.compile_graph(build(fn, [a, b, c]), options=OPTIONS.replace(numerics="eager_close"))
     assert "f_linear(" not in close.source
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+MM = torch.ops.aten.mm.default
+AMD, INTEL = {"vendor_id": "AuthenticAMD"}, {"vendor_id": "GenuineIntel", "flags": "avx2 avx512f"}
+
+
+@needs_onednn
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    ("facts", "threads", "rows", "inner", "columns", "lies", "by_onednn"),
+    [
+        (AMD, 2, 32, 1024, 2048, "columns", True),
+        (AMD, 2, 32, 1024, 2048, "rows", False),
+        (AMD, 2, 32, 1024, 2047, "columns", False),
+        (AMD, 2, 1, 1024, 2048, "columns", False),
+        (AMD, 2, 129, 1024, 2048, "columns", False),
+        (AMD, 1, 32, 1024, 2048, "columns", False),
+        (AMD, 1, 32, 512, 1 << 15, "columns", True),
+        (INTEL, 1, 16, 512, 1 << 15, "columns", True),
+        (INTEL, 4, 2, 512, 1 << 15, "columns", False),
+        ({"vendor_id": "GenuineIntel", "flags": "avx2"}, 4, 32, 1024, 2048, "columns", False),
+        ({}, 4, 32, 1024, 2048, "columns", False),
+    ],
+)  # fmt: skip
+def test_few_rows_and_a_large_weight(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], threads: int, rows: int, inner: int, columns: int,
+    lies: str, by_onednn: bool, symbolic: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(cpu, "facts", lambda: facts)
+    monkeypatch.setattr(cpu, "blas_is_slow", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    a = torch.randn(rows, inner)
+    b = torch.randn(columns, inner).t() if lies == "columns" else torch.randn(inner, columns)
+    graph = build(lambda p, a, b: p.aten(MM, a, b), [a, b], dynamic={0: (0,)} if symbolic and rows > 1 else None)
+    compiled = inductor_gen.compile_graph(graph, options=OPTIONS)
+    with Operators() as seen:
+        (got,) = compiled(a, b)
+    assert ("mkldnn._linear_pointwise.default" in seen.names) is by_onednn
+    torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])

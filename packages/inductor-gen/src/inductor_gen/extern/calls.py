@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from inductor_gen.device.backends import backend
-from inductor_gen.extern.cpu import by_linear, cpu_function, is_row, linear, takes_linear
+from inductor_gen.extern.cpu import by_linear, cpu_function, is_row, linear_by_onednn, takes_linear
 from inductor_gen.extern.custom import custom_function, is_custom
 from inductor_gen.extern.functions import deterministic, with_dense_rows, with_own_memory, without_shared
 from inductor_gen.extern.ordered import get_ready, ordered_function
@@ -69,7 +69,7 @@ def function_for(node: Node, owned: Sequence[int] = (), exact: bool = False) -> 
 _OF_TRANSPOSE: dict[Callable[..., Any], tuple[str, Callable[..., Any]]] = {
     torch.mm: ("torch.nn.functional.linear", torch.nn.functional.linear),
     torch.addmm: ("torch.nn.functional.linear", torch.nn.functional.linear),
-    by_linear: ("linear", linear),
+    by_linear: ("linear", linear_by_onednn),
 }
 
 

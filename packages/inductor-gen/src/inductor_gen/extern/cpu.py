@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,10 @@ from inductor_gen.loops.index import ONE, Hint
 if TYPE_CHECKING:
     from inductor_gen.loops.graph import Node
 
-__all__ = ["FUNCTIONS", "by_linear", "conv_form", "cpu_function", "is_row", "linear", "takes_linear"]
+__all__ = [
+    "FUNCTIONS", "Range", "by_linear", "conv_form", "cpu_function", "is_row", "linear",
+    "linear_by_onednn", "onednn_range", "takes_linear",
+]  # fmt: skip
 
 #: Multiply-adds below which the call costs more than the product.
 SMALL = 1 << 21
@@ -62,24 +65,70 @@ def _plain_float(node: Node) -> bool:
 # ---- products -------------------------------------------------------------------------------------------------
 
 
+class Range(NamedTuple):
+    """Which products ``[rows, inner] @ [inner, columns]`` oneDNN computes faster than BLAS."""
+
+    rows: int  #: the least and
+    most_rows: int  #: the most of them
+    values: int  #: of the right factor, the least
+    columns_first: bool  #: does the right factor have to lie as a linear layer's weight, ``[columns, inner]``?
+
+    def holds(self, rows: int, inner: int, columns: int, *, in_rows: bool, columns_first: bool) -> bool:
+        """Does it pay, also where the left factor must be copied into rows first?"""
+        lies = (columns_first or not self.columns_first) and (in_rows or inner >= 64)
+        large = inner * columns >= self.values and rows * inner * columns >= SMALL
+        return lies and large and self.rows <= rows <= self.most_rows
+
+
+_ANY = 1 << 62
+
+#: By what the processor is and whether a product has several threads. MKL packs a weight that lies by columns anew in
+#: each call, which few rows do not earn back, the less so the more threads wait for it. From sweeps over weights of
+#: 512x512 to 1024x32000 and 2 to 256 rows (``benchmarks/device_constants.py linears``), MKL's times by oneDNN's in the
+#: ranges: Zen 3 with two threads 0.9 to 3.2 (1.2 to 3.2 up to 16 rows), with one 1.2 to 1.8; an Intel Xeon with AVX-512
+#: 1.05 to 1.31 with one thread, 0.9 to 2.5 with four.
+_RANGES = {
+    ("slow", False): Range(2, _ANY, 0, False),
+    ("slow", True): Range(2, _ANY, 0, False),
+    ("AuthenticAMD", False): Range(4, 32, 1 << 24, True),
+    ("AuthenticAMD", True): Range(2, 128, 1 << 21, True),
+    ("GenuineIntel", False): Range(16, 128, 1 << 24, True),
+    ("GenuineIntel", True): Range(16, 128, 1 << 24, True),
+}
+
+
+def onednn_range() -> Range | None:
+    """The products that oneDNN is faster at here, with the threads there are now; None where it is not known to be."""
+    if onednn() is None or not torch.backends.mkldnn.enabled:
+        return None
+    said = facts()
+    kind = "slow" if blas_is_slow() else said.get("vendor_id", "")
+    if kind == "GenuineIntel" and "avx512f" not in said.get("flags", "").split():
+        return None
+    return _RANGES.get((kind, torch.get_num_threads() > 1))
+
+
 def cpu_function(node: Node, args: tuple[Any, ...]) -> tuple[str, Callable[..., Any]] | None:
     """``(readable name, callable)`` for a product on the CPU, None where the plain call is best.
 
     ``args`` are the node's arguments with a ``ViewRef`` for each tensor.
     """
-    if node.op not in _PRODUCTS or node.kwargs or not _plain_float(node) or not blas_is_slow():
+    if node.op not in _PRODUCTS or node.kwargs or not _plain_float(node) or (where := onednn_range()) is None:
         return None
     if any(x.dtype != torch.float32 for x in node.ins) or len(args) != 2 + (node.op == "aten.addmm.default"):
         return None
     left, right = args[-2:]
-    if not torch.backends.mkldnn.enabled or not _is_matrix(right):
+    columns_first = right.strides[0] is ONE
+    if not _is_matrix(right) or columns_first < where.columns_first:
         return None
     if len(args) == 3 and not is_row(args[0], right):
         return None
     sizes = (*left.shape, right.shape[1])
     if not all(s.is_const for s in sizes):
         return "linear", _linear_where_it_pays
-    return ("linear", by_linear) if _pays(*(int(s.value) for s in sizes), in_rows=left.strides[1] is ONE) else None
+    numbers = (int(s.value) for s in sizes)
+    pays = where.holds(*numbers, in_rows=left.strides[1] is ONE, columns_first=columns_first)
+    return ("linear", by_linear) if pays else None
 
 
 def is_row(bias: Any, right: Any) -> bool:
@@ -97,28 +146,29 @@ def _is_matrix(ref: Any) -> bool:
     return False
 
 
-def _pays(rows: int, inner: int, columns: int, *, in_rows: bool) -> bool:
-    """Is a product ``[rows, inner] @ [inner, columns]`` large enough, also where the left one must be copied first?"""
-    return rows * inner * columns >= SMALL and rows > 1 and (inner >= 64 or in_rows)
-
-
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x [..., k] @ weight [n, ...] + bias`` by the faster library: see ``blas_is_slow``."""
-    if blas_is_slow():
-        return onednn()(x, weight.flatten(1), bias, "none", [], "")  # type: ignore[misc,no-any-return]
-    return torch.nn.functional.linear(x, weight.flatten(1), bias)
+    """``x [..., k] @ weight [n, ...] + bias`` by BLAS, or by oneDNN where that is slow."""
+    by = linear_by_onednn if blas_is_slow() else torch.nn.functional.linear
+    return by(x, weight.flatten(1), bias)
+
+
+def linear_by_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x [..., k] @ weight [n, k].T + bias`` by oneDNN."""
+    return onednn()(x, weight, bias, "none", [], "")  # type: ignore[misc,no-any-return]
 
 
 def by_linear(*operands: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` or ``bias + a @ b`` by the same library."""
+    """``a @ b`` or ``bias + a @ b`` by oneDNN."""
     *bias, a, b = operands
-    return linear(a, b.t(), bias[0] if bias else None)
+    return linear_by_onednn(a, b.t(), bias[0] if bias else None)
 
 
 def _linear_where_it_pays(*operands: torch.Tensor) -> torch.Tensor:
     """The same where the product is large enough, else by PyTorch's choice."""
     a, b = operands[-2:]
-    if _pays(a.shape[0], a.shape[1], b.shape[1], in_rows=a.stride(1) == 1):
+    where = onednn_range()
+    sizes = a.shape[0], *b.shape
+    if where and where.holds(*sizes, in_rows=a.stride(1) == 1, columns_first=b.stride(0) == 1):
         return by_linear(*operands)
     return torch.mm(a, b) if len(operands) == 2 else torch.addmm(*operands)
 
@@ -177,4 +227,6 @@ def _strided_conv1x1(
 
 
 #: The functions of this module that generated code calls, by name.
-FUNCTIONS = {f.__name__: f for f in (linear, by_linear, _linear_where_it_pays, _conv1x1, _strided_conv1x1)}
+FUNCTIONS = {
+    f.__name__: f for f in (linear, linear_by_onednn, by_linear, _linear_where_it_pays, _conv1x1, _strided_conv1x1)
+}

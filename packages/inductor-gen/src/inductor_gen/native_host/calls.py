@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from inductor_gen.codegen.lowered import Lowered
-from inductor_gen.extern.calls import function_of
 from inductor_gen.extern import cpu
+from inductor_gen.extern.calls import function_of
 from inductor_gen.extern.cpu import SMALL, linear
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.kernel.ir import Call
@@ -279,13 +279,16 @@ class Calls:
         bias, a, b = (None, *args) if len(args) == 2 else args
         turned = ViewRef(b.base, b.shape[::-1], b.strides[::-1], b.offset)
         if function.__name__ == "by_linear":
-            return self._pointwise(node, a, turned, bias)
+            return self._pointwise(node, a, turned, bias, product=True)
         rows, inner, columns = self.c(a.shape[0]), self.c(a.shape[1]), self.c(b.shape[1])
         in_rows = f"{self.c(a.strides[1])} == 1"
         k = self._handle()
-        pays = f"{rows} * {inner} * {columns} >= {SMALL} && {rows} > 1 && ({inner} >= 64 || {in_rows})"
+        where = cpu.onednn_range()
+        assert where is not None  # as it was when the function was chosen
+        few = f"{rows} >= {where.rows} && {rows} <= {where.most_rows} && {inner} * {columns} >= {where.values}"
+        pays = f"{few} && {rows} * {inner} * {columns} >= {SMALL} && ({inner} >= 64 || {in_rows})"
         self.lines.append(f"if ({pays}) {{")
-        first = self._pointwise(node, a, turned, bias)
+        first = self._pointwise(node, a, turned, bias, product=True)
         self.lines += [f"h[{k}] = h[{first}]; h[{first}] = NULL;", "} else {"]
         second = self._added(node, args, {}) if bias is not None else self._stack(
             node, ("aten::mm", ""), [(t.type, v) for t, v in zip(torch.ops.aten.mm.default._schema.arguments, args)],
@@ -304,10 +307,13 @@ class Calls:
             raise refuse(node, "its weight would have to be laid out anew in every call")
         return ViewRef(weight.base, (weight.shape[0], product(inner)), (weight.strides[0], step), weight.offset)
 
-    def _pointwise(self, node: Node, x: ViewRef, weight: ViewRef, bias: ViewRef | None) -> int:
-        """What ``extern.cpu.linear`` calls."""
-        target, values = torch.ops.aten.linear.default, [x, weight, bias]
-        if cpu.blas_is_slow():
+    def _pointwise(
+        self, node: Node, x: ViewRef, weight: ViewRef, bias: ViewRef | None, *, product: bool = False
+    ) -> int:
+        """What ``extern.cpu.linear`` calls, or ``extern.cpu.by_linear`` for a product."""
+        target: Any = torch.ops.aten.linear.default
+        values: list[Any] = [x, weight, bias]
+        if product or cpu.blas_is_slow():
             target, values = torch.ops.mkldnn._linear_pointwise.default, [*values, "none", [], ""]
         arguments = [(a.type, v) for a, v in zip(target._schema.arguments, values, strict=True)]
         return self._stack(node, (target._schema.name, ""), arguments, target._schema.returns)[0]

@@ -47,8 +47,14 @@ FORMATS = {
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_convolutions_have_eagers_values_and_strides(name: str, form: str, bias: bool) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["blas", "slow blas"])
+def test_convolutions_have_eagers_values_and_strides(
+    monkeypatch: pytest.MonkeyPatch, slow: bool, name: str, form: str, bias: bool
+) -> None:
+    monkeypatch.setattr(cpu, "blas_is_slow", lambda: slow)
     shape, weight, stride, padding, groups, function = SHAPES[name]
+    if name.startswith("patches") and not slow:
+        function = "torch_convolution"
     x, w = FORMATS[form](torch.randn(shape)), torch.randn(weight) / 8
     inputs = [x, w, torch.randn(weight[0])] if bias else [x, w]
 

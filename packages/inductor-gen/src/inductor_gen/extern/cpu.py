@@ -182,7 +182,8 @@ def conv_form(node: Node, hint: Hint) -> str:
     ``"plain"``: as eager would with these inputs; ``"channels_last"``: oneDNN then reads and writes images as they
     lie, but lays the weight out anew more slowly; ``"linear"``: a 1x1 kernel as a product over channels-last images,
     which reads the weight as it lies; ``"patches"``: a product too, after the patches of the image under the kernel
-    have been gathered into the rows of a matrix (``schedule.patches``), for large kernels on small images.
+    have been gathered into the rows of a matrix (``rewrite.convolutions``), for large kernels on small images, where
+    BLAS is slow: PyTorch's own convolution of such images gathers them and calls BLAS.
     """
     if node.op != "aten.convolution.default" or not _plain_float(node) or len(node.shape) != 4 or onednn() is None:
         return "plain"
@@ -207,7 +208,7 @@ def conv_form(node: Node, hint: Hint) -> str:
     gathered = n * height * width * channels * kernel[0] * kernel[1]
     static = all(s.is_const for s in (*x.shape, *weight.shape, *node.shape))
     few = groups == 1 and kernel[0] * kernel[1] <= MAX_POSITIONS and gathered <= parameters
-    return "patches" if few and static and parameters >= HEAVY_WEIGHT else "plain"
+    return "patches" if blas_is_slow() and few and static and parameters >= HEAVY_WEIGHT else "plain"
 
 
 def takes_linear(node: Node) -> Callable[..., Any]:

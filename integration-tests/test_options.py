@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from pathlib import Path
@@ -217,12 +218,39 @@ def debug(tmp_path, monkeypatch):
     x = torch.ones(3, requires_grad=True)
     made = compile_api.compile(wave, options={"debug": True, "cache_dir": str(tmp_path)})
     made(x).backward()
-    kept = {record.what: Path(record.path).read_text() for record in made.report().kept}
+    paths = {record.what: Path(record.path) for record in made.report().kept}
+    sources = "".join(path.read_text() for path in paths.pop("sources").iterdir())
+    assert all(kernel.name in sources for kernel in made.report().kernels)
+    kept = {what: path.read_text() for what, path in paths.items()}
     assert {"captured wave", "aten forward", "aten backward", "prim", "generated code"} <= set(kept)
     assert "envelope torch" in kept["captured wave"] and "guard: tensor(x)" in kept["captured wave"]
     assert "aten.sin" in kept["aten forward"] and "aten.cos" in kept["aten backward"]
     assert "prim.cos" in kept["prim"] and "cosf" in kept["generated code"]  # the last of its name: the backward's
     assert not compiled(wave, torch.ones(3)).report().kept
+
+
+@effect
+def progress(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    for value in (True, False):
+        assert (compiled(wave, torch.ones(3), progress=value).report().progress is not None) is value
+
+
+@effect
+def sources(tmp_path, monkeypatch):
+    x = torch.linspace(0, 1, 5)
+    made = compile_api.compile(wave, options={"debug": True, "cache_dir": str(tmp_path)})
+    made(x)
+    folder = next(record.path for record in made.report().kept if record.what == "sources")
+    (source,) = Path(folder).iterdir()
+    source.write_text(source.read_text().replace("sinf(", "cosf("))
+    torch.testing.assert_close(compile_api.compile(wave, options={"cache": False, "sources": folder})(x), (x.cos() * 2).sum())
+    torch.testing.assert_close(compile_api.compile(wave, options={"cache": False, "sources": ""})(x), wave(x))
 
 
 @effect

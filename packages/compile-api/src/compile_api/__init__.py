@@ -68,6 +68,7 @@ __all__ = [
     "minify",
     "nested_compile_region",
     "package",
+    "profile",
     "register_backend",
     "report_of",
     "reset",
@@ -92,7 +93,7 @@ _FROM_CAPTURE = frozenset(
 _LATER = {
     "Dim": "deploy.contract", "Exported": "deploy.exported", "export": "deploy.export",
     "load_exported": "deploy.exported", "compare": "comparison", "bisect": "bisector", "minify": "minifier",
-    "worth_it": "worth",
+    "worth_it": "worth", "profile": "profiling",
     "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
 }  # fmt: skip
 

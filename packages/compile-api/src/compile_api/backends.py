@@ -173,7 +173,8 @@ def _reproduced(
     name = str(gm.meta.get("name", "graph"))
     known = backend if backend in list_backends() else "inductor"
     try:
-        script = write_script(f"region {name}", f"The captured graph {name}", gm, example_inputs, options, known)
+        why = f"The captured graph {name}"
+        script = write_script(f"region {name}", why, gm, example_inputs, options, known, sources=True)
     except Exception as error:  # inputs that no file takes; the region itself is compiled
         log.info("debug: the region %s is not written as a script", name, exc_info=error)
         return

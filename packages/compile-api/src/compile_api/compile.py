@@ -65,7 +65,7 @@ def compile(
     }
     opts = make_options(fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options)
     show_logs(opts.logs)
-    report = Report(progress=watcher() if opts.max_autotune else None, asked=opts.policies)
+    report = Report(progress=watcher(opts), asked=opts.policies)
     chosen = make_backend(backend, opts, report)
     if model is None:
         return functools.partial(compile, **settings)

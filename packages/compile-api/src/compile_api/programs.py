@@ -287,7 +287,7 @@ def programs_of(backend: object, options: Options, report: Report) -> DiskProgra
     """
     if not (options.program_cache and options.cache and isinstance(backend, str) and options.check == "off"):
         return None
-    if options.debug or options.fuel is not None or options.verify in ("every_pass", "reference"):
+    if options.debug or options.sources or options.fuel is not None or options.verify in ("every_pass", "reference"):
         return None
     if not {"cache", "perf", "recompiles"}.issuperset((*parse_logs(options.logs), *shown())):
         return None

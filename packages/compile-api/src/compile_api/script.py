@@ -84,7 +84,7 @@ def _import_of(used: str, value: Any) -> str | None:
 
 def write_script(
     what: str, why: str, gm: torch.fx.GraphModule, args: Sequence[Any], options: Options, backend: str,
-    slow: float | None = None,
+    slow: float | None = None, sources: bool = False,
 ) -> Script | None:  # fmt: skip
     """Write a script that runs the graph compiled and eagerly on ``args`` and says how they differ; with ``slow``,
     whether compiled it takes so many times as long.
@@ -93,6 +93,7 @@ def write_script(
         what: part of the file's name.
         why: the script's first line.
         args: the graph's inputs, tensors and numbers.
+        sources: take kernels' sources from the folder beside it, where there is one.
 
     Returns:
         Where it is; None where nothing can be written.
@@ -114,8 +115,8 @@ def write_script(
         write_tensors(tensors, others[-1])
     stored = others[-1] if tensors else None
     _write(
-        path, why, imports, program, "program", given, stored, bool(others), _changed(options), backend,
-        slow,
+        path, why, imports, program, "program", given, stored, bool(others) or sources, _changed(options),
+        backend, slow, sources,
     )  # fmt: skip
     return Script(path, tuple(others))
 
@@ -133,7 +134,7 @@ def function_script(path: str, why: str, text: str, name: str, args: Sequence[An
 
 def _write(
     path: str, why: str, imports: Sequence[str], program: str, name: str, given: Sequence[str], stored: str | None,
-    reads: bool, options: dict[str, Any], backend: str, slow: float | None = None,
+    reads: bool, options: dict[str, Any], backend: str, slow: float | None = None, sources: bool = False,
 ) -> None:  # fmt: skip
     does = "Compares the program below, compiled, with eager and float64; ends with 1 where they differ."
     call, ends = f"compile_api.compare({name}", "0 if found.same else 1"
@@ -153,6 +154,8 @@ def _write(
         _GIVEN if stored else "",
         "inputs = [", *(f"    {text}," for text in given), "]", "",
         f"options = {options!r}",
+        *([f"sources = {_beside('sources')}  # of the kernels: edit them, and run this again",
+           "options |= {'sources': sources} if os.path.isdir(sources) else {}"] if sources else []),
         f"found = {call}, *inputs, backend={backend!r}, options=options)",
         "print(found)",
         f"sys.exit({ends})", "",
@@ -207,7 +210,7 @@ def _inputs(args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
 def _changed(options: Options) -> dict[str, Any]:
     """The options that are not the defaults, but for those about where things are written and what is looked at."""
     plain = Options()
-    left_out = ("cache_dir", "check", "debug", "logs", "fullgraph", "strict")
+    left_out = ("cache_dir", "check", "debug", "logs", "progress", "sources", "fullgraph", "strict")
     return {
         name: getattr(options, name) for name in Options.names()
         if name not in left_out and getattr(options, name) != getattr(plain, name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from compile_api.judge import Ran
 from prims.errors import Unsupported
 from prims.records import record
 
-__all__ = ["Copies", "copies_of", "in_float64", "keeping_random_state", "tangents_for", "trial"]
+__all__ = [
+    "Copies", "copies_of", "in_float64", "keeping_random_state", "seconds_of_call", "state_of",
+    "tangents_for", "trial",
+]  # fmt: skip
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _WIDER = {
@@ -88,6 +92,37 @@ def _copy(x: torch.Tensor, storages: dict[int, torch.UntypedStorage], double: bo
             copy = torch.empty(0, dtype=x.dtype, device=x.device)
             copy.set_(storages[storage._cdata], x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload]
     return copy
+
+
+def state_of(program: Any) -> list[torch.Tensor]:
+    """The parameters of a module; of other programs none."""
+    return list(program.parameters()) if isinstance(program, torch.nn.Module) else []
+
+
+def seconds_of_call(
+    run: Callable[..., Any], state: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any],
+    around: AbstractContextManager[Any] | None = None,
+) -> float:  # fmt: skip
+    """The seconds of a call on copies of its arguments, and of its backward pass where a result has one.
+
+    Args:
+        state: parameters that gradients are taken for, too; those on a GPU are waited for.
+        around: is entered when all is ready, and left when the host is done.
+    """
+    copies = copies_of((tuple(args), dict(kwargs)))
+    leaves = [*copies.leaves, *(x for x in state if x.requires_grad)]
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in (*pytree.tree_leaves((args, kwargs)), *state))
+    if on_gpu:
+        torch.cuda.synchronize()
+    with around or nullcontext():
+        began = time.perf_counter()
+        outputs = pytree.tree_leaves(run(*copies.args[0], **copies.args[1]))
+        roots = [y for y in outputs if isinstance(y, torch.Tensor) and y.grad_fn is not None]
+        if leaves and roots and torch.is_grad_enabled():
+            torch.autograd.grad(roots, leaves, tangents_for(roots), allow_unused=True)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 @contextmanager

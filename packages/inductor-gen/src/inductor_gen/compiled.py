@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
 from inductor_gen.kernel.ir import Call
+from inductor_gen.kernel.traffic import Traffic
 from inductor_gen.loops.graph import build_graph
 from inductor_gen.pipeline import lower_graph, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
@@ -122,7 +123,7 @@ def _compiled(
     calls = tuple(replace(c, chosen=found[c]) if isinstance(c, Call) and found[c] else c for c in lowered.calls)
     lowered = replace(lowered, calls=calls)
     with report.phase("inductor.compile"):
-        wrapper, compiled = _load(lowered, options, begun)
+        wrapper, compiled = _load(lowered, options, report, begun)
     call = wrapper.build()
     made = _made(lowered, wrapper, options, any(found.values()))
     if options.cudagraphs:
@@ -139,8 +140,14 @@ def _compiled(
             return _compiled(env_prim, untuned, report, triton, masks, devices, in_place).boxed
 
         call = while_precision(lowered.precision, call, otherwise)
-    kernels = [_kernel(call) for call in lowered.calls if isinstance(call, Rendered) and call.sources]
-    graph = CompiledGraph(call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs), made)
+    kernels = [
+        _kernel(step, moved) for step, moved in zip(lowered.calls, wrapper.moved, strict=True)
+        if isinstance(step, Rendered) and step.sources
+    ]  # fmt: skip
+    graph = CompiledGraph(
+        call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs), made, wrapper.steps,
+        lowered.least(wrapper.moved),
+    )  # fmt: skip
     tell(graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
     return graph
 
@@ -181,27 +188,27 @@ def _begin(env: Envelope, options: Options) -> Any:
     return next(filter(None, (backend(kind)["begin"](device, options) for kind, device in devices.items())), None)
 
 
-def _load(lowered: Lowered, options: Options, begun: Any = None) -> tuple[Wrapper, int]:
+def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None) -> tuple[Wrapper, int]:
     """The wrapper of a lowered graph with its kernels loaded, and how many of them had to be compiled."""
     sources = {s.name: s for s in lowered.sources()}
     in_c = [s for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
-    addresses, compiled = load_kernels([LAUNCHER, *in_c], options)
+    addresses, compiled = load_kernels([LAUNCHER, *in_c], options, report)
     launch = as_launcher(addresses[LAUNCHER.name])
     if not in_triton:
         return Wrapper(lowered, addresses, launch), compiled
     from inductor_gen.runtime.triton_wrapper import triton_wrapper
 
-    wrapper, more = triton_wrapper(lowered, addresses, launch, in_triton, options, begun)
+    wrapper, more = triton_wrapper(lowered, addresses, launch, in_triton, options, begun, report)
     return wrapper, compiled + more
 
 
-def _kernel(call: Rendered) -> Kernel:
+def _kernel(call: Rendered, moved: Sequence[Traffic]) -> Kernel:
     parts = {p.name: p for p in call.sources}
     text = "\n".join(p.named() for p in parts.values())
     pasted = 1 + sum(max(len(getattr(p, "joined", ())) - 1, 0) for p in call.sources)  # stages of one are no paste
     lines = tuple(dict.fromkeys(str(n.source) for k in call.launch.kernels for n in k.nodes if n.source is not None))
-    moved = sum(kernel.moved for kernel in call.launch.kernels)
     loops = sum(p.loops for p in call.sources)
-    return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, moved)
+    read, written = sum(one.read for one in moved), sum(one.written for one in moved)
+    return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, read, written)

@@ -14,10 +14,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from inductor_gen.codegen.edited import edited, write_sources
 from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.rendering import Rendering
@@ -129,7 +131,8 @@ def lower_graph(
         devices = (lambda _: known("H100")) if triton else device_of
     builder, steps = planned(env, options, report, masks, devices, in_place)
     hint, prepared = builder.hint, builder.prepared
-    rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered)
+    edit = functools.partial(edited, options=options, report=report) if options.sources else None
+    rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered, edit)
     precision = None
     attends = any(isinstance(step, Call) and control_of(step.node.target) is not None for step in steps)
     if attends or _has_choices(options, steps):
@@ -162,6 +165,7 @@ def lower_graph(
         )
     keep(options, report, "memory", lambda: memory_text(memory), log="schedule")
     lowered = Lowered(env, options, hint, prepared, builder.layouts, calls, memory, precision)
+    write_sources(lowered.sources(), options, report)
     _bound(env, lowered.sources())
     return lowered
 

@@ -15,7 +15,7 @@ from prims.logs import say, wanted
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["keep", "place_for"]
+__all__ = ["folder_of", "keep", "place_for"]
 
 _lock = lock()
 _numbers = itertools.count(1)
@@ -57,7 +57,7 @@ def keep(
 
 def place_for(options: Options, what: str, suffix: str) -> str | None:
     """The path of a new file in this process's folder under ``cache_dir``; None, and a warning, where there is none."""
-    folder = _folder(options.cache_dir)
+    folder = folder_of(options.cache_dir)
     name = re.sub(r"[^A-Za-z0-9.]+", "-", what).strip("-")[:80]
     return None if folder is None else os.path.join(folder, f"{next(_numbers):04}-{name}{suffix}")
 
@@ -69,7 +69,8 @@ def _made(text: Callable[[], str]) -> str:
         return f"cannot be written down: {type(error).__name__}: {error}\n"
 
 
-def _folder(cache_dir: str) -> str | None:
+def folder_of(cache_dir: str) -> str | None:
+    """This process's folder under ``cache_dir``, made where there is none; None, and a warning, where it cannot be."""
     key = (cache_dir, os.getpid())
     with _lock:
         if key not in _folders:

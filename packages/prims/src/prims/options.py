@@ -70,7 +70,12 @@ class Options:
         compile_timeout: seconds that a compiler of kernels may take for a part of a graph; 0 is no limit.
         debug: write what each stage makes (captured graphs with their guards and breaks, ATen and primitive graphs,
             generated code) into files of a folder ``debug`` under ``cache_dir``, and a script for each captured graph
-            that runs it again on the same inputs (up to 256 MiB), print where each is, and list them in the report.
+            that runs it again on the same inputs (up to 256 MiB), print where each is, and list them in the report. The
+            folder's ``sources`` has the kernels' sources, which those scripts run as they are, edited or not.
+        progress: on a terminal, show how far work of more than a second is (kernels compiled, candidates measured), and
+            what time is left.
+        sources: a folder with sources of generated kernels that were edited, such as the debug folder's ``sources``: a
+            kernel whose file is there is compiled from it. Programs are then neither stored nor loaded.
         logs: what the stages are to log, such as ``"breaks,recompiles"`` (names of :data:`prims.logs.LOGS`, or
             ``"all"``), by the loggers ``quintet.<name>``, for the whole process from the first such ``compile()`` on.
         check: ``"off"``; ``"shadow"``: the first calls of each graph, then one in 64, are run eagerly too, on copies of
@@ -115,6 +120,8 @@ class Options:
     compile_workers: int = 0
     compile_timeout: int = 600
     debug: bool = False
+    progress: bool = True
+    sources: str = ""
     logs: str = ""
     check: str = "off"
     numerics: str = "fast"
@@ -129,7 +136,7 @@ class Options:
 
     def __post_init__(self) -> None:
         switches: tuple[str, ...] = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune")
-        switches += ("epilogue_fusion",)
+        switches += ("epilogue_fusion", "progress")
         switches += ("cudagraphs", "program_cache", "data_dependent", "deterministic", "batch_invariant")
         for name in switches:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
@@ -148,6 +155,10 @@ class Options:
         is_share = isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1
         is_size = isinstance(budget, str) and _bytes_of(budget) is not None
         self._require("memory_budget", is_share or is_size, "a number from 0 to 1, or a size such as '6GB' or '800MiB'")
+        self._require(
+            "sources", isinstance(self.sources, str) and (not self.sources or os.path.isdir(self.sources)),
+            "a folder that is there, or empty",
+        )  # fmt: skip
         self._require("logs", isinstance(self.logs, str), "a text such as 'breaks,recompiles'")
         parse_logs(self.logs)
         self._require("cache_dir", isinstance(self.cache_dir, str) and bool(self.cache_dir), "a folder's path")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from typing import Any
 
+from prims.calls import CallRecord
 from prims.logs import say
 from prims.records import record
 
@@ -26,6 +27,7 @@ __all__ = [
     "KernelRecord",
     "LoadedRecord",
     "MemoryRecord",
+    "MovedRecord",
     "PolicyRecord",
     "RecompileRecord",
     "Report",
@@ -69,7 +71,9 @@ class KernelRecord:
         parts: how many kernels were pasted into it.
         lines: the user's lines that it computes.
         source: its text.
-        bytes: to and from memory, each element once, for likely sizes; 0 where not known.
+        read: bytes that it reads, each element once, for likely sizes.
+        written: bytes that it writes.
+        graph: which of ``Report.moved`` it belongs to; None where that is not known.
     """
 
     name: str
@@ -78,7 +82,42 @@ class KernelRecord:
     parts: int = 1
     lines: tuple[str, ...] = ()
     source: str = field(default="", repr=False)
-    bytes: int = 0
+    read: int = 0
+    written: int = 0
+    graph: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from and to memory."""
+        return self.read + self.written
+
+
+@record
+class MovedRecord:
+    """The bytes that a compiled graph moves to and from memory, for likely sizes, beside the least that it has to move,
+    however its operators are fused: inputs and parameters read once, results written once.
+
+    Attributes:
+        inputs: of inputs that come with the call.
+        parameters: of parameters, buffers and constants.
+        outputs: of results, and of what is written into inputs.
+        moved: by all kernels and library calls, what each reads and writes counted once.
+    """
+
+    inputs: int
+    parameters: int
+    outputs: int
+    moved: int
+
+    @property
+    def least(self) -> int:
+        """The lower bound."""
+        return self.inputs + self.parameters + self.outputs
+
+    def __str__(self) -> str:
+        parts = f"{self.inputs} inputs, {self.parameters} parameters, {self.outputs} results"
+        times = f", {self.moved / self.least:.3g} times as many" if self.least else ""
+        return f"moved: {self.moved} bytes, at least {self.least} needed ({parts}){times}"
 
 
 @record
@@ -117,9 +156,18 @@ class ProgramRecord:
 
 @record
 class ExternRecord:
-    """One call into a library kernel, by operator name."""
+    """One call into a library kernel, by operator name, with the bytes of its operands and results as in
+    :class:`KernelRecord`."""
 
     name: str
+    read: int = 0
+    written: int = 0
+    graph: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes from and to memory."""
+        return self.read + self.written
 
 
 @record
@@ -165,7 +213,7 @@ class InexactRecord:
 
 @record
 class KeptRecord:
-    """A text that a stage made, kept in a file (``Options.debug``)."""
+    """A text that a stage made, kept in a file (``Options.debug``), or a folder of such files."""
 
     what: str
     path: str
@@ -314,7 +362,10 @@ class Report:
         uncalled: what the verdict says beyond "not called yet".
         seconds: wall-clock seconds by phase, without the phases nested in it.
         asked: the policies about bits that were asked for (``Options.policies``).
-        progress: called as ``progress(what, done, total)`` while candidates are measured, where somebody looks.
+        moved: the bytes that each compiled graph moves, beside the least.
+        calls: those that were profiled.
+        progress: called as ``progress(what, done, total)`` while kernels are compiled and candidates measured, where
+            somebody looks; what stands before a colon in ``what`` names the work.
     """
 
     statuses: list[StatusRecord] = field(default_factory=list)
@@ -329,6 +380,8 @@ class Report:
     policies: list[PolicyRecord] = field(default_factory=list)
     recompiles: list[RecompileRecord] = field(default_factory=list)
     tunings: list[TuningRecord] = field(default_factory=list)
+    moved: list[MovedRecord] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
     memory: list[MemoryRecord] = field(default_factory=list)
     saved: list[SavedRecord] = field(default_factory=list)
     kept: list[KeptRecord] = field(default_factory=list)
@@ -365,6 +418,25 @@ class Report:
                 self._running[-1] += spent
             say("perf", None, lambda: f"{name}: {spent:.4f} s")
 
+    @contextmanager
+    def counting(self, what: str, total: int) -> Iterator[Callable[..., None]]:
+        """Let whoever looks (``progress``) see how much of a long work is done: gives a function that takes how much
+        more of ``total`` is, and a text about it. The work has ended where this ends, whatever ended it."""
+        done, look = 0, self.progress
+
+        def more(count: int = 1, detail: str = "") -> None:
+            nonlocal done
+            done = min(done + count, total)
+            if look is not None:
+                look(f"{what}: {detail}" if detail else what, done, total)
+
+        try:
+            more(0)
+            yield more
+        finally:
+            if done < total:
+                more(total - done, "ended")
+
     def graph(
         self, name: str, *, dialect: str = "torch", nodes: int = 0, ops: Iterable[str] = (), where: object = None,
         lines: Iterable[object] = (),
@@ -381,11 +453,22 @@ class Report:
 
     def kernel(
         self, name: str, ops: Iterable[str], loops: int = 1, parts: int = 1, *, lines: Iterable[object] = (),
-        source: str = "", moved: int = 0,
+        source: str = "", read: int = 0, written: int = 0, graph: int | None = None,
     ) -> None:  # fmt: skip
         """Record a generated kernel; see :class:`KernelRecord`."""
         places = tuple(dict.fromkeys(map(str, lines)))
-        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts, places, source, moved))
+        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts, places, source, read, written, graph))
+
+    def moves(self, inputs: int, parameters: int, outputs: int, moved: int) -> int:
+        """Record what a compiled graph moves, as :class:`MovedRecord`; gives its number."""
+        self.moved.append(MovedRecord(inputs, parameters, outputs, moved))
+        say("perf", self, lambda: str(self.moved[-1]))
+        return len(self.moved) - 1
+
+    def profiled(self, call: CallRecord) -> None:
+        """Record a call that was profiled."""
+        self.calls.append(call)
+        say("perf", None, lambda: str(call))
 
     def cache(self, found: int, compiled: int) -> None:
         """Record where a graph's kernels came from."""
@@ -395,9 +478,9 @@ class Report:
         """Record what a captured graph assumes; ``guards`` have a text each."""
         self.guards.append((name, guards))
 
-    def extern(self, name: str) -> None:
+    def extern(self, name: str, *, read: int = 0, written: int = 0, graph: int | None = None) -> None:
         """Record a call into a library kernel."""
-        self.externs.append(ExternRecord(name))
+        self.externs.append(ExternRecord(name, read, written, graph))
 
     def load(self, what: str, name: str, key: str) -> None:
         """Record a part that was loaded, not compiled."""
@@ -513,7 +596,7 @@ class Report:
         data: dict[str, Any] = {"verdict": self.verdict}
         data |= {name: [dict(vars(record)) for record in getattr(self, name)] for name in _LISTS}
         data["seconds"] = self.seconds
-        return json.dumps(data, indent=1)
+        return json.dumps(data, indent=1, default=vars)  # records in records
 
     def to_html(self, path: str | os.PathLike[str], title: str = "Compilation report") -> None:
         """Write the report as one HTML page that loads nothing from elsewhere.
@@ -548,6 +631,7 @@ class Report:
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
         texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
+        texts += map(str, self.moved)
         texts += [
             f"memory: {m.peak} bytes at most, {m.bound} needed, in {m.pieces} pieces{f'; {m.note}' if m.note else ''}"
             for m in self.memory
@@ -571,13 +655,14 @@ class Report:
             timed = ", ".join(f"{name} {ms:.4f}" for name, ms in ranked[:4])
             lines.append(f"  tuned {tuning.problem}: {tuning.winner} ({timed} ms{', cached' if tuning.cached else ''})")
             lines += [f"    dropped {name}: {why}" for name, why in tuning.dropped.items()]
+        lines += [f"  {line}" for call in self.calls for line in str(call).splitlines()]
         lines += [f"  kept {record.what}: {record.path}" for record in self.kept]
         lines += [f"  {name}: {spent:.3f} s" for name, spent in self.seconds.items() if spent >= 0.0005]
         return "\n".join(lines)
 
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "policies", "recompiles",
-          "tunings", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches",
+          "tunings", "moved", "calls", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches",
           "spans")  # fmt: skip
 
 

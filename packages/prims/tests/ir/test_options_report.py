@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prims.calls import CallRecord, StepRecord
 from prims.debug import keep
 from prims.eager import leave_to_eager, warn_user
 from prims.errors import (
@@ -95,7 +96,7 @@ def test_report_text_and_json():
     report.graph("f", nodes=3, ops=["sin", "add"], where=line)
     report.graph_break("data-dependent branch", SourceLoc("a.py", 4, "f"))
     report.kernel("k0", ["sin", "add"], 2)
-    report.kernel("k1", ["cos"], parts=2, lines=[line, "a.py:4", line], source="void k1() {}", moved=64)
+    report.kernel("k1", ["cos"], parts=2, lines=[line, "a.py:4", line], source="void k1() {}", read=48, written=16)
     report.extern("aten.mm.default")
     report.extern("aten.mm.default")
     report.fallback("lower", "no rule for aten.foo", "a.py:5")
@@ -108,13 +109,30 @@ def test_report_text_and_json():
     data = json.loads(report.to_json())
     assert data["verdict"] == report.verdict
     assert data["kernels"] == [
-        {"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1, "lines": [], "source": "", "bytes": 0},
+        {"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1, "lines": [], "source": "", "read": 0,
+             "written": 0, "graph": None},
         {"name": "k1", "ops": ["cos"], "loops": 1, "parts": 2, "lines": ["a.py:3 in f", "a.py:4"],
-         "source": "void k1() {}", "bytes": 64},
+         "source": "void k1() {}", "read": 48, "written": 16, "graph": None},
     ]  # fmt: skip
     assert report.extern_counts() == {"aten.mm.default": 2}
     report.clear()
     assert not report.graphs and not report.seconds
+
+
+def test_what_moves_and_what_a_call_took():
+    report = Report()
+    assert [report.moves(10, 20, 30, moved) for moved in (60, 90)] == [0, 1]
+    step = StepRecord("kernel", "k0", 0.001, 0.003, read=48, written=16)
+    report.profiled(CallRecord("a clock", 0.01, 0.02, (step, step), {"cpu": 1e6}))
+    text = str(report)
+    assert "moved: 90 bytes, at least 60 needed (10 inputs, 20 parameters, 30 results), 1.5 times as many" in text
+    assert "profiled call: 10 ms (a clock), undisturbed 20 ms: 2 kernels 60%, 0 library calls 0%, elsewhere 40%" in text
+    assert "60% 2 x k0: 6 ms, 2.13e-05 GB/s, 2% of main memory's" in text
+    data = json.loads(report.to_json())
+    assert data["moved"][1] == {"inputs": 10, "parameters": 20, "outputs": 30, "moved": 90}
+    assert data["calls"][0]["steps"][0]["written"] == 16
+    report.clear()
+    assert not report.moved and not report.calls
 
 
 def test_errors_say_what_where_and_what_to_do():

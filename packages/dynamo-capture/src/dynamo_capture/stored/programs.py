@@ -30,7 +30,7 @@ __all__ = ["NOT_IN_KEY", "Programs", "frame_key", "options_text", "store_program
 #: Options under which a frame comes to the same program.
 NOT_IN_KEY = frozenset((
     "cache", "cache_dir", "cache_size_limit", "program_cache", "compile_workers", "compile_timeout", "debug",
-    "recompile_limit", "verify", "strict", "logs",
+    "recompile_limit", "verify", "strict", "logs", "progress",
 ))  # fmt: skip
 
 

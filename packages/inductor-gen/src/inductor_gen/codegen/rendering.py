@@ -28,12 +28,14 @@ class Rendering:
     """Renders kernels in the language of their device, each once.
 
     ``triton`` asks for Triton kernels also where values live on the CPU; ``rendered`` is told of every kernel text that
-    is there to stay. What a template renders in a kernel's stead is given by :meth:`choose`.
+    is there to stay, and ``edit`` gives another in its place. What a template renders in a kernel's stead is given by
+    :meth:`choose`.
     """
 
     def __init__(
         self, options: Options, hint: Hint, layouts: Mapping[Node, Layout], devices: Asked,
         triton: bool = False, rendered: Callable[[KernelSource], None] | None = None,
+        edit: Callable[[KernelSource], KernelSource] | None = None,
     ) -> None:  # fmt: skip
         self.options = options
         self.hint = hint
@@ -41,6 +43,7 @@ class Rendering:
         self.devices = devices
         self.triton = triton
         self.rendered = rendered
+        self.edit = edit
         self._texts: dict[Kernel, tuple[KernelSource, ...]] = {}
         self._rows: dict[Kernel, Row | None] = {}
 
@@ -113,6 +116,8 @@ class Rendering:
             small = [p[0] for k, p in zip(others, pieces, strict=True) if len(p) == 1]
             made = (*alike, *branched(small), *several)
         _verify_order(made)
+        if self.edit is not None:
+            made = tuple(map(self.edit, made))
         if self.rendered is not None:
             for source in made:
                 self.rendered(source)

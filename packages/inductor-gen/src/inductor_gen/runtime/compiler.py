@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inductor_gen.codegen.cexpr import prelude
@@ -33,6 +33,7 @@ from prims.disk.cache import KernelCache
 from prims.errors import InternalError, UserError
 from prims.options import Options
 from prims.records import record
+from prims.report import Report
 
 __all__ = ["Compiler", "find_compiler", "forget_loaded", "launcher", "load_kernels"]
 
@@ -67,6 +68,10 @@ def _sums_on_paths(text: str) -> bool:
     lines = [*prelude(text, True).splitlines(), *text.splitlines()]
     return any(_APART.search(line) for line in lines if not _OF_LOOPS.match(line))
 
+
+#: Kernels in a translation unit, at most: a compiler begins in the time that it takes for one (60 ms), and what is done
+#: is seen when a whole unit is.
+_TOGETHER = 8
 
 #: Seconds within which a compiler must say its version.
 _ANSWER = 20
@@ -176,8 +181,9 @@ def _build(
 
 
 def _shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
-    """The units dealt to ``workers`` translation units of about equal length."""
-    shares: list[list[Unit]] = [[] for _ in range(max(1, min(workers, len(units))))]
+    """The units dealt to ``workers`` translation units of about equal length, or to more where they are many."""
+    count = max(workers, -(-len(units) // _TOGETHER), 1)
+    shares: list[list[Unit]] = [[] for _ in range(min(count, len(units)))]
     lengths = [0] * len(shares)
     for unit in sorted(units, key=lambda u: (-len(u.text), u.name)):
         at = lengths.index(min(lengths))
@@ -186,8 +192,10 @@ def _shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
     return shares
 
 
-def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int], int]:
-    """The address of each unit's function, by name, and how many had to be compiled.
+def load_kernels(
+    units: Sequence[Unit], options: Options, report: Report | None = None
+) -> tuple[dict[str, int], int]:  # fmt: skip
+    """The address of each unit's function, by name, and how many had to be compiled; the report shows how far it is.
 
     Raises:
         UserError: there is no C compiler, it takes too long, or there is no place for what it makes.
@@ -205,8 +213,9 @@ def load_kernels(units: Sequence[Unit], options: Options) -> tuple[dict[str, int
         else:
             found[unit.name] = function.address
     if missing:
-        with workplace(cache) as folder:
-            made = _compile(missing, compiler, options, cache, folder)
+        counting = (report or Report()).counting("compiling kernels", len(missing))
+        with workplace(cache) as folder, counting as more:
+            made = _compile(missing, compiler, options, cache, folder, more)
         # Units of other names may have the same text.
         found |= {name: made[key] for name, key in keys.items() if key in made}
     return found, len(missing)
@@ -219,9 +228,10 @@ def launcher(options: Options) -> Launcher:
 
 
 def _compile(
-    missing: dict[str, Unit], compiler: Compiler, options: Options, cache: KernelCache | None, folder: str
-) -> dict[str, int]:
-    """Compile units and load them; gives the addresses of their functions by key."""
+    missing: dict[str, Unit], compiler: Compiler, options: Options, cache: KernelCache | None, folder: str,
+    more: Callable[..., None],
+) -> dict[str, int]:  # fmt: skip
+    """Compile units and load them; gives the addresses of their functions by key. ``more`` is told how many it has."""
     made: dict[str, int] = {}
     key_of = {unit.name: key for key, unit in missing.items()}
     groups: dict[tuple[str, ...], list[Unit]] = {}
@@ -230,14 +240,23 @@ def _compile(
     workers = options.compile_workers or len(os.sched_getaffinity(0))
     dealt = {flags: _shares(units, round(workers * len(units) / len(missing))) for flags, units in groups.items()}
     shares = [(flags, share) for flags, each in dealt.items() for share in each]
+    at_once = max(workers, len(dealt))
     jobs: list[subprocess.Popen[str]] = []
+
+    def begin() -> None:
+        if len(jobs) < len(shares):
+            flags, share = shares[len(jobs)]
+            jobs.append(_build(share, compiler, flags, not options.batch_invariant, folder, len(jobs)))
+
     try:
-        for n, (flags, share) in enumerate(shares):
-            jobs.append(_build(share, compiler, flags, not options.batch_invariant, folder, n))
-        for n, ((_, share), job) in enumerate(zip(shares, jobs, strict=True)):
+        for _ in range(at_once):
+            begin()
+        for n, (_, share) in enumerate(shares):
             built = Path(folder) / f"k{n}.so"
-            _wait(job, compiler, built, options.compile_timeout or None)
+            _wait(jobs[n], compiler, built, options.compile_timeout or None)
+            begin()
             made |= {f.key: f.address for f in take_in(built, {key_of[u.name]: u.name for u in share}, cache)}
+            more(len(share))
     finally:
         for job in jobs:  # none is left behind, whatever ended this
             _end(job)

@@ -9,6 +9,8 @@ import torch
 
 from inductor_gen.runtime.launch import Layout, Program
 from inductor_gen.runtime.products import Product
+from inductor_gen.runtime.steps import Step
+from inductor_gen.unit import Least
 from prims.artefact import Artefact, NotPortable
 from prims.debug import keep
 from prims.logs import say
@@ -24,7 +26,7 @@ class Kernel:
     """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
 
     ``parts``: how many kernels it is made of that share nothing but the launch. ``lines``: the user's lines that it
-    computes. ``moved``: bytes to and from memory, each element once, for likely sizes.
+    computes. ``read``, ``written``: bytes from and to memory, each element once, for likely sizes.
     """
 
     name: str
@@ -33,7 +35,8 @@ class Kernel:
     loops: int = 1
     parts: int = 1
     lines: tuple[str, ...] = ()
-    moved: int = 0
+    read: int = 0
+    written: int = 0
 
 
 @record(eq=False)
@@ -67,11 +70,14 @@ class CompiledGraph:
         compiled: how many kernels the C compiler had to be asked for (0 from a warm cache).
         count: how many inputs it takes.
         made: what its function is made of, or why it cannot be stored.
+        steps: the kernels and operators that run, in order.
+        least: the bytes that it has to move, however it is fused.
     """
 
     def __init__(
         self, call: Callable[[list[Any]], list[Any]], source: str, kernels: Sequence[Kernel], externs: Sequence[str],
-        compiled: int, count: int = 0, made: Any = "nothing is known of its parts",
+        compiled: int, count: int = 0, made: Any = "nothing is known of its parts", steps: Sequence[Step] = (),
+        least: Least = Least(),  # noqa: B008  (it never changes)
     ) -> None:  # fmt: skip
         self._call = call
         self.count = count
@@ -80,6 +86,8 @@ class CompiledGraph:
         self.externs = tuple(externs)
         self.compiled = compiled
         self.made = made
+        self.steps = tuple(steps)
+        self.least = least
 
     def __call__(self, *inputs: Any) -> list[Any]:
         return self._call(inputs)  # type: ignore[arg-type]
@@ -126,12 +134,18 @@ def tell(graph: CompiledGraph, options: Options, report: Report, distinct: int) 
     found = distinct - graph.compiled
     report.cache(found, graph.compiled)
     say("cache", None, lambda: f"{distinct} kernels: {found} found, {graph.compiled} compiled")
+    moved = sum(step.read + step.written for step in graph.steps)
+    number = report.moves(graph.least.inputs, graph.least.parameters, graph.least.outputs, moved)
     for k in graph.kernels:
-        report.kernel(k.name, k.ops, k.loops, k.parts, lines=k.lines, source=k.source, moved=k.moved)
+        report.kernel(
+            k.name, k.ops, k.loops, k.parts, lines=k.lines, source=k.source, read=k.read, written=k.written,
+            graph=number,
+        )  # fmt: skip
         say("code", report, lambda k=k: _told(k))  # type: ignore[misc]
     say("code", report, lambda: f"the function that runs the graph\n{graph.source}")
-    for name in graph.externs:
-        report.extern(name)
+    for step in graph.steps:
+        if step.kind == "library":
+            report.extern(step.name, read=step.read, written=step.written, graph=number)
 
 
 def _told(kernel: Kernel) -> str:

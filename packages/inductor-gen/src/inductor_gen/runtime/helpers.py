@@ -11,6 +11,7 @@ import torch
 from inductor_gen.extern.attention import as_the_forward, note
 from inductor_gen.runtime.launch import UNALIGNED
 from inductor_gen.runtime.products import unusual
+from inductor_gen.runtime.steps import Parts, note_parts
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
 from prims.errors import InternalError, InvalidData, Unsupported
 from prims.spec.expr import FLOAT_BINARY, FLOAT_UNARY, bits_of_float
@@ -122,12 +123,14 @@ HELPERS: dict[str, Any] = {
     "ite": _chosen, "relayout": relayout, "note": note, "as_the_forward": as_the_forward, "relaunch": _relaunch,
     "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None), "too_large": _too_large, "unusual": unusual,
     "agrees": agrees, "profiled": torch._C._autograd._profiler_enabled, "labelled": labelled,
+    "mm": torch.mm, "addmm": torch.addmm, "bmm": torch.bmm,
     **FLOAT_UNARY, **FLOAT_BINARY,
 }  # fmt: skip
 
 
-def function_of_text(text: str, space: dict[str, Any]) -> Callable[[list[Any]], list[Any]]:
+def function_of_text(text: str, space: dict[str, Any], parts: Parts) -> Callable[[list[Any]], list[Any]]:
     """The function ``call`` of a text, which finds the names of ``space``, and a list, full until a call has ended."""
     space[FRESH] = [True]
     exec(compile(text, "<quintet wrapper>", "exec"), space)
+    note_parts(space["call"], parts)
     return space["call"]  # type: ignore[no-any-return]

@@ -191,7 +191,10 @@ class Choice:
         """The graph that is one or the other."""
         asker = asker_for(self.question, self.draws)
         call, usual = ByMasks(asker, self.usual.boxed, self.general, self.repeatable), self.usual
-        return CompiledGraph(call, usual.source, usual.kernels, usual.externs, usual.compiled, usual.count, self)
+        return CompiledGraph(
+            call, usual.source, usual.kernels, usual.externs, usual.compiled, usual.count, self, usual.steps,
+            usual.least,
+        )  # fmt: skip
 
 
 class General:

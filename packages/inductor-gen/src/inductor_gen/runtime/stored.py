@@ -36,6 +36,8 @@ from inductor_gen.runtime.libraries import (
 )
 from inductor_gen.runtime.masked import Choice, General
 from inductor_gen.runtime.products import Product, plain, products_on
+from inductor_gen.runtime.steps import Parts, Step
+from inductor_gen.unit import Least
 from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.coding import decoded, encoded, tensor_decoded, tensor_encoded
 from prims.errors import InternalError, StoredGraphError, UserError
@@ -46,7 +48,9 @@ from prims.report import Report
 __all__ = ["artefact_of_graph", "load"]
 
 _KIND, _VERSION = "inductor_gen.graph", "1"
-_FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "moved")
+_FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "read", "written")
+_OF_STEPS = ("kind", "name", "calls", "ops", "read", "written", "lines", "device")
+_OF_LEAST = ("inputs", "parameters", "outputs")
 
 
 def _machine(flags: Sequence[str], rounds: Sequence[str], gpu: torch.device | None) -> dict[str, Any]:
@@ -94,7 +98,8 @@ def artefact_of_graph(graph: CompiledGraph) -> Artefact:
         "functions": [[f.key, f.symbol, f.digest] for f in known], "programs": programs,
         "values": {name: _value_told(name, value, files) for name, value in made.values.items()},
         "kernels": [[_plain(getattr(k, field)) for field in _FIELDS] for k in graph.kernels],
-        "externs": list(graph.externs),
+        "externs": list(graph.externs), "least": [getattr(graph.least, field) for field in _OF_LEAST],
+        "steps": [[_plain(getattr(s, field)) for field in _OF_STEPS] for s in graph.steps],
     }  # fmt: skip
     return Artefact(_KIND, _VERSION, text, files)
 
@@ -198,10 +203,11 @@ def load(artefact: Artefact, options: Options, report: Report | None) -> Compile
     keep_heap()
     launch = as_launcher(addresses[0])
     space = {**HELPERS, **values, **{name: launch(program) for name, program in placed.items()}}
-    call = function_of_text(source, space)
+    steps = tuple(_step(told, space) for told in text["steps"])
+    call = function_of_text(source, space, Parts(steps, placed, launch))
     made = Made(values, placed, addresses[0], FLAGS, rounds, gpu)
     call = call if gpu is None else on_device(call, gpu.index)
-    graph = CompiledGraph(call, source, kernels, externs, 0, count, made)
+    graph = CompiledGraph(call, source, kernels, externs, 0, count, made, steps, Least(*map(int, text["least"])))
     tell(graph, options, Report() if report is None else report, len(set(addresses)) + len(loaded))
     return graph
 
@@ -259,9 +265,18 @@ def _check_machine(stored: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 
 
 def _kernel(told: Sequence[Any]) -> Kernel:
-    name, ops, source, loops, parts, lines, moved = told
+    name, ops, source, loops, parts, lines, read, written = told
     texts = (tuple(map(str, ops)), str(source))
-    return Kernel(str(name), *texts, int(loops), int(parts), tuple(map(str, lines)), int(moved))
+    return Kernel(str(name), *texts, int(loops), int(parts), tuple(map(str, lines)), int(read), int(written))
+
+
+def _step(told: Sequence[Any], space: Mapping[str, Any]) -> Step:
+    kind, name, calls, ops, read, written, lines, device = told
+    calls, ops, lines = (tuple(map(str, some)) for some in (calls, ops, lines))
+    strange = next((call for call in calls if not callable(space.get(call))), None)
+    if strange is not None:
+        raise StoredGraphError("ART-C5", f"a step of a stored graph runs by {strange[:80]!r}, which is nothing to call")
+    return Step(str(kind), str(name), calls, ops, int(read), int(written), lines, str(device))
 
 
 def _free(name: str) -> str:

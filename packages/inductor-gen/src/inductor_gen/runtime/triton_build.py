@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from prims.disk.folders import private_folder, read_private, warn_of, write_priv
 from prims.errors import InternalError, QuintetError, UserError
 from prims.forking import lock
 from prims.options import Options
+from prims.report import Report
 from prims.spec.tensorspec import as_device
 
 __all__ = [
@@ -153,38 +154,43 @@ class Build:
             self.folder = tempfile.TemporaryDirectory(prefix="quintet-")
         return Path(self.folder.name)
 
-    def collect(self) -> tuple[dict[str, Loaded], int]:
-        """The loaded kernel of each source, by name, and how many had to be compiled.
+    def collect(self, report: Report | None = None) -> tuple[dict[str, Loaded], int]:
+        """The loaded kernel of each source, by name, and how many had to be compiled; the report shows how far it is.
 
         Raises:
             InternalError: Triton or the driver refused a kernel.
             UserError: Triton does not work here.
         """
-        here: list[TritonSource] = []
         try:
-            for name, source in self.missing.items():
-                try:
-                    if name not in self.begun:
-                        raise WorkerLost
-                    self._take(name, self.begun[name].result(timeout=self.options.compile_timeout or None))
-                except WorkerLost:
-                    here.append(source)
-                except TimeoutError:
-                    raise UserError(
-                        f"Triton took more than {self.options.compile_timeout} seconds for kernel {name}",
-                        todo="Give it longer by the option compile_timeout (QUINTET_COMPILE_TIMEOUT, in seconds; 0 is "
-                        "no limit).",
-                    ) from None
-                except InternalError as error:
-                    raise _refusal(source, error, self.capability) from None
-            if here:
-                made = _compile_here(here, self.capability, self.workers, self._folder())
-                for source, result in zip(here, made, strict=True):
-                    self._take(source.name, result)
+            with (report or Report()).counting("compiling kernels", len(self.missing)) as more:
+                here = [source for name, source in self.missing.items() if not self._waited(name, source, more)]
+                if here:
+                    made = _compile_here(here, self.capability, self.workers, self._folder())
+                    for source, result in zip(here, made, strict=True):
+                        self._take(source.name, result)
         finally:
             if self.folder is not None:
                 self.folder.cleanup()
         return self.found, len(self.missing)
+
+    def _waited(self, name: str, source: TritonSource, more: Callable[..., None]) -> bool:
+        """Wait for a kernel that was begun, and keep it; whether there is one."""
+        if name not in self.begun:
+            return False
+        try:
+            self._take(name, self.begun[name].result(timeout=self.options.compile_timeout or None))
+        except WorkerLost:
+            return False
+        except TimeoutError:
+            raise UserError(
+                f"Triton took more than {self.options.compile_timeout} seconds for kernel {name}",
+                todo="Give it longer by the option compile_timeout (QUINTET_COMPILE_TIMEOUT, in seconds; 0 is "
+                "no limit).",
+            ) from None
+        except InternalError as error:
+            raise _refusal(source, error, self.capability) from None
+        more()
+        return True
 
     def _take(self, name: str, made: tuple[bytes, str, int]) -> None:
         """Keep a compiled kernel and load it."""

@@ -26,6 +26,7 @@ from inductor_gen.runtime.triton_interpret import Interpreted, interpreted
 from inductor_gen.runtime.wrapper import Wrapper, labelled_call
 from prims.errors import Unsupported
 from prims.options import Options
+from prims.report import Report
 from prims.spec.expr import Expr
 from prims.spec.tensorspec import as_device
 
@@ -93,7 +94,6 @@ class TritonWrapper(Wrapper):
             super()._extern(call)
             return
         operands = self.prepared.externs[node][0]
-        self.externs.append(reported_name(node))
         piece = self.memory.place[node][0]
         name = self.names[node] = self.variables[piece] = f"x{len(self.names)}"
         self._allocate_piece(piece, name)
@@ -107,11 +107,12 @@ class TritonWrapper(Wrapper):
             self.lines.append(f"space = empty_strided(({most},), (1,), {place})")
         function = f"product{len(self.space)}"
         self._program(function, product)
+        self._note_operator(call, reported_name(node), function, _PRODUCTS[node.op])
         *bias, left, right = (self.name(ref.base) for ref in operands)
         given = [name, left, right, *bias, "stream", *(["space"] if product.workspace else [])]
         views = ", ".join(map(self.view, operands))
         self.lines.append(
-            f"if other or {function}({', '.join(given)}): torch.{_PRODUCTS[node.op]}({views}, out={name})"
+            f"if other or {function}({', '.join(given)}): {_PRODUCTS[node.op]}({views}, out={name})"
         )
 
     def _product(self, node: Node) -> Product | None:
@@ -153,6 +154,7 @@ class TritonWrapper(Wrapper):
     def _interpret(self, sources: list[TritonSource]) -> None:
         for source in sources:
             function = self._object(self.kernels[source.name])
+            self._note_kernel(source, function)
             names = ", ".join(map(self.tensor, source.buffers))
             sizes = ", ".join(self._plain(e) for e in (*source.sizes, *source.grid))
             self.lines.append(f"# {source.name}: {' '.join(source.ops[:12])}")
@@ -190,7 +192,7 @@ class TritonWrapper(Wrapper):
 
 def triton_wrapper(
     lowered: Lowered, addresses: dict[str, int], launch: Launcher, sources: Sequence[TritonSource], options: Options,
-    begun: Begun | None = None,
+    begun: Begun | None = None, report: Report | None = None,
 ) -> tuple[TritonWrapper, int]:  # fmt: skip
     """The wrapper of a lowered graph with Triton kernels (those ``begun`` while it was lowered are waited for), and how
     many of these had to be compiled.
@@ -208,7 +210,7 @@ def triton_wrapper(
     build = begun.on(device) if begun is not None else Build(device, options)
     for source in sources:
         build.add(source)
-    kernels, compiled = build.collect()
+    kernels, compiled = build.collect(report)
     words = driver_words(device, max((len(s.words) + len(s.buffers) for s in sources if s.words), default=0))
     return TritonWrapper(lowered, addresses, launch, kernels, words, device), compiled
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inductor_gen.codegen.lowered import Lowered, Rendered
+from inductor_gen.codegen.lowered import KEPT, Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, mask_of
 from inductor_gen.extern.calls import by_transpose, function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
 from inductor_gen.kernel.ir import Call as OperatorCall
+from inductor_gen.kernel.traffic import Traffic
 from inductor_gen.layout.record import ViewRef, extent, strides_of
 from inductor_gen.loops.graph import Node, instances
 from inductor_gen.loops.index import ONE, ZERO
@@ -19,6 +20,7 @@ from inductor_gen.plan.memory import Piece
 from inductor_gen.runtime.helpers import FRESH, HELPERS, function_of_text
 from inductor_gen.runtime.launch import Call, Launcher, Layout, Program
 from inductor_gen.runtime.products import Product
+from inductor_gen.runtime.steps import Parts, Step
 from prims.errors import InternalError
 from prims.ir import Envelope
 from prims.ir.symbols import expr_of
@@ -32,7 +34,7 @@ LABEL = 400  # characters of what a profiler shows
 
 def labelled_call(run: str, given: Sequence[str], sources: Sequence[KernelSource]) -> str:
     """The text of a call of kernels, which profilers see with the kernels' names and the user's lines."""
-    lines = dict.fromkeys(line[5:] for s in sources for line in s.comment.splitlines() if line.startswith("from "))
+    lines = dict.fromkeys(line for s in sources for line in s.lines)
     label = " ".join(dict.fromkeys(s.name for s in sources)) + (": " + ", ".join(lines) if lines else "")
     label = label if len(label) <= LABEL else label[: LABEL - 3] + "..."
     return f"{run}({', '.join(given)}) if not profiled() else labelled({', '.join([repr(label), run, *given])})"
@@ -44,6 +46,7 @@ class Wrapper:
     Attributes:
         source: the text of the function.
         externs: the names of the operators called, in order.
+        steps: the kernels and operators that run, in order.
     """
 
     def __init__(self, lowered: Lowered, addresses: dict[str, int], launch: Launcher) -> None:
@@ -60,6 +63,7 @@ class Wrapper:
         self.programs: dict[str, Program | Layout | Product] = {}
         self.names: dict[Node, str] = {}
         self.externs: list[str] = []
+        self.steps: list[Step] = []
         self.checks = False  # whether the first call looks at operators' results
         #: What kernels read or write, as opposed to what is only handed from operator to operator.
         self.loaded = {
@@ -69,6 +73,12 @@ class Wrapper:
         self.packed: dict[Expr, str] = {}
         self.made: dict[str, Any] = {}
         self.step = 0
+        self.moved = lowered.traffic()
+        #: What each source moves; equal ones may move other buffers.
+        self.moved_by: dict[int, Traffic] = {
+            id(source): one for call, some in zip(self.calls, self.moved, strict=True) if isinstance(call, Rendered)
+            for source, one in zip(call.sources, some, strict=False)
+        }  # fmt: skip
 
     # ---- entry ------------------------------------------------------------------------------------------
 
@@ -96,7 +106,7 @@ class Wrapper:
             self.lines.append(f"{FRESH}.clear()")
         self.lines.append(results)
         self.source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
-        return function_of_text(self.source, self.space)
+        return function_of_text(self.source, self.space, Parts(tuple(self.steps), self.programs, self.launcher))
 
     def values(self) -> dict[str, Any]:
         """What the text names beside helpers and kernels."""
@@ -116,7 +126,7 @@ class Wrapper:
     def _inputs(self) -> None:
         used = list(self.prepared.graph.inputs)
         kinds = (desc.kind for desc in self.env.inputs)
-        self.held = {n for n, kind in zip(used, kinds, strict=True) if kind in ("parameter", "buffer", "constant")}
+        self.held = {n for n, kind in zip(used, kinds, strict=True) if kind in KEPT}
         names = [f"a{k}" for k in range(len(used))]
         if names:
             self.lines.append(f"{', '.join(names)}{',' if len(names) == 1 else ''} = args")
@@ -259,7 +269,24 @@ class Wrapper:
         texts = [] if fixed else [self._number(e) for e in sizes]
         name = f"run{len(self.space)}"
         self._program(name, Program(len(operands), places, values, calls, gpu))
+        for source in sources:
+            self._note_kernel(source, name)
         return name, list(operands), texts
+
+    def _note_kernel(self, source: KernelSource, call: str) -> None:
+        moved, device = self.moved_by[id(source)], source.buffers[0].device
+        self.steps.append(
+            Step("kernel", source.name, (call,), source.ops, moved.read, moved.written, source.lines, str(device))
+        )
+
+    def _note_operator(self, call: OperatorCall, name: str, *calls: str) -> None:
+        if call.node.op == EMPTY:
+            return
+        (moved,) = self.moved[self.step]
+        device = next((n.device for n in (*call.writes, *call.reads) if n.device is not None), "cpu")
+        where = () if call.node.source is None else (str(call.node.source),)
+        self.externs.append(name)
+        self.steps.append(Step("library", name, calls, (), moved.read, moved.written, where, str(device)))
 
     def _number(self, e: Expr) -> str:
         """A size as the integer that a kernel takes: of a float its bits."""
@@ -281,8 +308,6 @@ class Wrapper:
         args, kwargs = self.prepared.externs[node]
         name, function = call.chosen or self._function(node, owned)
         turned = by_transpose(function, args) if not kwargs else None
-        if node.op != EMPTY:
-            self.externs.append(reported_name(node))
         parts = [self._value(a) for a in args]
         if turned is not None and parts[-1].endswith(".t()"):
             name, function = turned
@@ -290,6 +315,7 @@ class Wrapper:
         key = f"f_{name.replace('.', '_')}" + (f"_{len(self.space)}" if owned else "")
         if self.space.setdefault(key, function) is not function:
             key = self._object(function)
+        self._note_operator(call, reported_name(node), key)
         parts += [f"{k}={self._value(v)}" for k, v in kwargs.items()]
         target = self.names[node] = self.variables[self.memory.place[node][0]] = f"x{len(self.names)}"
         self.lines.append(f"{target} = {self._call(node, key, parts)}  # {name}")

@@ -20,6 +20,7 @@ from inductor_gen.runtime.triton_interpret import interpreted
 from inductor_gen.templates.problem import Candidate, Draft, Operator, Problem
 from prims.errors import InternalError
 from prims.options import Options
+from prims.report import Report
 from prims.spec.expr import Expr, bits_of_float
 
 __all__ = ["Bench", "Run", "differs", "load_kernels", "milliseconds"]
@@ -136,7 +137,7 @@ class Bench:
 
 
 def load_kernels(
-    sources: Sequence[TritonSource], device: torch.device, options: Options
+    sources: Sequence[TritonSource], device: torch.device, options: Options, report: Report
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The kernels by name, compiled side by side, and why others could not be had.
 
@@ -154,11 +155,13 @@ def load_kernels(
             builds[source.name].add(source)
     found: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    for name, build in builds.items():
-        try:
-            found.update(build.collect()[0])
-        except InternalError as error:
-            refused[name] = str(error).splitlines()[0][:300]
+    with report.counting("compiling kernels to be measured", len(builds)) as more:
+        for name, build in builds.items():
+            try:
+                found.update(build.collect()[0])
+            except InternalError as error:
+                refused[name] = str(error).splitlines()[0][:300]
+            more()
     return found, refused
 
 

@@ -105,7 +105,6 @@ class _Contest:
         self.shortage = shortage
         self.report = draft.report
         self.options = draft.options
-        self.done = 0
 
     def run(self, problems: dict[str, Problem]) -> dict[str, dict[str, Any]]:
         """A decision for each key."""
@@ -114,15 +113,6 @@ class _Contest:
             _note(self.report, why)
             return {key: _usual(p) for key, p in problems.items()}
         problems = {key: dataclasses.replace(p, candidates=_distinct(p)) for key, p in problems.items()}
-        total = sum(len(p.candidates) for p in problems.values())
-        self._progress(f"compiling kernels for {len(problems)} problems", 0, total)
-        try:
-            return self._run(problems, total)
-        finally:
-            if self.done < total:
-                self._progress("stopped", total, total)
-
-    def _run(self, problems: dict[str, Problem], total: int) -> dict[str, dict[str, Any]]:
         by_device: dict[torch.device, list[TritonSource]] = {}
         for p in problems.values():
             by_device.setdefault(p.device, []).extend(
@@ -131,15 +121,24 @@ class _Contest:
         kernels: dict[str, Any] = {}
         refused: dict[str, str] = {}
         for device, sources in by_device.items():
-            found, bad = bench.load_kernels(sources, as_device(device), self.options)
+            found, bad = bench.load_kernels(sources, as_device(device), self.options, self.report)
             kernels.update(found)
             refused.update(bad)
+        return self._run(problems, kernels, refused)
+
+    def _run(
+        self, problems: dict[str, Problem], kernels: dict[str, Any], refused: dict[str, str]
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
         decided = {}
-        for key, p in problems.items():
-            with torch.no_grad(), torch.amp.autocast(p.device.type, enabled=False):
-                decided[key] = self._problem(p, kernels, refused)
-            self.done += len(p.candidates)
-            self._progress(f"{p.text}: {decided[key]['winner']}", self.done, total)
+        done, total = 0, sum(len(p.candidates) for p in problems.values())
+        with self.report.counting("autotuning", total) as more:
+            for key, p in problems.items():
+                with torch.no_grad(), torch.amp.autocast(p.device.type, enabled=False):
+                    decided[key] = self._problem(p, kernels, refused)
+                done += len(p.candidates)
+                said = f"{p.text}: {decided[key]['winner']}"
+                more(len(p.candidates), said)
+                log.info("autotuning [%d/%d] %s", done, total, said)
         return decided
 
     def _problem(self, p: Problem, kernels: dict[str, Any], refused: dict[str, str]) -> dict[str, Any]:
@@ -195,11 +194,6 @@ class _Contest:
                 dropped[c.name] = str(error).splitlines()[0][:300]
                 if wanted is None:
                     return  # the usual way itself fails on random data: nothing to compare with
-
-    def _progress(self, what: str, done: int, total: int) -> None:
-        if self.report.progress is not None:
-            self.report.progress(what, done, total)
-        log.info("autotuning [%d/%d] %s", done, total, what)
 
 
 def _distinct(p: Problem) -> list[Candidate]:

@@ -10,21 +10,41 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prims.report import GraphRecord, KernelRecord, Report
+    from prims.calls import CallRecord, Group
+    from prims.report import ExternRecord, GraphRecord, KernelRecord, Report
 
 __all__ = ["page"]
 
+#: Rows of a table that are shown at once.
+_SHOWN = 12
 _PLACE = re.compile(r"(.+):(\d+)(?: in .*)?")
 
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222 }
-h1 { font-size: 1.4em } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #ccc }
+:root { color-scheme: light dark; --text: #222; --back: #fff; --faint: #6a6a6a; --line: #ddd; --code: #f5f5f5;
+--user: #065f46; --good: #05603a; --hint: #8a4b00; --bad: #b00020; --kernel: #4c8bd0; --library: #d08a3c; --gap: #fff }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --back: #16181b; --faint: #9a9a9a; --line: #363a3f;
+--code: #212429; --user: #6fcfa3; --good: #6fcf97; --hint: #e5b567; --bad: #ff8a80; --kernel: #4c84c0;
+--library: #b87a36; --gap: #16181b } }
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: var(--text);
+background: var(--back); overflow-wrap: anywhere }
+h1 { font-size: 1.4em } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid var(--line) }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top;
-padding: .2em .8em .2em 0; border-bottom: 1px solid #eee } th { color: #666; font-weight: normal }
-td.n { text-align: right; white-space: nowrap }
-pre, code { font: 12px/1.4 ui-monospace, monospace } pre { background: #f6f6f6; padding: .6em; overflow-x: auto }
-code.line { color: #065 } .where { color: #777 } .hint { color: #850 } .good { color: #063 } .bad { color: #a00 }
-summary { cursor: pointer } .span { fill: #7aa6d6; stroke: #fff } svg text { font: 11px system-ui, sans-serif }
+padding: .2em .8em .2em 0; border-bottom: 1px solid var(--line) } td { min-width: 8em }
+th { color: var(--faint); font-weight: normal; white-space: nowrap }
+td:last-child { min-width: 14em }
+.many td:last-child:not(.n) { min-width: 26em } td.n, th.n { text-align: right; white-space: nowrap; min-width: 0 }
+.wide { overflow-x: auto } .wide svg { min-width: 700px; display: block }
+.name { display: block; border-left: .8em solid; padding-left: .4em; min-width: 14em }
+.name.of-kernel { border-color: var(--kernel) } .name.of-library { border-color: var(--library) }
+pre, code { font: 12px/1.4 ui-monospace, monospace }
+pre { background: var(--code); padding: .6em; overflow-x: auto; overflow-wrap: normal }
+code.line { color: var(--user) } .where { color: var(--faint) } .hint { color: var(--hint) }
+.good { color: var(--good) } .bad { color: var(--bad) }
+summary { cursor: pointer; padding: .15em 0 } svg text { font: 11px system-ui, sans-serif; fill: #fff }
+.kernel { fill: var(--kernel) } .library { fill: var(--library) } rect { stroke: var(--gap); stroke-width: .4 }
+.key { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin: 0 .3em 0 .8em }
+.key.kernel { background: var(--kernel) } .key.library { background: var(--library) }
+@media (max-width: 40em) { body { margin: 1em auto; padding: 0 .6em } td, th { padding-right: .5em } }
 """
 
 
@@ -32,11 +52,12 @@ def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
         _head(report, title), _findings(report), _stances(report), _policies(report), _breaks(report),
-        _recompiles(report), _graphs(report), _guards(report), _kernels(report), _externs(report), _memory(report),
-        _timeline(report), _caches(report),
+        _recompiles(report), _graphs(report), _guards(report), _moved(report), _kernels(report), _externs(report),
+        _calls(report), _memory(report), _timeline(report), _caches(report),
     ]  # fmt: skip
     return (
-        f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
+        f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
         f"<style>{_STYLE}</style></head><body>\n" + "\n".join(filter(None, parts)) + "\n</body></html>\n"
     )
 
@@ -57,10 +78,13 @@ def _section(name: str, body: str) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are HTML already; one that begins with a digit stands to the right."""
-    body = "".join(
-        "<tr>" + "".join(f"<td{_number(cell)}>{cell}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>" if body else ""
+    cells = [*rows]
+    if not cells:
+        return ""
+    body = "".join("<tr>" + "".join(f"<td{_number(cell)}>{cell}</td>" for cell in row) + "</tr>" for row in cells)
+    head = "".join(f"<th{_number(cell)}>{escape(head)}</th>" for head, cell in zip(heads, cells[0], strict=True))
+    kind = " class='many'" if len(heads) > 4 else ""
+    return f"<div class='wide'><table{kind}><tr>{head}</tr>{body}</table></div>"
 
 
 def _number(cell: str) -> str:
@@ -154,25 +178,98 @@ def _guards(report: Report) -> str:
 def _kernels(report: Report) -> str:
     groups: dict[str, list[KernelRecord]] = {}
     for kernel in report.kernels:
-        groups.setdefault(kernel.source or kernel.name, []).append(kernel)
+        groups.setdefault(kernel.name, []).append(kernel)
     parts = []
-    for source, kernels in groups.items():
-        first = kernels[0]
+    for kernels in groups.values():
+        first, sources = kernels[0], dict.fromkeys(kernel.source for kernel in kernels if kernel.source)
         lines = dict.fromkeys(line for kernel in kernels for line in kernel.lines)
-        moved = sum(kernel.bytes for kernel in kernels)
         parts.append(
             f"<details><summary>{len(kernels)} x <b>{escape(first.name)}</b>: {escape(' '.join(first.ops))}"
-            f"{f' <span class=where>({_bytes(moved)} moved)</span>' if moved else ''}</summary>"
+            f"{_told_bytes(report, kernels)}</summary>"
             + "<br>".join(map(_line, lines))
-            + (f"<pre>{escape(source)}</pre>" if first.source else "")
+            + "".join(f"<pre>{escape(source)}</pre>" for source in sources)
             + "</details>"
         )
     return _section("Kernels", "".join(parts))
 
 
+def _told_bytes(report: Report, some: Sequence[KernelRecord | ExternRecord]) -> str:
+    """What kernels or calls read and write, and their share of what their graphs move."""
+    read, written = sum(one.read for one in some), sum(one.written for one in some)
+    if not read + written:
+        return ""
+    graphs = {one.graph for one in some if one.graph is not None}
+    whole = sum(report.moved[number].moved for number in graphs)
+    share = f": {(read + written) / whole:.0%}" if whole else ""
+    return f" <span class='where'>({_bytes(read)} read, {_bytes(written)} written{share})</span>"
+
+
+def _moved(report: Report) -> str:
+    """Bytes to and from memory beside the lower bound, a row for each compiled graph."""
+    rows = [
+        (f"{count}", _bytes(m.moved), _bytes(m.least), f"{m.moved / m.least:.3g}" if m.least else "",
+         _bytes(m.inputs), _bytes(m.parameters), _bytes(m.outputs))
+        for m, count in Counter(report.moved).items()
+    ]  # fmt: skip
+    heads = ("graphs", "moved", "at least", "times", "inputs", "parameters", "results")
+    said = (
+        "<p class='where'>Each kernel and library call reads and writes each of its elements once; the least is what a "
+        "graph would move as a single kernel: inputs and parameters read once, results written once. Percentages below "
+        "are shares of what the graphs of a kernel or call move.</p>"
+    )
+    return _section("Bytes moved", _table(heads, rows) + said if rows else "")
+
+
 def _externs(report: Report) -> str:
-    rows = [(f"{count}", f"<code>{escape(name)}</code>") for name, count in sorted(report.extern_counts().items())]
+    groups: dict[str, list[ExternRecord]] = {}
+    for record in report.externs:
+        groups.setdefault(record.name, []).append(record)
+    rows = [
+        (f"{len(some)}", f"<code>{escape(name)}</code>{_told_bytes(report, some)}")
+        for name, some in sorted(groups.items())
+    ]
     return _section("Library calls", _table(("calls", "operator"), rows))
+
+
+def _calls(report: Report) -> str:
+    """Each profiled call as bars over time, and what ran in it, the longest first."""
+    return _section("A profiled call", "".join(map(_call, report.calls)))
+
+
+def _call(call: CallRecord) -> str:
+    kinds = {"kernel": "generated kernels", "library": "library calls"}
+    spent = {kind: call.seconds_in(kind) for kind in kinds}
+    keys = "".join(
+        f"<span class='key {kind}'></span>{text} {1e3 * spent[kind]:.4g} ms ({call.share(spent[kind]):.0%})"
+        for kind, text in kinds.items()
+    )
+    bars = [
+        _bar(s.start / call.seconds, s.seconds / call.seconds, s.depth, s.kind, s.name,
+             f"{s.name}: {1e6 * s.seconds:.1f} µs from {1e3 * s.start:.4f} ms, {_bytes(s.read)} read, "
+             f"{_bytes(s.written)} written {' '.join(s.lines[:1])}")
+        for s in call.steps
+    ] if call.seconds else []  # fmt: skip
+    heads = ("share", "ms", "times", "what", "moved", "GB/s", "of memory's", "line")
+    rows = [_group(call, group) for group in call.groups()]
+    more = f"<details><summary>{len(rows) - _SHOWN} more</summary>{_table(heads, rows[_SHOWN:])}</details>"
+    return (
+        f"<p>A profiled call of <b>{1e3 * call.seconds:.4g} ms</b> ({escape(call.what)}); one in which nothing was "
+        f"timed took {1e3 * call.undisturbed:.4g} ms.</p><p>{keys}, elsewhere {1e3 * call.elsewhere:.4g} ms "
+        f"({call.share(call.elsewhere):.0%}): guards, Python, allocations, waiting.</p>"
+        f"{_bars(bars, max((s.depth for s in call.steps), default=0))}"
+        f"{_table(heads, rows[:_SHOWN])}{more if len(rows) > _SHOWN else ''}"
+    )
+
+
+def _group(call: CallRecord, group: Group) -> tuple[str, ...]:
+    """A row for the runs of one kernel or operator."""
+    most = call.bandwidth.get(group.first.device, 0.0)
+    rate = (f"{group.rate / 1e9:.3g}", f"{group.rate / most:.0%}" if most else "") if group.bytes else ("", "")
+    return (
+        f"{call.share(group.seconds):.1%}", f"{1e3 * group.seconds:.4f}", f"{group.count}",
+        f"<code class='name of-{group.first.kind}'>{escape(group.first.name)}</code>",
+        _bytes(group.bytes) if group.bytes else "", *rate, _line(next(iter(group.first.lines), None)),
+    )  # fmt: skip
 
 
 def _memory(report: Report) -> str:
@@ -181,7 +278,8 @@ def _memory(report: Report) -> str:
         rows = [(_bytes(size), f"<code>{escape(what)}</code>", _line(where)) for size, what, where in memory.held]
         parts.append(
             f"<details><summary>{f'{count} x ' if count > 1 else ''}<b>{_bytes(memory.peak)}</b> at most, "
-            f"{_bytes(memory.bound)} needed, in {memory.pieces} pieces {escape(memory.note or '')}</summary>"
+            f"{_bytes(memory.bound)} needed, in {memory.pieces} pieces"
+            f"{escape(f'; {memory.note}' if memory.note else '')}</summary>"
             + _table(("at the peak", "value", "where"), rows)
             + "</details>"
         )
@@ -209,24 +307,34 @@ def _timeline(report: Report) -> str:
     if not spans:
         return ""
     end = max(max(s.start + s.seconds for s in spans), 1e-9)
-    depth = max(s.depth for s in spans)
-    bars = []
-    for s in spans:
-        x, width = 1000 * s.start / end, max(1000 * s.seconds / end, 0.5)
-        label = f"<text x='{x + 3:.1f}' y='{22 * s.depth + 15}'>{escape(s.name)}</text>"
-        text = label if width > 9 * len(s.name) else ""
-        bars.append(
-            f"<g><rect class='span' x='{x:.1f}' y='{22 * s.depth + 2}' width='{width:.1f}' height='18'>"
-            f"<title>{escape(s.name)}: {s.seconds:.4f} s, from {s.start:.4f}</title></rect>{text}</g>"
-        )
+    bars = [
+        _bar(s.start / end, s.seconds / end, s.depth, "kernel", s.name,
+             f"{s.name}: {s.seconds:.4f} s, from {s.start:.4f}")
+        for s in spans
+    ]  # fmt: skip
     rows = [(f"{spent:.4f}", escape(name)) for name, spent in sorted(report.seconds.items(), key=lambda x: -x[1])]
     return _section(
         "Time",
         f"<p>{end:.3f} s from the first phase to the end of the last.</p>"
-        f"<svg viewBox='0 0 1000 {22 * (depth + 1)}' width='100%'>{''.join(bars)}</svg>"
+        f"{_bars(bars, max(s.depth for s in spans))}"
         "<details><summary>seconds by phase, without what is nested in it</summary>"
         f"{_table(('seconds', 'phase'), rows)}</details>",
     )
+
+
+def _bar(start: float, share: float, depth: int, kind: str, name: str, title: str) -> str:
+    """A bar of a picture that is 1 wide."""
+    x, width, y = 1000 * start, max(1000 * share, 0.5), 22 * depth
+    label = f"<text x='{x + 3:.1f}' y='{y + 15}'>{escape(name)}</text>" if width > 7 * len(name) else ""
+    return (
+        f"<g><rect class='{kind}' x='{x:.1f}' y='{y + 2}' width='{width:.1f}' height='18'>"
+        f"<title>{escape(title)}</title></rect>{label}</g>"
+    )
+
+
+def _bars(bars: Sequence[str], depth: int) -> str:
+    box = f"0 0 1000 {22 * (depth + 1)}"
+    return f"<div class='wide'><svg viewBox='{box}' width='100%'>{''.join(bars)}</svg></div>"
 
 
 def _caches(report: Report) -> str:

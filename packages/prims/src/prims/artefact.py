@@ -13,14 +13,7 @@ The serial form is JSON and bytes under one checksum::
 
 An artefact holds machine code and generated Python text, so that restoring one is running a program: take them from
 whom you would take a program from. The checksum finds what was damaged, not what was forged. What breaks the form
-raises :class:`prims.errors.StoredGraphError` with a label:
-
-- **ART-C1**: the magic and the version of the form are those of this module.
-- **ART-C2**: the lengths are those of the data, and the checksum is its.
-- **ART-C3**: the tree has its form: kinds and names are short texts, spans lie in the data.
-- **ART-C4**: the kind is known here, and its loader takes this version of it.
-- **ART-C5**: what the loader reads has the form that its stage writes.
-- **ART-C6**: it was made for this kind of machine, and for these versions.
+raises :class:`prims.errors.StoredGraphError` with a label of :data:`RULES`.
 """
 
 from __future__ import annotations
@@ -42,9 +35,18 @@ if TYPE_CHECKING:
     from prims.report import Report
 
 __all__ = [
-    "Artefact", "NotPortable", "artefact_of", "child_of", "from_bytes", "known_kinds", "read_checked",
+    "RULES", "Artefact", "NotPortable", "artefact_of", "child_of", "from_bytes", "known_kinds", "read_checked",
     "register_loader", "restore", "to_bytes",
 ]  # fmt: skip
+
+RULES = {
+    "ART-C1": "The magic and the version of the form are those of this module.",
+    "ART-C2": "The lengths are those of the data, and the checksum is its.",
+    "ART-C3": "The tree has its form: kinds and names are short texts, spans lie in the data.",
+    "ART-C4": "The kind is known here, and its loader takes this version of it.",
+    "ART-C5": "What the loader reads has the form that its stage writes.",
+    "ART-C6": "It was made for this kind of machine, and for these versions.",
+}
 
 _MAGIC = b"quintet artefact 1\n"
 _HEAD = struct.Struct("<QQ32s")

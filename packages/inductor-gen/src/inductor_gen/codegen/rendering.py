@@ -21,7 +21,9 @@ from prims.options import Options
 if TYPE_CHECKING:
     from inductor_gen.codegen.multitensor import Row
 
-__all__ = ["Rendering"]
+__all__ = ["CONSTRAINTS", "Rendering"]
+
+CONSTRAINTS = {"LAUNCH-C1": "A source of a launch reads no buffer that only a later one writes."}
 
 
 class Rendering:
@@ -154,7 +156,7 @@ def _verify_order(sources: Sequence[KernelSource]) -> None:
     """Check that nothing is read before it is written.
 
     Raises:
-        VerifierError: LAUNCH-C1 a source reads a buffer that only a later one of the launch writes.
+        VerifierError: one of :data:`CONSTRAINTS` is broken.
     """
     last = {node: k for k, source in enumerate(sources) for node in source.buffers[: source.outputs]}
     written: set[Node] = set()

@@ -1,7 +1,7 @@
 """The kinds of devices: a row each, which names what does the work for it.
 
 A new kind of device is one more row, and modules that hold what the row names. They are imported when they are needed:
-a program without a GPU imports no Triton.
+a program without a GPU imports no Triton. A row from another package holds functions (``docs/devices.md``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from prims.errors import Unsupported
 from prims.forking import compiling
@@ -17,10 +17,13 @@ from prims.records import record
 
 __all__ = ["BACKENDS", "Backend", "backend"]
 
+#: A name, which is imported when it is needed, or what it would name: for rows from elsewhere.
+Named: TypeAlias = str | Callable[..., Any]
+
 
 @record
 class Backend:
-    """Who does what for a kind of device: names as ``module:attribute``, within this package.
+    """Who does what for a kind of device: names as ``module:attribute``, within this package, or functions.
 
     Attributes:
         kind: torch's name for it.
@@ -36,16 +39,17 @@ class Backend:
 
     kind: str
     language: str
-    ask: str
-    claims: str
-    renderer: str
-    call: str | None = None
-    load: str | None = None
-    begin: str | None = None
+    ask: Named
+    claims: Named
+    renderer: Named
+    call: Named | None = None
+    load: Named | None = None
+    begin: Named | None = None
 
     def __getitem__(self, what: str) -> Callable[..., Any]:
         """The function that the row names; one that returns None where it names none."""
-        return _named(getattr(self, what))
+        given = getattr(self, what)
+        return given if callable(given) else _named(given)
 
 
 @functools.cache

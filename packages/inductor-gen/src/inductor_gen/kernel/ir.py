@@ -27,7 +27,16 @@ from prims.records import record
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
-__all__ = ["Call", "Kernel", "Step", "nbytes", "text", "verify"]
+__all__ = ["CONSTRAINTS", "Call", "Kernel", "Step", "nbytes", "text", "verify"]
+
+CONSTRAINTS = {
+    "KERNEL-C1": "A buffer is written before it is read.",
+    "KERNEL-C2": "A buffer begins once.",
+    "KERNEL-C3": "A kernel loads and stores only what it declares.",
+    "KERNEL-C4": "A pair of buffers that may share memory is read and written by the kernel that says so.",
+    "KERNEL-C5": "Every result is written.",
+    "KERNEL-C6": "The parts that kernels write of a buffer make it up.",
+}
 
 
 @record(eq=False)
@@ -214,10 +223,7 @@ def verify(steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node
     """Check steps that run in this order; ``given`` are the buffers that exist before them.
 
     Raises:
-        VerifierError: KERNEL-C1 a buffer is read before it is written; KERNEL-C2 a buffer begins twice; KERNEL-C3 a
-            kernel loads or stores what it does not declare; KERNEL-C4 a pair that may share memory is not read and
-            written by its kernel; KERNEL-C5 a result is never written; KERNEL-C6 the parts that kernels write of a
-            buffer do not make it up.
+        VerifierError: one of :data:`CONSTRAINTS` is broken.
     """
     have = set(given)
     _verify_parts(steps)

@@ -27,7 +27,16 @@ from prims.errors import VerifierError
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["MemoryPlan", "Piece", "Sharing", "plan_memory", "text", "verify"]
+__all__ = ["CONSTRAINTS", "MemoryPlan", "Piece", "Sharing", "plan_memory", "text", "verify"]
+
+CONSTRAINTS = {
+    "MEMORY-C1": "Buffers that are needed at once lie apart, but where a kernel writes one where it reads the other.",
+    "MEMORY-C2": "A buffer is aligned and within its piece, and the piece is there as long as the buffer.",
+    "MEMORY-C3": "What outlives the graph, or may live on elsewhere, has its memory for itself.",
+    "MEMORY-C4": "Memory is given back before an operator runs.",
+    "MEMORY-C5": "The peak is that of the pieces, and not above the bound.",
+    "MEMORY-C6": "An input is written when nobody reads it any more, and nothing that follows may fail.",
+}
 
 #: How many launches ahead an ended buffer's memory is kept for another one.
 AHEAD = 64
@@ -408,12 +417,7 @@ def verify(plan: MemoryPlan, steps: Sequence[Footprint], freed: Collection[Node]
     """Check a plan against the steps, buffer by buffer.
 
     Raises:
-        VerifierError: MEMORY-C1 two buffers lie over each other while both are needed, and no kernel writes the one
-            where it reads the other; MEMORY-C2 a buffer is misaligned, or not within its piece, or the piece is not
-            there as long as the buffer; MEMORY-C3 what outlives the graph, or may live on elsewhere, does not have its
-            memory for itself; MEMORY-C4 memory is not given back before an operator runs; MEMORY-C5 the peak is not
-            that of the pieces, or above the bound; MEMORY-C6 an input is written that is still read, or before
-            something that may fail.
+        VerifierError: one of :data:`CONSTRAINTS` is broken.
     """
     for made, read in plan.renewed.items():
         (k,) = (k for k, step in enumerate(steps) if made in step.made)

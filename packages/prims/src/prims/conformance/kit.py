@@ -10,7 +10,7 @@
     assert report.ok
 
 A backend that does not implement a primitive (or a dtype of it) raises `prims.errors.Unsupported`, which is counted
-and reported, not a failure: legalisation decomposes what a backend lacks.
+and reported, not a failure: a back end that lacks one can run it by the row's reference on the host.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""The tables of the documentation that are made from the code: ``python docs_tables.py`` writes them anew.
+"""What the documentation shows that is made from code and records: ``python docs_tables.py`` writes it anew.
 
-A table stands between ``<!-- NAME: generated -->`` and ``<!-- end -->``.
+A table, a stage's text or a plot with its caption stands between ``<!-- NAME: generated -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from pathlib import Path
+
+import docs_plots
+import docs_stages
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -78,21 +82,70 @@ def stances() -> str:
     return "\n".join(["| stance | what it does |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in STANCES.items())])
 
 
+def constraints() -> dict[str, str]:
+    """The labels of errors about graphs and files, from all packages, but those of single primitives."""
+    from inductor_gen.codegen import rendering
+    from inductor_gen.fuse import check
+    from inductor_gen.kernel import ir
+    from inductor_gen.plan import memory
+    from inductor_gen.rewrite import table
+    from prims import artefact
+    from prims.ir.constraints import CONSTRAINTS, FILE_RULES
+
+    found: dict[str, str] = {}
+    for part in (CONSTRAINTS, FILE_RULES, artefact.RULES, table.CONSTRAINTS, check.CONSTRAINTS, ir.CONSTRAINTS,
+                 rendering.CONSTRAINTS, memory.CONSTRAINTS):  # fmt: skip
+        assert not found.keys() & part.keys()
+        found.update(part)
+    return found
+
+
+def labels() -> str:
+    """A row for each label, by the form that it is about."""
+    about = {
+        "ENV": "graphs of every dialect", "TORCH": "captured graphs", "ATEN": "ATen graphs", "PRIM": "graphs of primitives",
+        "FILE": "stored graphs", "ART": "stored programs and compiled graphs", "GRAPH": "rewritten graphs",
+        "FUSE": "clusters", "KERNEL": "kernels in order", "LAUNCH": "launches", "MEMORY": "memory plans",
+    }  # fmt: skip
+    lines = ["| label | of | what has to hold |", "|---|---|---|"]
+    lines += [f"| {label} | {about[label.split('-')[0]]} | {_cell(what)} |" for label, what in constraints().items()]
+    return "\n".join(lines)
+
+
+def plot(name: str) -> str:
+    """A plot and how it was measured."""
+    title = re.search(r"<title>(.*?)</title>", picture(name))
+    return f"![{title[1]}](pictures/{name}.svg)\n\n{docs_plots.PLOTS[name][1]()}"
+
+
+def picture(name: str) -> str:
+    """The text of a picture."""
+    return docs_plots.PLOTS[name][0]() if name in docs_plots.PLOTS else docs_stages.PICTURES[name]()
+
+
+#: The files of ``docs/pictures``.
+PICTURES = (*docs_plots.PLOTS, *docs_stages.PICTURES)
+
 TABLES = {"options": ("options.md", options), "modes": ("options.md", modes),
           "breaks": ("troubleshooting.md", breaks), "logs": ("logging.md", logs),
-          "stances": ("options.md", stances)}  # fmt: skip
+          "stances": ("options.md", stances), "labels": ("messages.md", labels),
+          **{name: ("how-it-works.md", make) for name, make in docs_stages.TEXTS.items()},
+          **{f"plot {name}": ("benchmarks.md", functools.partial(plot, name)) for name in docs_plots.PLOTS}}  # fmt: skip
 
 
 def filled(text: str, name: str, table: str) -> str:
     """A page with a table put in its place."""
     made, count = re.subn(
-        rf"(<!-- {name}: generated -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}\n{table}\n\n{m[2]}", text, flags=re.S
+        rf"(<!-- {name}: generated -->\n).*?(?<=\n)(<!-- end -->)", lambda m: f"{m[1]}\n{table}\n\n{m[2]}", text, flags=re.S
     )
     assert count == 1, f"no place for the table {name}"
     return made
 
 
 if __name__ == "__main__":
+    (DOCS / "pictures").mkdir(exist_ok=True)
+    for name in PICTURES:
+        (DOCS / "pictures" / f"{name}.svg").write_text(picture(name))
     for name, (page, make) in TABLES.items():
         path = DOCS / page
         path.write_text(filled(path.read_text(), name, make()))

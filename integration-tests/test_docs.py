@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 
@@ -9,8 +10,23 @@ import docs_tables
 import pytest
 from docs_tables import DOCS, TABLES
 
-#: Pages whose Python blocks are examples; the others show signatures and stages.
-PAGES = ("logging.md", "checks.md", "options.md", "troubleshooting.md", "training.md", "serving.md", "caches.md", "migration.md")
+ROOT = DOCS.parent
+#: Every document: all pages of the site, and the repository's first page.
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("packages/*/README.md")),
+                 ROOT / "packages" / "prims" / "PRIMITIVES.md", ROOT / "benchmarks" / "README.md")
+}  # fmt: skip
+_EXAMPLE = re.compile(r"^```python\n(.*?)^```", flags=re.S | re.M)
+#: Documents with examples. The READMEs of four packages are run by the packages' own tests, with nothing else installed.
+EXAMPLES = [name for name, path in DOCUMENTS.items() if _EXAMPLE.search(path.read_text())]
+BY_PACKAGES = {f"packages/{name}/README.md" for name in ("prims", "dynamo-capture", "aot-autograd", "inductor-gen")}
+#: What the first pages' examples take for granted.
+GIVEN = """
+import torch
+model, x, f = torch.nn.Linear(4, 4), torch.ones(2, 4), lambda x: torch.nn.functional.gelu(x)
+my_backend = lambda gm, example_inputs: gm.forward
+"""
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -26,20 +42,46 @@ def test_each_option_is_said():
     assert list(docs_tables.option_rows()) == [*Options.names()]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", docs_tables.PICTURES)
+def test_pictures(name):
+    assert (DOCS / "pictures" / f"{name}.svg").read_text() == docs_tables.picture(name), "run integration-tests/docs_tables.py"
+
+
+def test_no_picture_is_left_over():
+    assert sorted(path.stem for path in (DOCS / "pictures").iterdir()) == sorted(docs_tables.PICTURES)
+
+
+def test_every_label_has_its_row():
+    """A label that an error may begin with is in the table, in the IR contract, or a primitive's."""
+    from prims.ops import TABLE
+
+    known = docs_tables.constraints().keys() | {label for op in TABLE.values() for label in op.constraints}
+    sources = [path.read_text() for path in ROOT.glob("packages/*/src/**/*.py")]
+    used = {label for text in sources for label in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*-C\d+\b", text)}
+    assert used <= known, used - known
+    contract = (DOCS / "ir.md").read_text()
+    for label, what in docs_tables.constraints().items():
+        if label.split("-")[0] in ("ENV", "TORCH", "ATEN", "PRIM", "FILE"):
+            said = what.replace(" (reference)", "").replace(" (every_pass)", "")
+            assert f"**{label}**: {said}" in contract, label
+
+
+@pytest.mark.parametrize("page", [name for name in EXAMPLES if name not in BY_PACKAGES])
 def test_examples(page, tmp_path, monkeypatch):
     """All blocks of a page in order, in one namespace; one that is to fail says so by itself."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUINTET_CACHE_DIR", str(tmp_path / "cache"))
-    text = (DOCS / page).read_text()
-    blocks = [(text[: m.start()].count("\n") + 2, m[1]) for m in re.finditer(r"^```python\n(.*?)^```", text, flags=re.S | re.M)]
-    assert blocks, f"{page} has no example"
+    text = DOCUMENTS[page].read_text()
+    blocks = [(text[: m.start()].count("\n") + 2, m[1]) for m in _EXAMPLE.finditer(text)]
     space = {"__name__": "example"}
-    sources = tmp_path / page.replace(".md", ".py")
+    if page in ("README.md", "packages/compile-api/README.md"):
+        exec(GIVEN, space)
+    sources = tmp_path / DOCUMENTS[page].with_suffix(".py").name
     lines = [""] * (text.count("\n") + 1)
     for at, block in blocks:
         lines[at - 1 : at - 1 + block.count("\n")] = block.splitlines()
     sources.write_text("\n".join(lines))  # so that the program's lines can be shown
+    from dynamo_capture import set_stance
     from prims.logs import set_logs
 
     try:
@@ -49,17 +91,51 @@ def test_examples(page, tmp_path, monkeypatch):
                 exec(compile("\n" * (at - 1) + block, str(sources), "exec"), space)
     finally:
         set_logs()
+        set_stance("default")
 
 
-@pytest.mark.parametrize("path", [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"], ids=lambda p: p.name)
-def test_links(path):
-    for target in re.findall(r"\]\(([\w./-]*[./][\w./-]*)(?:#[^)]*)?\)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+def test_each_package_s_example_needs_nothing_else():
+    """What an example of docs/packages.md imports is the package that its section is about, and ``prims``."""
+    text = (DOCS / "packages.md").read_text()
+    sections = re.findall(r"^## ([\w-]+): .*?^```python\n(.*?)^```", text, flags=re.S | re.M)
+    assert [name for name, _ in sections] == ["prims", "dynamo-capture", "aot-autograd", "inductor-gen", "compile-api"]
+    for name, block in sections:
+        tree = ast.walk(ast.parse(block))
+        asked = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in tree
+                 if isinstance(n, (ast.Import, ast.ImportFrom))}  # fmt: skip
+        assert {a.split(".")[0] for a in asked} - {"torch", "prims"} == {name.replace("-", "_")} - {"prims"}
 
 
-def test_every_page_is_linked():
-    readme = (DOCS.parent / "README.md").read_text()
-    assert all(f"docs/{page.name}" in readme for page in DOCS.glob("*.md"))
+def slug(heading):
+    """A heading's anchor on GitHub: the site's is the same but for runs of hyphens, which no heading has."""
+    words = re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower()).strip()
+    return re.sub(r"\s", "-", words)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links(name):
+    path = DOCUMENTS[name]
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    for target, anchor in re.findall(r"\]\(([\w./-]*)(?:#([^)\s]*))?\)", text):
+        found = path.parent / target if target else path
+        assert found.exists(), f"{name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), flags=re.M)
+            assert anchor in map(slug, headings), f"{name} links to {target}#{anchor}"
+
+
+def test_every_page_is_linked_and_on_the_site():
+    readme, site = (ROOT / "README.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.glob("*.md"):
+        assert f"docs/{page.name}" in readme, page.name
+        assert f": {page.name}\n" in site, page.name
+
+
+def test_words_of_our_own_are_in_the_glossary():
+    """Each is there once, in the order of the alphabet."""
+    rows = re.findall(r"^\| \*\*([^*]+)\*\*", (DOCS / "glossary.md").read_text(), flags=re.M)
+    assert rows == sorted(set(rows), key=lambda row: row.split(",")[0])
+    assert {"envelope", "claim", "cluster", "fuel", "stance", "verdict"} <= {row.split(",")[0] for row in rows}
 
 
 def test_torch_compiles_options_are_answered():

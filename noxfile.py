@@ -36,7 +36,7 @@ LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
 STAGE_TESTS = ["pytest", "pytest-xdist", "hypothesis", "numpy", "expecttest"]
 #: The Pythons that the packages support.
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-TESTS = [*(f"hook-{version}" for version in PYTHONS), *STAGES, "integration", "lint", "types"]
+TESTS = [*(f"hook-{version}" for version in PYTHONS), *STAGES, "integration", "docs", "lint", "types"]
 
 
 def show_pyenv_interpreters() -> None:
@@ -192,6 +192,13 @@ def types(session: nox.Session) -> None:
 def package_sources() -> list[str]:
     """The import packages' folders."""
     return [str(path.parent) for path in sorted(ROOT.glob("packages/*/src/*/py.typed"))]
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, into site/; a link or an anchor that leads nowhere fails. Needs no torch."""
+    install(session, "mkdocs", "mkdocs-material")
+    session.run("mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml"))
 
 
 @nox.session

@@ -29,15 +29,16 @@ _FROM_ELSEWHERE = re.compile(rb"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https
 
 
 class _IndentByTwo(Extension):
-    """Lists are indented as on GitHub, not by four."""
+    """Lists in lists are indented by two as on GitHub, not by four. The first extension: the parser is made anew."""
 
     def extendMarkdown(self, md: Markdown) -> None:
         md.tab_length = 2
+        md.build_parser()
 
 
 def on_config(config: Any) -> Any:
     """Markdown as GitHub reads it."""
-    config["markdown_extensions"].append(_IndentByTwo())
+    config["markdown_extensions"].insert(0, _IndentByTwo())
     return config
 
 

@@ -345,6 +345,24 @@ def test_compare_sees_capture(monkeypatch):
     assert not found.same and found.capture and found.failing is None and str(found).startswith("capture: output 0")
 
 
+def test_compare_says_that_a_program_does_not_repeat():
+    """A program with state of its own differs from itself: neither capture nor a stage is at fault."""
+    count = []
+
+    @torch.library.custom_op("quintet_checks::counting", mutates_args=())
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        count.append(1)
+        return x + len(count)
+
+    counting.register_fake(torch.empty_like)
+    program = lambda x: counting(x.sin()) * 2
+    found = compile_api.compare(program, torch.ones(3))
+    assert not found.same and not found.repeats and "run eagerly once more" in str(found)
+    for look in (compile_api.minify, compile_api.bisect):
+        with pytest.raises(compile_api.errors.UserError, match="run eagerly once more"):
+            look(program, torch.ones(3))
+
+
 def test_compare_sees_errors(monkeypatch):
     monkeypatch.setattr("inductor_gen.compile_graph", lambda *a, **k: 1 // 0)
     found = compile_api.compare(Small(), torch.randn(2, 4))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import Region, check_region, checking_options, compare
+from compile_api.comparison import UNREPEATABLE, Region, check_region, checking_options, compare
 from prims.errors import UserError
 from prims.ir import Envelope
 from prims.ir.blame import blaming
@@ -71,6 +71,8 @@ def bisect(
         UserError: it neither differs nor fails.
     """
     found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
+    if not found.repeats:
+        raise UserError(UNREPEATABLE, todo="Put the state into the arguments, or leave it out of the program.")
     if found.capture or found.error is not None:
         return Culprit("capture", None, None, 0, "", (), str(found).splitlines()[0])
     region = found.failing

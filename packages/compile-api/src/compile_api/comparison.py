@@ -30,6 +30,13 @@ __all__ = [
 ]
 
 
+#: What is said of a program of which nothing can be said.
+UNREPEATABLE = (
+    "the program gives other results when it is run eagerly once more: something keeps state that is not in its arguments "
+    "(a custom operator, a counter), and there is nothing to compare with"
+)
+
+
 @record
 class Modes:
     """Gradients, inference mode and autocast of a thread, in which a graph was compiled."""
@@ -106,11 +113,13 @@ class Comparison:
         capture: how the captured graphs, run eagerly, differ from the program: capture's doing.
         regions: each captured graph.
         error: what capture raised.
+        repeats: whether the program gives what it gave when it is run eagerly once more; asked where ``capture`` differs.
     """
 
     capture: tuple[Difference, ...]
     regions: tuple[Region, ...]
     error: Exception | None = None
+    repeats: bool = True
 
     @property
     def same(self) -> bool:
@@ -124,7 +133,9 @@ class Comparison:
 
     def __str__(self) -> str:
         lines = [f"capture: {type(self.error).__name__}: {self.error}"] if self.error is not None else []
-        lines += [f"capture: {d.what} {d.index}: {d.detail}" for d in self.capture]
+        if not self.repeats:
+            lines.append(UNREPEATABLE)
+        lines += [f"capture: {d.what} {d.index}: {d.detail}" for d in self.capture if self.repeats]
         return "\n".join([*lines, *map(str, self.regions)]) or "nothing was captured"
 
 
@@ -155,7 +166,9 @@ def compare(
         captured = run_captured(fn, args, kwargs or {}, _recording(backend, opts, regions), opts)
     except Exception as error:
         return Comparison((), tuple(regions), error)
-    return Comparison(tuple(judge(captured, eager, lambda: None)), tuple(regions))
+    differences = tuple(judge(captured, eager, lambda: None))
+    repeats = not differences or not judge(run_captured(fn, args, kwargs or {}), eager, lambda: None)
+    return Comparison(differences, tuple(regions), repeats=repeats)
 
 
 def checking_options(options: Mapping[str, Any] | None) -> Options:

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import Comparison, check_region, checking_options, compare, plain_of
+from compile_api.comparison import UNREPEATABLE, Comparison, check_region, checking_options, compare, plain_of
 from compile_api.script import write_script
 from compile_api.trial import copies_of, keeping_random_state
 from prims.debug import place_for
@@ -76,6 +76,8 @@ def minify(
     if slow is not None:
         return _of_slow(fn, args, kwargs or {}, backend, opts, time.monotonic() + seconds, slow)
     found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
+    if not found.repeats:
+        raise UserError(UNREPEATABLE, todo="Put the state into the arguments, or leave it out of the program.")
     if found.capture or found.error is not None:
         return _of_capture(fn, found, args, opts)
     region = found.failing

@@ -66,7 +66,7 @@ def _head(report: Report, title: str) -> str:
     verdict = report.verdict
     kind = "good" if verdict == "compiled" else "bad" if verdict.startswith("eager") else "hint"
     counts = ", ".join(
-        f"{len(getattr(report, name))} {name}"
+        f"{report.captured if name == 'graphs' else len(getattr(report, name))} {name}"
         for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles")
     )
     return f"<h1>{escape(title)}</h1><p class='{kind}'><b>{escape(verdict)}</b></p><p>{counts}</p>"

@@ -609,6 +609,11 @@ class Report:
         with open(path, "w", encoding="utf-8") as file:
             file.write(page(self, title))
 
+    @property
+    def captured(self) -> int:
+        """The number of captured graphs, each of which is recorded again as ATen; of a stage alone that of its own."""
+        return sum(graph.dialect == "torch" for graph in self.graphs) or len(self.graphs)
+
     def __rich_console__(self, console: object, options: object) -> Iterator[str]:
         """The report for ``rich.print``: what needs a look in colours, what the program computes plain."""
         for k, line in enumerate(str(self).splitlines()):
@@ -621,13 +626,15 @@ class Report:
     def __str__(self) -> str:
         lines = [
             self.verdict,
-            f"{len(self.graphs)} graphs, {len(self.breaks)} breaks, {len(self.kernels)} kernels, "
+            f"{self.captured} graphs, {len(self.breaks)} breaks, {len(self.kernels)} kernels, "
             f"{len(self.externs)} extern calls, {len(self.fallbacks)} fallbacks, "
             f"{len(self.recompiles)} recompiles",
         ]
         texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
         texts += [f"loaded {part.what} {part.name}: {part.key}" for part in self.loaded]
-        texts += map(str, self.programs)
+        if self.programs:
+            became = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in self.programs).items())
+            texts.append(f"programs on disk: {became} (compile_api.cache.explain says which and why)")
         texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
         texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]

@@ -58,7 +58,8 @@ def agrees(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, name: st
     """
     if tuple(x.shape) != shape or x.dtype != dtype:
         found, planned = (f"{t} {list(n)}" for t, n in ((x.dtype, x.shape), (dtype, shape)))
-        raise InternalError(f"{name} gave a result of {found}, where its metadata rule says {planned}")
+        rule = "metadata rule" if name.startswith("aten.") else "fake implementation (register_fake)"
+        raise InternalError(f"{name} gave a result of {found}, where its {rule} says {planned}")
 
 
 def _too_large() -> None:

@@ -260,6 +260,74 @@ def _begin(node: Any, steps: Any) -> int:
     return 0
 
 
+def _programs() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Programs that are trained, with the arguments of a call."""
+    nn = torch.nn
+
+    class Classifier(nn.Module):
+        def __init__(self, body: Any) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return nn.functional.cross_entropy(self.body(x), y)
+
+    mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    convnet = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True)
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layer, self.out = nn.Embedding(50, 32), layer, nn.Linear(32, 10)
+
+        def forward(self, ids: Any) -> Any:
+            return self.out(self.layer(self.embed(ids)).mean(1))
+
+    y = torch.zeros(4, dtype=torch.int64)
+    return {
+        "a perceptron": (Classifier(mlp), (torch.randn(4, 32), y)),
+        "a convolution net with batch norms": (Classifier(convnet), (torch.randn(4, 3, 16, 16), y)),
+        "a transformer layer with an embedding": (Classifier(Transformer()), (torch.zeros(4, 8, dtype=torch.int64), y)),
+    }  # fmt: skip
+
+
+def needed() -> str:
+    """The primitives that training steps of small models are made of, for a device that claims what CPUs do."""
+    import aot_autograd
+    import dynamo_capture
+    import inductor_gen
+    from prims.lower import lower
+    from prims.ops import TABLE, PrimOp
+
+    rows, everything = [], set()
+    for name, (model, args) in _programs().items():
+        found: list[Any] = []
+
+        def kept(gm: Any, example_inputs: Any) -> Any:
+            found.append((gm, example_inputs))
+            return gm.forward
+
+        dynamo_capture.optimize(model, kept)(*args)
+        ((gm, inputs),) = found
+        joint = aot_autograd.joint_graph(gm, inputs)
+        parts = aot_autograd.partition_joint(joint, aot_autograd.min_cut_partition)
+        targets = {
+            node.target for env in (parts.forward, parts.backward)
+            for node in lower(env, claims=inductor_gen.claims("cpu")).op_nodes
+        }  # fmt: skip
+        ops = {t.name for t in targets if isinstance(t, PrimOp)}
+        called = {str(t) for t in targets if not isinstance(t, PrimOp) and str(t).startswith("aten.")}
+        everything |= ops
+        whole = " ".join(f"`{t.removeprefix('aten.').removesuffix('.default')}`" for t in sorted(called))
+        rows.append(f"| {name} | {len(ops)}: {' '.join(f'`{op}`' for op in sorted(ops))} | {whole} |")
+    head = ["| training step of | primitives | operators claimed |", "|---|---|---|"]
+    return "\n".join([*head, *rows, f"| together | {len(everything)} of {len(TABLE)} | |"])
+
+
 #: Texts of the page by name, and pictures by the name of their file.
 TEXTS = {"guards": guards_text, "torch": torch_text, "aten": aten_text, "prim": prim_text, "kernel": kernel_text,
          "saved": saved_text, "counts": counts}  # fmt: skip

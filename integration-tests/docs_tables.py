@@ -128,7 +128,7 @@ PICTURES = (*docs_plots.PLOTS, *docs_stages.PICTURES)
 
 TABLES = {"options": ("options.md", options), "modes": ("options.md", modes),
           "breaks": ("troubleshooting.md", breaks), "logs": ("logging.md", logs),
-          "stances": ("options.md", stances), "labels": ("messages.md", labels),
+          "stances": ("options.md", stances), "needed": ("devices.md", docs_stages.needed), "labels": ("messages.md", labels),
           **{name: ("how-it-works.md", make) for name, make in docs_stages.TEXTS.items()},
           **{f"plot {name}": ("benchmarks.md", functools.partial(plot, name)) for name in docs_plots.PLOTS}}  # fmt: skip
 

@@ -10,6 +10,8 @@ import docs_tables
 import pytest
 from docs_tables import DOCS, TABLES
 
+from inductor_gen.native_host.build import calls_can_be_made
+
 ROOT = DOCS.parent
 #: Every document: all pages of the site, and the repository's first page.
 DOCUMENTS = {
@@ -69,6 +71,8 @@ def test_every_label_has_its_row():
 @pytest.mark.parametrize("page", [name for name in EXAMPLES if name not in BY_PACKAGES])
 def test_examples(page, tmp_path, monkeypatch):
     """All blocks of a page in order, in one namespace; one that is to fail says so by itself."""
+    if page in ("docs/deployment.md", "docs/torchscript.md") and not calls_can_be_made():
+        pytest.skip("package() refuses calls of this PyTorch's operators")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUINTET_CACHE_DIR", str(tmp_path / "cache"))
     text = DOCUMENTS[page].read_text()

@@ -325,6 +325,24 @@ def _(patch, tmp):
     assert not missing
 
 
+@promise("a site of all documents, built without a network, whose links and examples hold",
+         ("integration-tests/test_docs.py::test_links", "integration-tests/test_docs.py::test_examples",
+          "integration-tests/test_docs.py::test_every_page_is_linked_and_on_the_site"))  # fmt: skip
+def _(patch, tmp):
+    site = (ROOT / "mkdocs.yml").read_text()
+    for page in ("index", "how-it-works", "packages", "options", "messages", "troubleshooting", "migration", "torchscript",
+                 "swapping", "devices", "numerics", "performance", "benchmarks", "decisions", "glossary"):  # fmt: skip
+        assert f": {page}.md\n" in site, page
+    assert "font: false" in site and 'session.run("mkdocs", "build", "--strict"' in (ROOT / "noxfile.py").read_text()
+
+
+@promise("pictures of the documentation are of the real stages of a model, and of the benchmarks' records",
+         ("integration-tests/test_docs.py::test_pictures",))
+def _(patch, tmp):
+    page = (docs_tables.DOCS / "how-it-works.md").read_text()
+    assert all(f"pictures/{name}.svg" in page for name in ("stages", "fusion", "memory"))
+
+
 @pytest.mark.parametrize("text", ROWS)
 def test_promise(text, monkeypatch, tmp_path):
     ROWS[text][0](monkeypatch, tmp_path)

@@ -32,8 +32,8 @@ __all__ = [
 
 #: What is said of a program of which nothing can be said.
 UNREPEATABLE = (
-    "the program gives other results when it is run eagerly once more: something keeps state that is not in its arguments "
-    "(a custom operator, a counter), and there is nothing to compare with"
+    "the program gives other results when it is run eagerly once more: something keeps state that is not in its "
+    "arguments (a custom operator, a counter), and there is nothing to compare with"
 )
 
 
@@ -113,7 +113,8 @@ class Comparison:
         capture: how the captured graphs, run eagerly, differ from the program: capture's doing.
         regions: each captured graph.
         error: what capture raised.
-        repeats: whether the program gives what it gave when it is run eagerly once more; asked where ``capture`` differs.
+        repeats: whether the program gives what it gave when it is run eagerly once more; asked where ``capture``
+            differs.
     """
 
     capture: tuple[Difference, ...]

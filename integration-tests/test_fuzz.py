@@ -470,11 +470,42 @@ def test_the_logarithm_of_a_sum_that_is_one_may_be_zero() -> None:
         assert bool((wrong != right).all())
 
 
-def test_the_zero_of_an_extremum_depends_on_the_order() -> None:
-    x = torch.tensor([[0.0, -0.0, -1.0], [0.0, 0.0, -1.0], [-0.0, -0.0, -2.0]])
-    for compute in (lambda x: x.amax(-1), lambda x: (-x).amin(1), lambda x: torch.stack([r.max() for r in x])):
-        result, shadow = decided(compute, x)
-        assert judge(result, -result, shadow.twins(result))[0].tolist() == [False, True, True]
+#: Rows by how many signs the zeros have among which one looks for the largest: both in the first five, which of them is
+#: first, last or in the middle, then one, and none.
+ROWS_OF_ZEROS = torch.tensor(
+    [
+        [0.0, -0.0, -1.0, -2.0], [-0.0, 0.0, -1.0, 0.0], [0.0, -0.0, -0.0, 0.0], [-0.0, 0.0, 0.0, -0.0], [-1.0, -0.0, 0.0, -0.0],
+        [0.0, 0.0, -1.0, 0.0], [-0.0, -0.0, -2.0, -0.0], [-1.0, 0.0, -2.0, -1.0], [-1.0, -2.0, -0.0, -1.0], [-0.0, -0.0, -0.0, 2.0],
+    ]
+)  # fmt: skip
+PLACES = torch.arange(10)[:, None].expand(10, 4)
+EXTREMA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: (-x).amin(1),
+    "max": lambda x: torch.stack([r.max() for r in x]),
+    "min": lambda x: torch.stack([(-r).min() for r in x]),
+    "aminmax": lambda x: x.aminmax(dim=1).max,
+    "of columns": lambda x: x.t().contiguous().amax(0),
+    "out": lambda x: torch.amax(x, 1, out=torch.empty(10, dtype=x.dtype)),
+    "scatter_reduce": lambda x: torch.zeros(10, 1, dtype=x.dtype).scatter_reduce(1, PLACES * 0, x, "amax", include_self=False)[:, 0],
+    "index_reduce_": lambda x: torch.full((10, 1), -9.0, dtype=x.dtype).index_reduce_(1, PLACES[0] * 0, x, "amax")[:, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EXTREMA)
+def test_the_zero_of_an_extremum_depends_on_the_order(name: str, dtype: torch.dtype) -> None:
+    """Where there are zeros of both signs, and in what follows from it; a zero of one sign has one answer."""
+    for follow in (lambda y: y, lambda y: torch.ones_like(y).copysign(y), lambda y: (y * -3).float(), torch.reciprocal):
+        result, shadow = decided(lambda x, follow=follow: follow(EXTREMA[name](x)), ROWS_OF_ZEROS.to(dtype))
+        runs = shadow.twins(result)
+        assert judge(result, -result, runs)[0].tolist() == [row >= 5 for row in range(10)]
+        assert not judge(result, result, runs)[0].any()
+
+
+def test_the_first_of_several_extrema_is_the_answer_where_a_place_is_told() -> None:
+    result, shadow = decided(lambda x: x.max(1).values, ROWS_OF_ZEROS)
+    assert judge(result, -result, shadow.twins(result))[0].all()
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])

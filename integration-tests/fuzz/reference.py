@@ -5,7 +5,10 @@ their types). Each ATen operator is computed on the twins too; a view of a stora
 write goes into the twin. Twin 0 is rounded nowhere but to float64, and neither is twin 1, whose pointwise operators
 read their operands with gaps between the elements: then PyTorch's CPU kernels compute one by one rather than by
 vectors, which some of them answer with the other zero (``softshrink``, and ``maximum`` of 0.0 and -0.0); of numbers too few
-for a vector, twin 0 has the zeros that vectors would have. The largest of a row twin 1 looks for from the end. Twins are on the CPU, whatever eager runs on: its kernels of 64 bits have constants of 64 bits.
+for a vector, twin 0 has the zeros that vectors would have. Of zeros of both signs among which one looks for the largest,
+twin 0 takes 0.0 to be the larger, twin 1 takes -0.0, and each rounded run either of them for each result: which a kernel
+meets first depends on the shape. Of zeros of one sign that is the answer in all of them. Twins are on the CPU, whatever
+eager runs on: its kernels of 64 bits have constants of 64 bits.
 
 Each other twin is a run of Monte Carlo arithmetic (D. S. Parker, 1997): each result that eager had to round, or that
 follows from such, is moved by up to one unit in the last place of the result's type and rounded to a number of that type,
@@ -80,6 +83,11 @@ TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
 NORM_GRADIENTS = frozenset(f"aten::native_{name}_norm_backward" for name in ("layer", "group", "batch"))
+#: Extrema of which a kernel's order decides whose sign a zero has, where there are zeros of both among what it looks at.
+#: Those along a dimension that tell a place as well are not among them: the first is promised.
+EXTREMA = frozenset(f"aten::{name}" for name in ("amax", "amin", "max", "min", "aminmax"))
+#: Operators that are extrema where they are told so.
+EXTREMA_BY_NAME = frozenset(f"aten::{name}" for name in ("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_"))
 #: Gradients of a softmax, in which a row's kernel adds without a zero to begin with and a column's with one.
 SOFTMAX_GRADIENTS = ("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 #: Parts of the names of writes that leave some elements as they are.
@@ -274,7 +282,7 @@ class Shadow(TorchDispatchMode):
                     if id(t) in moving and name.endswith("_") and not any(part in name for part in PARTIAL):
                         self._stir(t)
                     moving.discard(id(t))
-                other = _apart if not written and torch.Tag.pointwise in func.tags else _backwards(func, args)
+                other = _apart if not written and torch.Tag.pointwise in func.tags else lambda twin: twin
                 written += averages
                 given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
                 if name in ANY_ORDER:
@@ -306,6 +314,9 @@ class Shadow(TorchDispatchMode):
             return
         answers: list[Any] = []
         moved = func._schema.name in MOVING
+        before = None
+        if given is not None and self.count > 1 and _is_extremum(func, original):
+            before = _copies(given) if written else given
         if given is not None:
             try:
                 answers = _computed(func, given, next((t.device for t in _tensors(original)), HOME))
@@ -316,6 +327,8 @@ class Shadow(TorchDispatchMode):
                 if torch.Tag.pointwise in func.tags and not written and self.count > 1:
                     answers[0] = _zeros_by_vectors(func, answers[0], given[0])
                 self._with_inner_sums(func, answers, given, original)
+                if before is not None:
+                    self._with_either_extremum(func, answers, before)
                 answers = [_restored(answer, order) for answer, order in zip(answers, orders, strict=True)]
             except Exception:
                 answers = [] if written else self._narrowly(func, given, original)
@@ -407,6 +420,16 @@ class Shadow(TorchDispatchMode):
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
                 answers[k] = _mapped(self._either_zero, answers[k])
+
+    def _with_either_extremum(self, func: Any, answers: list[Any], before: list[Any]) -> None:
+        """Where an extremum is a zero and there were zeros of both signs, either is an answer."""
+        for k, answer in enumerate(answers):
+            if not any(bool((t == 0).any()) for t in _tensors(answer)):
+                continue
+            both = [_tensors(_signs_by(larger, func, before[k])) for larger in (1.0, -1.0)]
+            for t, one, other in zip(_tensors(answer), *both, strict=True):
+                sign = (one, other)[k] if k < 2 else one.where(self._random(t) > 0, other)
+                t.copy_(t.where(t != 0, torch.zeros_like(t).copysign(sign)))
 
     def _either_zero(self, t: Any) -> Any:
         """The numbers, of which zeros have either sign."""
@@ -681,13 +704,33 @@ def _inner_roundings(func: Any, args: Any, kwargs: Any, random: Callable[[torch.
     return mean * random(mean) + size * random(size)
 
 
-def _backwards(func: Any, args: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """For an extremum the operand's numbers in the other order, in which another zero comes first."""
-    extremum = func._schema.name in ("aten::amax", "aten::amin", "aten::max", "aten::min")
-    if not extremum or func._overloadname not in ("", "default"):
-        return lambda twin: twin
-    dims = args[1] if len(args) > 1 else ()
-    return lambda twin: twin.flip(dims or tuple(range(twin.dim())))
+def _is_extremum(func: Any, given: Any) -> bool:
+    """Whether it is one of numbers of which any zero may stay."""
+    name = func._schema.name
+    if not all(t.is_floating_point() for t in _tensors(given[0])[:1]):
+        return False
+    if name in EXTREMA_BY_NAME:
+        return any(isinstance(kind, str) and kind in ("amax", "amin") for kind in (*given[0], *given[1].values()))
+    return name in EXTREMA and func._overloadname in ("default", "out", "unary_out")
+
+
+def _copies(given: Any) -> Any:
+    """Operands as they are, before one of them is written."""
+    return _mapped(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, given)
+
+
+def _signs_by(larger: float, func: Any, given: Any) -> Any:
+    """What an extremum would be, its zeros too small numbers with the sign of those that it is of, where the zero of a sign
+    (``larger``: 1.0 or -1.0) is larger than the other."""
+    least = 5e-324  # no number of the twins lies between it and zero
+
+    def told_apart(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        return value.where(value != 0, torch.full_like(value, least).copysign(value) * larger)
+
+    args, kwargs = _mapped(told_apart, given)
+    return _mapped(lambda t: t * larger if isinstance(t, torch.Tensor) else t, func(*args, **kwargs))
 
 
 def _raced(func: Any, t: torch.Tensor, operands: list[torch.Tensor]) -> torch.Tensor:

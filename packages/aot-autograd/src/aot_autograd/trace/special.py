@@ -125,6 +125,29 @@ def _neg_view(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return tracer.view_step(args[0], ViewStep(aten.neg.default, (), {}, spec, spec))
 
 
+def _is_lazy(chain: tuple[ViewStep, ...]) -> bool:
+    """Whether eager's tensor is a conjugate or a negative that only its reader makes."""
+    conjugate, parts, negative = False, False, False
+    for step in chain:
+        if step.func is aten.conj_physical.default:
+            conjugate = not conjugate
+        elif step.func is aten.neg.default:
+            negative = not negative
+        elif step.func is aten.view_as_real.default:
+            conjugate, parts = False, conjugate
+        elif step.func is aten.select.int and parts:
+            parts, negative = False, negative != (step.args[1] == 1)
+    return conjugate or negative
+
+
+@handles("select_scatter.default", "slice_scatter.default", "diagonal_scatter.default", "as_strided_scatter.default")
+def _scattered(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A copy with the strides of the memory that is copied, which of a lazy view is memory of its own."""
+    if not _is_lazy(_state(args[0]).chain):
+        return NotImplemented
+    return tracer.pure(func, (tracer.pure(aten.clone.default, (args[0],), {}), *args[1:]), kwargs)
+
+
 # -- one view per result -----------------------------------------------------------------------------------------
 
 

@@ -112,3 +112,55 @@ def test_zeros_of_results_have_eagers_sign(case: str) -> None:
             zero = (eager == 0) & (ours == 0)
             assert bool((eager.signbit() == ours.signbit())[zero].all()), (eager, ours)
             assert bool((zero | (eager == ours)).all())
+
+
+def filled(h: torch.Tensor) -> torch.Tensor:
+    """The old numbers' gradient is what comes by the other result alone."""
+    other = h * -3
+    h.fill_(2.0)
+    return other
+
+
+WRITES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "silu": lambda h: F.silu(h, inplace=True),
+    "multiplied": lambda h: h.mul_(-2.0),
+    "a power, and a result": lambda h: (h.pow_(2), h * 3)[1],
+    "a part": lambda h: h[:, 1:].mul_(-1.0).sum(),
+    "twice": lambda h: h.neg_().mul_(-2.0),
+    "zeroed": lambda h: h.zero_(),
+    "filled, beside a result": filled,
+    "copied": lambda h: h.copy_(h.flip(0)),
+    "nothing but a look": lambda h: (h.detach().abs(), None)[1],
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_zeros_of_what_a_region_writes_over(name: str) -> None:
+    """Gradients of -0.0, 0.0 and others for what was written, or for the result, whose hooks see what eager's see."""
+    write = WRITES[name]
+
+    def program(h: torch.Tensor) -> torch.Tensor | None:
+        return write(h)
+
+    compiled = compile_api.compile(program)
+    for weighed in ("written", "result", "both"):
+        found: list[list[torch.Tensor]] = []
+        for f in (program, compiled):
+            leaf = torch.linspace(-3, 3, 12).reshape(3, 4).requires_grad_()
+            h, seen = leaf * 1, []
+            h.register_hook(seen.append)
+            result = f(h)
+            assert h.grad_fn is not None
+            results = {"written": [h], "result": [result], "both": [h, result]}[weighed]
+            results = [t for t in results if t is not None and t.requires_grad]
+            if results:
+                given = [((torch.arange(t.numel()) * 5 % 4 - 1.0).relu() * -1.0).reshape(t.shape) for t in results]
+                (gradient,) = torch.autograd.grad(results, leaf, given)
+                seen.append(gradient)
+            found.append(seen)
+        assert len(found[0]) == len(found[1])
+        for theirs, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert torch.equal(ours.signbit(), theirs.signbit()), weighed
+    report = compiled.report()
+    assert report.graphs and not report.fallbacks

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from aot_autograd.runtime.emitted import SIZE_FUNCTIONS, as_strided_from, copy_all, emitted_function, written
+from aot_autograd.runtime.emitted import (
+    SIZE_FUNCTIONS,
+    as_strided_from,
+    copy_all,
+    emitted_function,
+    write_over,
+    written,
+)  # fmt: skip
 from aot_autograd.trace.outcome import Leaf, Outcome
 from aot_autograd.trace.views import ViewStep
 from prims.errors import InternalError
@@ -100,9 +107,14 @@ def emit_symbols(source: Source, outcome: Outcome, names: Set[str], args: str = 
 
 
 def emit_mutations(
-    source: Source, triples: list[tuple[str, str, Any]], *, no_grad: bool, differentiable: bool = False
-) -> None:
-    """Copy new values into written inputs: ``(input expression, value expression, input's spec)`` triples."""
+    source: Source, triples: list[tuple[str, str, Any]], *, no_grad: bool, differentiable: bool = False,
+    over: Set[str] = frozenset(),
+) -> None:  # fmt: skip
+    """Copy new values into written inputs: ``(input expression, value expression, input's spec)`` triples.
+
+    Args:
+        over: the inputs whose new values have a gradient for the old ones.
+    """
     if not triples:
         return
     indent = ""
@@ -111,8 +123,10 @@ def emit_mutations(
         source.line("with no_grad():")
         indent = "    "
     if differentiable:
+        source.globals.update({"write_over": write_over} if over else {})
         for target, value, _ in triples:
-            source.line(f"{indent}{target}.copy_({value})")
+            text = f"write_over({target}, {value})" if target in over else f"{target}.copy_({value})"
+            source.line(f"{indent}{text}")
         return
     source.globals["written"] = written
     # The list copy takes one launch for many tensors only where all have one dtype and device.

@@ -16,7 +16,7 @@ from prims.undo import undoing
 
 __all__ = [
     "SIZE_FUNCTIONS", "RunEagerly", "aligned", "as_strided_from", "copy_all", "counter_of", "emitted_function",
-    "lead_nowhere", "loses_its_views", "new_seed", "shares_memory", "written",
+    "lead_nowhere", "loses_its_views", "new_seed", "shares_memory", "write_over", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {
@@ -53,6 +53,23 @@ def written(*tensors: torch.Tensor) -> None:
     counted = [x for x in tensors if not x.is_inference()]
     if counted:
         torch.autograd.graph.increment_version(counted)
+
+
+def write_over(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a new value, computed from the old one, into a written input.
+
+    The old one's gradient is what the region's backward pass gives. Autograd has zeros for it beside that, as nothing of
+    it goes through the copy: added to a gradient of -0.0 they would make it 0.0, at the price of a sum.
+    """
+    before = target.grad_fn
+    target.copy_(value)
+    node = target.grad_fn
+    if node is not None and node is not before and not target._is_view():  # a view's node is not the copy's
+        node.register_hook(_of_value_alone)
+
+
+def _of_value_alone(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
+    return None, *gradients[1:]
 
 
 def as_strided_from(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:

@@ -96,13 +96,21 @@ def _run(
     inputs = outcome.program.tracer.inputs
     made = _emit_links(source, joint, outputs)
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
-    emit_mutations(source, tracked, no_grad=False, differentiable=True)
+    over = {f"args[{i}]" for i, o, through in outcome.mutations if through and _leads(joint, partition, o, i)}
+    emit_mutations(source, tracked, no_grad=False, differentiable=True, over=over)
     source.line(f"return {emit_results(source, outcome, outputs, made)}")
     if not outcome.program.grad_enabled:
         # The program itself turns gradients on, for a part of it.
         source.globals["enable_grad"] = torch.enable_grad
         source.lines[start:] = ["with enable_grad():", *(f"    {line}" for line in source.lines[start:])]
     return _emitted(source, "run(*args)")
+
+
+def _leads(joint: Joint, partition: Partition, output: int, index: int) -> bool:
+    """Whether the backward graph has a gradient for an input, to which autograd's graph leads from this output."""
+    if output not in joint.tangents or index not in partition.gradients:
+        return False
+    return index in joint.reached[joint.tangents.index(output)]
 
 
 def _emit_call(source: Source, joint: Joint, partition: Partition) -> None:

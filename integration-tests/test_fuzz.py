@@ -931,3 +931,25 @@ def test_a_normalisations_gradients_may_be_off_together(name: str) -> None:
     unit = 2.0**-23
     assert not judge(total, total + 20 * unit, runs)[0].any()
     assert judge(total, total + 120 * 40 * unit, runs)[0].all()
+
+
+def test_an_infinity_becomes_the_largest_number_of_eagers_type() -> None:
+    """Not that of the twins', of which a sum or a square is an infinity again."""
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
+    for dtype in (torch.float32, torch.float16):
+        result, shadow = decided(lambda x: torch.nan_to_num(x) * 0.25, x.to(dtype))
+        assert not judge(result, result, shadow.twins(result))[1].any()
+        assert judge(result, result * 1.01 + 0.1, shadow.twins(result))[0].all()
+    result, shadow = decided(lambda x: torch.nan_to_num(x, 1.0, None, -3.0), x)
+    assert judge(result, result * 1.01, shadow.twins(result))[0].all()
+    spread, shadow = decided(lambda x: torch.nan_to_num(x).std(), x)  # some order of its squares overflows
+    assert judge(spread, spread * 0 + 3e38, shadow.twins(spread))[1].all() or bool(spread.isfinite())
+
+
+def test_the_zero_of_a_pointwise_operator_depends_on_vectors_and_on_rounding() -> None:
+    """One by one, a small number becomes a zero of its sign, which is rounding's; by vectors, always 0.0."""
+    x = torch.ones(16)
+    result, shadow = decided(lambda x: torch.nn.functional.softshrink(torch.sinc(x)), x)
+    assert not judge(result, -result, shadow.twins(result))[0].any()
+    result, shadow = decided(lambda x: torch.nn.functional.softshrink(x * 0.25), x)
+    assert not judge(result, -result, shadow.twins(result))[1].any()

@@ -211,15 +211,14 @@ class Shadow(TorchDispatchMode):
         return twin.where(still, twin + self._random(twin) * twin.abs() * step)
 
     def _widened(self, operands: Any, k: int, moving: set[int], other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, and run 1 has them
-        in ``other`` places."""
+        """Twin ``k`` of the operands; those of ``moving`` (by identity) are moved in the rounded runs, and run 1 and a quarter
+        of these have them in ``other`` places."""
 
         def change(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 twin = self._view(self._bases(value)[k], value)
-                if k == 1:
-                    return other(twin)
-                return self._disturbed(twin, None, _inner(value.dtype)) if k > 1 and id(value) in moving else twin
+                moved = self._disturbed(twin, None, _inner(value.dtype)) if k > 1 and id(value) in moving else twin
+                return other(moved) if k % 4 == 1 else moved
             if isinstance(value, torch.device):
                 return HOME
             return wide(value) if isinstance(value, torch.dtype) else value
@@ -285,6 +284,8 @@ class Shadow(TorchDispatchMode):
                 other = _apart if not written and torch.Tag.pointwise in func.tags else lambda twin: twin
                 written += averages
                 given = [self._widened((args, kwargs), k, moving, other) for k in range(self.count)]
+                if name.startswith("aten::nan_to_num") and _floating(args[0].dtype):
+                    given = [_with_limits(func, *twins, args[0].dtype) for twins in given]
                 if name in ANY_ORDER:
                     given[2:] = [((self._shuffled(*twins[:2])[0], *twins[1:]), named) for twins, named in given[2:]]
                 if name in NORMALISING and args[0].dtype == torch.float64:
@@ -702,6 +703,16 @@ def _inner_roundings(func: Any, args: Any, kwargs: Any, random: Callable[[torch.
     size = size * named["save_invstd"].reshape(channels).abs()
     mean = size.mean([d for d in range(grad.dim()) if d != 1], keepdim=True)
     return mean * random(mean) + size * random(size)
+
+
+def _with_limits(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    """The operands of what puts the largest number of eager's type, which is not a twin's, in an infinity's place."""
+    largest = torch.finfo(dtype).max
+    limits = {"posinf": largest, "neginf": -largest}
+    names = [a.name for a in func._schema.arguments]
+    given = [limits.get(name) if value is None else value for name, value in zip(names, args, strict=False)]
+    missing = {name: limit for name, limit in limits.items() if name not in names[: len(args)]}
+    return tuple(given), missing | {name: value for name, value in kwargs.items() if value is not None}
 
 
 def _is_extremum(func: Any, given: Any) -> bool:

@@ -953,3 +953,21 @@ def test_the_zero_of_a_pointwise_operator_depends_on_vectors_and_on_rounding() -
     assert not judge(result, -result, shadow.twins(result))[0].any()
     result, shadow = decided(lambda x: torch.nn.functional.softshrink(x * 0.25), x)
     assert not judge(result, -result, shadow.twins(result))[1].any()
+
+
+def test_what_is_written_behind_autograds_back_is_known_where_a_gradient_reads_it() -> None:
+    def product(x: torch.Tensor, write: Callable[[torch.Tensor], Any], then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        y = x * x
+        write(x)
+        then(y).sum().backward()
+
+    for write, then, behind in (
+        (lambda x: x.data.add_(1), lambda y: y, True),
+        (lambda x: x.data.add_(1), lambda y: y.detach().requires_grad_() * 2, False),
+        (lambda x: None, lambda y: y, False),
+    ):
+        with Shadow(3) as shadow:
+            x = torch.ones(3, requires_grad=True)
+            for _ in range(2):  # what the first round wrote is the second's own
+                product(x, write, then)
+        assert shadow.behind is behind

@@ -175,7 +175,8 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
             words = ["an assertion of a kernel" if asserts else "none" for asserts in (alone, outcome.asserted)]
             outcome.difference = Difference("assertion", "run", *words)
         elif not alone and not outcome.refused:
-            outcome.difference = _compare(program, eager, ours, outcome)
+            broken = any(report.breaks for report in reports)
+            outcome.difference = _compare(program, eager, ours, outcome, broken)
     for report in {id(r): r for r in reports}.values():
         outcome.graphs += len(report.graphs)
         outcome.kernels += len(report.kernels)
@@ -218,7 +219,9 @@ def _computes(program: Program) -> bool:
     return operators.count > 0
 
 
-def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome) -> Difference | None:
+def _compare(
+    program: Program, eager: Observer, ours: Observer, outcome: Outcome, broken: bool
+) -> Difference | None:
     pairs: list[tuple[str, Leaf, Leaf]] = []
     found = None
     for (label, a), (other, b) in zip(eager.trees, ours.trees, strict=False):
@@ -234,15 +237,16 @@ def _compare(program: Program, eager: Observer, ours: Observer, outcome: Outcome
     doubtful = any(bool(suspicious(a.data, b.data).any()) for _, a, b in pairs)
     if not doubtful and (found is None or found.kind not in ("shape", "object", "length", "strides", "exception")):
         return found
-    numbers = _settle(program, eager, pairs, outcome, found is not None)
+    numbers = _settle(program, eager, pairs, outcome, found is not None, broken)
     if outcome.unstable:
         return None
     return numbers.difference or found
 
 
 def _settle(
-    program: Program, eager: Observer, pairs: list[tuple[str, Leaf, Leaf]], outcome: Outcome, differs: bool
-) -> Verdict:
+    program: Program, eager: Observer, pairs: list[tuple[str, Leaf, Leaf]], outcome: Outcome, differs: bool,
+    broken: bool,
+) -> Verdict:  # fmt: skip
     """Ask the reference about the numbers: without rounded runs, with few and, before a verdict "wrong", with many.
 
     More runs only widen what is right, so that what is right with fewer needs no more of them; but what ``differs``
@@ -264,6 +268,8 @@ def _settle(
         outcome.lost = sorted(shadow.lost)
         # A gradient that has a gradient is that of a second run, in which rounding may decide otherwise.
         outcome.unstable = shadow.unstable or shadow.split and "create_graph=True" in program.source
+        # What one region saves and another writes by ``.data`` is the program's mistake: eager's gradient is wrong, too.
+        outcome.unstable |= shadow.behind and broken
         if outcome.unstable:
             return Verdict()
         result = verdict(pairs, shadow, twins[: len(pairs)])

@@ -143,6 +143,7 @@ class Shadow(TorchDispatchMode):
         unstable: rounding decides a shape or a branch of the program, so that there is nothing to compare.
         split: rounding decides an integer or a bool somewhere.
         lost: operators that the twins could not follow: nothing that depends on their results is decided.
+        behind: a gradient was taken of numbers that had been written behind autograd's back (by ``.data``) since.
         raced: threads of a GPU came to the same memory in eager's run; what they left there is not decided.
     """
 
@@ -153,6 +154,11 @@ class Shadow(TorchDispatchMode):
         self.split = False
         self.lost: set[str] = set()
         self.raced = False
+        self.behind = False
+        #: Storage -> a tensor in it that has gradients, and its version; then the nodes there were when another way was
+        #: found to write there.
+        self._watched: dict[int, tuple[torch.Tensor, int]] = {}
+        self._behind: dict[int, int] = {}
         self._generators: dict[torch.device, torch.Generator] = {}
         self._seed = seed
         #: Storage -> it (kept alive), its twins, and the type of what they stand for.
@@ -292,6 +298,8 @@ class Shadow(TorchDispatchMode):
                     for k in range(2, self.count):  # a gradient's runs take numbers from each other: one order for all
                         known = orders[2] if NORMALISING[name] > 1 and k > 2 else None
                         given[k], orders[k] = self._reordered(*given[k], operands=NORMALISING[name], orders=known)
+        if self._behind:
+            self._read_behind(_tensors((args, kwargs)))
         raced = [(t, _raced(func, t, _tensors((args, kwargs)))) for t in written if t.device != HOME]
         result = func(*args, **kwargs)
         with torch.no_grad():
@@ -300,7 +308,26 @@ class Shadow(TorchDispatchMode):
                 self._leave_undecided(t, where)
             if len(parts) == 2:
                 self._added(result, parts)
+            self._watch(_tensors((args, kwargs, result)), written)
         return result
+
+    def _watch(self, seen: list[torch.Tensor], written: list[torch.Tensor]) -> None:
+        """Note what was written without the version of a tensor with gradients there having moved."""
+        for t in written if not any(t.is_inference() for t in written) else ():
+            place = t.untyped_storage()._cdata
+            watched, version = self._watched.get(place, (t, t._version))
+            if watched is not t and watched._version == version and not t.requires_grad:
+                self._behind[place] = torch.autograd._get_sequence_nr()
+        for t in seen:
+            if t.requires_grad and not t.is_inference():
+                self._watched[t.untyped_storage()._cdata] = t, t._version
+
+    def _read_behind(self, operands: list[torch.Tensor]) -> None:
+        """Whether a node of autograd reads what was written so after it was made."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            made = node._sequence_nr()
+            self.behind |= any(made < self._behind.get(t.untyped_storage()._cdata, 0) for t in operands)
 
     def _follow(self, func: Any, result: Any, twins: Any, written: list[torch.Tensor], original: Any) -> None:
         """Compute ``func`` on the twins (and the order in which they are given) and note what they become."""

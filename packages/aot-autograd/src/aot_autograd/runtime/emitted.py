@@ -58,8 +58,8 @@ def written(*tensors: torch.Tensor) -> None:
 def write_over(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copy a new value, computed from the old one, into a written input.
 
-    The old one's gradient is what the region's backward pass gives. Autograd has zeros for it beside that, as nothing of
-    it goes through the copy: added to a gradient of -0.0 they would make it 0.0, at the price of a sum.
+    The old one's gradient is what the region's backward pass gives. Autograd has zeros for it beside that, as nothing
+    of it goes through the copy: added to a gradient of -0.0 they would make it 0.0, at the price of a sum.
     """
     before = target.grad_fn
     target.copy_(value)

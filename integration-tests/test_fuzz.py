@@ -37,8 +37,8 @@ GENERATORS = {
 }  # fmt: skip
 #: Which damage belongs to which kind of program.
 POWER = [
-    *(("tensor", how) for how in ("zero", "scale", "swap", "strides", "element", "effect")),
-    *(("training", how) for how in ("zero", "scale", "element")),
+    *(("tensor", how) for how in ("zero", "scale", "swap", "strides", "element", "sign", "effect")),
+    *(("training", how) for how in ("zero", "scale", "element", "sign")),
     *(("mutation", how) for how in ("zero", "scale", "swap")),
     *(("python", how) for how in ("plain", "error", "effect", "swap")),
 ]
@@ -74,7 +74,8 @@ def test_damage_is_seen(kind: str, how: str) -> None:
         if damaged == 12:
             break
     assert damaged >= 6
-    assert seen >= 0.95 * damaged, f"{seen} of {damaged}"
+    least = 0.85 if how == "sign" else 0.95  # a zero that several terms add up to may have either
+    assert seen >= least * damaged, f"{seen} of {damaged}"
 
 
 @pytest.mark.parametrize("kind", GENERATORS)

@@ -114,6 +114,13 @@ def _element(value: Any) -> Any:
     return changed if not _same(changed, value) and value.dtype in (torch.float32, torch.float64) else None
 
 
+def _sign(value: Any) -> Any:
+    """The signs of all zeros."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not bool((value == 0).any()):
+        return None
+    return value.where(value != 0, -value)
+
+
 def _number(value: Any) -> Any:
     return (
         value + 1
@@ -133,6 +140,7 @@ DAMAGES: dict[str, Callable[[Any], Any]] = {
     "swap": _swap,
     "strides": _strides,
     "element": _element,
+    "sign": _sign,
     "plain": _number,
     "error": lambda value: None,
     "effect": lambda value: None,

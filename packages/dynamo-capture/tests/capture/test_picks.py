@@ -183,3 +183,76 @@ def test_threads(capture):
     for thread in threads:
         thread.join()
     assert found == {place: [ONE_GRAPH["both"](X, torch.tensor(place)).item()] * 20 for place in range(3)}
+
+
+# --- results that share memory in eager -------------------------------------------------------------------------------
+
+
+def two_of_one(x, i, j):
+    h = x * 2
+    return h[i], h[j]
+
+
+def of_one_taken(x, i, j):
+    h = x * 2
+    taken = h[i]
+    return taken[j], h[i]
+
+
+def taken_twice(x, i, j):
+    taken = x[i]
+    return taken[j], x.sum()
+
+
+def taken_before_a_write(x, i, j):
+    h = x * 2
+    taken = h[i][j]
+    h.add_(1)
+    return taken.sum(), h.sum()
+
+
+def two_of_two(x, i, j):
+    return (x * 2)[i], (x * 3)[j]
+
+
+def beside_its_view(x, i, j):
+    taken = (x * 2)[i]
+    return taken, taken.view(-1)
+
+
+SHARING = (two_of_one, of_one_taken, taken_twice, taken_before_a_write, two_of_two, beside_its_view)
+
+
+@pytest.mark.parametrize("program", SHARING, ids=lambda fn: fn.__name__)
+def test_results_share_memory_as_in_eager(capture, program):
+    compiled = capture(program, strict=False)
+    for i, j in ((1, 1), (1, 2), (0, 1)):
+        found = []
+        for run in (compiled, program):
+            x = X.clone()
+            first, second = run(x, torch.tensor(i), torch.tensor(j))
+            first.add_(100)
+            found.append((x, first, second))
+        torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    assert bool(compiled.report.breaks) is (program not in (two_of_two, beside_its_view))
+
+
+VALUES = [1.5, torch.tensor(3.0), torch.ones(4), torch.ones(1, 1, 4), torch.ones(3), torch.ones(2, 4), torch.ones(1, 3),
+          torch.ones(4, 1), torch.ones(0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: str(tuple(getattr(value, "shape", "n"))))
+def test_values_that_do_not_fit_are_refused_as_in_eager(capture, value):
+    def fn(x, i, value):
+        h = x * 2
+        h[i] = value
+        return h
+
+    found = []
+    for run in (capture(fn, strict=False), fn):
+        try:
+            found.append(run(X, torch.tensor(1), value))
+        except RuntimeError as error:
+            found.append(str(error))
+    torch.testing.assert_close(*found, rtol=0, atol=0) if torch.is_tensor(found[1]) else None
+    assert torch.is_tensor(found[1]) or found[0] == found[1]

@@ -8,7 +8,7 @@ the view would have the strides of a copy, and not both are seen outside of the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ class Pick:
     """Elements that the graph has taken in the place of a view, and where the region ends if that can be told.
 
     Attributes:
-        copy: the node that copies them.
+        copies: the nodes that copy them, one for each tensor in the key.
         versions: of ``base`` and ``taken`` when they were the same.
         stale: the first node that has written to ``base`` since.
         changed: the first node that has written to ``taken`` since.
@@ -43,7 +43,7 @@ class Pick:
     base: TensorValue
     key: Value
     taken: TensorValue
-    copy: Node
+    copies: tuple[Node, ...]
     versions: tuple[int, int]
     step: int
     brk: GraphBreak
@@ -79,16 +79,16 @@ def pick(tx: Capture, tensor: TensorValue, key: Value, brk: GraphBreak) -> Value
     for dim, _ in reversed(places):
         view = view.select(dim, 0)
     taken: Any = base
-    copy: Any = None
+    copies: list[Node] = []
     for dim, index in reversed(places):
         taken = tx.graph_call(operator.getitem, [taken, _along(tx, dim, index)], {})
-        copy = taken.node
+        copies.append(taken.node)
         taken = tx.graph_call("squeeze", [taken, ConstantValue(dim)], {}, method=True)
     if taken.example.stride() != view.stride():
         raise brk
     brk.where = tx.location()
     step = tx.frames[0].call_step()  # type: ignore[attr-defined]
-    made = Pick(base, key.realize(), taken, copy, (0, 0), step, brk)
+    made = Pick(base, key.realize(), taken, tuple(copies), (0, 0), step, brk)
     made.versions = made.versions_now()
     tx.picks.append(made)
     return taken  # type: ignore[no-any-return]
@@ -108,6 +108,8 @@ def put(tx: Capture, tensor: TensorValue, key: Value, value: Value, brk: GraphBr
     base: Any = tensor if plain is None else tx.graph_call(operator.getitem, [tensor, plain], {})
     value = value.realize()
     behind = base.example.dim() - dim - 1
+    if isinstance(value, TensorValue) and not _fits(value.example.shape, base.example.select(dim, 0).shape):
+        raise brk
     if isinstance(value, TensorValue) and value.example.device != base.example.device:
         raise brk
     if isinstance(value, TensorValue) and value.example.dtype != base.example.dtype:
@@ -117,6 +119,17 @@ def put(tx: Capture, tensor: TensorValue, key: Value, value: Value, brk: GraphBr
     tx.graph_call(operator.setitem, [base, _along(tx, dim, index), value], {})
     if changed is not None:
         changed.versions, changed.stale, changed.changed = changed.versions_now(), None, None
+
+
+def _fits(shape: Any, place: Any) -> bool:
+    """Whether eager takes a value of a shape for a place: without leading dimensions of one it expands to that."""
+    sizes = [*shape]
+    while sizes and sizes[0] == 1:
+        del sizes[0]
+    if len(sizes) > len(place):
+        return False
+    behind = place[len(place) - len(sizes) :]
+    return all(size == 1 or size == there for size, there in zip(sizes, behind, strict=True))
 
 
 def _along(tx: Capture, dim: int, index: TensorValue) -> Value:
@@ -176,18 +189,22 @@ def seen_as_view(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak
     if not tx.picks:
         return None
     nodes = {value.node for value in outputs if isinstance(value, TensorValue)}
-    copies = {each.copy for each in tx.picks}
+    copies = {node for each in tx.picks for node in each.copies}
     unknown = tx.graph.reads_offsets or any(map(_hides_writes, tx.graph.graph.nodes))
     order = {node: at for at, node in enumerate(tx.graph.graph.nodes)}
     for each in tx.picks:
-        views = _aliases(each.taken.node, copies)
+        views = _aliases(each.taken.node, copies, frozenset())  # eager's, to which what is taken of it belongs
         given = not nodes.isdisjoint(views)
         used = max(order[user] for view in views for user in (view, *view.users))
         if unknown or each.changed is not None or (each.stale is not None and (given or used > order[each.stale])):
             return each.step, each.brk
         if given:
             memory = _memory(each.base.node, copies)
-            if any(node.op == "placeholder" or not nodes.isdisjoint(_aliases(node, copies)) for node in memory):
+            own = _aliases(each.taken.node, copies, copies)
+            others = nodes - own
+            if any(node.op == "placeholder" for node in memory):
+                return each.step, each.brk
+            if not all(others.isdisjoint(_aliases(node, copies, frozenset())) for node in memory):
                 return each.step, each.brk
     return None
 
@@ -196,24 +213,25 @@ def _hides_writes(node: Node) -> bool:
     return node.target is getattr and node.args[1:] == ("data",)
 
 
-def _aliases(node: Node, copies: set[Node]) -> set[Node]:
-    """The nodes that may give the memory of one, itself among them."""
+def _aliases(node: Node, copies: Set[Node], apart: Set[Node]) -> set[Node]:
+    """The nodes that may give the memory of one in eager, itself among them; those ``apart`` do not."""
     found, todo = {node}, [node]
     while todo:
-        users = [user for user in todo.pop().users if user not in found and user not in copies]
-        fresh = list(filter(_may_give_an_argument, users))
+        at = todo.pop()
+        users = [user for user in at.users if user not in found and user not in apart]
+        fresh = [user for user in users if (user.args[0] is at if user in copies else _may_give_an_argument(user))]
         found.update(fresh)
         todo += fresh
     return found
 
 
-def _memory(node: Node, copies: set[Node]) -> set[Node]:
-    """The nodes whose memory one may give, itself among them."""
+def _memory(node: Node, copies: Set[Node]) -> set[Node]:
+    """The nodes whose memory one may give in eager, itself among them."""
     found, todo = {node}, [node]
     while todo:
         at = todo.pop()
-        gives = at not in copies and _may_give_an_argument(at)
-        fresh = [each for each in at.all_input_nodes if each not in found] if gives else []
+        given: Any = [at.args[0]] if at in copies else at.all_input_nodes if _may_give_an_argument(at) else []
+        fresh = [each for each in given if each not in found]
         found.update(fresh)
         todo += fresh
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
@@ -277,6 +278,150 @@ def test_hooks_for_which_the_region_ends(capture, program):
     for _ in range(3):
         torch.testing.assert_close(gradient(compiled, leaf()), gradient(program, leaf()))
     assert (program not in IN_PARTS) or compiled.report.breaks
+
+
+# --- what a hook reads is read when it is called -----------------------------------------------------------------------
+
+
+class Settings:
+    factor = 2.0
+
+
+SETTINGS, NUMBERS = Settings(), {0: 2.0}
+FACTOR = 2.0
+
+
+def later_value(x):
+    factor = 2.0
+    y = x.sin()
+    y.register_hook(lambda grad: grad * factor)
+    factor = 3.0
+    return y.sum()
+
+
+def last_of_a_loop(x):
+    for at in range(1, 4):
+        x = x.sin()
+        x.register_hook(lambda grad: grad * at)  # noqa: B023
+    return x.sum()
+
+
+def each_of_a_loop(x):
+    for at in range(1, 4):
+        x = x.sin()
+        x.register_hook(lambda grad, at=at: grad * at)
+    return x.sum()
+
+
+def later_tensor(x):
+    factor = x.detach() * 2
+    y = x.sin()
+    y.register_hook(lambda grad: grad * factor)
+    factor = factor + 5
+    return y.sum()
+
+
+def later_in_an_inlined_function(x):
+    return last_of_a_loop(x) * 2
+
+
+def later_by_another_function(x):
+    factor = 2.0
+
+    def change():
+        nonlocal factor
+        factor = 7.0
+
+    y = x.sin()
+    y.register_hook(lambda grad: grad * factor)
+    change()
+    return y.sum()
+
+
+def of_a_global(x):
+    y = x.sin()
+    y.register_hook(lambda grad: grad * FACTOR)
+    return y.sum()
+
+
+def of_an_attribute(x):
+    y = x.sin()
+    y.register_hook(lambda grad: grad * SETTINGS.factor)
+    return y.sum()
+
+
+def of_a_class(x):
+    y = x.sin()
+    y.register_hook(lambda grad: grad * Settings.factor)
+    return y.sum()
+
+
+def of_an_item(x):
+    numbers = NUMBERS
+    y = x.sin()
+    y.register_hook(lambda grad: grad * numbers[0])
+    return y.sum()
+
+
+def by_a_helper(x):
+    y = x.sin()
+    y.register_hook(lambda grad: helped(grad))
+    return y.sum()
+
+
+def helped(grad):
+    return grad * FACTOR
+
+
+def by_a_plain_helper(x):
+    y = x.sin()
+    y.register_hook(functools.partial(clamped, 0.3))
+    return y.sum()
+
+
+def clamped(limit, grad):
+    return torch.clamp(grad, -limit, abs(limit))
+
+
+READING = (later_value, last_of_a_loop, each_of_a_loop, later_tensor, later_in_an_inlined_function,
+           later_by_another_function, of_a_global, of_an_attribute, of_a_class, of_an_item, by_a_helper,
+           by_a_plain_helper)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", READING, ids=lambda fn: fn.__name__)
+def test_a_hook_reads_when_it_is_called(capture, monkeypatch, program):
+    compiled = capture(program, strict=False)
+    for value in (2.0, 5.0, 3.0):
+        found = []
+        for run in (compiled, program):
+            x = leaf()
+            out = run(x)
+            with monkeypatch.context() as patch:
+                patch.setitem(globals(), "FACTOR", value)
+                patch.setattr(Settings, "factor", value)
+                patch.setitem(NUMBERS, 0, value)
+                out.backward()
+            found.append(x.grad)
+        torch.testing.assert_close(*found)
+    one_graph = program in (each_of_a_loop, by_a_plain_helper)
+    assert (compiled.report.breaks == []) is one_graph
+
+
+def test_hooks_on_all_modules(capture):
+    def fn(m, x):
+        handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: o + 1)
+        try:
+            y = m(x)
+        finally:
+            handle.remove()
+        return y, m(x)
+
+    m, x = net(), torch.randn(2, 4)
+    compiled = capture(fn)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(m, x), fn(m, x))
+        assert not nn.modules.module._global_forward_hooks
+    assert compiled.report.breaks == [] and len(compiled.report.graphs) == 1
 
 
 def test_an_input_that_is_written_later(capture):

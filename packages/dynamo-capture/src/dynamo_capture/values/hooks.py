@@ -3,11 +3,14 @@
 A hook on a module is an entry of its tables, under a number that :class:`RemovableHandle` gives out; capture leaves the
 number open, and only an entry that is left when the region has run gets one. A hook on a tensor that exists outside is
 set when the graph has run: a backward pass comes later. A hook on a tensor that the graph computes becomes part of it,
-as an ``autograd.Function`` that passes the tensor on; it may do nothing but compute, and its handle stays inside.
+as an ``autograd.Function`` that passes the tensor on; it may do nothing but compute, of what is the same when it is
+called (:class:`_Reading`), and its handle stays inside.
 """
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +18,16 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_name
 from dynamo_capture.values.autograd_functions import Hooked
 from dynamo_capture.values.base import IdentityKey, Value
-from dynamo_capture.values.callables import HandlerValue
+from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
-from dynamo_capture.values.functions import FunctionValue
+from dynamo_capture.values.functions import CellValue, FunctionValue, PartialValue
 from dynamo_capture.values.objects import ObjectValue
-from dynamo_capture.values.tensor import TensorValue
+from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import special
 from dynamo_capture.values.weak import WeakReferenceValue
 
@@ -106,9 +110,10 @@ class HandleValue(Value):
         step: the root frame's, where the hook was set.
         brk: why the region ends there, if the handle is needed.
         computed: what it was set on, if the graph computes that.
+        reads: then, the cells that the hook reads, and what was in them.
     """
 
-    __slots__ = ("brk", "computed", "hook", "name", "removed", "step", "tensor")
+    __slots__ = ("brk", "computed", "hook", "name", "reads", "removed", "step", "tensor")
 
     mutable = True
 
@@ -123,6 +128,7 @@ class HandleValue(Value):
         self.name = name
         self.tensor = tensor
         self.hook = hook
+        self.reads: list[tuple[CellValue, Value | None]] = []
         self.removed = False
 
     @property
@@ -182,9 +188,14 @@ def _held(handle: Any) -> None:
 
 def kept_handle(tx: Capture, built: Iterable[Value]) -> tuple[int, GraphBreak] | None:
     """The step at which the region ends, and why, where it had better ended earlier: the handle of a computed tensor's
-    hook is needed, or the tensor, on which another hook may be set, which comes after that of the graph."""
+    hook is needed, or the tensor, on which another hook may be set, which comes after that of the graph; or a variable
+    that the hook reads has got another value, or may get one."""
     needed = {id(value) for value in built}
-    found = [each for each in tx.handles if id(each) in needed or id(each.computed) in needed]
+    found = [
+        each for each in tx.handles
+        if id(each) in needed or id(each.computed) in needed
+        or any(id(cell) in needed or cell.content is not content for cell, content in each.reads)
+    ]  # fmt: skip
     return min([*tx.ends, *((each.step, each.brk) for each in found)], key=lambda end: end[0], default=None)
 
 
@@ -211,8 +222,12 @@ def hook_on(tx: Capture, tensor: TensorValue, name: str, args: list[Value], kwar
         return handle
     if name != "register_hook" or example.is_leaf or example.is_inference() or tensor.node.users:
         raise brk
+    reading = _Reading(hook)
+    if not reading.stays:
+        raise GraphBreak("QB12", f"Tensor.{name}() of {hook.describe()}, which reads what may change until its call")
     _compute(tx, tensor, hook)
     made = HandleValue(step, brk, name, None, None, tensor)
+    made.reads = reading.cells
     tx.handles.append(made)
     return made
 
@@ -236,3 +251,70 @@ def _compute(tx: Capture, tensor: TensorValue, hook: Value) -> None:
         tx.graph.forget(last)
     tx.computed_hooks[id(tensor)] = node, example, [*hooks, hook]
     tx.graph.takes_place(passed, tensor)
+
+
+class _Reading:
+    """What a hook reads beside its argument, which is read when it is called: in a backward pass, later.
+
+    Attributes:
+        stays: nobody can change it until then, but for the variables in ``cells``. An attribute of an object, an item
+            of a list or a global variable may be another then; functions and modules are taken to be what they are.
+        cells: the region's own variables, and what is in them.
+    """
+
+    def __init__(self, hook: Value) -> None:
+        self.cells: list[tuple[CellValue, Value | None]] = []
+        self._seen: set[int] = set()
+        self.stays = self._stays(hook)
+
+    def _stays(self, value: Value) -> bool:
+        value = value.realize()
+        if isinstance(value, FunctionValue):
+            return self._function_stays(value)
+        if isinstance(value, TupleValue):
+            return all(map(self._stays, value.items))
+        if isinstance(value, PartialValue):
+            return all(map(self._stays, (value.func, *value.args, *value.keywords.values())))
+        if isinstance(value, (BuiltinValue, ClassValue, PyModuleValue)):
+            return _is_fixed(value.obj)
+        return isinstance(value, (ConstantValue, SymValue, TensorValue))
+
+    def _function_stays(self, function: FunctionValue) -> bool:
+        if id(function) in self._seen or is_fixed_file(function.code.co_filename):
+            return True
+        self._seen.add(id(function))
+        if function.fn is not None:
+            return self._existing_stays(function.fn)
+        for cell in function.closure or ():
+            if cell.cell is not None:
+                return False
+            self.cells.append((cell, cell.content))
+        held = [content for _, content in self.cells if content is not None]
+        given = [*(function.defaults or ()), *(function.kwdefaults or {}).values()]
+        return all(map(self._stays, (*held, *given))) and self._globals_stay(function.code, function.globals)
+
+    def _existing_stays(self, fn: types.FunctionType) -> bool:
+        given = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+        plain = all(isinstance(each, (bool, int, float, str, type(None))) for each in given)
+        return plain and not fn.__closure__ and self._globals_stay(fn.__code__, fn.__globals__)
+
+    def _globals_stay(self, code: types.CodeType, names: dict[str, Any]) -> bool:
+        builtins = names.get("__builtins__", {})
+        builtins = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+        for inst in dis.get_instructions(code):
+            if inst.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                found = names.get(inst.argval, builtins.get(inst.argval))
+                own = isinstance(found, types.FunctionType) and not is_fixed_file(found.__code__.co_filename)
+                if not (self._function_stays(FunctionValue(found)) if own else _is_fixed(found)):
+                    return False
+        inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        return all(self._globals_stay(each, names) for each in inner)
+
+
+def _is_fixed(obj: Any) -> bool:
+    """Whether it is a module, a class or a function of a library."""
+    if isinstance(obj, types.ModuleType):
+        return is_library_name(obj.__name__)
+    if isinstance(obj, type):
+        return is_library_class(obj)
+    return isinstance(obj, (types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType))

@@ -61,7 +61,7 @@ class ModuleValue(ObjectValue):
                     return found
             elif entries is not None and name in entries:
                 source = self.source and Source("module_item", self.source, (table, name))
-                return tx.lazy(entries[name], source)
+                return tx.read(entries[name], source)
         return None
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
@@ -117,7 +117,7 @@ class ModuleValue(ObjectValue):
         for name in _GLOBAL_HOOKS:
             hooks = getattr(nn_module, name)
             tx.guard_fixed_length(hooks, f"torch.nn.modules.module.{name}")
-            if hooks:
+            if hooks or tx.changed(hooks) is not None:
                 return True
         found = False
         for name in _HOOKS:

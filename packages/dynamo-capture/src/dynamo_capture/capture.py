@@ -96,6 +96,8 @@ class Capture:
         self.outer_error = sys.exception()
         self._alive: list[Any] = []
         self._lazy: list[LazyValue] = []
+        #: What the program reads where there may be nothing in another call.
+        self._reads: list[LazyValue] = []
         self._globals: dict[tuple[int, str], Value] = {}
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
@@ -219,6 +221,17 @@ class Capture:
         value = LazyValue(self, obj, source)
         self._lazy.append(value)
         return value
+
+    def read(self, obj: Any, source: Source | None) -> Value:
+        """As :meth:`lazy`, of an object that the program reads where there may be none in another call."""
+        value = self.lazy(obj, source)
+        if isinstance(value, LazyValue):
+            self._reads.append(value)
+        return value
+
+    def only_read(self) -> list[Value]:
+        """What has been read and never looked at: the code is handed it, so that it is there."""
+        return [value for value in self._reads if value.realized is None]
 
     def from_python(self, obj: Any, source: Source | None = None) -> Value:
         """A value for an object that Python code has produced or holds."""
@@ -396,7 +409,8 @@ class Capture:
                 self._guard_builtin(globals_, builtins, name)
         else:
             raise self.observed(NameError(f"name {name!r} is not defined"))
-        value = self._globals[key] = self.from_python(obj, source)
+        known = source is None or type(obj) in (torch.SymInt, torch.SymFloat, torch.SymBool)
+        value = self._globals[key] = self.from_python(obj, source) if known else self.read(obj, source)
         return value
 
     def _guard_builtin(self, globals_: dict[str, Any], builtins: dict[str, Any], name: str) -> None:

@@ -9,6 +9,8 @@ import decimal
 import re
 import sys
 import threading
+import time
+import warnings
 
 import pytest
 import torch
@@ -75,6 +77,107 @@ def test_from_outside(capture, values):
 
     compiled = capture(fn, strict=False)
     for value in [*values, *values]:
+        assert repr(compiled(torch.ones(2), value)) == repr(fn(torch.ones(2), value))
+
+
+class Counted:
+    made: list[str] = []
+
+    def __new__(cls, match):
+        cls.made.append(match.group())
+        return "x" * len(cls.made)
+
+
+@pytest.mark.parametrize("replacement", [Counted, print, lambda match: match.group() * 2, r"<\g<0>>"], ids=str)
+def test_what_a_pattern_calls_is_called_in_every_call(capture, capsys, replacement):
+    def fn(x, text):
+        return x + 1, re.sub(r"\d", replacement, text)
+
+    shown = []
+    for run in (capture(fn, strict=False), fn):
+        Counted.made.clear()
+        results = repr([run(torch.ones(2), "a1b2") for _ in range(3)])
+        shown.append((results, [*Counted.made], re.sub("0x[0-9a-f]+", "", capsys.readouterr().out)))
+    assert shown[0] == shown[1]
+
+
+def test_what_has_a_state_is_made_anew(capture):
+    def fn(x, text):
+        scanner, found = re.compile(r"\d").scanner(text), []
+        while (match := scanner.search()) is not None:
+            found.append(match.group())
+        return x + 1, found, [match.span() for match in re.finditer("b", text)]
+
+    compiled = capture(fn, strict=False)
+    for text in ("1b2", "", "1b2"):
+        assert repr(compiled(torch.ones(2), text)) == repr(fn(torch.ones(2), text))
+
+
+def test_each_call_has_its_own_match(capture):
+    def fn(x, text):
+        match = re.match(r"(\d)(\w)?", text)
+        return x + 1, match, match, [match]
+
+    compiled = capture(fn)
+    first, second = (compiled(torch.ones(2), "1a") for _ in range(2))
+    assert first[1] is first[2] is first[3][0] and first[1] is not second[1] and first[1] != second[1]
+    assert first[1].groups() == second[1].groups() == ("1", "a")
+    assert compiled.report.breaks == [] and len(compiled.report.graphs) == 1
+
+
+def test_warnings_of_a_pattern_name_the_users_line(capture):
+    def fn(x, text):
+        return x + 1, re.compile(text).pattern
+
+    compiled, found = capture(fn, strict=False), []
+    for run in (compiled, compiled, fn):
+        re.purge()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run(torch.ones(2), "[[a]]")
+        found.append([(str(each.message), each.filename, each.lineno) for each in seen if "nested" in str(each.message)])
+    assert found[0] == found[1] == found[2] and len(found[0]) == 1
+
+
+def test_formats_that_ask_the_process(capture, monkeypatch):
+    def fn(x):
+        when = datetime.datetime(2020, 6, 1, 12)
+        texts = f"{when:%s}", format(when, "%s"), f"{when:%Y-%m-%d}", "{:%s}".format(when)  # noqa: UP032
+        return x + 1, texts, when.__format__("%s"), f"{'a':>3}", "{:%}".format(0.5)  # noqa: UP032
+
+    compiled = capture(fn, strict=False)
+    try:
+        for zone in ("UTC", "JST-9", "UTC"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert repr(compiled(torch.ones(2))) == repr(fn(torch.ones(2)))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("make", [lambda: datetime.timedelta(5), lambda: datetime.date(2020, 1, 1)], ids=["delta", "date"])
+def test_equal_objects_are_two(capture, make):
+    def fn(x, a, b):
+        return x + (1 if a is b else 2), a, [b], a == b
+
+    compiled, a, b = capture(fn), make(), make()
+    for left, right in ((a, b), (a, a), (b, a), (b, b), (a, b)):
+        found, wanted = compiled(torch.ones(2), left, right), fn(torch.ones(2), left, right)
+        assert repr(found) == repr(wanted) and found[1] is left and found[2][0] is right
+    assert compiled.report.breaks == [] and len(compiled.report.graphs) == 2
+
+
+def test_what_an_error_knows(capture):
+    def fn(x, value):
+        try:
+            value.nonsense  # noqa: B018
+        except AttributeError as error:
+            return x + 1, str(error), error.name, error.obj is value
+        return x
+
+    compiled = capture(fn, strict=False)
+    for value in (datetime.date(2020, 1, 1), re.compile("a"), HELD):
         assert repr(compiled(torch.ones(2), value)) == repr(fn(torch.ones(2), value))
 
 
@@ -175,6 +278,90 @@ def test_what_changes_after_clean_checks(capture):
     del HELD.late
     HELD.factor = before
     agree()
+
+
+def of_nothing(x):
+    UNSET.get()
+    return x + 1
+
+
+def what_is_held(x):
+    return x + 1, UNSET.get()
+
+
+def what_is_held_if_anything(x):
+    try:
+        return x + UNSET.get()
+    except LookupError:
+        return x
+
+
+@pytest.mark.parametrize("program", [of_nothing, what_is_held, what_is_held_if_anything], ids=lambda fn: fn.__name__)
+def test_a_variable_that_holds_nothing_later(capture, program):
+    compiled = capture(program, strict=False)
+
+    def outcome(run, *value):
+        for each in value:
+            UNSET.set(each)
+        try:
+            return repr(run(torch.ones(2)))
+        except LookupError as error:
+            return type(error)
+
+    for value in ((3.0,), (), (4.0,), ()):
+        found = [contextvars.copy_context().run(outcome, run, *value) for run in (compiled, program)]
+        assert found[0] == found[1]
+
+
+class Holder:
+    __slots__ = ("__dict__", "slot")
+
+
+def read_of_holder(x):
+    HOLDER.value  # noqa: B018
+    return x + 1
+
+
+def slot_of_holder(x):
+    HOLDER.slot  # noqa: B018
+    return x + 1
+
+
+def read_of_thread(x):
+    HELD.passing  # noqa: B018
+    return x + 1
+
+
+def read_of_global(x):
+    LATE  # noqa: B018
+    return x + 1
+
+
+HOLDER = Holder()
+LATE = [1]
+
+
+@pytest.mark.parametrize(
+    ("program", "owner", "name"),
+    [(read_of_holder, HOLDER, "value"), (slot_of_holder, HOLDER, "slot"), (read_of_thread, HELD, "passing"),
+     (read_of_global, sys.modules[__name__], "LATE")],
+    ids=["attribute", "slot", "thread", "global"],
+)  # fmt: skip
+def test_what_is_read_and_not_used_has_to_be_there(capture, program, owner, name):
+    compiled = capture(program, strict=False)
+    for value in ([1], None, [2]):
+        if value is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
+        found = []
+        for run in (compiled, program):
+            try:
+                found.append(repr(run(torch.ones(2))))
+            except (AttributeError, NameError) as error:
+                found.append((type(error), str(error)))
+        assert found[0] == found[1]
+    assert len(compiled.report.graphs) == 1
 
 
 def test_lazy_modules(capture):

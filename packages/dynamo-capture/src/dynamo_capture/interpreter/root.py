@@ -228,7 +228,7 @@ class RootFrame(Frame):
 
     def _plan(self, values: list[Value]) -> Plan:
         """What the emitted code needs: what the frame holds at its end, and what first calls and conditions take."""
-        roots = [*values, *self.tx.first.roots(), *(each.condition for each in self.tx.assumed)]
+        roots = [*values, *self.tx.first.roots(), *(each.condition for each in self.tx.assumed), *self.tx.only_read()]
         plan = Plan(roots, self.tx.side)
         return Plan(roots, self.tx.side) if self.tx.side.keep_gradients_of(plan.outputs) else plan
 

@@ -116,6 +116,8 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
     realized = [arg.realize() for arg in args]
     if any(isinstance(arg, TensorValue) for arg in realized):
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
+    if "key" in kwargs:
+        raise GraphBreak("QB07", f"{fn.__name__}() by a key")
     if len(realized) == 1 and isinstance(realized[0], SymValue) and not kwargs:
         number = realized[0]
         if fn in _SYM_FUNCTIONS and is_finite(number) and (fn is not math.sqrt or number.example >= 0):
@@ -272,6 +274,15 @@ def _issubclass(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Val
     if not isinstance(cls, type):
         tx.exact(issubclass, cls, object)
     return ConstantValue(is_subclass(tx, cls, args[1]))
+
+
+if hasattr(operator, "call"):
+
+    @builtin(operator.call)
+    def _call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        if not args:
+            raise GraphBreak("QB07", "operator.call() without arguments")
+        return args[0].realize().call(tx, args[1:], kwargs)
 
 
 @builtin(callable)

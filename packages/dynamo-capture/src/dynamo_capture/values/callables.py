@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["BuiltinValue", "CMethodValue", "ClassValue", "HandlerValue", "PyModuleValue"]
+__all__ = ["BuiltinValue", "CMethodValue", "ClassValue", "HandlerValue", "MethodHandlerValue", "PyModuleValue"]
 
 
 class _FixedValue(Value):
@@ -111,6 +111,25 @@ class HandlerValue(Value):
 
     def describe(self) -> str:
         return f"the method {self.name!r}"
+
+
+class MethodHandlerValue(HandlerValue):
+    """A bound C method whose meaning capture knows; outside of it a look at its object gives it."""
+
+    __slots__ = ("owner",)
+
+    def __init__(
+        self, handler: Callable[[Any, list[Value], dict[str, Value]], Value], name: str, owner: Value
+    ) -> None:
+        super().__init__(handler, name)
+        self.owner = owner
+
+    def children(self) -> Iterator[Value]:
+        yield self.owner
+
+    def reconstruct(self, cg: CodeGen) -> None:
+        cg.load(self.owner)
+        cg.load_attr(self.name)
 
 
 class CMethodValue(Value):

@@ -68,9 +68,12 @@ def existing(value: Value) -> Any:
 
 def _guard_identity(tx: Capture, a: Value, b: Value, same: bool) -> None:
     """Two existing objects stay the same one, or stay two."""
+    from dynamo_capture.values.plain_objects import PlainValue
+
     sources = []
     for value in (a, b):
-        if value.is_const and not value.mutable and getattr(value, "original", None) is None:
+        by_equality = isinstance(value, PlainValue) and value.source is not None
+        if value.is_const and not value.mutable and not by_equality and getattr(value, "original", None) is None:
             return  # guarded to be what it is
         found = existing(value)
         if value.source is None and found is None:

@@ -84,6 +84,12 @@ class ConstantValue(Value):
         if type(value) is torch.device and name == "__exit__":
             tx.devices.leave(tx)
             return ConstantValue(None)
+        if name in ("format", "format_map") and type(value) is str:
+            from dynamo_capture.values.plain_objects import asks_the_process
+
+            plain = all(type(given.realize()) is ConstantValue for given in (*args, *kwargs.values()))
+            if asks_the_process(value) and not plain:
+                raise GraphBreak("QB03", f"str.{name} by {value!r:.60}, which may be of a date")
         return fold(tx, tx.exact(getattr, value, name), args, kwargs)
 
     def iterate(self, tx: Capture) -> Iterator[Value]:

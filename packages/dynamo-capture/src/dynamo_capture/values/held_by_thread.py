@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value
-from dynamo_capture.values.callables import HandlerValue
+from dynamo_capture.values.callables import MethodHandlerValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.identity import identity_key
 
@@ -58,7 +58,7 @@ class ThreadLocalValue(_HeldValue):
             raise GraphBreak("QB06", f"attribute {name!r} of {source}, which each thread has its own of")
         if not hasattr(self.obj, name):
             tx.guards.has_attr(source, name, False)
-        return tx.lazy(tx.exact(getattr, self.obj, name), source.attr(name))
+        return tx.read(tx.exact(getattr, self.obj, name), source.attr(name))
 
     def setattr(self, tx: Capture, name: str, value: Value) -> None:
         raise GraphBreak("QB06", f"setting attribute {name!r} of {self.source}, which each thread has its own of")
@@ -80,8 +80,20 @@ _UNSET = _Unset()
 
 
 def _value_of(variable: Any) -> Any:
-    """What a context variable holds (a step of a guard's path)."""
-    return variable.get(_UNSET)
+    """What a context variable holds, whatever its default is (a step of a guard's path, which ends where it raises)."""
+    found = variable.get(_UNSET)
+    if found is _UNSET:
+        raise LookupError(variable)
+    return found
+
+
+def _held_or_default(variable: Any) -> Any:
+    """What a context variable holds, or its default (a step of a guard's path, which ends where it raises)."""
+    return variable.get()
+
+
+def _is_unset(variable: Any) -> bool:
+    return variable.get(_UNSET) is _UNSET
 
 
 class ContextVariableValue(_HeldValue):
@@ -91,7 +103,7 @@ class ContextVariableValue(_HeldValue):
 
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "get":
-            return HandlerValue(self._get, name)
+            return MethodHandlerValue(self._get, name, self)
         if name == "name":
             return ConstantValue(self.obj.name)
         raise GraphBreak("QB06", f"attribute {name!r} of the context variable {self.source}")
@@ -101,29 +113,15 @@ class ContextVariableValue(_HeldValue):
         assert source is not None
         if len(args) > 1 or kwargs:
             raise GraphBreak("QB07", "ContextVar.get() with these arguments")
-        if not args:
-            found = _held_or_default(self.obj)
-            if found is _UNSET:
-                raise GraphBreak("QB19", f"the context variable {source} holds nothing")
-            return tx.lazy(found, Source("call", source, _held_or_default))
-        found = _value_of(self.obj)
-        where = Source("call", source, _value_of)
-        if found is not _UNSET:
-            return tx.lazy(found, where)
-        tx.guards.predicate(where, _is_unset, f"the context variable {source} is not set")
-        return args[0]
-
-
-def _held_or_default(variable: Any) -> Any:
-    """What a context variable holds, or its default (a step of a guard's path)."""
-    try:
-        return variable.get()
-    except LookupError:
-        return _UNSET
-
-
-def _is_unset(found: Any) -> bool:
-    return found is _UNSET
+        ask = _value_of if args else _held_or_default
+        try:
+            found = ask(self.obj)
+        except LookupError:
+            if not args:
+                raise GraphBreak("QB19", f"the context variable {source} holds nothing") from None
+            tx.guards.predicate(source, _is_unset, f"the context variable {source} is not set")
+            return args[0]
+        return tx.read(found, Source("call", source, ask))
 
 
 def held_by_context(tx: Capture, obj: Any, source: Source | None) -> Value:

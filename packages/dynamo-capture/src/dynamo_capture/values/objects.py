@@ -217,7 +217,7 @@ class ObjectValue(Value):
             getter, _ = find(tx, self.cls, "__getattribute__")
             overridden = isinstance(getter, types.FunctionType) or find(tx, self.cls, "__getattr__")[1] is not None
             source = Source("call", source, descriptor.__get__) if overridden else source.attr(name)
-        return tx.lazy(descriptor.__get__(self.obj, self.cls), source)
+        return tx.read(descriptor.__get__(self.obj, self.cls), source)
 
     def _fail(self, tx: Capture, operation: Any, *args: Any) -> NoReturn:
         """Raise what an operation on attributes raises for an empty instance of the class, in Python's own words.
@@ -243,7 +243,7 @@ class ObjectValue(Value):
         """An attribute in the real object's ``__dict__``."""
         own = None if self.obj is None else own_dict(self.obj)
         if own is not None and name in own:
-            return tx.lazy(own[name], self.source and Source("dict_attr", self.source, name))
+            return tx.read(own[name], self.source and Source("dict_attr", self.source, name))
         return None
 
     def missing_attribute(self, tx: Capture, name: str) -> Value:
@@ -801,7 +801,9 @@ class ExceptionValue(ObjectValue):
         if name == "value" and issubclass(self.cls, StopIteration):
             return self.args[0] if self.args else ConstantValue(None)
         if self.obj is None and isinstance(lookup(self.cls, name)[0], _DATA_DESCRIPTORS) and name != "__dict__":
-            raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}")  # what C code keeps in it
+            # What C code keeps in it; of an error of Python's own that is more than a rebuilt one has.
+            leaves = "callers" if issubclass(self.cls, (AttributeError, NameError, ImportError)) else None
+            raise GraphBreak("QB06", f"attribute {name!r} of a {self.cls.__name__}", leaves=leaves)
         return super().getattr(tx, name)
 
     def _with_traceback(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -95,7 +95,7 @@ class OverridingTensorValue(Value):
             find(tx, self.cls, name)
             if self.obj is None:
                 return self.attrs[name]
-            return tx.lazy(own[name], self.source and self.source.attr(name))
+            return tx.read(own[name], self.source and self.source.attr(name))
         if self.source is not None and (owner is None or not is_data_descriptor(found)):
             tx.guards.no_instance_attr(self.source, name)
         if of_class:

@@ -152,7 +152,7 @@ class TensorValue(Value):
         if real is not None:
             own = real.__dict__
             if name in own:
-                return tx.lazy(own[name], self.source and self.source.attr(name))
+                return tx.read(own[name], self.source and self.source.attr(name))
             if self.source is not None and not hasattr(self.cls, name):
                 tx.guards.has_attr(self.source, name, False)
         if not hasattr(self.cls, name):

@@ -21,6 +21,7 @@ from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import guard_member_text
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.plain_objects import PlainValue, asks_the_process
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.text import TextValue, has_symbols, text_of
 from dynamo_capture.values.torch_calls import special_by_code
@@ -52,6 +53,8 @@ def formatted(tx: Capture, value: Value, conversion: int, spec: Any) -> Value:
         value = text_from(tx, str, value)
     elif issubclass(value.pytype, enum.Enum):
         guard_member_text(tx, value)
+    if isinstance(value, PlainValue) and asks_the_process(spec):
+        raise GraphBreak("QB03", f"formatting {value.describe()} by {spec!r}, by the process's time zone or language")
     _look_into(tx, value)
     return fold(tx, format, [value, ConstantValue(spec)], {})
 

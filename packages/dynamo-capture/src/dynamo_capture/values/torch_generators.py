@@ -18,7 +18,7 @@ from dynamo_capture.breaks import EarlierEnd, GraphBreak
 from dynamo_capture.first_calls import FirstCall
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import Value, display
-from dynamo_capture.values.callables import HandlerValue
+from dynamo_capture.values.callables import MethodHandlerValue
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.construct import constructor
 from dynamo_capture.values.containers import ListValue, TupleValue
@@ -85,7 +85,7 @@ class GeneratorValue(Value):
         if name == "__class__":
             return tx.from_python(torch.Generator)
         if name == "manual_seed":
-            return HandlerValue(self._manual_seed, name)
+            return MethodHandlerValue(self._manual_seed, name, self)
         raise GraphBreak("QB06", f"attribute {name!r} of a torch.Generator")
 
     def _manual_seed(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:

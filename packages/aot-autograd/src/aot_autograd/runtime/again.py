@@ -28,7 +28,7 @@ from prims.forking import compiling
 if TYPE_CHECKING:
     from aot_autograd.runtime.apart import Apart
 
-__all__ = ["RunAgain", "Unknown", "call_of"]
+__all__ = ["RunAgain", "Unknown", "call_of", "present"]
 
 
 class RunAgain:
@@ -182,7 +182,7 @@ class RunAgain:
         views = getattr(call, "views", {})
         for k in range(self.tangents, self.tangents + len(self._plan.views)):
             view, version = views.get(k, (_gone, 0))
-            result = _present(view)
+            result = present(view)
             found.append(result if result is not None and result._version == version else None)
         return found
 
@@ -313,7 +313,7 @@ def _gone() -> None:
     return None
 
 
-def _present(first: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
+def present(first: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
     """The tensor of a weak reference, if it is still there."""
     result = first()
     if result is not None:
@@ -323,7 +323,7 @@ def _present(first: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
 
 def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tensor | None:
     """A result that the call gave, if it is still there and comes from the call's node as it did."""
-    result = _present(first)
+    result = present(first)
     if result is None:
         return None
     source: Any = result.grad_fn

@@ -26,7 +26,7 @@ from weakref import ref
 
 import torch
 
-from aot_autograd.runtime.again import RunAgain, Unknown, call_of
+from aot_autograd.runtime.again import RunAgain, Unknown, call_of, present
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
 
@@ -51,17 +51,23 @@ def nowhere() -> torch.Tensor:
 
 
 def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Function]:
-    """The function that makes links: ``apply(tangent, nowhere(), result, *results behind it)``.
+    """The function that makes links: ``apply(tangent, nowhere(), inputs, result, *results behind it)``.
+
+    ``inputs`` are the places of those behind that are inputs which the region has written. The program may write them
+    again, by what is computed of this very result, so that they are not saved: a link that is to know of hooks on them
+    finds those of a tensor that is still there, as it was.
 
     Args:
         again: runs the region's program again.
         kept: the tangents whose results the call keeps until its backward pass.
     """
     def forward(
-        ctx: Any, tangent: int, elsewhere: torch.Tensor, result: torch.Tensor, *behind: torch.Tensor
-    ) -> torch.Tensor:
+        ctx: Any, tangent: int, elsewhere: torch.Tensor, inputs: tuple[int, ...], result: torch.Tensor,
+        *behind: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
+        ctx.inputs = [(ref(behind[n]), behind[n]._version) for n in inputs]
         made = result.detach()
         call = call_of(result.grad_fn)
         call.results[tangent] = ref(made)
@@ -70,7 +76,9 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
             if k >= again.tangents:
                 call.views[k] = ref(one), one._version
         # What is behind must not be lost before its hooks can be looked at.
-        ctx.save_for_backward(*((made,) if tangent in kept else ()), *behind)
+        held = [one for n, one in enumerate(behind) if n not in inputs]
+        ctx.held = len(held)
+        ctx.save_for_backward(*((made,) if tangent in kept else ()), *held)
         return made
 
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
@@ -82,10 +90,10 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         if isinstance(gradient, Unknown):
             gradient = gradient.rest
         if gradient is None:
-            return (None,) * (count + 3)
+            return (None,) * (count + 4)
         given: Sequence[torch.Tensor | None] = (None,) * count
         if count:
-            watched = _watched(ctx, count)
+            watched = _watched(ctx)
             if watched or not torch._C._will_engine_execute_node(elsewhere):
                 # Where the call's own node is not to be executed, somebody wants what comes before it.
                 surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(own)
@@ -95,7 +103,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
                     call.handed[task, k] = one if before is None else before + one
         if handed is not None:
             gradient = _difference(gradient, handed)
-        return None, None, gradient, *given
+        return None, None, None, gradient, *given
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("Link", (torch.autograd.Function,), methods)
@@ -132,10 +140,13 @@ def less(
     ]
 
 
-def _watched(ctx: Any, count: int) -> bool:
+def _watched(ctx: Any) -> bool:
     """Whether a result behind a link has a hook or retains its gradient; one that has changed since may have had."""
     try:
-        behind = ctx.saved_tensors[-count:]
+        saved = ctx.saved_tensors
     except RuntimeError:
         return True
+    inputs = [(present(held), version) for held, version in ctx.inputs]
+    unchanged = (one for one, version in inputs if one is not None and one._version == version)
+    behind = [*saved[len(saved) - ctx.held :], *unchanged]
     return any(bool(result._backward_hooks) or result.retains_grad for result in behind)

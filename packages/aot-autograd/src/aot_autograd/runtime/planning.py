@@ -94,9 +94,10 @@ def _run(
     for size in told:
         source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
     inputs = outcome.program.tracer.inputs
-    made = _emit_links(source, joint, outputs)
-    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o, through in outcome.mutations if through]
-    over = {f"args[{i}]" for i, o, through in outcome.mutations if through and _leads(joint, partition, o, i)}
+    made, copied = _emit_links(source, joint, outputs)
+    through = [(i, o) for i, o, through in outcome.mutations if through and i not in copied]
+    tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o in through]
+    over = {f"args[{i}]" for i, o in through if _leads(joint, partition, o, i)}
     emit_mutations(source, tracked, no_grad=False, differentiable=True, over=over)
     source.line(f"return {emit_results(source, outcome, outputs, made)}")
     if not outcome.program.grad_enabled:
@@ -162,14 +163,23 @@ def _linked(joint: Joint, partition: Partition) -> frozenset[int] | None:
     return frozenset(k for k in tied if k < len(joint.tangents) and joint.tangents[k] in kept)
 
 
-def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> dict[int, str]:
-    """Link results that are computed from others, and those, each after what it rests on; returns the views' names."""
+def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> tuple[dict[int, str], set[int]]:
+    """Link results that are computed from others, and those, each after what it rests on.
+
+    What rests on the new value of an input rests on that input, which is written before.
+
+    Returns:
+        The views' names, and the inputs that are written.
+    """
     made: dict[int, str] = {}
+    copied: set[int] = set()
     tied = _tied(joint)
     if not tied:
-        return made
+        return made, copied
     count = len(joint.tangents)
     done: set[int] = set()
+    outcome = joint.outcome
+    written = {output: index for index, output, through in outcome.mutations if through}
 
     def name_of(k: int) -> str:
         if k >= count:
@@ -180,13 +190,21 @@ def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> dict[int, s
         name = outputs[joint.tangents[k]]
         if k not in done:
             done.add(k)
-            behind = "".join(f", {name_of(j)}" for j in joint.under[k])
-            source.line(f"{name} = link({k}, nowhere, {name}{behind})")
-        return name
+            names = [name_of(j) for j in joint.under[k]]
+            inputs = tuple(n for n, j in enumerate(joint.under[k]) if j < count and joint.tangents[j] in written)
+            source.line(f"{name} = link({k}, nowhere, {inputs}, {', '.join([name, *names])})")
+        index = written.get(joint.tangents[k])
+        if index is None:
+            return name
+        if index not in copied:
+            copied.add(index)
+            triple = (f"args[{index}]", name, outcome.program.tracer.inputs[index].spec)
+            emit_mutations(source, [triple], no_grad=False, differentiable=True)
+        return f"args[{index}]"
 
     for k in sorted(tied):
         name_of(k)
-    return made
+    return made, copied
 
 
 def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:

@@ -44,6 +44,25 @@ def hooked(function, x):
     return x.grad
 
 
+def hooked_and_gone(function, x):
+    y, w = x.sin(), x.cos()
+    z = function(y, w)
+    y.register_hook(lambda grad: grad * 5)
+    out = (one(z) + y.sin()).sum()
+    del y, w, z
+    out.backward()
+    return x.grad
+
+
+def hooked_before_and_after(function, x):
+    y, w = x.sin(), x.cos()
+    y.register_hook(lambda grad: grad * 2)
+    z = function(y, w)
+    y.register_hook(lambda grad: grad * 5)
+    (one(z) * y).sum().backward()
+    return x.grad
+
+
 def seen(function, x):
     y, w, found = x.sin(), x.cos(), []
     z = function(y, w)
@@ -85,7 +104,7 @@ def passed_on(function, x):
     return x.grad
 
 
-REFUSED = (hooked, seen, retained, asked_for)
+REFUSED = (hooked, hooked_and_gone, hooked_before_and_after, seen, retained, asked_for)
 USES = (*REFUSED, unwatched, of_the_leaf, written_again, passed_on)
 
 

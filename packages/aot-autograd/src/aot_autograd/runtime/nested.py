@@ -20,6 +20,7 @@ where it is added to the gradient of a view's base.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
@@ -54,8 +55,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
     """The function that makes links: ``apply(tangent, nowhere(), inputs, result, *results behind it)``.
 
     ``inputs`` are the places of those behind that are inputs which the region has written. The program may write them
-    again, by what is computed of this very result, so that they are not saved: a link that is to know of hooks on them
-    finds those of a tensor that is still there, as it was.
+    again, by what is computed of this very result, so that they are not saved; the table of their hooks is kept.
 
     Args:
         again: runs the region's program again.
@@ -67,7 +67,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
     ) -> torch.Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
-        ctx.inputs = [(ref(behind[n]), behind[n]._version) for n in inputs]
+        ctx.inputs = [(ref(behind[n]), behind[n]._version, _hooks_of(behind[n])) for n in inputs]
         made = result.detach()
         call = call_of(result.grad_fn)
         call.results[tangent] = ref(made)
@@ -146,7 +146,18 @@ def _watched(ctx: Any) -> bool:
         saved = ctx.saved_tensors
     except RuntimeError:
         return True
-    inputs = [(present(held), version) for held, version in ctx.inputs]
-    unchanged = (one for one, version in inputs if one is not None and one._version == version)
-    behind = [*saved[len(saved) - ctx.held :], *unchanged]
+    if any(hooks for _, _, hooks in ctx.inputs):
+        return True
+    inputs = [(present(held), version) for held, version, _ in ctx.inputs]
+    if any(one is not None and one._version == version and one.retains_grad for one, version in inputs):
+        return True
+    behind = saved[len(saved) - ctx.held :]
     return any(bool(result._backward_hooks) or result.retains_grad for result in behind)
+
+
+def _hooks_of(tensor: torch.Tensor) -> dict[int, Any]:
+    """The table of a tensor's hooks, made as ``Tensor.register_hook`` makes it. One that is written gets another."""
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
+    return tensor._backward_hooks  # type: ignore[return-value]

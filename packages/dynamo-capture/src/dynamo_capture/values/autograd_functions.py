@@ -130,7 +130,10 @@ class Hooked(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         for hook in ctx.hooks:
             changed = hook(gradient)
-            gradient = gradient if changed is None else changed
+            if changed is not None:
+                if changed.shape != gradient.shape or changed.dtype != gradient.dtype:
+                    raise RuntimeError("the engine refuses what the hook gives")
+                gradient = changed
         return gradient, *[None] * len(ctx.hooks)
 
 

@@ -27,6 +27,7 @@ from dynamo_capture.values.containers import ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import CellValue, FunctionValue, PartialValue
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.picks import is_seen_outside
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import special
 from dynamo_capture.values.weak import WeakReferenceValue
@@ -110,10 +111,10 @@ class HandleValue(Value):
         step: the root frame's, where the hook was set.
         brk: why the region ends there, if the handle is needed.
         computed: what it was set on, if the graph computes that.
-        reads: then, the cells that the hook reads, and what was in them.
+        reading: then, what the hook reads.
     """
 
-    __slots__ = ("brk", "computed", "hook", "name", "reads", "removed", "step", "tensor")
+    __slots__ = ("brk", "computed", "hook", "name", "reading", "removed", "step", "tensor")
 
     mutable = True
 
@@ -128,7 +129,7 @@ class HandleValue(Value):
         self.name = name
         self.tensor = tensor
         self.hook = hook
-        self.reads: list[tuple[CellValue, Value | None]] = []
+        self.reading: _Reading | None = None
         self.removed = False
 
     @property
@@ -188,13 +189,15 @@ def _held(handle: Any) -> None:
 
 def kept_handle(tx: Capture, built: Iterable[Value]) -> tuple[int, GraphBreak] | None:
     """The step at which the region ends, and why, where it had better ended earlier: the handle of a computed tensor's
-    hook is needed, or the tensor, on which another hook may be set, which comes after that of the graph; or a variable
-    that the hook reads has got another value, or may get one."""
-    needed = {id(value) for value in built}
+    hook is needed, or the tensor, on which another hook may be set, which comes after that of the graph; or what the
+    hook reads has changed, or may."""
+    if not tx.handles:
+        return min(tx.ends, key=lambda end: end[0], default=None)
+    needed = {id(value): value for value in built}
     found = [
         each for each in tx.handles
         if id(each) in needed or id(each.computed) in needed
-        or any(id(cell) in needed or cell.content is not content for cell, content in each.reads)
+        or each.reading is not None and each.reading.may_change(needed)
     ]  # fmt: skip
     return min([*tx.ends, *((each.step, each.brk) for each in found)], key=lambda end: end[0], default=None)
 
@@ -227,7 +230,7 @@ def hook_on(tx: Capture, tensor: TensorValue, name: str, args: list[Value], kwar
         raise GraphBreak("QB12", f"Tensor.{name}() of {hook.describe()}, which reads what may change until its call")
     _compute(tx, tensor, hook)
     made = HandleValue(step, brk, name, None, None, tensor)
-    made.reads = reading.cells
+    made.reading = reading
     tx.handles.append(made)
     return made
 
@@ -257,15 +260,30 @@ class _Reading:
     """What a hook reads beside its argument, which is read when it is called: in a backward pass, later.
 
     Attributes:
-        stays: nobody can change it until then, but for the variables in ``cells``. An attribute of an object, an item
-            of a list or a global variable may be another then; functions and modules are taken to be what they are.
-        cells: the region's own variables, and what is in them.
+        stays: nobody can change it until then, but for the variables and tensors of the region. An attribute of an
+            object, an item of a list or a global variable may be another then; functions and modules are taken to be
+            what they are.
     """
 
     def __init__(self, hook: Value) -> None:
-        self.cells: list[tuple[CellValue, Value | None]] = []
+        self._cells: list[tuple[CellValue, Value | None]] = []
+        self._tensors: list[tuple[TensorValue, int]] = []
         self._seen: set[int] = set()
         self.stays = self._stays(hook)
+
+    def may_change(self, needed: dict[int, Value]) -> bool:
+        """Whether a variable or a tensor has changed since, or may when the region has run.
+
+        Args:
+            needed: what the code needs then, by identity.
+        """
+        if any(id(cell) in needed or cell.content is not content for cell, content in self._cells):
+            return True
+        outputs = {value.node for value in needed.values() if isinstance(value, TensorValue)}
+        return any(
+            tensor.example._version != version or is_seen_outside(tensor.node, outputs)
+            for tensor, version in self._tensors
+        )
 
     def _stays(self, value: Value) -> bool:
         value = value.realize()
@@ -277,7 +295,10 @@ class _Reading:
             return all(map(self._stays, (value.func, *value.args, *value.keywords.values())))
         if isinstance(value, (BuiltinValue, ClassValue, PyModuleValue)):
             return _is_fixed(value.obj)
-        return isinstance(value, (ConstantValue, SymValue, TensorValue))
+        if isinstance(value, TensorValue):
+            self._tensors.append((value, value.example._version))
+            return value.source is None
+        return isinstance(value, (ConstantValue, SymValue))
 
     def _function_stays(self, function: FunctionValue) -> bool:
         if id(function) in self._seen or is_fixed_file(function.code.co_filename):
@@ -288,8 +309,8 @@ class _Reading:
         for cell in function.closure or ():
             if cell.cell is not None:
                 return False
-            self.cells.append((cell, cell.content))
-        held = [content for _, content in self.cells if content is not None]
+            self._cells.append((cell, cell.content))
+        held = [content for _, content in self._cells if content is not None]
         given = [*(function.defaults or ()), *(function.kwdefaults or {}).values()]
         return all(map(self._stays, (*held, *given))) and self._globals_stay(function.code, function.globals)
 

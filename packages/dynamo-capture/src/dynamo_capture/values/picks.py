@@ -24,7 +24,7 @@ from prims.records import record
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["Pick", "note_write", "pick", "put", "seen_as_view"]
+__all__ = ["Pick", "is_seen_outside", "note_write", "pick", "put", "seen_as_view"]
 
 _INTS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 
@@ -207,6 +207,13 @@ def seen_as_view(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak
             if not all(others.isdisjoint(_aliases(node, copies, frozenset())) for node in memory):
                 return each.step, each.brk
     return None
+
+
+def is_seen_outside(node: Node, outputs: Set[Node]) -> bool:
+    """Whether the memory that a node gives is the program's too when the graph has run."""
+    memory = _memory(node, frozenset())
+    views = (_aliases(each, frozenset(), frozenset()) for each in memory)
+    return any(each.op == "placeholder" for each in memory) or not all(map(outputs.isdisjoint, views))
 
 
 def _hides_writes(node: Node) -> bool:

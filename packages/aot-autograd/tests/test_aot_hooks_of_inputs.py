@@ -137,3 +137,54 @@ def test_a_gradient_leads_to_no_more_inputs_than_in_eager() -> None:
         (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
         found.append((log, torch.autograd.grad(gradient.sin().sum(), x, allow_unused=True)))
     assert found[0] == found[1] == ([False], (None,))
+
+
+# --- what comes before an input is run by a backward pass alone -------------------------------------------------------
+
+
+def test_what_an_inputs_history_has_saved_is_not_unpacked():
+    unpacked = []
+
+    def unpack(saved):
+        unpacked.append(1)
+        return saved
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_method("sum", (graph.placeholder("x"),)))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    makers = (torch.tan, torch.cosh, lambda x: x * x, torch.nn.functional.softplus, lambda x: torch.igamma(x.detach(), x))
+    for make in makers:
+        x = torch.rand(3, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+            made = make(x)
+        compiled = aot_function(module, [made], fw_compiler=run_eagerly, bw_compiler=run_eagerly, options=Options())
+        out = compiled(made)
+        assert unpacked == []
+        out.backward()
+        torch.testing.assert_close(x.grad, torch.autograd.grad(make(x).sum(), x)[0])
+        assert unpacked
+        unpacked.clear()
+
+
+@pytest.mark.parametrize("make", [torch.igamma, torch.igammac, torch.special.zeta, lambda x, y: x.unique()], ids=str)
+def test_a_history_without_a_derivative_raises_where_a_gradient_comes(make):
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    graph.output((graph.call_method("sin", (x,)), graph.call_method("cos", (y,))))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    found = []
+    for compile_ in (True, False):
+        a, b = (torch.linspace(start, 2, 3).requires_grad_() for start in (0.5, 1))
+        given = make(a, b.detach() + 2), b * 1
+        run = module
+        if compile_:
+            run = aot_function(module, [*given], fw_compiler=run_eagerly, bw_compiler=run_eagerly, options=Options())
+        for at in (1, 0):
+            out = run(*given)[at].sum()
+            try:
+                out.backward()
+                found.append((a.grad, b.grad))
+            except NotImplementedError as error:
+                found.append(str(error))
+    assert found[1] == found[3] and isinstance(found[1], str)
+    torch.testing.assert_close(found[0][1], found[2][1])

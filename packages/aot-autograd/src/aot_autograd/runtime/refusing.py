@@ -17,6 +17,9 @@ __all__ = ["standing_in"]
 
 #: Whether nodes of a type raise, as found by one of them.
 _REFUSES: dict[type, bool] = {}
+#: Nodes that save tensors and have no derivative in their first operand. To run one would unpack what it has saved, by
+#: the program's own hooks: a checkpoint would run its function again.
+_BY_OPERAND = frozenset(("IgammaBackward0", "IgammacBackward0", "SpecialZetaBackward0"))
 
 
 def standing_in(args: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
@@ -33,6 +36,8 @@ def standing_in(args: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
 def _refuses(node: Any) -> bool:
     if node is None:
         return False
+    if type(node).__name__ in _BY_OPERAND:
+        return node.next_functions[0][0] is not None
     found = _REFUSES.get(type(node))
     if found is None:
         found = _REFUSES[type(node)] = _raises(node)
@@ -42,7 +47,8 @@ def _refuses(node: Any) -> bool:
 def _raises(node: Any) -> bool:
     """Whether a node of PyTorch's own operators raises that it has no derivative; no other node may be run to see."""
     name = type(node).__name__
-    if getattr(torch._C._functions, name, None) is not type(node):  # type: ignore[attr-defined]
+    known = getattr(torch._C._functions, name, None) is type(node)  # type: ignore[attr-defined]
+    if not known or any(each.startswith("_raw_saved_") for each in dir(node)):
         return False
     try:
         node(None)

@@ -266,6 +266,7 @@ def _rest() -> None:
     add("aten._unsafe_index_put.default", f(4, 5), [i(3, low=0, high=4)], f(3, 5), True)
     add("aten.index_put.default", f(4, 5), [b(4, 5)], torch.tensor(2.0))
     add("aten.one_hot.default", i(3, 4, low=0, high=5), 5)
+    add("quintet.linspace.default", -1.0, 2.5, 7, dtype=torch.float64, device=torch.device("cpu"))
     add("aten.scatter.value_reduce", f(4, 5), 0, i(2, 5, low=0, high=4), 2.0, reduce="add")
     add("aten.scatter.reduce", f(4, 5), 1, i(4, 3, low=0, high=5), f(4, 3), reduce="multiply")
     add("aten.take_along_dim.default", f(4, 5), i(4, 2, low=0, high=5), 1)

@@ -155,9 +155,9 @@ def _watched(ctx: Any) -> bool:
     return any(bool(result._backward_hooks) or result.retains_grad for result in behind)
 
 
-def _hooks_of(tensor: torch.Tensor) -> dict[int, Any]:
+def _hooks_of(tensor: Any) -> Any:
     """The table of a tensor's hooks, made as ``Tensor.register_hook`` makes it. One that is written gets another."""
     if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict()
-        tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
-    return tensor._backward_hooks  # type: ignore[return-value]
+        tensor.grad_fn._register_hook_dict(tensor)
+    return tensor._backward_hooks

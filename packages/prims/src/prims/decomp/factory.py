@@ -173,7 +173,7 @@ def arange_step(p: Any, start: Any, end: Any, step: Any = 1, **kw: Any) -> Value
     return p.iota(length, number(start, dtype), number(step, dtype), dtype, chosen_device(kw.get("device")))
 
 
-@decomposition("aten.linspace.default")
+@decomposition("aten.linspace.default", "quintet.linspace.default")
 def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     """`steps` evenly spaced values from start to end, counted from the nearer end as eager does."""
     dtype = kw.get("dtype") or torch.get_default_dtype()

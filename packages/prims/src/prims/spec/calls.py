@@ -219,16 +219,59 @@ def tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) ->
 def pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:
     """``torch.nn.functional.pad``; round a circle it joins pieces, where C++ copies inside one tensor."""
     wraps = mode == "circular" and len(pad) % 2 == 0 and input.ndim == len(pad) // 2 + 2
-    if not wraps or not all(type(n) is int and n >= 0 for n in pad):
+    if not wraps or not all(isinstance(n, (int, torch.SymInt)) and n >= 0 for n in pad):
         return torch._C._nn.pad(input, pad, mode, value)  # type: ignore[no-any-return]
     for i in range(0, len(pad), 2):
         before, after, dim = pad[i], pad[i + 1], input.ndim - 1 - i // 2
         size = input.shape[dim]
         torch._check(before <= size and after <= size, lambda: "Padding value causes wrapping around more than once.")
         first, last = aten.slice(input, dim, size - before, size), aten.slice(input, dim, 0, after)
-        pieces = [*[first] * (before > 0), input, *[last] * (after > 0)]
+        pieces = [*[first] * bool(before > 0), input, *[last] * bool(after > 0)]
         input = torch.cat(pieces, dim) if len(pieces) > 1 else input
     return input if any(pad) else input.clone()
+
+
+def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    """``torch.linspace`` of floats, by an operator that takes a symbolic number of steps."""
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    plain = isinstance(steps, torch.SymInt) and all(type(x) in (int, float) for x in (start, end))
+    if not plain or not chosen.is_floating_point:
+        return torch.linspace(start, end, steps, dtype=dtype, device=device)
+    made: torch.Tensor = torch.ops.quintet.linspace(start, end, steps, dtype=chosen, device=_device(device))
+    return made
+
+
+def _device(device: Any) -> Any:
+    """The device, or the default one, as operators take it."""
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def one_hot(tensor: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
+    """``F.one_hot`` of a symbolic number of classes; whether each class exists is asked when it runs."""
+    if not isinstance(num_classes, torch.SymInt) or tensor.dtype != torch.int64 or not num_classes > 0:
+        return torch.nn.functional.one_hot(tensor, num_classes)
+    made: torch.Tensor = torch.ops.quintet.one_hot(tensor, num_classes)
+    return made
+
+
+def hann_window(window_length: Any, periodic: bool = True, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
+    """``torch.hann_window`` of a symbolic length."""
+    if not isinstance(window_length, torch.SymInt):
+        return torch.hann_window(window_length, periodic, dtype=dtype, device=device)
+    return hamming_window(window_length, periodic, 0.5, 0.5, dtype=dtype, device=device)
+
+
+def hamming_window(
+    window_length: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None,
+    device: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """``torch.hamming_window`` of a symbolic length, as C++ defines it."""
+    chosen = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(window_length, torch.SymInt) or not chosen.is_floating_point or not window_length > 1:
+        return torch.hamming_window(window_length, periodic, alpha, beta, dtype=dtype, device=device)
+    length = window_length + 1 if periodic else window_length
+    at = torch.arange(window_length, dtype=chosen, device=device)  # of a longer one all but the last
+    return (at * (math.pi * 2 / (length - 1))).cos() * -beta + alpha
 
 
 def _times(size: Any, factor: Any) -> Any:
@@ -248,6 +291,10 @@ CALLS: dict[Any, Call] = {
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.lstm: lstm,
     torch._C._nn.pad: pad,
+    torch.linspace: linspace,
+    torch.nn.functional.one_hot: one_hot,
+    torch.hann_window: hann_window,
+    torch.hamming_window: hamming_window,
     torch.tensor_split: tensor_split,
     torch.Tensor.tensor_split: tensor_split,
 }
@@ -304,7 +351,7 @@ class SymbolicCalls(TorchFunctionMode):
 def _knows(call: Call, keywords: dict[str, Any]) -> bool:
     """Whether a definition has parameters of these names, which are PyTorch's; it has none for ``out=``."""
     code = call.__code__
-    return keywords.keys() <= set(code.co_varnames[: code.co_argcount])
+    return keywords.keys() <= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 #: Modules whose functions call others of ``CALLS``.

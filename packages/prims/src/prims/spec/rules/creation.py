@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from prims.registry import define_operator
 from prims.spec import layout
 from prims.spec.infer import meta_rule
 from prims.spec.iterator import iterate
@@ -220,6 +221,16 @@ def arange_step(
     pin_memory: Any = None,
 ) -> TensorSpec:
     return _arange(start, end, step, dtype, device)
+
+
+define_operator(
+    "linspace(float start, float end, SymInt steps, *, ScalarType dtype, Device device) -> Tensor", torch.linspace
+)
+
+
+@meta_rule("quintet.linspace.default")
+def linspace_of_steps(start: float, end: float, steps: Size, *, dtype: Any, device: Any) -> TensorSpec:
+    return fresh((steps,), dtype, device)
 
 
 @meta_rule("aten.linspace.default", "aten.logspace.default")

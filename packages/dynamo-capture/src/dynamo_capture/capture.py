@@ -229,8 +229,8 @@ class Capture:
             self._reads.append(value)
         return value
 
-    def only_read(self) -> list[Value]:
-        """What has been read and never looked at: the code is handed it, so that it is there."""
+    def only_read(self) -> list[LazyValue]:
+        """What has been read and never looked at."""
         return [value for value in self._reads if value.realized is None]
 
     def from_python(self, obj: Any, source: Source | None = None) -> Value:

@@ -264,6 +264,10 @@ class GuardSet:
         if (node := self._new("predicate", source, text, text)) is not None:
             self.tree.check_lambda(node, fn, text=text, reason=self._reason())
 
+    def is_there(self, source: Source) -> None:
+        """The path leads to an object, whatever it is; nothing holds it."""
+        self.predicate(source, _is_there, f"{source} is there")
+
     def function_is(self, source: Source, fn: FunctionType) -> None:
         """A Python function with the code and the globals of ``fn``."""
         if (node := self._new("function", source, fn)) is not None:
@@ -287,6 +291,10 @@ class GuardSet:
         value = fn()
         self.state(fn, value, text)
         return value
+
+
+def _is_there(obj: Any) -> bool:
+    return True
 
 
 def _attribute_is_there(name: str, present: bool, obj: Any) -> bool:

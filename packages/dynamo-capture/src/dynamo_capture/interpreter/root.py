@@ -228,8 +228,11 @@ class RootFrame(Frame):
 
     def _plan(self, values: list[Value]) -> Plan:
         """What the emitted code needs: what the frame holds at its end, and what first calls and conditions take."""
-        roots = [*values, *self.tx.first.roots(), *(each.condition for each in self.tx.assumed), *self.tx.only_read()]
+        roots = [*values, *self.tx.first.roots(), *(each.condition for each in self.tx.assumed)]
         plan = Plan(roots, self.tx.side)
+        for value in self.tx.only_read():
+            if value.source is not None and plan.source_index(value) is None:
+                self.tx.guards.is_there(value.source)
         return Plan(roots, self.tx.side) if self.tx.side.keep_gradients_of(plan.outputs) else plan
 
     # --- the end: a return ----------------------------------------------------------------------------------------

@@ -256,3 +256,33 @@ def test_values_that_do_not_fit_are_refused_as_in_eager(capture, value):
             found.append(str(error))
     torch.testing.assert_close(*found, rtol=0, atol=0) if torch.is_tensor(found[1]) else None
     assert torch.is_tensor(found[1]) or found[0] == found[1]
+
+
+def saved_and_written(x, i):
+    h = x * 2
+    total = (h[i] ** 2).sum()
+    h[i] = 0
+    return total + h.sum()
+
+
+def saved_and_written_beside(x, i):
+    counts = torch.arange(3.0)
+    total = (x[0] * counts[i]).sum()
+    counts.add_(1)
+    return total + counts.sum()
+
+
+@pytest.mark.parametrize("program", [saved_and_written, saved_and_written_beside], ids=lambda fn: fn.__name__)
+def test_a_view_that_is_saved_and_written_is_eagers_error(capture, program):
+    compiled = capture(program, strict=False)
+    for place in (1, 0):
+        errors = []
+        for run in (compiled, program):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+                run(X.clone().requires_grad_(), torch.tensor(place)).backward()
+            errors.append(str(error.value))
+        assert errors[0] == errors[1]
+    with torch.no_grad():
+        for run in (captured := capture(program), program):
+            assert torch.isfinite(run(X.clone(), torch.tensor(1)))
+    assert captured.report.breaks == []

@@ -36,6 +36,7 @@ class Pick:
     Attributes:
         copies: the nodes that copy them, one for each tensor in the key.
         versions: of ``base`` and ``taken`` when they were the same.
+        tracked: gradients were on.
         stale: the first node that has written to ``base`` since.
         changed: the first node that has written to ``taken`` since.
     """
@@ -47,6 +48,7 @@ class Pick:
     versions: tuple[int, int]
     step: int
     brk: GraphBreak
+    tracked: bool
     stale: Node | None = None
     changed: Node | None = None
 
@@ -88,7 +90,7 @@ def pick(tx: Capture, tensor: TensorValue, key: Value, brk: GraphBreak) -> Value
         raise brk
     brk.where = tx.location()
     step = tx.frames[0].call_step()  # type: ignore[attr-defined]
-    made = Pick(base, key.realize(), taken, tuple(copies), (0, 0), step, brk)
+    made = Pick(base, key.realize(), taken, tuple(copies), (0, 0), step, brk, torch.is_grad_enabled())
     made.versions = made.versions_now()
     tx.picks.append(made)
     return taken  # type: ignore[no-any-return]
@@ -190,13 +192,17 @@ def seen_as_view(tx: Capture, outputs: Iterable[Value]) -> tuple[int, GraphBreak
         return None
     nodes = {value.node for value in outputs if isinstance(value, TensorValue)}
     copies = {node for each in tx.picks for node in each.copies}
+    inputs = tx.graph.input_list()
     unknown = tx.graph.reads_offsets or any(map(_hides_writes, tx.graph.graph.nodes))
     order = {node: at for at, node in enumerate(tx.graph.graph.nodes)}
+    differentiated = any(isinstance(v := inp.value, TensorValue) and v.example.requires_grad for inp in inputs)
     for each in tx.picks:
         views = _aliases(each.taken.node, copies, frozenset())  # eager's, to which what is taken of it belongs
         given = not nodes.isdisjoint(views)
         used = max(order[user] for view in views for user in (view, *view.users))
         if unknown or each.changed is not None or (each.stale is not None and (given or used > order[each.stale])):
+            return each.step, each.brk
+        if each.stale is not None and each.tracked and differentiated:  # what saved the view raises in eager
             return each.step, each.brk
         if given:
             memory = _memory(each.base.node, copies)

@@ -61,7 +61,8 @@ def _handler(rule: Rule) -> Callable[..., Any]:
         given = {name: bind(info, args, kwargs, name, i) for i, name in enumerate(info.names)}
         given = {name: _default(func, i) if v is None else v for i, (name, v) in enumerate(given.items())}
         target = args[0] if info.written else None
-        spec = tracer.spec(target) if target is not None else infer(func, args, kwargs)
+        spec = infer(func, args, kwargs)  # where there are numbers, it asks whether the operator takes them
+        spec = tracer.spec(target) if target is not None else spec
         if given.get("generator") is not None or not spec.dtype.is_floating_point:
             return NotImplemented
 
@@ -104,7 +105,8 @@ def _bernoulli(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]
 
 @_handles("bernoulli.default")
 def _bernoulli_of(tracer: Draws, draw: Any, spec: TensorSpec, given: dict[str, Any]) -> Any:
-    return tracer.emit(aten.lt.Tensor, (draw("random_uniform")[0], tracer.read(given["self"])), {})
+    p, _ = tracer.emit(torch.ops.quintet.probabilities.default, (tracer.read(given["self"]),), {})
+    return tracer.emit(aten.lt.Tensor, (draw("random_uniform")[0], p), {})
 
 
 def _native_dropout(tracer: Draws, func: Any, args: Any, kwargs: Any) -> Any:

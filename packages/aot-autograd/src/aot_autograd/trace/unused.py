@@ -42,7 +42,7 @@ _BY_DATA = frozenset(
         "segment_reduce repeat_interleave lu_unpack cholesky linalg_pinv linalg_lu_solve linalg_lstsq "
         "_linalg_eigh linalg_eig _linalg_eigvals _linalg_svd"
     ).split()
-) | {"quintet::linalg_checked", "quintet::one_hot"}
+) | {"quintet::linalg_checked", "quintet::one_hot", "quintet::probabilities"}
 #: Those that refuse a divisor of 0 where they compute in integers.
 _DIVISIONS = frozenset(f"aten::{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
 

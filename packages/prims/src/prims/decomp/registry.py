@@ -32,7 +32,7 @@ RARE = {
     "resampling": "_upsample_* upsample_*",
     "sampling": "_unsafe_masked_index* adaptive_max_pool* affine_grid_generator bucketize grid_sampler_2d put "
     "searchsorted",
-    "seeded": "random_normal random_uniform",
+    "seeded": "probabilities random_normal random_uniform",
     "special": "_efficientzerotensor angle channel_shuffle isin ldexp linalg_cross logspace masked_scatter_backward "
     "nansum renorm special_entr special_xlog1py trace",
     "weights": "_cdist_forward _trilinear _weight_norm_*",

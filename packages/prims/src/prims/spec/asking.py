@@ -1,6 +1,7 @@
 """What types an operator's kernel takes, no rule knows: eager's kernel is asked, with one element, once for each.
 
-On the CPU alone: a GPU's kernels take others.
+On the CPU alone: a GPU's kernels take others. Which numbers a random operator takes (a probability, a deviation, an
+interval) is asked in the same way, with a generator of its own: these checks are one for all devices.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def asking_the_kernel(name: str, func: _OpOverload, rule: _Rule) -> _Rule:
     """The rule of an overload, before which the types of its operands are tried where its kernel may refuse them."""
     if name in _SMALL:
         return _asking(func, rule, *_SMALL[name])
-    pointwise = torch.Tag.pointwise in func.tags or rule.__module__ == "prims.spec.rules.elementwise"
-    if pointwise and torch.Tag.nondeterministic_seeded not in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _asking_for_numbers(func, rule) if _draws_by_numbers(func) else rule
+    if torch.Tag.pointwise in func.tags or rule.__module__ == "prims.spec.rules.elementwise":
         return _asking(func, rule)
     return rule
 
@@ -59,6 +61,32 @@ def _asking(func: _OpOverload, rule: _Rule, shapes: _Shapes | None = None, rest:
                 _ask(func, tuple(map(_one, args)), {name: _one(value) for name, value in kwargs.items()})
             accepted.add(kinds)
         return rule(*args, **kwargs)
+
+    return asking
+
+
+def _draws_by_numbers(func: _OpOverload) -> bool:
+    """Whether a random operator fills a tensor, its first argument and only one, by numbers alone."""
+    arguments = func._schema.arguments
+    kinds = [str(argument.type) for argument in arguments]
+    return (
+        kinds[:1] == ["Tensor"] and kinds[-1] == "Optional[Generator]" and len(kinds) > 2
+        and all(kind in ("float", "int", "Optional[int]") for kind in kinds[1:-1])
+    )  # fmt: skip
+
+
+def _asking_for_numbers(func: _OpOverload, rule: _Rule) -> _Rule:
+    accepted: set[Any] = set()
+
+    def asking(x: TensorSpec, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        if type(x) is TensorSpec and x.dtype in _COMMON and all(type(v) in _PLAIN for v in given):
+            asked = (x.dtype, *args, *kwargs.items())
+            if asked not in accepted:
+                one = torch.ones((1,), dtype=x.dtype)
+                _ask(func, (one, *args), {**kwargs, "generator": torch.Generator()})
+                accepted.add(asked)
+        return rule(x, *args, generator=generator, **kwargs)
 
     return asking
 

@@ -363,6 +363,11 @@ def bernoulli_contiguous(x: TensorSpec, *args: Any, generator: Any = None) -> Te
     return TensorSpec(x.shape, x.dtype, x.device)
 
 
+@meta_rule("quintet.probabilities.default")
+def probabilities(x: TensorSpec) -> TensorSpec:
+    return with_format(x, None, x.dtype, x.device)
+
+
 @meta_rule("aten.normal_functional.default")
 def normal_functional(x: TensorSpec, *args: Any, generator: Any = None) -> TensorSpec:
     return with_format(x, None, x.dtype, x.device)

@@ -327,6 +327,8 @@ def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tenso
     if result is None:
         return None
     source: Any = result.grad_fn
+    if type(source).__name__ == "LiftBackward0":  # a node of its own (:mod:`.planning`)
+        source = source.next_functions[0][0]
     if linked and source is not None:
         source = source.next_functions[1][0] if type(source).__name__ == "LinkBackward" else None
     return result if source is not None and call_of(source) is node else None

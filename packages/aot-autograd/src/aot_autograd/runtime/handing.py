@@ -12,7 +12,9 @@ The engine prefers leaves to all other nodes: it accumulates a bucket's gradient
 runs the next section. Nothing is called behind its back, so that hooks, ``retain_graph``, gradients of some inputs only
 and ``no_sync`` are as they are without buckets; sections after the last gradient that is asked for do not run at all.
 
-The forward graph is not cut, and the sections are compiled when they first run. Outside of DDP nothing is cut.
+The forward graph is not cut, and the sections are compiled when they first run. Outside of DDP nothing is cut, nor is
+a region whose inputs have several nodes (:mod:`.apart`): with one chain before all of them the engine would come to
+what eager has no way to. Its gradients are handed over when all are there.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ One autograd node is before many inputs of a region, so that the engine comes to
 have a gradient may not be computed from it. Its hooks would be called with None, an ``autograd.Function`` behind it
 with zeros, which then are the gradients of leaves that have none. In eager there is no way to it.
 
-These inputs are leaves: others have a node of their own (:mod:`.apart`), but under buckets (:mod:`.handing`). There
-hooks of tensors further off are out of reach, and called with None.
+These inputs are parameters: others have a node of their own (:mod:`.apart`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from weakref import ref
 import torch
 from torch.autograd.function import BackwardCFunction
 
-__all__ = ["hush", "is_of_program", "pass_by"]
+__all__ = ["hooks_of", "hush", "is_of_program", "pass_by"]
 
 
 class _Hushed:
@@ -113,9 +112,7 @@ class _HushedOfNode:
 def _hush_node(node: Any) -> None:
     tables = []
     for register in (node.register_prehook, node.register_hook):
-        handle = register(_HushedOfNode)
-        table = handle.hooks_dict_ref()  # a node's hooks are known by a handle alone
-        handle.remove()
+        table = hooks_of(register)
         if table and not any(isinstance(hook, _HushedOfNode) for hook in table.values()):
             table.update({key: _HushedOfNode(hook) for key, hook in table.items()})
             tables.append(table)
@@ -127,6 +124,14 @@ def _hush_node(node: Any) -> None:
             table.update({key: hook.hook for key, hook in table.items() if isinstance(hook, _HushedOfNode)})
 
     torch.autograd.Variable._execution_engine.queue_callback(speak)
+
+
+def hooks_of(register: Callable[..., Any]) -> Any:
+    """The hooks that a node's method ``register`` has put on it, which are known by a handle alone."""
+    handle = register(_HushedOfNode)
+    table = handle.hooks_dict_ref()
+    handle.remove()
+    return table
 
 
 def pass_by(node: Any) -> Callable[[], None]:

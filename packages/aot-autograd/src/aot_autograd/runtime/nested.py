@@ -21,13 +21,14 @@ where it is added to the gradient of a view's base.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown, call_of, present
+from aot_autograd.runtime.hush import hooks_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
 
@@ -93,7 +94,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
             return (None,) * (count + 4)
         given: Sequence[torch.Tensor | None] = (None,) * count
         if count:
-            watched = _watched(ctx)
+            watched = _watched(ctx, behind)
             if watched or not torch._C._will_engine_execute_node(elsewhere):
                 # Where the call's own node is not to be executed, somebody wants what comes before it.
                 surely = watched or torch.is_grad_enabled() or not torch._C._will_engine_execute_node(own)
@@ -106,7 +107,20 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         return None, None, None, gradient, *given
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Link", (torch.autograd.Function,), methods)
+    made: Any = type("Link", (torch.autograd.Function,), methods)
+    for name in ("register_hook", "register_prehook"):
+        setattr(made._backward_cls, name, _noting(getattr(made._backward_cls, name)))
+    return made  # type: ignore[no-any-return]
+
+
+def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
+    """A node's method that puts a hook on it, and leaves a note of that: nobody can ask a node for its hooks."""
+
+    def noting(node: Any, hook: Callable[..., Any]) -> Any:
+        node.has_hooks = True
+        return register(node, hook)
+
+    return noting
 
 
 def _difference(gradient: torch.Tensor, handed: torch.Tensor) -> torch.Tensor:
@@ -140,8 +154,11 @@ def less(
     ]
 
 
-def _watched(ctx: Any) -> bool:
-    """Whether a result behind a link has a hook or retains its gradient; one that has changed since may have had."""
+def _watched(ctx: Any, behind: Sequence[tuple[Any, int]]) -> bool:
+    """Whether a result behind a link has a hook, or its node, or retains its gradient; one that has changed since may
+    have had."""
+    if any(node is not None and _has_hooks(node) for node, _ in behind):
+        return True
     try:
         saved = ctx.saved_tensors
     except RuntimeError:
@@ -151,8 +168,8 @@ def _watched(ctx: Any) -> bool:
     inputs = [(present(held), version) for held, version, _ in ctx.inputs]
     if any(one is not None and one._version == version and one.retains_grad for one, version in inputs):
         return True
-    behind = saved[len(saved) - ctx.held :]
-    return any(bool(result._backward_hooks) or result.retains_grad for result in behind)
+    results = saved[len(saved) - ctx.held :]
+    return any(bool(result._backward_hooks) or result.retains_grad for result in results)
 
 
 def _hooks_of(tensor: Any) -> Any:
@@ -161,3 +178,10 @@ def _hooks_of(tensor: Any) -> Any:
         tensor._backward_hooks = OrderedDict()
         tensor.grad_fn._register_hook_dict(tensor)
     return tensor._backward_hooks
+
+
+def _has_hooks(node: Any) -> bool:
+    """Whether a hook was put on the node of a link, or is on that of a view."""
+    if type(node).__name__ == "LinkBackward":
+        return getattr(node, "has_hooks", False)
+    return any(map(hooks_of, (node.register_hook, node.register_prehook)))

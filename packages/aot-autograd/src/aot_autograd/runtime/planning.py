@@ -77,24 +77,14 @@ def _run(
     told = unbacked_of_results(outcome)
     if told:
         source.line("told = {}")
-    if partition.gradients:
-        source.globals["limits"] = bucket_limits
     if ways is None:
         _emit_call(source, joint, partition)
     else:
-        apart, whole = Source(), Source()
-        _emit_call_apart(apart, joint, partition, ways)
-        _emit_call(whole, joint, partition)
-        source.globals.update(whole.globals)
-        leaves = " and ".join(f"args[{i}].is_leaf" for i in ways.inputs)
-        source.line(f"if limits() is None and not ({leaves}):")
-        source.lines += [f"    {line}" for line in apart.lines]
-        source.line("else:")
-        source.lines += [f"    {line}" for line in whole.lines]
+        _emit_call_apart(source, joint, partition, ways)
     for size in told:
         source.line(f"{size.expr.symbol_name} = told[{size.expr.symbol_name!r}]")
     inputs = outcome.program.tracer.inputs
-    made, copied = _emit_links(source, joint, outputs)
+    made, copied = _emit_own_nodes(source, joint, partition, outputs)
     through = [(i, o) for i, o, through in outcome.mutations if through and i not in copied]
     tracked = [(f"args[{i}]", outputs[o], inputs[i].spec) for i, o in through]
     over = {f"args[{i}]" for i, o in through if _leads(joint, partition, o, i)}
@@ -124,6 +114,7 @@ def _emit_call(source: Source, joint: Joint, partition: Partition) -> None:
         source.line(f"given = standing_in(args, {made_before})")
     gate = f"enter({', '.join(f'{given}[{i}]' for i in entering)})"
     if partition.gradients:
+        source.globals["limits"] = bucket_limits
         gate = f"{gate} if limits() is None else by_buckets({given})"
     told = ", told" if unbacked_of_results(joint.outcome) else ""
     source.line(f"{', '.join(f'o{i}' for i in _returned(joint))} = apply({gate}, args{told})")
@@ -150,32 +141,54 @@ def _emitted(source: Source, head: str) -> Emitted:
     return Emitted(source.text(head), source.globals)
 
 
-def _tied(joint: Joint) -> set[int]:
-    """The results that are computed from others, and those."""
-    return {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
+def _kept(joint: Joint, partition: Partition) -> set[int]:
+    """The graph outputs that a call keeps until its backward pass."""
+    return {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
+
+
+def _tied(joint: Joint, partition: Partition) -> set[int]:
+    """The results that have a link: those that are computed from others, those, and what has to be found again."""
+    kept = _kept(joint, partition)
+    tied = {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
+    return tied | {k for k in _beside_others(joint) if joint.tangents[k] in kept}
+
+
+def _beside_others(joint: Joint) -> set[int]:
+    """The results that share the call's node with others and that hooks can be put on: not those of views alone.
+
+    In eager they have nodes of their own, which are not run for the others' gradients, unless all are of one there.
+    """
+    outcome = joint.outcome
+    of_one = len({outcome.tensors[i].grad_fn for i in joint.tangents}) == 1
+    if len(joint.tangents) < 2 or of_one:
+        return set()
+    shown = {leaf.index for leaf in outcome.leaves if leaf.kind == "output" and not leaf.steps}
+    return {k for k, i in enumerate(joint.tangents) if i in shown}
 
 
 def _linked(joint: Joint, partition: Partition) -> frozenset[int] | None:
-    tied = _tied(joint)
+    tied, kept = _tied(joint, partition), _kept(joint, partition)
     if not tied:
         return None
-    kept = {at for kind, at in partition.saved if kind == "output"}.union(_kept_results(joint, partition))
     return frozenset(k for k in tied if k < len(joint.tangents) and joint.tangents[k] in kept)
 
 
-def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> tuple[dict[int, str], set[int]]:
-    """Link results that are computed from others, and those, each after what it rests on.
+def _emit_own_nodes(
+    source: Source, joint: Joint, partition: Partition, outputs: list[str]
+) -> tuple[dict[int, str], set[int]]:
+    """Give each result that shares the call's node with others one of its own.
 
-    What rests on the new value of an input rests on that input, which is written before.
+    It is a link where results are computed from others, after what it rests on, and where the result is kept, or else
+    ``lift``, the identity, which gives the very tensor (no view) with a history that is one step longer. They are made
+    in the order in which the program computes the results, for the engine runs the youngest first. What rests on the
+    new value of an input rests on that input, which is written before.
 
     Returns:
         The views' names, and the inputs that are written.
     """
     made: dict[int, str] = {}
     copied: set[int] = set()
-    tied = _tied(joint)
-    if not tied:
-        return made, copied
+    tied, alone = _tied(joint, partition), _beside_others(joint)
     count = len(joint.tangents)
     done: set[int] = set()
     outcome = joint.outcome
@@ -190,11 +203,15 @@ def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> tuple[dict[
         name = outputs[joint.tangents[k]]
         if k not in done:
             done.add(k)
-            names = [name_of(j) for j in joint.under[k]]
-            inputs = tuple(n for n, j in enumerate(joint.under[k]) if j < count and joint.tangents[j] in written)
-            source.line(f"{name} = link({k}, nowhere, {inputs}, {', '.join([name, *names])})")
+            if k in tied:
+                names = [name_of(j) for j in joint.under[k]]
+                inputs = tuple(n for n, j in enumerate(joint.under[k]) if j < count and joint.tangents[j] in written)
+                source.line(f"{name} = link({k}, nowhere, {inputs}, {', '.join([name, *names])})")
+            else:
+                source.globals["own_node"] = torch.ops.aten.lift.default
+                source.line(f"own_node({name})")
         index = written.get(joint.tangents[k])
-        if index is None:
+        if index is None or k not in tied:
             return name
         if index not in copied:
             copied.add(index)
@@ -202,7 +219,11 @@ def _emit_links(source: Source, joint: Joint, outputs: list[str]) -> tuple[dict[
             emit_mutations(source, [triple], no_grad=False, differentiable=True)
         return f"args[{index}]"
 
-    for k in sorted(tied):
+    def age(k: int) -> tuple[int, int]:
+        node = joint.outcome.tensors[joint.tangents[k]].grad_fn if k < count else None
+        return (0, node._sequence_nr()) if node is not None else (1, k)
+
+    for k in sorted(tied | alone, key=age):
         name_of(k)
     return made, copied
 
@@ -264,7 +285,7 @@ def _forward(joint: Joint, partition: Partition, apart: bool = False) -> Emitted
         source.line(f"{test}{outputs[i]} = {outputs[i]}.detach()")
     source.globals["ref"] = ref
     source.line(f"ctx.results = [{', '.join(f'ref({outputs[i]})' for i in joint.tangents)}]")
-    if any(joint.under):
+    if _tied(joint, partition):
         source.line("ctx.links = {}")
         source.line("ctx.handed = {}")
         source.line("ctx.views = {}")

@@ -16,16 +16,14 @@ class Ways:
     Attributes:
         gates: by gate, the gradients (by place) of its inputs.
         parts: the tangents of results, and the gates that these lead to.
-        inputs: those that may have a history. Where they are leaves all, one gate does.
     """
 
     gates: tuple[tuple[int, ...], ...]
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    inputs: tuple[int, ...]
 
 
 def ways_of(joint: Joint, partition: Partition) -> Ways | None:
-    """How the gates and parts are, or None where one of each does: all that may have a history have all results.
+    """How the gates and parts are, or None where one of each does: all inputs but parameters have all results.
 
     Inputs that the same results are computed from share a gate. Parameters are leaves: those with no gate like that
     share one more, and hear of nothing that does not come to them (:mod:`.hush`).
@@ -48,5 +46,4 @@ def ways_of(joint: Joint, partition: Partition) -> Ways | None:
     return Ways(
         gates=tuple(places for _, places in rows),
         parts=tuple((tuple(tangents), led) for led, tangents in parts.items()),
-        inputs=tuple(gradients[n] for n in others),
     )

@@ -149,7 +149,8 @@ class SecondRun:
         gone = {k for k in self._bases if not own or own[k] is None}
         results = [edge for edge in results if self._results[edge] not in gone]
         # A node has the engine come to all that it leads to: hooks are called there with None and nodes make zeros of
-        # it. So values that lead to other inputs with a history than others leave by a node of their own.
+        # it. So values that lead to other inputs with a history, or other results, than others leave by a node of their
+        # own.
         if self._branches:
             for (_, led, used), places in self._groups(leaving, entered).items():
                 own_inside, own_inputs, _ = self._reached([leaving[i] for i in places])

@@ -9,7 +9,7 @@ import torch
 
 from compile_api.compile import compile
 from compile_api.function import is_compiled_function
-from compile_api.module import CompiledModule, compiled_in_place
+from compile_api.module import CompiledModule, compiled_in_place, put_in_place
 from prims.errors import UserError
 from prims.report import Report
 
@@ -37,7 +37,7 @@ def compile_(module: M, **settings: Any) -> M:
             todo="Give a torch.nn.Module; compile() takes functions and other callables.",
         )
     compiled = compile(module, **settings)
-    module._compiled_call_impl = compiled._call_impl if isinstance(compiled, CompiledModule) else None
+    put_in_place(module, compiled)
     return module
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from prims.eager import leave_to_eager
 from prims.options import Options
 from prims.report import Report
 
-__all__ = ["CompiledModule", "compile_module", "compiled_in_place", "strip_prefix"]
+__all__ = ["CompiledModule", "compile_module", "compiled_in_place", "put_in_place", "strip_prefix"]
 
 #: What ``torch.compile`` puts in front of the keys of its checkpoints.
 PREFIX = "_orig_mod."
@@ -76,7 +77,21 @@ class _State:
 
 
 class _Forward:
-    """``forward`` of a compiled module: a data descriptor, so that it wins over an assigned ``model.forward``."""
+    """``forward`` of a compiled module: a data descriptor, so that it wins over an assigned ``model.forward``.
+
+    Who reads the class (PyTorch's exporter does, for defaults) finds what the original's has.
+    """
+
+    __slots__ = ("_base",)
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base.forward, name)
+
+    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return instance.forward(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         if instance is None:
@@ -104,13 +119,34 @@ def compiled_in_place(module: torch.nn.Module) -> CompiledModule | None:
     return behind if isinstance(behind, CompiledModule) else None
 
 
-class CompiledModule:
-    """What a compiled module has beyond the original. ``isinstance(m, CompiledModule)`` tells it apart."""
+#: Compiled objects, by their ids.
+_objects: dict[int, weakref.ref[Any]] = {}
 
-    __slots__ = ("_quintet_state",)
 
-    _quintet_base: type
-    forward = _Forward()
+def _note(compiled: Any) -> None:
+    key = id(compiled)
+    _objects[key] = weakref.ref(compiled, lambda _: _objects.pop(key, None))
+
+
+def put_in_place(module: torch.nn.Module, compiled: Any) -> None:
+    """Have the calls of a module run a compiled object's code, or its own again (None).
+
+    Objects that ``compile()`` has made of it share its attributes, and go on with their own code.
+    """
+    module._compiled_call_impl = compiled._call_impl if isinstance(compiled, CompiledModule) else None
+    for held in [*_objects.values()]:
+        one = held()
+        if one is not None and one._quintet_state.original is module:
+            _follow(one, one._quintet_state)
+
+
+class _CallsAsItself:
+    """Of a compiled object whose original ``compile_()`` has compiled in place, too.
+
+    Only there: what traces the module's calls (``torch.export`` in its strict form) knows a plain attribute there.
+    """
+
+    __slots__ = ()
 
     @property
     def _compiled_call_impl(self) -> Any:
@@ -121,6 +157,15 @@ class CompiledModule:
     @_compiled_call_impl.setter
     def _compiled_call_impl(self, value: Any) -> None:
         self.__dict__["_compiled_call_impl"] = value
+
+
+class CompiledModule:
+    """What a compiled module has beyond the original. ``isinstance(m, CompiledModule)`` tells it apart."""
+
+    __slots__ = ("_quintet_state",)
+
+    _quintet_base: type
+    forward: Any
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
@@ -194,9 +239,10 @@ def compile_module(
     """
     state = _State(model, optimize, lambda clone: _rebuild(clone, settings), settings, options, report)
     report.uncalled = _about_other_methods(type(model))
-    compiled = object.__new__(_class_for(type(model)))
+    compiled = object.__new__(_class_for(model))
     object.__setattr__(compiled, "_quintet_state", state)
     object.__setattr__(compiled, "__dict__", model.__dict__)
+    _note(compiled)
     return compiled
 
 
@@ -259,22 +305,27 @@ def _plain_function(cls: type, name: str) -> types.FunctionType | None:
     return found if type(found) is types.FunctionType else None
 
 
-def _class_for(base: Any) -> Any:
+def _class_for(original: torch.nn.Module) -> Any:
+    base: Any = type(original)
+    above: tuple[type, ...] = (CompiledModule, base)
+    if compiled_in_place(original) is not None:
+        above = (_CallsAsItself, *above)
     namespace: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
         "_quintet_base": base,
+        "forward": _Forward(base),
     }
     own = _own_methods(base)
     for name in ("__call__", *(step for step in _STEPS if step != "loss")):  # of what forward() has given
         method = _plain_function(base, name) if name in own else None
         if method is not None:
             namespace[name] = _watched(name, method)
-    return type(base)(base.__name__, (CompiledModule, base), namespace)
+    return type(base)(base.__name__, above, namespace)
 
 
 def _follow(compiled: Any, state: _State) -> None:
     """Give the compiled object a class made of the one that the original has now."""
     state.base = type(state.original)
-    object.__dict__["__class__"].__set__(compiled, _class_for(state.base))
+    object.__dict__["__class__"].__set__(compiled, _class_for(state.original))

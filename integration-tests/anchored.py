@@ -4,12 +4,18 @@ Rounding grows on its way through a deep network: in a ResNet in bfloat16 eager'
 from float64's that a gradient of zero is no further. So each block's result is replaced by what eager computed there, and the
 gradient that comes back to it by eager's: a block's error is then its own, a few roundings, against which damage shows.
 The network is still compiled as a whole; only what could be fused across two blocks is not.
+
+In float16 a gradient can be too small for the type's precision, and then nobody can tell it from a damaged one: behind
+ConvNeXt's layer scales of 1e-6 gradients have one or two bits, or none. That says nothing of a compiler. So what comes back
+to each block is multiplied by a power of two of the block's own (as a loss scale is, by which float16 is trained), which
+changes no digit of what has its full precision.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +149,27 @@ def recorded(
     }
 
 
+#: The largest gradient of a block's parameters in float16, whose largest number is 65504: what other parameters than the
+#: block's get of its scale, and what is between, may be this much larger.
+HEADROOM = 2.0**4
+
+
+def scaled(records: dict[str, Record], gradients: dict[str, torch.Tensor]) -> dict[str, Record]:
+    """The records with gradients by which a block's own gradients are as large as float16 holds, with some headroom.
+
+    Args:
+        gradients: of the parameters, in float64, by the records as they are.
+    """
+    limit = torch.finfo(torch.float16).max / HEADROOM
+    made = {}
+    for name, record in records.items():
+        own = [g for at, g in gradients.items() if at.startswith(name + ".")]
+        largest = max(float(g.abs().max()) for g in (record.gradient, *own))
+        power = math.floor(math.log2(limit / largest)) if largest > 0 else 0
+        made[name] = Record(record.value, record.gradient * 2.0**power)
+    return made
+
+
 def step(call: Any, holder: Anchored, args: Any, kwargs: Any, around: Around) -> dict[str, torch.Tensor]:
     """Loss, blocks' results, all gradients and buffers of one step, by name."""
     holder.zero_grad(set_to_none=True)
@@ -236,6 +263,11 @@ def judged(
     """
     records = recorded(model, blocks(model), args, kwargs, around)
     assert records, "the model has no blocks"
+    if any(record.gradient.dtype == torch.float16 for record in records.values()):
+        exact = Anchored(to_float64(model), records, torch.float64)
+        step(exact, exact, *to_float64((args, kwargs)), contextlib.nullcontext)
+        found = {name: p.grad for name, p in exact.model.named_parameters() if p.grad is not None}
+        records = scaled(records, found)
     eager, mine = (Anchored(copy.deepcopy(model), records) for _ in range(2))
     exact = Anchored(to_float64(model), records, torch.float64)
     call = compile_it(mine)

@@ -6,10 +6,10 @@ import functools
 
 import pytest
 import torch
-from anchored import Judgement, assert_judged, blocks, damages, judged, not_as_good
+from anchored import Judgement, Record, assert_judged, blocks, damages, judged, not_as_good, scaled
 from torch import nn
 from torch.utils import _pytree as pytree
-from zoo import build
+from zoo import build, import_torchvision
 
 import compile_api
 
@@ -34,6 +34,53 @@ def test_block_by_block(name, dtype):
     judgement, compiled = judged(case.model, compile_api.compile, case.args, case.kwargs)
     assert_judged(judgement)
     assert compiled.report().kernels and not compiled.report().fallbacks and not compiled.report().breaks
+
+
+def convnext(torchvision):
+    """Layer scales of 1e-6, behind which float16 has no digits left of a gradient."""
+    made = torchvision.models.convnext
+    settings = [made.CNBlockConfig(16, 32, 2), made.CNBlockConfig(32, None, 2)]
+    return made.ConvNeXt(settings, stochastic_depth_prob=0.0, num_classes=10)
+
+
+def efficientnet(torchvision):
+    """Depthwise convolutions, and gates of a few numbers."""
+    made = torchvision.models.efficientnet
+    settings = [made.MBConvConfig(1, 3, 1, 8, 8, 2), made.MBConvConfig(4, 3, 2, 8, 16, 2)]
+    return made.EfficientNet(settings, dropout=0.0, stochastic_depth_prob=0.0, num_classes=10, last_channel=32)
+
+
+def images(model, dtype):
+    torch.manual_seed(0)
+    return model(import_torchvision()).train().to(dtype), (torch.randn(16, 3, 32, 32).to(dtype),)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("model", [convnext, efficientnet], ids=lambda model: model.__name__)
+def test_small_gradients(model, dtype):
+    """Measured on a CPU: all 162 and 207 damages are seen in both types. So are the 612 of the zoo's ConvNeXt and the 834
+    of its EfficientNet. Without scales 0.54 of ConvNeXt's were, in float16."""
+    module, args = images(model, dtype)
+    judgement, compiled = judged(module, compile_api.compile, args, {})
+    assert_judged(judgement)
+    assert judgement.planted > 150
+    assert compiled.report().kernels and not compiled.report().fallbacks and not compiled.report().breaks
+
+
+def test_without_scales_float16_hides_damage(monkeypatch):
+    monkeypatch.setattr("anchored.scaled", lambda records, gradients: records)
+    module, args = images(convnext, torch.float16)
+    judgement, _ = judged(module, lambda module: module, args, {})
+    assert judgement.power < 0.8
+
+
+def test_scales_change_no_digit():
+    """They are powers of two, and leave room for what is between."""
+    gradient = torch.tensor([3e-7, 1.5e-3]).half()
+    (made,) = scaled({"a": Record(gradient, gradient)}, {"a.weight": torch.tensor([0.7]).double()}).values()
+    power = made.gradient.double() / gradient.double()
+    assert power[0] == power[1] == 2.0 ** round(float(power[0].log2()))
+    assert 2048 < 0.7 * float(power[0]) <= 4096 and made.value is gradient
 
 
 @pytest.mark.parametrize("kind", ["zero", "a quarter too large", "two blocks exchanged"])

@@ -81,10 +81,9 @@ def test_training_modes(name, mode):
 IMAGES = {name: {"batch": 16} for name in BATCH} | {"convnext_tiny": {"batch": 4}, "efficientnet_b0": {"batch": 64}}
 
 
-#: What the judge sees of damage where float16 or mobile blocks leave gradients of a few roundings. Measured: ConvNeXt in
-#: float16 0.55 (layer scales of 1e-6 make its gradients denormal), EfficientNet 0.94 to 0.95.
-POWER = {("convnext_tiny", torch.float16): 0.5, ("efficientnet_b0", torch.float16): 0.93}
-POWER |= {("efficientnet_b0", torch.bfloat16): 0.93}
+#: What the judge sees of damage where mobile blocks leave gradients of a few roundings: measured 0.94 to 0.95 for
+#: EfficientNet on a GPU (on a CPU, where eager rounds less, all of it: ``test_judges.py``).
+POWER = {("efficientnet_b0", dtype): 0.93 for dtype in HALVES}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -131,7 +131,7 @@ def _emit_call_apart(source: Source, joint: Joint, partition: Partition, ways: W
     source.line("made = []")
     source.line(f"holder = call(g0, args, shared, ({gates}), made{told}),")
     source.line(f"{', '.join(f'o{i}' for i in _returned(joint))}, = made")
-    for tangents, places in ways.parts:
+    for tangents, places in sorted(ways.parts, key=lambda part: max(_age(joint, k) for k in part[0])):
         names = [f"o{joint.tangents[k]}" for k in tangents]
         behind = ", ".join(f"g{j}" for j in places) or "nothing_behind()"
         source.line(f"{', '.join(names)} = part(shared, holder, {tangents}, ({', '.join(names)},), {behind})")
@@ -150,20 +150,25 @@ def _tied(joint: Joint, partition: Partition) -> set[int]:
     """The results that have a link: those that are computed from others, those, and what has to be found again."""
     kept = _kept(joint, partition)
     tied = {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
-    return tied | {k for k in _beside_others(joint) if joint.tangents[k] in kept}
+    return tied | {k for k in _beside_others(joint, partition) if joint.tangents[k] in kept}
 
 
-def _beside_others(joint: Joint) -> set[int]:
-    """The results that share the call's node with others and that hooks can be put on: not those of views alone.
+def _beside_others(joint: Joint, partition: Partition) -> set[int]:
+    """The results that share a node with others and that hooks can be put on: not those of views alone.
 
     In eager they have nodes of their own, which are not run for the others' gradients, unless all are of one there.
     """
     outcome = joint.outcome
-    of_one = len({outcome.tensors[i].grad_fn for i in joint.tangents}) == 1
-    if len(joint.tangents) < 2 or of_one:
-        return set()
     shown = {leaf.index for leaf in outcome.leaves if leaf.kind == "output" and not leaf.steps}
-    return {k for k, i in enumerate(joint.tangents) if i in shown}
+    ways = ways_of(joint, partition)
+    # Beside links, which are made last, those that have nodes of their own already would have their turn too late.
+    together = ways is None or any(joint.under)
+    groups = [range(len(joint.tangents))] if together else [tangents for tangents, _ in ways.parts]  # type: ignore[union-attr]
+    found: set[int] = set()
+    for group in groups:
+        if len({outcome.tensors[joint.tangents[k]].grad_fn for k in group}) > 1:
+            found.update(k for k in group if joint.tangents[k] in shown)
+    return found
 
 
 def _linked(joint: Joint, partition: Partition) -> frozenset[int] | None:
@@ -188,7 +193,7 @@ def _emit_own_nodes(
     """
     made: dict[int, str] = {}
     copied: set[int] = set()
-    tied, alone = _tied(joint, partition), _beside_others(joint)
+    tied, alone = _tied(joint, partition), _beside_others(joint, partition)
     count = len(joint.tangents)
     done: set[int] = set()
     outcome = joint.outcome
@@ -219,13 +224,15 @@ def _emit_own_nodes(
             emit_mutations(source, [triple], no_grad=False, differentiable=True)
         return f"args[{index}]"
 
-    def age(k: int) -> tuple[int, int]:
-        node = joint.outcome.tensors[joint.tangents[k]].grad_fn if k < count else None
-        return (0, node._sequence_nr()) if node is not None else (1, k)
-
-    for k in sorted(tied | alone, key=age):
+    for k in sorted(tied | alone, key=lambda k: _age(joint, k)):
         name_of(k)
     return made, copied
+
+
+def _age(joint: Joint, k: int) -> tuple[int, int]:
+    """By which the results come in the order in which the program computes them; views behind them."""
+    node = joint.outcome.tensors[joint.tangents[k]].grad_fn if k < len(joint.tangents) else None
+    return (0, node._sequence_nr()) if node is not None else (1, k)
 
 
 def _entering(joint: Joint, partition: Partition) -> tuple[int, ...]:

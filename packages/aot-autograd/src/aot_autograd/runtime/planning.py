@@ -147,10 +147,12 @@ def _kept(joint: Joint, partition: Partition) -> set[int]:
 
 
 def _tied(joint: Joint, partition: Partition) -> set[int]:
-    """The results that have a link: those that are computed from others, those, and what has to be found again."""
-    kept = _kept(joint, partition)
+    """The results that have a link: those that are computed from others, those, what has to be found again, and complex
+    ones, which ``lift`` does not take."""
+    kept, tensors = _kept(joint, partition), joint.outcome.tensors
     tied = {k for k, under in enumerate(joint.under) if under}.union(*joint.under)
-    return tied | {k for k in _beside_others(joint, partition) if joint.tangents[k] in kept}
+    alone = ((k, joint.tangents[k]) for k in _beside_others(joint, partition))
+    return tied | {k for k, i in alone if i in kept or tensors[i].is_complex()}
 
 
 def _beside_others(joint: Joint, partition: Partition) -> set[int]:

@@ -88,7 +88,11 @@ class Counted:
         return "x" * len(cls.made)
 
 
-@pytest.mark.parametrize("replacement", [Counted, print, lambda match: match.group() * 2, r"<\g<0>>"], ids=str)
+@pytest.mark.parametrize(
+    "replacement",
+    [Counted, print, lambda match: match.group() * 2, r"<\g<0>>"],
+    ids=["class", "print", "lambda", "text"],
+)
 def test_what_a_pattern_calls_is_called_in_every_call(capture, capsys, replacement):
     def fn(x, text):
         return x + 1, re.sub(r"\d", replacement, text)

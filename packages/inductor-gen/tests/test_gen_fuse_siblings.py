@@ -57,6 +57,20 @@ def scaled(p: Any, x: Any, by: Any) -> Any:
     return p.mul(x, p.broadcast(by, x.shape, (1,)))
 
 
+def every_second(p: Any, x: Any, rows: int, columns: int) -> Any:
+    """x with every second column replaced by its sine, as a slice is written back: the columns of pairs are asked which."""
+    pairs = (columns + 1) // 2
+    part = p.sin(p.slice(x, (0, 0), (rows, columns), (1, 2)))
+    wide = p.reshape(p.pad(x, 0.0, (0, 0), (0, 2 * pairs - columns)), (rows, pairs, 2))
+    at = p.broadcast(p.iota(2, 0, 1, torch.int64, torch.device("cpu")), wide.shape, (2,))
+    both = p.where(p.eq(at, 0), p.broadcast(part, wide.shape, (0, 1)), wide)
+    return p.slice(p.reshape(both, (rows, 2 * pairs)), (0, 0), (rows, columns), (1, 1))
+
+
+def places(p: Any, x: Any) -> Any:
+    return p.iota(x.shape[0], 0, 1, torch.int64, torch.device("cpu"))
+
+
 MATRIX, IMAGES = (64, 96), (4, 8, 12, 10)
 
 #: What is computed, of operands of these shapes, in how many kernels. Reductions over different dimensions, and
@@ -101,6 +115,22 @@ def test_kernels_that_share_what_they_read_in_c(what: str) -> None:
     fn, shapes, kernels = TABLE[what]
     case = check(fn, operands(shapes), tol=2e-4, options=Options(verify="every_pass"))
     assert case.kernels == kernels
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (64, 95), (4, 6)], ids=str)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda p, x: (p.exp(x), p.neg(every_second(p, x, *x.shape))),
+        lambda p, x: (y := p.exp(x), p.neg(every_second(p, y, *x.shape))),
+        lambda p, x: (p.index_put(x, (places(p, x),), (0,), p.sin(x), False), every_second(p, x, *x.shape)),
+        lambda p, x: (p.exp(x), p.neg(p.flip(every_second(p, x, *x.shape), (1,)))),
+    ],
+    ids=["of what is read", "of what is made", "a copy", "backwards"],
+)
+def test_a_value_read_at_every_second_place_is_made_at_every_place(fn: Any, shape: tuple[int, ...]) -> None:
+    """``2*(i//2)``, where a slice is written back, begins at the first element and may end at the last one."""
+    check(fn, operands([shape]), tol=2e-4, options=Options(verify="every_pass"))
 
 
 @pytest.mark.parametrize("device", ["A100-80GB", "L4", "B200"])

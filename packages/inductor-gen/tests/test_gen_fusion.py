@@ -306,7 +306,7 @@ def test_parts_of_a_value_that_lie_elsewhere_stay_in_their_bounds(starts: tuple[
 
 
 def test_the_verifier_sees_a_part_computed_where_another_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inductor_gen.fuse.legality._runs_over", lambda *a: True)
+    monkeypatch.setattr("inductor_gen.fuse.legality._takes_each", lambda *a: True)
     env = build(lambda p, x: tuple(p.neg(p.slice(x, (at,), (at + 300,), (1,))) for at in (0, 200)), [torch.randn(500)])
     with pytest.raises(VerifierError, match="FUSE-C7"):
         inductor_gen.compile_graph(env, options=Options(verify="every_pass"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from inductor_gen.fuse.cluster import Cluster, Fusion, in_order, inner_dims, substituted
 from inductor_gen.fuse.order import Move
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ONE, ZERO, lower, product, upper
+from inductor_gen.loops.index import ONE, ZERO, coefficient, lower
 from inductor_gen.loops.views import Index, push
 from prims.records import record
 from prims.spec import expr as ex
@@ -155,10 +155,21 @@ def _reads_at_home(
     return True
 
 
-def _runs_over(e: Expr, extent: Expr, space: dict[Expr, Expr]) -> bool:
-    """Does an index begin at 0 and end before ``extent``?"""
-    high = upper(e, space)
-    return lower(e, space) is ZERO and high is not None and ex.add(high, ONE) is extent
+def _takes_each(e: Expr, extent: Expr, space: dict[Expr, Expr]) -> bool:
+    """Does an index take each value from 0 to below ``extent``, and each once?
+
+    Its variables are then the digits of a number, each worth as much as all those below it, and any may count down.
+    That the ends are right is not enough: ``2*(i//2)`` for ``i < 5``, as a slice is read through the reshape that
+    writes it back, begins at 0, ends at 4 and leaves out what lies between.
+    """
+    worth, left = ONE, [v for v in e.symbols if v in space]
+    while left:
+        digit = next((v for v in left if (c := coefficient(e, v)) is not None and worth in (c, ex.neg(c))), None)
+        if digit is None:
+            return False
+        left.remove(digit)
+        worth = ex.mul(worth, space[digit])
+    return worth is extent and lower(e, space) is ZERO
 
 
 def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[Expr, Expr] | None:
@@ -188,8 +199,6 @@ def _unify(other: Cluster, home: Index, index: Index, cluster: Cluster) -> dict[
     used = [v for e in mapping.values() for v in e.symbols if v in cluster.space]
     if len(used) != len(set(used)):
         return None
-    if not all(_runs_over(e, other.space[v], cluster.space) for v, e in mapping.items()):
+    if not all(_takes_each(e, other.space[v], cluster.space) for v, e in mapping.items()):
         return None  # two parts of a value may be equally large, and lie elsewhere
-    if product(other.space.values()) is not product(cluster.space[v] for v in used):
-        return None
     return mapping

@@ -153,6 +153,9 @@ CASES: dict[str, tuple[Any, list[tuple[int, ...]], list[str]]] = {
         lambda p, x: p.concat((*(full(p, x, n, -0.0) for n in (1, 2, 4)), x, full(p, x, 3, 0.0), full(p, x, 2, -0.0)), 1),
         [(4, 8)], [],
     ),
+    "concatenation of neighbours, of parts of one number": (
+        lambda p, x: p.concat((part(p, full(p, x, 7, 2.0), 2, 5), part(p, full(p, x, 9, 2.0), 1, 9, 3), x), 1), [(4, 8)], [],
+    ),
     "bias of a convolution": (
         lambda p, *x: convolution(p, *x, padding=1), [(2, 8, 5, 6), (4, 8, 3, 3), (4,)], ["aten.convolution.default"],
     ),
@@ -181,6 +184,19 @@ def test_parts_of_concatenations_are_parts_of_their_parts() -> None:
         assert [n.op for n in made.graph.nodes if n.kind not in ("input", "size")] == left, made
         inputs = [torch.randn(s) for s in shapes]
         torch.testing.assert_close(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs))
+
+
+def test_parts_of_one_number_in_a_concatenation_are_as_long_as_they_were() -> None:
+    def fn(p: Any, x: Any) -> Any:
+        whole = p.concat((x, full(p, x, 9, 2.0)), 1)
+        return part(p, whole, 9, 12), part(p, whole, 10, 17, 3), p.slice(whole, (1, 8), (3, 17), (1, 2))
+
+    env = on_gpu(fn, (4, 8))
+    made = rewritten(env)
+    assert not [n for n in made.graph.nodes if n.op == "slice"], made
+    inputs = [torch.randn(4, 8)]
+    for got, want in zip(evaluated(made.graph, inputs), evaluated(build_graph(env), inputs), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_of_equal_neighbours_one_is_left_and_zeros_keep_their_signs() -> None:

@@ -31,7 +31,7 @@ def neighbours(node: Node, c: Context) -> list[Part] | None:
     for now in (_part(part) for x in given for part in (x.args[0] if x in inner else (x,))):
         before = parts[-1] if parts else None
         if before is not None and before[1] and now[1] and _alike(before[0], now[0]):
-            parts[-1] = (now[0], (before[1][0], _longer(before[1][1], now[0].spec.shape[dim], dim)))
+            parts[-1] = (now[0], (before[1][0], _longer(before[1][1], now[1][1][dim], dim)))
         elif before is not None and before[1] and now[1] and _follows(before, now, dim):
             parts[-1] = (now[0], (before[1][0], now[1][1]))
         else:
@@ -40,9 +40,11 @@ def neighbours(node: Node, c: Context) -> list[Part] | None:
 
 
 def _part(x: Node) -> Part:
-    """A tensor of which this is a slice without steps, else itself. One value everywhere is a slice of any size."""
-    if x.op == "full":
-        return x, ((0,) * x.spec.ndim, x.spec.shape)
+    """A tensor of which this is a slice without steps, else itself. One value everywhere is a slice of any size, and so
+    is each slice of it: from 0 on, as long as it is."""
+    filled = x.args[0] if x.op == "slice" else x
+    if filled.op == "full":
+        return filled, ((0,) * x.spec.ndim, x.spec.shape)
     is_slice = x.op == "slice" and all(known_equal(step, 1) for step in x.args[3])
     return (x.args[0], x.args[1:3]) if is_slice else (x, None)
 
@@ -67,15 +69,15 @@ def _follows(before: Part, now: Part, dim: int) -> bool:
 
 def join(p: Editor, node: Node, parts: list[Part]) -> None:
     """The concatenation of fewer parts, or what is left of it."""
-    made = [x if bounds is None else _sliced(p, x, *bounds) for x, bounds in parts]
+    made = [x if bounds is None else _sliced(p, x, *bounds, (1,) * len(bounds[0])) for x, bounds in parts]
     p.replace(node, made[0] if len(made) == 1 else p.concat(tuple(made), node.args[1]))
 
 
-def _sliced(p: Editor, x: Node, starts: Sequence[Any], stops: Sequence[Any], steps: Any = None) -> Node:
-    steps = steps or (1,) * len(starts)
+def _sliced(p: Editor, x: Node, starts: Sequence[Any], stops: Sequence[Any], steps: Sequence[Any]) -> Node:
     whole = known_same((*starts, *stops, *steps), (*(0 for _ in starts), *x.spec.shape, *(1 for _ in starts)))
     if x.op == "full" and not whole:
-        return p.full(tuple(stops), *x.args[1:])
+        shape = ((b - a + step - 1) // step for a, b, step in zip(starts, stops, steps, strict=True))
+        return p.full(tuple(shape), *x.args[1:])
     return x if whole else p.slice(x, tuple(starts), tuple(stops), steps)
 
 

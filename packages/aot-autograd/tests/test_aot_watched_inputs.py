@@ -157,3 +157,62 @@ def test_what_is_written_again_is_not_kept():
     del y, w, z, out
     gc.collect()
     assert kept() is None
+
+
+def beside_its_view(x):
+    first = x.narrow(0, 0, 1)
+    return first, first.softmax(1)
+
+
+def nobody(view, log):
+    pass
+
+
+def by_a_hook(view, log):
+    view.register_hook(lambda gradient: log.append(gradient.tolist()))
+
+
+def by_a_hook_that_changes(view, log):
+    view.register_hook(lambda gradient: gradient * 2)
+
+
+def by_its_node(view, log):
+    view.grad_fn.register_hook(lambda _, gradients: log.append(gradients[0].tolist()))
+
+
+def by_its_gradient(view, log):
+    view.retain_grad()
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("is_gone", [True, False])
+@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("watch", [nobody, by_a_hook, by_a_hook_that_changes, by_its_node, by_its_gradient])
+def test_a_view_of_an_input_is_watched_or_not_whoever_writes_there(watch, is_written, is_gone, is_leaf):
+    """A write behind autograd moves the view's version, but not its history: nobody watches it for that."""
+    graph = torch.fx.Graph()
+    first = graph.call_method("narrow", (graph.placeholder("x"), 0, 0, 1))
+    graph.output((first, graph.call_method("softmax", (first, 1))))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    function = aot_function(module, [torch.ones(1, 3, requires_grad=True)], fw_compiler=run_eagerly, options=Options())
+    found = []
+    for run in (function, beside_its_view):
+        leaf, log = torch.linspace(0, 1, 3).view(1, 3).requires_grad_(), []
+        x = leaf if is_leaf else leaf * 2
+        view, result = run(x)
+        watch(view, log)
+        if is_gone:
+            view = None
+        if is_written:
+            x.detach().mul_(2)
+        try:
+            (result * torch.arange(3.0)).sum().backward()
+            retained = view.grad if watch is by_its_gradient and view is not None else None
+            found.append((leaf.grad, log, retained))
+        except RuntimeError as error:
+            found.append(str(error))
+    is_watched = watch is not nobody and not (watch is by_its_gradient and is_gone)
+    if is_watched and is_written:
+        assert "an input of it was modified since" in found[0]
+    else:
+        torch.testing.assert_close(*found)

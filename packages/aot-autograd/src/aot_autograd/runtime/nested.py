@@ -55,8 +55,9 @@ def nowhere() -> torch.Tensor:
 def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Function]:
     """The function that makes links: ``apply(tangent, nowhere(), inputs, result, *results behind it)``.
 
-    ``inputs`` are the places of those behind that are inputs which the region has written. The program may write them
-    again, by what is computed of this very result, so that they are not saved; the table of their hooks is kept.
+    ``inputs`` are the places of those behind that are inputs which the region has written, or views of inputs. The
+    program may write them (again), by what is computed of this very result or behind autograd, so that they are not
+    saved; the table of their hooks is kept.
 
     Args:
         again: runs the region's program again.
@@ -68,12 +69,16 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
     ) -> torch.Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
-        ctx.inputs = [(ref(behind[n]), behind[n]._version, _hooks_of(behind[n])) for n in inputs]
+        under = again.under(tangent)
+        ctx.inputs = [
+            (ref(behind[n]), None if under[n] >= again.tangents else behind[n]._version, _hooks_of(behind[n]))
+            for n in inputs
+        ]
         made = result.detach()
         call = call_of(result.grad_fn)
         call.results[tangent] = ref(made)
         call.links[tangent] = ref(ctx)
-        for k, one in zip(again.under(tangent), behind, strict=True):
+        for k, one in zip(under, behind, strict=True):
             if k >= again.tangents:
                 call.views[k] = ref(one), one._version
         # What is behind must not be lost before its hooks can be looked at.
@@ -166,7 +171,9 @@ def _watched(ctx: Any, behind: Sequence[tuple[Any, int]]) -> bool:
     if any(hooks for _, _, hooks in ctx.inputs):
         return True
     inputs = [(present(held), version) for held, version, _ in ctx.inputs]
-    if any(one is not None and one._version == version and one.retains_grad for one, version in inputs):
+    # A view's version is that of its input, which counts writes behind autograd too: those change no history.
+    same = [one for one, version in inputs if one is not None and version in (None, one._version)]
+    if any(one.retains_grad for one in same):
         return True
     results = saved[len(saved) - ctx.held :]
     return any(bool(result._backward_hooks) or result.retains_grad for result in results)

@@ -201,6 +201,12 @@ def _emit_own_nodes(
     outcome = joint.outcome
     written = {output: index for index, output, through in outcome.mutations if through}
 
+    def is_input(k: int) -> bool:
+        """Is it an input that the region has written, or a view of an input?"""
+        if k < count:
+            return joint.tangents[k] in written
+        return bool(joint.outcome.leaves[joint.views[k - count]].kind == "input")
+
     def name_of(k: int) -> str:
         if k >= count:
             leaf = joint.outcome.leaves[joint.views[k - count]]
@@ -212,7 +218,7 @@ def _emit_own_nodes(
             done.add(k)
             if k in tied:
                 names = [name_of(j) for j in joint.under[k]]
-                inputs = tuple(n for n, j in enumerate(joint.under[k]) if j < count and joint.tangents[j] in written)
+                inputs = tuple(n for n, j in enumerate(joint.under[k]) if is_input(j))
                 source.line(f"{name} = link({k}, nowhere, {inputs}, {', '.join([name, *names])})")
             else:
                 source.globals["own_node"] = torch.ops.aten.lift.default

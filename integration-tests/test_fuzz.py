@@ -179,6 +179,23 @@ def test_bits_seen_as_integers_follow_the_rounding() -> None:
     assert bool(judge(written, written + 1, shadow.twins(written))[0].all())
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_is_made_larger_by_being_written_is_followed(first: int) -> None:
+    """``out=`` of another size has the runs' numbers, not eager's: nobody knows how far those are off."""
+    x = torch.linspace(0.1, 2, 12).reshape(3, 4)
+
+    def larger(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_zeros(first)
+        torch.add(x.sin(), 1, out=out)
+        return out * 2
+
+    result, shadow = decided(larger, x)
+    runs = torch.stack(shadow.twins(result))
+    assert bool((runs[0] == (x.double().sin() + 1) * 2).all()) and bool((runs[2:] != runs[0]).any(0).all())
+    assert not shadow.lost and bool(judge(result, result * 1.001, shadow.twins(result))[0].all())
+
+
 def test_rounded_runs_have_numbers_of_the_type() -> None:
     """So neighbours may become equal, and what is too small is zero: shapes and NaNs that follow are decided by rounding."""
     close = torch.tensor([1.3671875, 1.0703125, 1.4453125, 1.4375], dtype=torch.bfloat16)

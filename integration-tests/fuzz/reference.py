@@ -366,6 +366,8 @@ class Shadow(TorchDispatchMode):
                 self._give_up(result, outs, written)
                 return
         if written:
+            if answers:
+                self._resize(written, given, original)
             self._written(written, bool(answers), moved)
         elif not outs:
             self._scalar(result, answers)
@@ -509,6 +511,20 @@ class Shadow(TorchDispatchMode):
         """Numbers that leave the tensors: where the twins disagree on an integer, the program's path is rounding's."""
         if isinstance(result, (bool, int)) and any(a != answers[0] for a in answers):
             self.unstable = True
+
+    def _resize(self, written: list[torch.Tensor], given: Any, original: Any) -> None:
+        """Give what was made larger by being written (``out=``) twins of its size, which have what theirs became."""
+        for t, *twins in zip(_tensors(original), *map(_tensors, given), strict=True):
+            storage = t.untyped_storage()
+            count = storage.nbytes() // t.dtype.itemsize
+            _, former, held = self._storages[storage._cdata]
+            if former[0].numel() >= count or held != t.dtype or not any(t is w for w in written):
+                continue
+            bases = [_flat(t, count).to(HOME, wide(t.dtype), copy=True) for _ in former]
+            for base, before, twin in zip(bases, former, twins, strict=True):
+                base[: before.numel()] = before
+                self._view(base, t).copy_(twin)
+            self._storages[storage._cdata] = (storage, bases, held)
 
     def _written(self, outs: list[torch.Tensor], followed: bool, moved: bool) -> None:
         for t in outs:

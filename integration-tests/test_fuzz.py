@@ -179,6 +179,22 @@ def test_bits_seen_as_integers_follow_the_rounding() -> None:
     assert bool(judge(written, written + 1, shadow.twins(written))[0].all())
 
 
+def test_the_sign_of_what_is_not_a_number_is_nobodys() -> None:
+    """The root of a negative number has a sign bit or not, by the kernel; whoever reads it has either answer."""
+    x, roots = torch.tensor([1.5, -2.0, 0.0, 3.0]), torch.tensor([-1.0, 4.0, -1.0, -0.0]).sqrt()
+
+    def written(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x.clone()
+        z.copysign_(y)
+        torch.copysign(z, y, out=z)
+        return z
+
+    for compute in (torch.copysign, lambda x, y: torch.copysign(x, other=y), written):
+        result, shadow = decided(compute, x, roots)
+        for ours in (-result, result * 2):
+            assert judge(result, ours, shadow.twins(result))[0].tolist() == [False, True, False, True]
+
+
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("first", [0, 3])
 def test_what_is_made_larger_by_being_written_is_followed(first: int) -> None:

@@ -446,6 +446,11 @@ class Shadow(TorchDispatchMode):
             answers[2] = answers[2] + alpha * _one_by_one(*(given[2][0][k] for k in PRODUCTS[name]))
         if name == "aten::signbit" and self.count > 1:  # no kernel promises the sign of what is not a number
             answers[1::2] = [answer ^ given[1][0][0].isnan() for answer in answers[1::2]]
+        if name in ("aten::copysign", "aten::copysign_") and self.count > 1:
+            for (args, kwargs), answer in list(zip(given, answers, strict=True))[1::2]:
+                other = args[1] if len(args) > 1 else kwargs["other"]
+                if isinstance(other, torch.Tensor):  # a number's sign is known
+                    answer.copy_(answer.where(~other.isnan(), -answer))
         if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -663,6 +664,43 @@ def test_gradients_may_have_memory_of_their_own(eager: str, ours: str, same: boo
         trees.append(see.trees)
     found = [compare_trees(a, b, "", []) for (_, a), (_, b) in zip(*trees, strict=True)]
     assert all(each is None for each in found) is same and found[0] is found[-1] is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    name: str
+    value: Any
+
+
+SETS = {
+    "tensors": lambda: {torch.ones(2), torch.zeros(1), 3},
+    "in tuples": lambda: {(torch.ones(2), "a"), (torch.zeros(1), "b"), 1, 2},
+    "in tuples in a frozenset": lambda: {frozenset({((torch.ones(2), "a"),), ((torch.ones(2), "b"),)}), "c", 2},
+    "in objects of a data class": lambda: {Held("a", torch.ones(2)), Held("b", object()), 4},
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_an_address_orders_is_told_in_one_order(name: str) -> None:
+    kept, trees, orders = [], [], set()
+    for _ in range(60):
+        see, made = Observer(), SETS[name]()
+        see("a set", made)
+        kept.append(made)
+        trees.append(see.trees[0][1])
+        orders.add(str([(type(e).__name__, *map(str, e if isinstance(e, tuple) else ())) for e in made]))
+    assert all(compare_trees(tree, trees[0], "", []) is None for tree in trees)
+    assert len(orders) > 1, "one order in all runs: the test shows nothing"
+
+
+def test_the_order_of_what_no_address_orders_is_compared() -> None:
+    """Sets of numbers whose places are the same, so that they are in the order in which they came."""
+    trees = []
+    for made in ({0, 8}, {8, 0}, {(0, "a"), (8, "a")}, {(8, "a"), (0, "a")}):
+        see = Observer()
+        see("a set", made)
+        trees.append(see.trees[0][1])
+    assert [*{0, 8}] != [*{8, 0}] and compare_trees(trees[0], trees[1], "", []) is not None
 
 
 def test_memory_that_was_given_up_is_not_taken_for_what_came_into_its_place() -> None:

@@ -10,7 +10,7 @@ import collections
 import enum
 import re
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -144,7 +144,9 @@ class Observer:
                 [repr(getattr(value, "default_factory", None))] if isinstance(value, collections.defaultdict) else []
             )
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            parts += [self._tree(v, depth) for v in (_told_apart(value) if isinstance(value, (set, frozenset)) else value)]
+            parts += [
+                self._tree(v, depth) for v in (_told_apart(value) if isinstance(value, (set, frozenset)) else value)
+            ]
             parts += [value.maxlen] if isinstance(value, collections.deque) else []
         elif isinstance(value, str | int | float | bytes):
             parts += [value.__class__.__mro__[1].__name__, str(value)]
@@ -203,10 +205,35 @@ def weigh(values: Any) -> torch.Tensor | None:
     return total
 
 
+#: How numbers that stand for an address are made.
+_BY_ADDRESS = tuple(
+    kind.__hash__ for kind in (object, torch.Tensor, types.MethodType, types.BuiltinMethodType)
+)  # fmt: skip
+
+
 def _told_apart(elements: Any) -> list[Any]:
     """The elements of a set in its order; where an address decides that, by their kinds and texts."""
-    hashes = {type(element).__hash__ for element in elements}
-    if hashes.isdisjoint(kind.__hash__ for kind in (object, torch.Tensor, types.MethodType, types.BuiltinMethodType)):
-        return list(elements)
+    return sorted(elements, key=_told) if any(map(_by_address, elements)) else list(elements)
+
+
+def _hashed(element: Any) -> tuple[Any, ...]:
+    """What a number that stands for an element in a set is made of, beside its kind."""
+    if isinstance(element, tuple | frozenset):
+        return tuple(element)
+    if is_dataclass(element) and not isinstance(element, type):
+        return tuple(getattr(element, field.name, None) for field in fields(element))
+    return ()
+
+
+def _by_address(element: Any) -> bool:
+    """Is the place of an element in a set another one in each run? It is where that of a part is."""
+    return type(element).__hash__ in _BY_ADDRESS or any(map(_by_address, _hashed(element)))
+
+
+def _told(element: Any) -> tuple[str, str]:
+    """An element's kind and text, without addresses."""
+    parts = map(repr, map(_told, _hashed(element)))
+    if isinstance(element, tuple | frozenset):
+        return type(element).__name__, " ".join(sorted(parts) if isinstance(element, frozenset) else parts)
     texts = (str, int, float, bytes, torch.Tensor)
-    return sorted(elements, key=lambda e: (type(e).__name__, str(e) if isinstance(e, texts) else ""))
+    return type(element).__name__, str(element) if isinstance(element, texts) else " ".join(parts)

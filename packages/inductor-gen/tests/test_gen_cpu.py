@@ -250,6 +250,27 @@ def test_a_negated_sum_with_a_product_has_its_zeros_sign(dtype: torch.dtype) -> 
         assert bool((got == 0).all() and got.signbit().all())
 
 
+NEGATIVES = {
+    "a choice": lambda p, a, b, s: p.neg(p.where(p.lt(a, b), a, s)),
+    "a choice in a choice": lambda p, a, b, s: p.neg(p.where(p.lt(a, b), a, p.where(p.eq(a, b), b, s))),
+    "by a product": lambda p, a, b, s: p.mul(s, -1.0),
+    "by a product from the left": lambda p, a, b, s: p.mul(-1.0, s),
+    "by a quotient": lambda p, a, b, s: p.div(s, -1.0),
+    "in a sum": lambda p, a, b, s: p.sub(p.neg(a), p.mul(s, p.add(a, 1.0))),
+    "after a product": lambda p, a, b, s: p.sub(p.mul(p.neg(a), 3.0), s),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", NEGATIVES)
+def test_all_forms_of_a_negated_sum_have_its_zeros_sign(form: str, dtype: torch.dtype) -> None:
+    """Of 0.0 + 0.0 * -1.0, which is 0.0: a C compiler moves a change of sign through choices and into the sum."""
+    a, b = torch.full((37,), 0.0, dtype=dtype), torch.full((37,), -1.0, dtype=dtype)
+    fn = lambda p, a, b: (NEGATIVES[form](p, a, b, p.add(a, p.mul(a, b))),)
+    (got,) = inductor_gen.compile_graph(build(fn, [a, b]), options=OPTIONS)(a, b)
+    assert bool((got == 0).all() and got.signbit().all())
+
+
 def test_long_sums_of_sizes_that_were_short() -> None:
     """The size of the first call says nothing about the error of the next one's sum."""
     env = build(lambda p, x: p.sum(p.exp(x), (0,)), [torch.zeros(8)], dynamic={0: (0,)})

@@ -206,8 +206,8 @@ class Names:
                 return self.convert(args[0], v.args[0].dtype if v.op == "convert" else torch.float32, v.dtype)
             case "contracted":
                 return self._contracted(v, *args)
-            case "neg" if v.args[0].op == CONTRACTED:
-                return self.NEGATED.format(bits=64 if v.dtype == torch.float64 else 32, x=args[0])
+            case "neg" | "mul" | "div" if (sum_ := _negated_sum(v)) is not None:
+                return self._negated(v, args[sum_])
             case "bitcast":
                 return self._bitcast(v, args[0])
             case "bounded" | "nonzero":
@@ -221,8 +221,15 @@ class Names:
 
     def _contracted(self, v: Val, x: str, y: str, z: str) -> str:
         """``x * y + z`` (see :mod:`.contract`), rounded once where the processor has an instruction for it."""
-        x, z = f"-{x}" if v.attr == "r" else x, f"-{z}" if v.attr == "-" else z
+        if v.attr == "r":
+            x = self._negated(v, x) if _may_be_contracted(v.args[0]) else f"-{x}"
+        elif v.attr == "-":
+            z = self._negated(v, z) if _may_be_contracted(v.args[2]) else f"-{z}"
         return f"q_fma{64 if v.dtype == torch.float64 else 32}({x}, {y}, {z})"
+
+    def _negated(self, v: Val, x: str) -> str:
+        """-x, where a compiler that saw a sign change would write another sum instead, whose zero has another sign."""
+        return self.NEGATED.format(bits=64 if v.dtype == torch.float64 else 32, x=x)
 
     def literal(self, v: Val) -> str:
         """A number as the program has it."""
@@ -280,6 +287,30 @@ class Names:
         ctype = self.type_of(s.value)
         combined = templates.c_expr(TABLE[row], ["q_old", name], dtype)
         return f"{{ const {ctype} q_old = {old}; {target} = {self.stored(combined, dtype)}; }}"
+
+
+def _negated_sum(v: Val) -> int | None:
+    """Which operand, a sum that takes a product unrounded or a choice of such, a value is the negative of."""
+    if not v.dtype.is_floating_point:
+        return None
+    for k, arg in enumerate(v.args[: 1 if v.op == "div" else 2]):
+        other = v.args[1 - k] if v.op != "neg" else None
+        if (other is None or (other.op == "const" and other.attr == -1)) and _may_be_contracted(arg):
+            return k
+    return None
+
+
+def _may_be_contracted(v: Val) -> bool:
+    """Is it a sum that takes a product unrounded, or a choice of such? A compiler moves a change of sign into these."""
+    seen, stack = set(), [v]
+    while stack:
+        v = stack.pop()
+        if v.op == CONTRACTED:
+            return True
+        if v.id not in seen:
+            seen.add(v.id)
+            stack += v.args[1:] if v.op == "where" else v.args if v.op == "convert" else ()
+    return False
 
 
 def _is_place(v: Val) -> bool:

@@ -54,3 +54,28 @@ def test_a_circle_gone_round_twice_is_eagers_error():
     for size in (4, 6, 7):
         with pytest.raises(RuntimeError, match="wrapping around more than once"):
             compiled(torch.ones(size))
+
+
+ENDS = [(-1, 1), (0.1, 0.7), (-3.3, 2.2), (5.0, 5.0), (-0.0, 0.0), (1e-3, 1e3)]
+#: By what rounds as eager's CPU kernels do: float32 and float64 in one step, others after each operation.
+ROUNDED = {
+    torch.float32: ("fast", "eager_exact"), torch.float64: ("fast", "eager_exact"),
+    torch.float16: ("eager_close", "eager_exact"), torch.bfloat16: ("eager_close", "eager_exact"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="eager's kernels round products, too")
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dtype", ROUNDED, ids=str)
+def test_linspace_is_eagers_to_the_bit(dtype, dynamic):
+    def program(x):
+        made = [torch.linspace(start, end, x.shape[0], dtype=dtype) for start, end in ENDS]
+        return *made, *(-values for values in made)
+
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    for numerics in ROUNDED[dtype]:
+        compiled = compile_api.compile(program, dynamic=dynamic, options={"numerics": numerics})
+        for size in range(71) if dynamic else (1, 2, 33, 70):
+            x = torch.ones(size)
+            for got, want in zip(compiled(x), program(x), strict=True):
+                assert torch.equal(got.view(bits), want.view(bits)), (numerics, size)

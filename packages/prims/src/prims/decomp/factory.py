@@ -183,15 +183,17 @@ def linspace(p: Any, start: Any, end: Any, steps: Size, **kw: Any) -> Value:
     device = chosen_device(kw.get("device"))
     if steps == 1:
         return p.full((1,), float(start), dtype, device)
-    compute = torch.float32 if dtype.itemsize < 4 else dtype
-    at = p.iota(steps, 0, 1, torch.int64, device)
-    x = p.convert(at, compute)
-    back = p.convert(p.sub(steps - 1, at), compute)
-    gap = (float(end) - float(start)) / (steps - 1)
-    low = p.add(p.mul(x, gap), float(start))
-    high = p.sub(float(end), p.mul(back, gap))
-    out = p.where(p.lt(at, steps // 2), low, high)
-    return out if compute == dtype else p.convert(out, dtype)
+    at, first, last = p.iota(steps, 0, 1, torch.int64, device), *(_stored(x, dtype) for x in (start, end))
+    # Eager rounds the whole, the step and, of less than 32 bits, the products and positions, too.
+    gap = _stored(_stored(last - first, dtype) / _stored(steps - 1, dtype), dtype)
+    low = p.add(p.mul(p.convert(at, dtype), gap), first)
+    high = p.sub(last, p.mul(p.convert(p.sub(steps - 1, at), dtype), gap))
+    return p.where(p.lt(at, steps // 2), low, high)
+
+
+def _stored(x: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of the dtype would hold it; a symbolic one stays, and is rounded where it is used."""
+    return torch.tensor(x, dtype=torch.float64).to(dtype).item() if isinstance(x, (int, float)) else x
 
 
 @decomposition("aten.fft_fftfreq.default")

@@ -211,4 +211,5 @@ def _kernel(call: Rendered, moved: Sequence[Traffic]) -> Kernel:
     lines = tuple(dict.fromkeys(str(n.source) for k in call.launch.kernels for n in k.nodes if n.source is not None))
     loops = sum(p.loops for p in call.sources)
     read, written = sum(one.read for one in moved), sum(one.written for one in moved)
-    return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, read, written)
+    launches = tuple(p.name for p in call.sources)
+    return Kernel(call.sources[0].name, call.sources[0].ops, text, loops, pasted, lines, read, written, launches)

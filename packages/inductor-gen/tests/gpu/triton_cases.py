@@ -238,6 +238,9 @@ def test_split_reductions(name, dtype, shape, dims):
     c = check(lambda p, a: fn(p, a, dims), [torch.randn(shape).to(dtype)], devices=lambda _: SMALL, tol=2e-2 if dtype == torch.bfloat16 else 1e-3)
     texts = "".join(k.source for k in c.kernels).split("@triton.jit")[1:]
     assert len(texts) == kernels, texts
+    launches = [name for k in c.kernels for name in k.launches]
+    assert launches == [step.name for step in c.steps] and all(name in "".join(texts) for name in launches)
+    assert len(launches) == kernels > len(c.kernels)
     assert sum("tl.program_id(1)" in t for t in texts) == (2 if kernels == 5 else 1)
     if kernels % 2:
         assert "RBLOCK" not in texts[-1]

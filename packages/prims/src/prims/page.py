@@ -183,8 +183,9 @@ def _kernels(report: Report) -> str:
     for kernels in groups.values():
         first, sources = kernels[0], dict.fromkeys(kernel.source for kernel in kernels if kernel.source)
         lines = dict.fromkeys(line for kernel in kernels for line in kernel.lines)
+        names = ", ".join(first.launches)
         parts.append(
-            f"<details><summary>{len(kernels)} x <b>{escape(first.name)}</b>: {escape(' '.join(first.ops))}"
+            f"<details><summary>{len(kernels)} x <b>{escape(names)}</b>: {escape(' '.join(first.ops))}"
             f"{_told_bytes(report, kernels)}</summary>"
             + "<br>".join(map(_line, lines))
             + "".join(f"<pre>{escape(source)}</pre>" for source in sources)

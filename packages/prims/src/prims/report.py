@@ -74,6 +74,8 @@ class KernelRecord:
         read: bytes that it reads, each element once, for likely sizes.
         written: bytes that it writes.
         graph: which of ``Report.moved`` it belongs to; None where that is not known.
+        launches: the names of the kernels that are launched for it, in order: a long sum of a few results takes one
+            for its parts and one for the rest.
     """
 
     name: str
@@ -85,6 +87,7 @@ class KernelRecord:
     read: int = 0
     written: int = 0
     graph: int | None = None
+    launches: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -453,11 +456,11 @@ class Report:
 
     def kernel(
         self, name: str, ops: Iterable[str], loops: int = 1, parts: int = 1, *, lines: Iterable[object] = (),
-        source: str = "", read: int = 0, written: int = 0, graph: int | None = None,
+        source: str = "", read: int = 0, written: int = 0, graph: int | None = None, launches: Iterable[str] = (),
     ) -> None:  # fmt: skip
-        """Record a generated kernel; see :class:`KernelRecord`."""
-        places = tuple(dict.fromkeys(map(str, lines)))
-        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts, places, source, read, written, graph))
+        """Record a generated kernel, by default a launch of its name; see :class:`KernelRecord`."""
+        places, runs = tuple(dict.fromkeys(map(str, lines))), tuple(launches) or (name,)
+        self.kernels.append(KernelRecord(name, tuple(ops), loops, parts, places, source, read, written, graph, runs))
 
     def moves(self, inputs: int, parameters: int, outputs: int, moved: int) -> int:
         """Record what a compiled graph moves, as :class:`MovedRecord`; gives its number."""

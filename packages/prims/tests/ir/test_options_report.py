@@ -96,7 +96,8 @@ def test_report_text_and_json():
     report.graph("f", nodes=3, ops=["sin", "add"], where=line)
     report.graph_break("data-dependent branch", SourceLoc("a.py", 4, "f"))
     report.kernel("k0", ["sin", "add"], 2)
-    report.kernel("k1", ["cos"], parts=2, lines=[line, "a.py:4", line], source="void k1() {}", read=48, written=16)
+    report.kernel("k1", ["cos"], parts=2, lines=[line, "a.py:4", line], source="void k1() {}", read=48, written=16,
+                  launches=["k1", "k1_rest"])  # fmt: skip
     report.extern("aten.mm.default")
     report.extern("aten.mm.default")
     report.fallback("lower", "no rule for aten.foo", "a.py:5")
@@ -110,9 +111,9 @@ def test_report_text_and_json():
     assert data["verdict"] == report.verdict
     assert data["kernels"] == [
         {"name": "k0", "ops": ["sin", "add"], "loops": 2, "parts": 1, "lines": [], "source": "", "read": 0,
-             "written": 0, "graph": None},
+             "written": 0, "graph": None, "launches": ["k0"]},
         {"name": "k1", "ops": ["cos"], "loops": 1, "parts": 2, "lines": ["a.py:3 in f", "a.py:4"],
-         "source": "void k1() {}", "read": 48, "written": 16, "graph": None},
+         "source": "void k1() {}", "read": 48, "written": 16, "graph": None, "launches": ["k1", "k1_rest"]},
     ]  # fmt: skip
     assert report.extern_counts() == {"aten.mm.default": 2}
     report.clear()

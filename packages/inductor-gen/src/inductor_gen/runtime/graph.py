@@ -26,7 +26,8 @@ class Kernel:
     """A generated kernel: its name, the primitives fused into it, its source and the number of its loop nests.
 
     ``parts``: how many kernels it is made of that share nothing but the launch. ``lines``: the user's lines that it
-    computes. ``read``, ``written``: bytes from and to memory, each element once, for likely sizes.
+    computes. ``read``, ``written``: bytes from and to memory, each element once, for likely sizes. ``launches``: the
+    names of the kernels that are launched for it, in order; each is a step of the graph.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Kernel:
     lines: tuple[str, ...] = ()
     read: int = 0
     written: int = 0
+    launches: tuple[str, ...] = ()
 
 
 @record(eq=False)
@@ -139,7 +141,7 @@ def tell(graph: CompiledGraph, options: Options, report: Report, distinct: int) 
     for k in graph.kernels:
         report.kernel(
             k.name, k.ops, k.loops, k.parts, lines=k.lines, source=k.source, read=k.read, written=k.written,
-            graph=number,
+            graph=number, launches=k.launches,
         )  # fmt: skip
         say("code", report, lambda k=k: _told(k))  # type: ignore[misc]
     say("code", report, lambda: f"the function that runs the graph\n{graph.source}")

@@ -48,7 +48,7 @@ from prims.report import Report
 __all__ = ["artefact_of_graph", "load"]
 
 _KIND, _VERSION = "inductor_gen.graph", "1"
-_FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "read", "written")
+_FIELDS = ("name", "ops", "source", "loops", "parts", "lines", "read", "written", "launches")
 _OF_STEPS = ("kind", "name", "calls", "ops", "read", "written", "lines", "device")
 _OF_LEAST = ("inputs", "parameters", "outputs")
 
@@ -265,9 +265,10 @@ def _check_machine(stored: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 
 
 def _kernel(told: Sequence[Any]) -> Kernel:
-    name, ops, source, loops, parts, lines, read, written = told
+    name, ops, source, loops, parts, lines, read, written, launches = told
     texts = (tuple(map(str, ops)), str(source))
-    return Kernel(str(name), *texts, int(loops), int(parts), tuple(map(str, lines)), int(read), int(written))
+    where, runs = (tuple(map(str, some)) for some in (lines, launches))
+    return Kernel(str(name), *texts, int(loops), int(parts), where, int(read), int(written), runs)
 
 
 def _step(told: Sequence[Any], space: Mapping[str, Any]) -> Step:

@@ -236,6 +236,28 @@ def test_numbers_too_large_for_16_bits_are_infinite_only_at_their_end() -> None:
     assert bool(judge(end, torch.ones_like(end), shadow.twins(end))[0].all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_product_that_is_added_to_may_be_beyond_the_largest_number(dtype: torch.dtype) -> None:
+    """Not rounded in between, it is no infinity, and less another one not NaN; whatever else reads it has the infinity."""
+    x = torch.tensor([3e38, 2.0], dtype=dtype)
+
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y.mul_(x)
+        return y.sub_(math.inf)
+
+    for compute in (lambda x: math.inf - x * x, lambda x: (x.exp() - x.view(1, 2) * x)[0], in_place):
+        result, shadow = decided(compute, x)
+        assert bool(result[0].isnan())
+        wrong, undecided = judge(result, torch.full_like(result, math.inf), shadow.twins(result))
+        assert undecided.tolist() == [True, False] and not bool(wrong[0])
+    for compute in (lambda x: x * x, lambda x: x * x * 1e-38 * x, lambda x: (x * x).sqrt(), lambda x: (x * x).sqrt() - 1):
+        result, shadow = decided(compute, x)
+        assert bool(result[0].isinf())
+        wrong, undecided = judge(result, torch.ones_like(result), shadow.twins(result))
+        assert not bool(undecided.any()) and bool(wrong[0])
+
+
 def test_gradients_may_be_added_in_another_order() -> None:
     """A region's are one number to the rest of the program's; sums of whole numbers are the same in each order."""
     for power, exact in ((1.5, False), (2.0, True)):

@@ -99,6 +99,10 @@ SUMS = frozenset(f"aten::{name}" for name in ("sum", "mean", "nansum", "cumsum")
 OF_THREE = frozenset(("aten::_trilinear",))
 #: Operators whose way rounds more than their operands' last places can tell: |x|^2 + |y|^2 - 2xy for the distance of x and y.
 DETOURS = ("aten::_euclidean_dist",)
+#: Products, which a compiler may add to what follows without rounding them (fma); what may stand between, and the additions.
+#: A product beyond the largest number is then no infinity, from which another would make NaN.
+PRODUCTS_BETWEEN = frozenset(f"aten::{name}" for name in ("mul", "mul_", "neg", "clone"))
+ADDITIONS = frozenset(f"aten::{name}" for name in ("add", "add_", "sub", "sub_", "rsub"))
 #: Where twins are: eager's kernels for a GPU compute some functions of 64 bits with constants of 32.
 HOME = torch.device("cpu")
 #: Operators that pass numbers on as they are.
@@ -155,6 +159,8 @@ class Shadow(TorchDispatchMode):
         self.lost: set[str] = set()
         self.raced = False
         self.behind = False
+        #: Whether twin 1 has products beyond the largest number, in place of infinities.
+        self._beyond = False
         #: Storage -> a tensor in it that has gradients, and its version; then the nodes there were when another way was
         #: found to write there.
         self._watched: dict[int, tuple[torch.Tensor, int]] = {}
@@ -276,7 +282,9 @@ class Shadow(TorchDispatchMode):
                 for t in _tensors(kwargs.get(a.name) if a.name in kwargs else args[i : i + 1])
             ]
             for t in _tensors((args, kwargs)):
-                self._bases(t, written=any(t is w for w in written))
+                bases = self._bases(t, written=any(t is w for w in written))
+                if self._beyond and name not in PRODUCTS_BETWEEN | ADDITIONS:
+                    self._overflow(bases[1:2], t)
             backward = name in ("aten::add", "aten::add_") and torch._C._current_graph_task_id() != -1
             parts = [self._parts(t) for t in _tensors(args)] if backward else []
             given, orders = None, [{} for _ in range(self.count)]
@@ -368,11 +376,11 @@ class Shadow(TorchDispatchMode):
         if written:
             if answers:
                 self._resize(written, given, original)
-            self._written(written, bool(answers), moved)
+            self._written(written, bool(answers), moved, func._schema.name)
         elif not outs:
             self._scalar(result, answers)
         if fresh:
-            self._created(outs, answers, exact=given is None or moved)
+            self._created(outs, answers, given is None or moved, func._schema.name)
 
     def _narrowly(self, func: Any, given: Any, original: Any) -> list[Any]:
         """The twins' results of an operator that has no kernel for 64 bits, in the types of its own operands.
@@ -531,7 +539,7 @@ class Shadow(TorchDispatchMode):
                 self._view(base, t).copy_(twin)
             self._storages[storage._cdata] = (storage, bases, held)
 
-    def _written(self, outs: list[torch.Tensor], followed: bool, moved: bool) -> None:
+    def _written(self, outs: list[torch.Tensor], followed: bool, moved: bool, name: str) -> None:
         for t in outs:
             bases = self._bases(t)
             if not followed:
@@ -544,13 +552,13 @@ class Shadow(TorchDispatchMode):
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(_fitted(self._disturbed(view, rounded | (view != first), unit(t.dtype)), t.dtype))
-                self._overflow(bases, t)
+                self._overflow(bases, t, name)
             elif _floating(t.dtype) and t.numel() and not overlaps(t):
                 for base in bases[2:]:
                     view = self._view(base, t)
                     view.copy_(_fitted(view, t.dtype))
 
-    def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool) -> None:
+    def _created(self, outs: list[torch.Tensor], answers: list[Any], exact: bool, name: str) -> None:
         columns = [_tensors(answer) for answer in answers]
         for i, t in enumerate(outs):
             storage = t.untyped_storage()
@@ -584,15 +592,19 @@ class Shadow(TorchDispatchMode):
                     base = _flat(t, count).to(HOME, wide(t.dtype))
                 bases.append(base)
             self._storages[storage._cdata] = (storage, bases, t.dtype)
-            self._overflow(bases, t)
+            self._overflow(bases, t, name)
 
-    @staticmethod
-    def _overflow(bases: list[torch.Tensor], t: torch.Tensor) -> None:
-        """Numbers of exact runs beyond the largest of 32 bits are infinite."""
+    def _overflow(self, bases: list[torch.Tensor], t: torch.Tensor, name: str = "") -> None:
+        """Numbers of exact runs beyond the largest of 32 bits are infinite; products become so in the second of these when
+        something else than an addition reads them."""
         if t.dtype in (torch.bfloat16, torch.float32) and not overlaps(t):
-            for base in bases[:2]:
+            for k, base in enumerate(bases[:2]):
                 view = Shadow._view(base, t)
-                view.copy_(_limited(view, t.dtype))
+                limited = _limited(view, t.dtype)
+                if k == 1 and name in PRODUCTS_BETWEEN:
+                    self._beyond |= limited is not view
+                else:
+                    view.copy_(limited)
 
 
 def _limited(view: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

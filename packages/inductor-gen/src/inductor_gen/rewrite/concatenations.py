@@ -69,7 +69,7 @@ def _follows(before: Part, now: Part, dim: int) -> bool:
 
 def join(p: Editor, node: Node, parts: list[Part]) -> None:
     """The concatenation of fewer parts, or what is left of it."""
-    made = [x if bounds is None else _sliced(p, x, *bounds, (1,) * len(bounds[0])) for x, bounds in parts]
+    made = [x if at is None else _sliced(p, x, at[0], at[1], (1,) * len(at[0])) for x, at in parts]
     p.replace(node, made[0] if len(made) == 1 else p.concat(tuple(made), node.args[1]))
 
 

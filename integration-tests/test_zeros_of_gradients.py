@@ -134,7 +134,12 @@ WRITES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRITES)
+#: Where another result is computed of the new value, its link passes through the copy, which adds its zeros.
+ADDED = pytest.mark.xfail(strict=True, reason="-0.0 becomes 0.0 where a result is linked to an input that is written")
+LINKED = ("a power, and a result", "a part")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=ADDED) if n in LINKED else n for n in WRITES])
 def test_zeros_of_what_a_region_writes_over(name: str) -> None:
     """Gradients of -0.0, 0.0 and others for what was written, or for the result, whose hooks see what eager's see."""
     write = WRITES[name]

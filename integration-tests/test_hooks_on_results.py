@@ -13,14 +13,21 @@ import types
 
 import pytest
 import torch
-from test_hooks_further_behind import KINDS, LOG, in_order, note, numbers, watch
+from test_hooks_further_behind import (
+    KINDS,
+    LOG,
+    apart,
+    computed_from_others,
+    in_order,
+    note,
+    numbers,
+    views,
+    watch,
+    written,
+)  # fmt: skip
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import compile_api
-
-
-def apart(u, v, w):
-    return u * 2, w.exp() * v, (u * v).sin() * w
 
 
 def saved_results(u, v, w):
@@ -29,22 +36,6 @@ def saved_results(u, v, w):
 
 def of_all(u, v, w):
     return (u * v * w).sin(), (u + v + w).exp(), u / v / (w + 2)
-
-
-def computed_from_others(u, v, w):
-    first = u.sin() * w
-    return first, first * v, v.cos()
-
-
-def views(u, v, w):
-    whole = torch.stack([v * w, v.sin()])
-    return u * w, whole[0], whole[1] * u
-
-
-def written(u, v, w):
-    made = u * 1
-    made[1:] = v[1:] * w[1:]
-    return made, u.exp(), v * 3
 
 
 def an_input_too(u, v, w):

@@ -85,8 +85,8 @@ _ANY = 1 << 62
 #: By what the processor is and whether a product has several threads. MKL packs a weight that lies by columns anew in
 #: each call, which few rows do not earn back, the less so the more threads wait for it. From sweeps over weights of
 #: 512x512 to 1024x32000 and 2 to 256 rows (``benchmarks/device_constants.py linears``), MKL's times by oneDNN's in the
-#: ranges: Zen 3 with two threads 0.9 to 3.2 (1.2 to 3.2 up to 16 rows), with one 1.2 to 1.8; an Intel Xeon with AVX-512
-#: 1.05 to 1.31 with one thread, 0.9 to 2.5 with four.
+#: ranges: Zen 3 with two threads 0.88 to 3.2 (1.3 to 3.2 for 4 to 16 rows, 1.07 in mean for 64 and 128), with one 1.16
+#: to 1.8; an Intel Xeon with AVX-512, whose sweep had other shapes, 1.06 to 1.31 with one thread, 1.08 to 2.5 with four.
 _RANGES = {
     ("slow", False): Range(2, _ANY, 0, False),
     ("slow", True): Range(2, _ANY, 0, False),

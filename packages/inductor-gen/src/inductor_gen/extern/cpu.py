@@ -86,7 +86,7 @@ _ANY = 1 << 62
 #: each call, which few rows do not earn back, the less so the more threads wait for it. From sweeps over weights of
 #: 512x512 to 1024x32000 and 2 to 256 rows (``benchmarks/device_constants.py linears``), MKL's times by oneDNN's in the
 #: ranges: Zen 3 with two threads 0.88 to 3.2 (1.3 to 3.2 for 4 to 16 rows, 1.07 in mean for 64 and 128), with one 1.16
-#: to 1.8; an Intel Xeon with AVX-512, whose sweep had other shapes, 1.06 to 1.31 with one thread, 1.08 to 2.5 with four.
+#: to 1.8; an Intel Xeon with AVX-512, by other shapes, 1.06 to 1.31 with one thread, 1.08 to 2.5 with four.
 _RANGES = {
     ("slow", False): Range(2, _ANY, 0, False),
     ("slow", True): Range(2, _ANY, 0, False),

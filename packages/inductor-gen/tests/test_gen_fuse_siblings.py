@@ -12,7 +12,7 @@ from test_gen_fusion import keep, layer_norm, softmax
 from inductor_gen.codegen.lowered import Lowered, Rendered
 from inductor_gen.device.record import known
 from inductor_gen.fuse.check import CONSTRAINTS, text, verify
-from inductor_gen.fuse.cluster import Fusion
+from inductor_gen.fuse.cluster import Fusion, substituted
 from inductor_gen.fuse.order import Move
 from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel.ir import Kernel
@@ -20,6 +20,7 @@ from inductor_gen.pipeline import lower_graph, size_hint
 from prims.errors import VerifierError
 from prims.ir import Fuel
 from prims.options import Options
+from prims.spec import expr as ex
 
 mm = torch.ops.aten.mm.default
 
@@ -289,10 +290,24 @@ def reduced_partly(fusion: Fusion) -> None:
     cluster.space[fusion.variable(extent)] = extent
 
 
+def second_left_out(fusion: Fusion) -> None:
+    """Compute what a slice by two would be written back to, in a kernel whose nodes agree about where they are."""
+    cluster = next(c for c in fusion.clusters.values() if c.inner)
+    v = next(iter(cluster.space))
+    left_out = {v: ex.mul(ex.const(2), ex.floordiv(v, ex.const(2)))}
+    cluster.homes, cluster.operands = (substituted(x, left_out) for x in (cluster.homes, cluster.operands))
+
+
+def half_as_often(fusion: Fusion) -> None:
+    cluster = next(c for c in fusion.clusters.values() if c.inner)
+    v = next(iter(cluster.space))
+    cluster.space[v] = ex.floordiv(cluster.space[v], ex.const(2))
+
+
 @pytest.mark.parametrize(
     "label, damage",
     [
-        ("FUSE-C1", two_lost), ("FUSE-C1", in_two), ("FUSE-C2", kept_inlined), ("FUSE-C3", elsewhere),
+        ("FUSE-C10", second_left_out), ("FUSE-C10", half_as_often), ("FUSE-C1", two_lost), ("FUSE-C1", in_two), ("FUSE-C2", kept_inlined), ("FUSE-C3", elsewhere),
         ("FUSE-C4", backwards), ("FUSE-C5", reduced_partly),
     ],
 )  # fmt: skip

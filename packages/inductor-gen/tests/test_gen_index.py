@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from gen_support import check
 
-from inductor_gen.loops.index import ZERO, div, lift, lower, nonneg, rem, unflatten, upper
+from inductor_gen.loops.index import ZERO, distinct, div, lift, lower, nonneg, rem, unflatten, upper
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
 
@@ -150,3 +151,21 @@ def test_a_view_made_by_an_operator_outlives_its_base() -> None:
         return x, p.add(view, 1)
 
     check(fn, [torch.randn(64)])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_distinct_is_what_trying_all_points_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By weights alone it never says that an index is another one everywhere where it is not."""
+    rng = random.Random(seed)
+    ranges = {ex.symbol(f"i{k}"): ex.const(rng.choice((1, 2, 3, 5))) for k in range(3)}
+    index = []
+    for _ in range(rng.choice((1, 1, 2))):
+        terms = [ex.mul(ex.const(rng.choice((-6, -1, 0, 1, 2, 3, 5, 10))), v) for v in ranges]
+        e = functools.reduce(ex.add, terms, ex.const(rng.choice((0, 7))))
+        index.append(rng.choice((e, e, ex.floordiv(e, ex.const(2)), ex.mod(e, ex.const(4)))))
+    used = [v for v in ranges if any(v in i.symbols for i in index)]
+    points = [dict(zip((v.name for v in used), at)) for at in itertools.product(*(range(ranges[v].value) for v in used))]
+    found = [tuple(i.evaluate(at) for i in index) for at in points]
+    assert distinct(index, ranges) is (len(set(found)) == len(found))
+    monkeypatch.setattr("inductor_gen.loops.index._POINTS", 0)
+    assert distinct(index, ranges) in (None, len(set(found)) == len(found))

@@ -18,6 +18,7 @@ from inductor_gen.fuse.stages import fuse
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel
+from inductor_gen.loops.index import substitute
 from inductor_gen.pipeline import size_hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.order import dependencies, ordered
@@ -25,6 +26,7 @@ from inductor_gen.plan.parts import in_parts
 from inductor_gen.plan.peak import footprint
 from prims.errors import VerifierError
 from prims.ir import save
+from prims.spec import expr as ex
 
 aten = torch.ops.aten
 
@@ -90,6 +92,24 @@ def test_verifier_sees_each_fault() -> None:
         "KERNEL-C4": {"overwrites": ((kernel.reads[0], kernel.writes[0]),)},
     }.items():
         refused(label, [*steps[:at], dataclasses.replace(kernel, **change), *steps[at + 1 :]], prepared)
+
+
+def left_out(v: Any, body: Any) -> None:
+    body.space[v] = ex.sub(body.space[v], ex.const(1))
+
+
+def twice(v: Any, body: Any) -> None:
+    for store in body.stores:
+        store.at = substitute(store.at, {v: ex.mul(ex.const(2), ex.floordiv(v, ex.const(2)))})
+
+
+@pytest.mark.parametrize("damage", [left_out, twice])
+def test_each_element_is_stored_once(damage: Any) -> None:
+    prepared, _, steps = made(lambda p, a: (p.exp(a), p.permute(p.sin(a), (1, 0))), [torch.randn(6, 8)])
+    ir.verify(steps, given(prepared), prepared.returned())
+    (kernel,) = (s for s in steps if isinstance(s, Kernel))
+    damage(next(iter(kernel.nests[0].body.space)), kernel.nests[0].body)
+    refused("KERNEL-C7", steps, prepared)
 
 
 def in_place(p: Any, a: Any, b: Any) -> Any:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from inductor_gen.fuse.cluster import COMPUTED, Cluster, Fusion, home_of
 from inductor_gen.loops.graph import Node, reached
-from inductor_gen.loops.index import ZERO, lower, substitute, upper
+from inductor_gen.loops.index import ZERO, distinct, lower, product, substitute, upper
 from prims.errors import VerifierError
 from prims.spec import expr as ex
 
@@ -22,6 +22,7 @@ CONSTRAINTS = {
     "FUSE-C7": "A node is computed at indices within its shape.",
     "FUSE-C8": "What may refuse the program's data is in a cluster, and not behind a later write into an input.",
     "FUSE-C9": "What is late is not in one cluster with what is early, nor computes that in place, but for constants.",
+    "FUSE-C10": "A node is computed at each of its elements, and once.",
 }
 
 
@@ -70,6 +71,10 @@ def _verify_cluster(fusion: Fusion, cluster: Cluster) -> None:
             if base in cluster.homes:
                 _demand(exact and index == cluster.homes[base], "FUSE-C3", node)
     for node in cluster.nodes if cluster.loops and ZERO not in cluster.space.values() else ():
+        used = {v for i in cluster.homes[node] for v in i.symbols if v in cluster.space}
+        count = ex.sub(product(cluster.space[v] for v in used), product(node.shape))
+        each = (not count.is_const or count is ZERO) and distinct(cluster.homes[node], cluster.space) is not False
+        _demand(each, "FUSE-C10", node)
         for i, extent in zip(cluster.homes[node], node.shape, strict=True):
             low, high = lower(i, cluster.space), upper(i, cluster.space)
             known = low is not None and high is not None and low.is_const and high.is_const and extent.is_const

@@ -21,7 +21,7 @@ from inductor_gen.kernel.nest import Nest
 from inductor_gen.layout.record import whole
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
-from inductor_gen.loops.index import ZERO, Hint, product
+from inductor_gen.loops.index import ZERO, Hint, distinct, product
 from prims.errors import VerifierError
 from prims.records import record
 from prims.spec import expr as ex
@@ -36,6 +36,7 @@ CONSTRAINTS = {
     "KERNEL-C4": "A pair of buffers that may share memory is read and written by the kernel that says so.",
     "KERNEL-C5": "Every result is written.",
     "KERNEL-C6": "The parts that kernels write of a buffer make it up.",
+    "KERNEL-C7": "A kernel that begins a buffer stores each of its elements, and once.",
 }
 
 
@@ -264,6 +265,24 @@ def _verify_kernel(kernel: Kernel) -> None:
     for node in stores(bodies):
         if node not in written:
             raise VerifierError("KERNEL-C3", f"{kernel.nodes} stores {node!r}, which is not among what it writes")
+    _verify_stores(kernel, bodies)
     for made, read in kernel.overwrites:
         if made not in kernel.writes or read not in kernel.reads:
             raise VerifierError("KERNEL-C4", f"{made!r} over {read!r} in a kernel that does not make and read them")
+
+
+def _verify_stores(kernel: Kernel, bodies: Iterable[Body]) -> None:
+    left = {node: product(node.shape) for node in kernel.writes if node not in kernel.parts}
+    for body in bodies:
+        for store in body.stores:
+            if store.buffer not in left or store.mode != "set":
+                left.pop(store.buffer, None)
+                continue
+            variables = {v: n for v, n in body.space.items() if v in store.at.symbols}
+            left[store.buffer] = ex.sub(left[store.buffer], product(variables.values()))
+            if ZERO not in variables.values() and distinct((store.at,), variables) is False:
+                twice = f"{kernel.nodes} stores elements of {store.buffer!r} twice: {store.at}"
+                raise VerifierError("KERNEL-C7", twice)
+    for node, count in left.items():
+        if count.is_const and count is not ZERO:
+            raise VerifierError("KERNEL-C7", f"{kernel.nodes} leaves {count} elements of {node!r} out")

@@ -7,6 +7,8 @@ indices are the same object.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "Ranges",
     "coefficient",
     "contiguous_strides",
+    "distinct",
     "div",
     "flatten",
     "lift",
@@ -310,6 +313,56 @@ def coefficient(e: Expr, variable: Expr) -> Expr | None:
         if found:
             terms[tuple(left)] = coeff
     return ex.from_terms(terms)
+
+
+#: Points up to which indices are compared one by one.
+_POINTS = 1 << 14
+
+
+def distinct(index: Sequence[Expr], ranges: Ranges) -> bool | None:
+    """Is the index another one at each point of its variables? None where that is not known.
+
+    It is where each variable weighs more than all lighter ones can make up together, in each dimension apart, as the
+    digits of a number do. Else the points are tried one by one, where they are numbers and not too many.
+    """
+    of_each = [v for i in index for v in i.symbols if v in ranges]
+    variables = dict.fromkeys(of_each)
+    if len(of_each) == len(variables) and all(_digits(i, ranges) for i in index):
+        return True
+    extents = [ranges[v] for v in variables]
+    if not all(n.is_const for n in extents) or any(s not in ranges for i in index for s in i.symbols):
+        return None
+    if math.prod(n.value for n in extents) > _POINTS:
+        return None
+    names, seen = [v.name for v in variables], set()
+    for point in itertools.product(*(range(n.value) for n in extents)):
+        values = dict(zip(names, point, strict=True))
+        at = tuple(i.evaluate(values) for i in index)
+        if at in seen:
+            return False
+        seen.add(at)
+    return True
+
+
+def _digits(e: Expr, ranges: Ranges) -> bool:
+    """Does each variable of an index weigh more than all those below it can sum up to?"""
+    variables = [v for v in e.symbols if v in ranges]
+    left = [(weight, ranges[v]) for v in variables if (weight := coefficient(e, v)) is not None]
+    if len(left) < len(variables):
+        return False
+    reach = ZERO
+    while left:
+        digit = next((d for d in left if _beyond(d[0], reach)), None)
+        if digit is None:
+            return False
+        left.remove(digit)
+        weight, extent = digit
+        reach = ex.add(reach, ex.mul(weight if nonneg(weight) else ex.neg(weight), ex.sub(extent, ONE)))
+    return True
+
+
+def _beyond(weight: Expr, reach: Expr) -> bool:
+    return any(nonneg(ex.sub(ex.sub(w, reach), ONE)) for w in (weight, ex.neg(weight)))
 
 
 def range_atoms(e: Expr, ranges: Ranges) -> list[tuple[Expr, Expr]]:

@@ -6,21 +6,26 @@ import functools
 import gc
 import linecache
 import marshal
+import random
 import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import compile_api
+import inductor_gen
 from fuzz.judge import SAMPLES, Difference, Verdict, compare_trees, suspicious, verdict
 from fuzz.observe import Leaf, Observer
 from fuzz.reference import Shadow
+from prims.errors import Unsupported
 
 __all__ = ["AssertedError", "Outcome", "Program", "check", "code_of", "settled"]
 
@@ -31,6 +36,8 @@ INTERNAL = re.compile(
 #: The error by which a second derivative is refused that would need inputs which are gone or written over; it says what to do.
 REFUSAL = "the gradient of a compiled region's gradient was asked for"
 
+#: Why a graph is not compiled in runs that are about what takes its place.
+REFUSED = "refused, to see what takes its place"
 
 #: What errors say after a kernel's assertion; the process can do nothing more on the GPU.
 ASSERTION = "device-side assert"
@@ -139,6 +146,29 @@ def _eagerly(fn: Any = None, **options: Any) -> Any:
     return (lambda f: f) if fn is None else fn
 
 
+def _verified(seed: int) -> dict[str, Any]:
+    """Every second run of programs has every step verified: a broken constraint is a difference, like any defect."""
+    return {"verify": "every_pass"} if seed // 16 % 2 else {}
+
+
+@contextmanager
+def _refused(program: Program) -> Iterator[None]:
+    """In every eighth run of programs some graphs are refused by the code generator: what takes their place, beside
+    compiled ones, has to give the same results."""
+    if program.kind == "python" or program.seed // 32 % 8 != 7:
+        yield
+        return
+    draw, whole = random.Random(program.seed), inductor_gen.compile_graph
+
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        if draw.random() < 0.5:
+            raise Unsupported(REFUSED)
+        return whole(*args, **kwargs)
+
+    with mock.patch.object(inductor_gen, "compile_graph", compile_graph):
+        yield
+
+
 def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: bool = False) -> Outcome:
     """Compare the program's compiled run with eager's. ``instead``: what takes the compiler's place (for tests).
 
@@ -155,7 +185,8 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
             return lambda f: compiled(f, **options)
         if instead is not None:
             return instead(fn)
-        result = compile_api.compile(fn, **options)
+        asked = {**_verified(program.seed), **options.pop("options", {})}
+        result = compile_api.compile(fn, options=asked, **options)
         reports.append(result.report())
         return result
 
@@ -164,7 +195,8 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
         warnings.simplefilter("ignore")
         eager = Observer() if alone else observe(program, _eagerly)
         settled("eager", _errors(eager))
-        ours = observe(program, compiled, eager)
+        with _refused(program):
+            ours = observe(program, compiled, eager)
         try:
             settled("ours", _errors(ours))
         except AssertedError:
@@ -184,7 +216,7 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
         outcome.breaks += len(report.breaks)
         outcome.fallbacks += [f"{r.stage}: {r.reason}" for r in report.fallbacks]
     outcome.idle = program.kind == "python" and not outcome.graphs and not _computes(program)
-    internal = [text for text in outcome.fallbacks if INTERNAL.search(text)]
+    internal = [text for text in outcome.fallbacks if INTERNAL.search(text) and REFUSED not in text]
     if outcome.difference is None and internal:
         outcome.difference = Difference("internal", "report", "no defect", internal[0][:400])
     return outcome

@@ -7,7 +7,7 @@ backward needs is computed again from them. Any choice from which that is possib
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.outcome import ATEN_VERSION, Joint, symbols_of_results
 from prims.errors import InternalError
 from prims.ir import Envelope, InputDesc, OutputDesc, SymbolTable
+from prims.ir.metadata import same_spec
 from prims.ir.nodes import copy_node
 from prims.ir.symbols import expr_of, made_symbols, sizes_of, symbols_of
 from prims.records import record
-from prims.spec import Sym, TensorSpec
+from prims.spec import Sym, TensorSpec, infer
 
 __all__ = [
     "Partition",
@@ -131,7 +132,8 @@ def split_joint(joint: Joint, saved: Sequence[torch.fx.Node]) -> Partition:
             if node in copies or _rests_on(node, written):
                 clones[node] = None
         slots.append(("output", at))
-    backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:], copies)
+    specs = {node: infer(aten.clone.default, (node.meta["spec"],)) for node in clones}
+    backward, sizes, gradients = _backward(joint, kept, placeholders[count:], results[first:], copies, specs)
     forward = _forward(joint, placeholders[:count], forward_results, clones, _told_by_data(joint, sizes))
     return Partition(forward, backward, tuple(slots), sizes, gradients)
 
@@ -172,9 +174,9 @@ def _forward(
     for position, result in enumerate(results):
         node = mapping[result]
         if position >= first and result in clones:
-            copied = graph.call_function(aten.clone.default, (node,))
-            copied.meta.update(node.meta)
-            node = copied
+            made = graph.call_function(aten.clone.default, (node,))
+            made.meta = {**node.meta, "spec": infer(aten.clone.default, (node.meta["spec"],))}
+            node = made
         final.append(node)
     graph.output((*final, *sizes))
     outputs = list(env.outputs[:first])
@@ -221,8 +223,9 @@ def _reachable(
 
 def _backward(
     joint: Joint, saved: list[torch.fx.Node], tangents: list[torch.fx.Node], results: list[Any],
-    copies: set[torch.fx.Node],
+    copies: set[torch.fx.Node], specs: Mapping[torch.fx.Node, TensorSpec],
 ) -> tuple[Envelope, tuple[Any, ...], tuple[int, ...]]:  # fmt: skip
+    """``specs``: of the saved values that are copies, which need not lie as what they are copies of."""
     env = joint.envelope
     placeholders = env.placeholders()
     elsewhere = copies.union(placeholders[index] for index, _, _ in joint.outcome.mutations)
@@ -235,12 +238,12 @@ def _backward(
     for position, node in enumerate(saved):
         name = f"saved_{position}"
         mapping[node] = placeholder = graph.placeholder(name)
-        placeholder.meta["spec"] = node.meta["spec"]
+        placeholder.meta["spec"] = spec = specs.get(node, node.meta["spec"])
         if "source" in node.meta:
             placeholder.meta["source"] = node.meta["source"]
         # A parameter outlives the backward pass, and is where it was.
         kind = kinds.get(node, "saved") if node not in elsewhere else "saved"
-        inputs.append(InputDesc(name, kind, node.meta["spec"], source=node.name))
+        inputs.append(InputDesc(name, kind, spec, source=node.name))
     body = [n for n in env.graph.nodes if n.op == "call_function" and n in live and n not in mapping]
     symbols = _symbols_of(joint, [*saved, *tangents, *body])
     for symbol in symbols:
@@ -258,7 +261,7 @@ def _backward(
     present = [(index, node) for index, node in zip(joint.gradients, results, strict=True) if node is not None]
     graph.output(tuple(mapping[node] for _, node in present))
     outputs = tuple(
-        OutputDesc("gradient", node.meta["spec"], env.inputs[index].name) for index, node in present
+        OutputDesc("gradient", mapping[node].meta["spec"], env.inputs[index].name) for index, node in present
     )
     envelope = Envelope(
         dialect="aten",
@@ -295,7 +298,24 @@ def copy_with_operands(
             mapping[top] = rebuild_norm(top, graph, mapping.__getitem__)
         else:
             mapping[top] = copy_node(graph, top, mapping.__getitem__)
+            if any(_lies_otherwise(mapping[x], x) for x in top.all_input_nodes):
+                _derive_again(mapping[top])
         stack.pop()
+
+
+def _lies_otherwise(node: torch.fx.Node, copied: torch.fx.Node) -> bool:
+    spec, before = node.meta["spec"], copied.meta["spec"]
+    return spec is not before and not same_spec(spec, before)
+
+
+def _derive_again(node: torch.fx.Node) -> None:
+    """Set the metadata of a node whose operands lie otherwise than those of the node that it is a copy of."""
+    if node.target is operator.getitem:
+        whole, index = node.args
+        node.meta["spec"] = whole.meta["spec"][index]  # type: ignore[union-attr, index]
+        return
+    args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda x: x.meta["spec"])
+    node.meta["spec"] = infer(node.target, args, kwargs)  # type: ignore[arg-type]
 
 
 def _symbols_of(joint: Joint, nodes: list[torch.fx.Node]) -> list[Any]:

@@ -110,8 +110,13 @@ def _filled(value: Any, fill: int) -> Any:
 
 
 def computed_after(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of ``x``, once ``others`` have been computed, of which nothing is used."""
-    return x.clone()
+    """A copy of ``x`` with its strides, once ``others`` have been computed, of which nothing is used."""
+    once = x
+    for dim, stride in enumerate(x.stride()):
+        if stride == 0 and x.shape[dim] > 1:
+            once = once.narrow(dim, 0, 1)
+    copy = torch.empty_strided(once.shape, once.stride(), dtype=x.dtype, device=x.device)
+    return copy.copy_(once).expand(x.shape)
 
 
 define_operator("computed_after(Tensor self, Tensor[] others) -> Tensor", computed_after)

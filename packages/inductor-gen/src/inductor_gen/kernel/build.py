@@ -81,7 +81,7 @@ class Builder:
         return Kernel(
             nests=tuple(arrange(body, self.hint, self.in_order) for body in bodies), nodes=tuple(cluster.nodes),
             reads=tuple(dict.fromkeys(reads)), writes=writes, updates=updates,
-            overwrites=tuple((a, b) for a, b in overwrites if self._interchangeable(a, b)),
+            overwrites=tuple((a, b) for a, b in overwrites if a in writes and self._interchangeable(a, b)),
             moved=moved, work=work, origin=cluster,
         )  # fmt: skip
 

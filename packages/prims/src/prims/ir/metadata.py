@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from prims.ir.symbols import expr_of
+from prims.spec.expr import Expr, const
 
 __all__ = ["describe_spec", "is_tensor_spec", "same_metadata", "same_size", "same_spec", "size_text"]
 
@@ -14,32 +16,34 @@ def is_tensor_spec(spec: Any) -> bool:
     return hasattr(spec, "strides") and hasattr(spec, "dtype")
 
 
-def same_size(a: Any, b: Any) -> bool:
-    """Equal numbers of one type, or the very same expression (expressions are hash-consed)."""
+def same_size(a: Any, b: Any, simplify: Callable[[Expr], Expr] | None = None) -> bool:
+    """Equal numbers of one type, or the very same expression (expressions are hash-consed), or what ``simplify``, a
+    context's, makes the same."""
     if type(a) is int and type(b) is int:
         return a == b
     ea, eb = expr_of(a), expr_of(b)
     if ea is not None or eb is not None:
-        return ea is eb
+        known = [const(x) if type(x) is int else e for x, e in ((a, ea), (b, eb))]
+        return ea is eb or (simplify is not None and None not in known and len({*map(simplify, known)}) == 1)
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def same_spec(a: Any, b: Any) -> bool:
-    """Equal shape, dtype, device, strides and offset; elementwise for several results."""
+def same_spec(a: Any, b: Any, simplify: Callable[[Expr], Expr] | None = None) -> bool:
+    """Equal shape, dtype, device, strides and offset, see :func:`same_size`; elementwise for several results."""
     if a is b:
         return True
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(same_spec, a, b))
+        return len(a) == len(b) and all(same_spec(x, y, simplify) for x, y in zip(a, b, strict=True))
     if is_tensor_spec(a) and is_tensor_spec(b):
         return (
             a.dtype == b.dtype
             and a.device == b.device
             and len(a.shape) == len(b.shape)
-            and all(map(same_size, a.shape, b.shape))
-            and all(map(same_size, a.strides, b.strides))
-            and same_size(a.storage_offset, b.storage_offset)
+            and all(same_size(x, y, simplify) for x, y in zip(a.shape, b.shape, strict=True))
+            and all(same_size(x, y, simplify) for x, y in zip(a.strides, b.strides, strict=True))
+            and same_size(a.storage_offset, b.storage_offset, simplify)
         )
-    return not is_tensor_spec(a) and not is_tensor_spec(b) and same_size(a, b)
+    return not is_tensor_spec(a) and not is_tensor_spec(b) and same_size(a, b, simplify)
 
 
 def same_metadata(a: Any, b: Any) -> bool:

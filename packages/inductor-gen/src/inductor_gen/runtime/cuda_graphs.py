@@ -27,7 +27,7 @@ from prims.spec import TensorSpec
 from prims.spec.layout import may_overlap
 from prims.spec.tensorspec import as_device
 
-__all__ = ["LIMIT", "Replayed", "forget_recordings", "replayed"]
+__all__ = ["ALL", "LIMIT", "Replayed", "forget_recordings", "replayed"]
 
 LIMIT = 16  # recordings per compiled graph; further kinds of calls run kernel by kernel
 _HELD = ("parameter", "buffer", "constant")
@@ -35,7 +35,8 @@ _HELD = ("parameter", "buffer", "constant")
 Call = Callable[[Any], list[Any]]
 _RECORDING = lock()  # a process records one graph at a time
 _SHARED: dict[tuple[torch.device, int], _Shared] = {}  # by device and stream
-_ALL: weakref.WeakSet[Replayed] = weakref.WeakSet()
+#: The compiled graphs of the process that are replayed.
+ALL: weakref.WeakSet[Replayed] = weakref.WeakSet()
 
 
 @record(frozen=False)
@@ -78,7 +79,7 @@ class Replayed:
         self.usable = True
         self.reasons: set[str] = set()
         self.lock = threading.Lock()
-        _ALL.add(self)
+        ALL.add(self)
 
     def __call__(self, args: Any) -> list[Any]:
         if not self.usable or torch.cuda.is_current_stream_capturing():
@@ -213,7 +214,7 @@ def _noted(copy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def forget_recordings() -> None:
     """Give up all recordings of the process, and with them their memory; those still used are made again."""
-    for call in list(_ALL):
+    for call in list(ALL):
         call.recordings.clear()
 
 

@@ -96,7 +96,7 @@ def timing() -> Iterator[list[Timed]]:
     found: list[Timed] = []
     bound: list[tuple[dict[str, Any], dict[str, Any]]] = []
     graphs = sys.modules.get("inductor_gen.runtime.cuda_graphs")
-    replayed = [one for one in graphs._ALL if one.usable] if graphs is not None else []
+    replayed = [one for one in graphs.ALL if one.usable] if graphs is not None else []
     with _LOCK:
         known = list(_KNOWN.items())
     clock = _Clock(found)

@@ -820,7 +820,8 @@ for line in sys.stdin:
         record |= {"again": {"asserting": [], "alone": True}, "retire": True}
     else:
         record |= dict.fromkeys(("graphs", "kernels", "breaks", "raised", "unstable", "refused", "elements", "undecided"), 1)
-        record |= {"seconds": 0.0, "lost": [], "fallbacks": [str(task)], "asserted": alone, "idle": False, "difference": None}
+        record |= {"seconds": 0.0, "lost": [], "fallbacks": [str(task)], "asserted": alone, "difference": None}
+        record |= {"idle": False, "withheld": False}
     done += 1
     print(json.dumps(record), flush=True)
 """

@@ -58,6 +58,7 @@ class Totals:
     refused: int = 0
     asserted: int = 0
     idle: int = 0
+    withheld: int = 0  # kernels, from programs whose graphs were refused to see what takes their place
     seconds: float = 0.0
     failures: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
@@ -71,6 +72,7 @@ class Totals:
             return
         for name in ("graphs", "kernels", "breaks", "raised", "unstable", "refused", "asserted", "idle"):
             setattr(self, name, getattr(self, name) + bool(record[name]))
+        self.withheld += record["withheld"] and not record["kernels"]
         self.elements += record["elements"]
         self.undecided += record["undecided"]
         self.seconds += record["seconds"]
@@ -90,8 +92,8 @@ class Totals:
         found = []
         if self.programs < 20:
             return found
-        for name, floor in zip(("graphs", "kernels"), FLOORS[kind], strict=True):
-            share = getattr(self, name) / max(self.programs - self.idle, 1)
+        for name, floor, apart in zip(("graphs", "kernels"), FLOORS[kind], (0, self.withheld), strict=True):
+            share = getattr(self, name) / max(self.programs - self.idle - apart, 1)
             if share < floor:
                 found.append(f"{kind}: {share:.1%} of programs that compute have {name}, the floor is {floor:.0%}")
         if self.undecided > UNDECIDED * max(self.elements, 1):

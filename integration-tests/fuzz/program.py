@@ -94,6 +94,7 @@ class Outcome:
     refused: bool = False
     asserted: bool = False
     idle: bool = False
+    withheld: bool = False
     fallbacks: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -215,6 +216,7 @@ def check(program: Program, instead: Callable[[Any], Any] | None = None, alone: 
         outcome.externs += len(report.externs)
         outcome.breaks += len(report.breaks)
         outcome.fallbacks += [f"{r.stage}: {r.reason}" for r in report.fallbacks]
+    outcome.withheld = any(REFUSED in text for text in outcome.fallbacks)
     outcome.idle = program.kind == "python" and not outcome.graphs and not _computes(program)
     internal = [text for text in outcome.fallbacks if INTERNAL.search(text) and REFUSED not in text]
     if outcome.difference is None and internal:

@@ -104,6 +104,8 @@ def tensor_facts(example: Any) -> dict[str, Any]:
 
 
 def _tensor_facts(example: Any) -> dict[str, Any]:
+    import torch
+
     return {
         "type": type(example),
         "dtype": example.dtype,
@@ -114,6 +116,7 @@ def _tensor_facts(example: Any) -> dict[str, Any]:
         "dims": example.dim(),
         "flags": (example.is_conj(), example.is_neg(), example.is_inference()),
         "keys": _native_keys(example),
+        "contiguous": example.layout is torch.strided and example.is_contiguous(),
     }
 
 

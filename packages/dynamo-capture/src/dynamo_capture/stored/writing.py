@@ -31,7 +31,7 @@ from prims.records import record
 __all__ = ["KIND", "VERSION", "Kept", "entry_of"]
 
 KIND = "dynamo_capture.frame"
-VERSION = "2"
+VERSION = "3"
 _HEAP_TYPE = 1 << 9
 
 

@@ -223,7 +223,7 @@ def debug(tmp_path, monkeypatch):
     assert all(kernel.name in sources for kernel in made.report().kernels)
     kept = {what: path.read_text() for what, path in paths.items()}
     assert {"captured wave", "aten forward", "aten backward", "prim", "generated code"} <= set(kept)
-    assert "envelope torch" in kept["captured wave"] and "guard: tensor(x)" in kept["captured wave"]
+    assert "envelope torch" in kept["captured wave"] and "guard: x is a tensor: " in kept["captured wave"]
     assert "aten.sin" in kept["aten forward"] and "aten.cos" in kept["aten backward"]
     assert "prim.cos" in kept["prim"] and "cosf" in kept["generated code"]  # the last of its name: the backward's
     assert not compiled(wave, torch.ones(3)).report().kept

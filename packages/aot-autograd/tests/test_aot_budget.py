@@ -185,5 +185,5 @@ def test_the_report_says_what_is_saved():
     assert (saved.bytes, saved.count) == (256 * 16 * 4, 1)
     ((size, what, where),) = saved.largest
     assert size == saved.bytes and what.endswith("float32 [256, 16]") and where == "model.py:7 in layer"
-    assert "saved for the backward pass: 16384 bytes in 1 values" in str(report) and "model.py:7" in str(report)
+    assert "saved for the backward pass: 16384 bytes in 1 value" in str(report) and "model.py:7" in str(report)
     assert '"saved"' in report.to_json()

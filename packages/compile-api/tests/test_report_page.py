@@ -5,6 +5,10 @@ It is read by Python's HTML parser, not drawn by a browser.
 
 from __future__ import annotations
 
+import json
+import re
+import time
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -78,12 +82,66 @@ def test_everything_is_there(report, tmp_path):
     assert "torch.where" in sections["breaks-and-what-runs-eagerly"]  # the mending
     assert report.recompiles[0].reason in sections["recompilations"]
     assert "y = x.sin() * n" in sections["graphs"] and f"{__file__}:" in sections["graphs"]
-    assert "tensor(x)" in sections["guards"]
+    assert "x is a tensor: float32 [64]" in sections["guards"]
     assert all(kernel.source in sections["kernels"] for kernel in report.kernels)
     assert all(line in sections["kernels"] for kernel in report.kernels for line in kernel.lines)
     assert "aten.sort" in sections["library-calls"] and "capture" in sections["time"]
     assert "at the peak" in sections["memory"] and "saved for the backward pass" in sections["memory"]
     assert "compiled" in sections["caches-and-files"]
+
+
+#: What only the page and the JSON show: in the text such lists would hide the rest.
+ONLY_COUNTED_IN_THE_TEXT = {"graph op", "graph line", "kernel line", "kernel source", "guard", "program why",
+                            "program place"}  # fmt: skip
+
+
+def test_each_record_is_in_the_text_the_json_and_the_page():
+    """A report of one record of each kind, whose texts are told apart by names of their own."""
+    made = Report(asked=("deterministic",))
+    said = []
+
+    def told(*names):
+        said.extend(names)
+        return [f"<{name}>" for name in names]
+
+    made.graph(*told("graph"), nodes=1, ops=told("graph op"), where=told("graph place")[0], lines=told("graph line"))
+    made.graph_break(*told("break", "break place", "break hint"))
+    made.kernel("k", told("kernel op"), lines=told("kernel line"), source=told("kernel source")[0])
+    made.extern(*told("extern"))
+    made.load(*told("loaded", "loaded name", "loaded key"))
+    made.program("p", *told("program", "program why", "program place"))
+    made.fallback(*told("fallback stage", "fallback", "fallback place"), todo=told("fallback todo")[0])
+    made.not_exact(*told("inexact", "inexact why", "inexact place"))
+    made.policy(*told("policy", "policy operator", "policy what", "policy place"))
+    made.recompile(*told("recompiled", "recompiled why"))
+    made.tuning(*told("tuned", "winner"), times={"a": 1.0}, dropped=dict([told("dropped", "dropped why")]))
+    made.planned_memory(1, 1, 1, *told("memory note"), [(1, *told("holder", "holder place"))])
+    made.saved_for_backward(1, 1, [(1, *told("saved", "saved place"))])
+    made.keep(*told("kept", "kept path"))
+    made.finding(*told("check", "finding", "finding place", "finding path"))
+    made.under_stance(*told("stance", "stance done", "stance why", "stance place"))
+    made.guarded("g", told("guard"))
+    with made.phase(*told("phase")):
+        time.sleep(0.001)
+    filled = {name for name, value in vars(made).items() if isinstance(value, list) and value}
+    others = {"statuses", "caches", "spans", "moved", "calls"}  # without a text of their own, or tested elsewhere
+    assert filled | others >= set(json.loads(made.to_json())) - {"verdict", "seconds"}
+    text, data, html = str(made), made.to_json(), unescape(page(made))
+    missing = {form: [name for name in said if f"<{name}>" not in shown]
+               for form, shown in (("json", data), ("page", html), ("text", text))}  # fmt: skip
+    assert missing == {"json": [], "page": [], "text": [n for n in said if n in ONLY_COUNTED_IN_THE_TEXT]}
+    for counted in ("1 operator ", "kernel k", "guards of g: 1", "programs on disk: 1 <program>"):
+        assert counted in text, counted
+
+
+def test_rows_of_a_graph_are_joined_by_arrows():
+    """An arrow goes from the row of each operand to the row of the operator, none within a row."""
+    made = Report()
+    made.graph("g", nodes=4, ops="abcd", lines=("f.py:1", "f.py:1", "f.py:2", "f.py:3"), takes=((), (0,), (1,), (0, 2)))
+    drawing = page(made).partition("<div class='graph'>")[2].partition("</svg>")[0]
+    ends = [tuple(int(y) // 40 for y in found) for found in re.findall(r"d='M\d+ (\d+)H.*?V.*?(\d+)H\d+'", drawing)]
+    assert ends == [(0, 1), (0, 2), (1, 2)]
+    assert len({x for x in re.findall(r"H(\d+)Q", drawing)}) == 2  # those that run beside each other have lanes
 
 
 def test_nothing_of_the_program_is_markup(report):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prims.ir import SourceLoc
 from prims.records import record
+
+if TYPE_CHECKING:
+    from dynamo_capture.interpreter.root import LoopEnd
 
 __all__ = ["REASONS", "BreakInfo", "EarlierEnd", "GraphBreak", "Reason", "SkipFrame", "source_line", "without_frames"]
 
@@ -50,7 +53,7 @@ REASONS = _table(
     ("QB10", "an object of a kind that cannot be rebuilt is live here",
      "Let it go out of use before this line: a list instead of a generator, for example."),
     ("QB11", "input or output (print, files, logging)",
-     "Print or log outside of the compiled function, or what it returns."),
+     "Read, write, print or log outside of the compiled function, or what it returns."),
     ("QB12", "autograd is driven from inside the region", "Call backward() outside of the compiled function."),
     ("QB13", "recursion or call depth too deep", "Turn the recursion into a loop."),
     ("QB14", "a loop ran too long to unroll", "Use one tensor operation over all rounds instead of the loop."),
@@ -61,8 +64,11 @@ REASONS = _table(
      "clocks before or after the compiled function."),
     ("QB17", "a tensor subclass or a tensor of an unsupported kind",
      "Pass plain tensors with strided memory: x.as_subclass(torch.Tensor), x.to_dense()."),
-    ("QB18", "generator or coroutine used in an unsupported way", "Use a list instead."),
-    ("QB19", "the program raises an exception here", "It is run eagerly, so that the exception is the program's own."),
+    ("QB18", "generator or coroutine used in an unsupported way",
+     "Use a list instead of a generator, and run coroutines outside of the compiled function."),
+    ("QB19", "the program raises an exception here",
+     "It is run eagerly, so that the exception is the program's own. To have no break, check outside of the compiled "
+     "function."),
     ("QB20", "graph_break() was called", "Remove the call for one graph instead of two."),
     ("QB21", "the program looks at its own frame", "Pass the values that are wanted as arguments."),
     ("QB22", "a control-flow operator could not be captured",
@@ -77,7 +83,8 @@ REASONS = _table(
     ("QB25", "processes synchronise here",
      "What DistributedDataParallel and fully_shard() do around a module runs as in eager, and the module inside is "
      "captured whole: compile the wrapped module itself (compile(DDP(m))) to have no break. A collective is captured "
-     "where it waits and no gradient flows; for gradients use torch.distributed._functional_collectives."),
+     "where it waits and no gradient flows; for gradients use torch.distributed._functional_collectives. Call all else "
+     "outside of the compiled function."),
     ("QB26", "sizes of a tensor are marked where the region that it came to is captured already",
      "Mark the tensor before it is passed to the compiled function."),
 )  # fmt: skip
@@ -109,6 +116,11 @@ class GraphBreak(Exception):
         """The reason in one line."""
         title = REASONS[self.number].title
         return f"{title}: {self.detail} [{self.number}]" if self.detail else f"{title} [{self.number}]"
+
+    @property
+    def hint(self) -> str:
+        """What the user can do about it."""
+        return REASONS[self.number].hint
 
 
 @record
@@ -145,14 +157,21 @@ class SkipFrame(Exception):
 
     Args:
         reason: one line for the report.
+        todo: what the user can do about it.
         once: only this call; the next one is looked at again.
     """
 
-    def __init__(self, reason: str, *, where: SourceLoc | None = None, once: bool = False) -> None:
+    def __init__(self, reason: str, todo: str, *, where: SourceLoc | None = None, once: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.todo = todo
         self.where = where
         self.once = once
+
+    @classmethod
+    def at_break(cls, brk: GraphBreak | LoopEnd, why: str = "", *, where: SourceLoc | None = None) -> SkipFrame:
+        """A break that cannot be one; ``why``: what keeps the graph from ending there."""
+        return cls(f"{brk.text}; {why}" if why else brk.text, brk.hint, where=where or brk.where)
 
 
 @record

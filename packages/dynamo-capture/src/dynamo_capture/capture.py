@@ -190,9 +190,9 @@ class Capture:
     # --- where we are -------------------------------------------------------------------------------------------
 
     def location(self) -> SourceLoc | None:
-        """The user's line: the innermost frame that is not torch's or the standard library's."""
+        """The user's line: the innermost frame of the program, or of a library of models."""
         for frame in reversed(self.frames):
-            if not frame.decoded.in_library:
+            if frame.decoded.is_users:
                 return frame.location()
         return self.frames[0].location() if self.frames else None
 

@@ -68,7 +68,8 @@ class Again:
         if not isinstance(error, Exception) or isinstance(error, QuintetError):
             raise error
         if self.report is not None:
-            self.report.fallback("capture", "an operator raised: such calls run eagerly", self.where)
+            todo = f"It raised {type(error).__name__}: see what the call was given there."
+            self.report.fallback("capture", "an operator raised: such calls run eagerly", self.where, todo=todo)
             self.report = None
         code: Any = self.code()
         given = dict(zip(self.names, values, strict=False))

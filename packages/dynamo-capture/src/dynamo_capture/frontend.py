@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 import torch
 
 from dynamo_capture import _native, hook
-from dynamo_capture.breaks import REASONS, BreakInfo, GraphBreak, SkipFrame
+from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
 from dynamo_capture.device_modes import entered_devices, without_function_modes
@@ -42,7 +42,7 @@ from prims.ir import Envelope, register_callable
 from prims.logs import show_logs
 from prims.options import Options
 from prims.records import record
-from prims.report import Report
+from prims.report import Report, many
 from prims.stance import current, raises_defects, watch
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Optimizer:
         """What the hook calls when no cache entry matches a frame."""
         now = why_not_now()
         if now is not None:
-            why = Why(now, place_of(code))
+            why = Why(now, place_of(code), "Compiled code serves calls outside of that.")
             self._note(why)
             self._leave(why, "frame", quiet=True)
             return _native.RUN
@@ -372,7 +372,7 @@ class Optimizer:
         return compiled
 
     def _skipped(self, state: CodeState, skip: SkipFrame, where: str | None) -> Any:
-        why = Why(skip.reason, skip.where or where)
+        why = Why(skip.reason, skip.where or where, skip.todo)
         if skip.once:
             state.raised += 1
             if state.raised < 3 or self.options.fullgraph:
@@ -383,7 +383,7 @@ class Optimizer:
                 why = state.why  # a call of it has shown that it does not raise
         elif self.options.fullgraph:
             self._leave(why, "frame")
-        self.report.graph_break(skip.reason, why.where)
+        self.report.graph_break(skip.reason, why.where, skip.todo)
         return self._left(state, why, quiet=True)
 
     def _failed(self, state: CodeState, error: Exception, where: str | None) -> Any:
@@ -391,9 +391,9 @@ class Optimizer:
             raise error
         if isinstance(error, RecursionError):  # the program's own recursion, which has no end or is too deep to follow
             stop = GraphBreak("QB13", "Python's limit was reached while it was followed")
-            why = Why(stop.text, where, REASONS[stop.number].hint)
+            why = Why(stop.text, where, stop.hint)
         else:
-            why = Why(f"internal error: {type(error).__name__}: {error}", where, "Please report it.")
+            why = Why(f"internal error: {type(error).__name__}: {error}", where, None)
         return self._left(state, why, cause=error)
 
     def _left(self, state: CodeState, why: Why, *, quiet: bool = False, cause: BaseException | None = None) -> Any:
@@ -616,7 +616,8 @@ class Explanation:
         return sum(1 for gm in self.graphs for n in gm.graph.nodes if n.op.startswith("call"))
 
     def __str__(self) -> str:
-        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} operators"]
+        counts = (self.graph_count, "graph"), (self.graph_break_count, "graph break"), (self.op_count, "operator")
+        lines = [", ".join(many(*pair) for pair in counts)]
         lines.append(f"verdict: {self.report.verdict}")
         for i, item in enumerate(self.breaks):
             lines.append(f"break {i + 1}: {item.describe()}")

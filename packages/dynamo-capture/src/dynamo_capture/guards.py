@@ -31,7 +31,44 @@ class Guard(NamedTuple):
 
     def __str__(self) -> str:
         at = f"  # {self.where}" if self.where else ""
-        return f"{self.kind}({self.source}) == {self.value!r:.80}{at}"
+        shown = f"{self.value!r:.80}"
+        return _TEXTS[self.kind].format(source=self.source, value=self.value, shown=shown) + at
+
+
+#: Each kind of guard as people read it; ``shown`` is the value's repr, cut off.
+_TEXTS = {
+    "class_has": "{shown} in vars({source}), as it was",
+    "class_lacks": "{shown} not in vars({source})",
+    "contains": "{shown} in {source}",
+    "distinct": "{source} are different objects",
+    "equals": "{source} == {shown}",
+    "function": "{source} is the function {value}",
+    "global_state": "torch's grad mode, autocast, default dtype and the like are as they were",
+    "hasattr": "hasattr({source}, {value[0]!r}) is {value[1]}",
+    "id": "{source} is what it was: {value}",
+    "keys": "{source} has its {value} keys, in their order",
+    "lacks": "{shown} not in {source}",
+    "len": "len({source}) == {value}",
+    "mro": "{source} has the bases that it had",
+    "no_attr": "{shown} not in vars({source})",
+    "no_overlap": "{source} shares no memory with another of {value} tensors",
+    "offset": "{source} begins {value} elements into its memory",
+    "predicate": "{value}",
+    "same": "{source} is {value}",
+    "set": "{source} has the elements {shown}, in this order",
+    "size": "{source}",
+    "state": "{source}: {shown}",
+    "subclass": "issubclass({source}) is {value}",
+    "tensor": "{source} is a tensor: {value}",
+    "type": "type({source}) is {value}",
+}
+
+
+def _tensor_text(example: Any, sizes: Sequence[int | None] | None) -> str:
+    """What is checked of a tensor; None among its sizes is one that is symbolic."""
+    shown = list(example.shape) if sizes is None else list(sizes)
+    grad = ", requires_grad" if example.requires_grad else ""
+    return f"{str(example.dtype).removeprefix('torch.')} {shown} {example.device}{grad}"
 
 
 #: Types of values that a guard's record keeps; of other objects it keeps the name only, not the object.
@@ -134,9 +171,11 @@ class GuardSet:
         if (node := self._new("id", source, obj)) is not None:
             self.tree.check_id(node, obj, reason=self._reason())
 
-    def equals(self, source: Source, value: object) -> None:
-        """Same type and equal."""
+    def equals(self, source: Source, value: object, what: str | None = None) -> None:
+        """Same type and equal; ``what`` it is where its path says nothing to people."""
         if (node := self._new("equals", source, value)) is not None:
+            if what is not None:
+                self.guards[-1] = Guard("state", what, value, self.guards[-1].where)
             self.tree.check_equals(node, value, reason=self._reason())
 
     def length(self, source: Source, n: int) -> None:
@@ -219,7 +258,7 @@ class GuardSet:
         Args:
             stored: a subclass has no say in its metadata, which are read from its memory.
         """
-        if (node := self._new("tensor", source, tuple(example.shape))) is not None:
+        if (node := self._new("tensor", source, _tensor_text(example, sizes))) is not None:
             self.tree.check_tensor(
                 node,
                 example,

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+import prims
+
 __all__ = ["GENERATOR_FLAGS", "is_c_enumeration", "is_library_class", "is_library_file", "is_library_name",
-           "runs_around", "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
+           "is_users_file", "runs_around", "runs_without_hook", "skip_reason", "take_as_fixed"]  # fmt: skip
 
 #: Code flags of frames that are never translated: generators, coroutines, async generators.
 GENERATOR_FLAGS = 0x20 | 0x80 | 0x200
@@ -29,11 +31,14 @@ _WITHOUT_HOOK = (
     *(_TORCH_DIR + name for name in ("_dynamo", "_inductor", "_functorch", "export", "_export")),
 )
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PRIMS = os.path.dirname(os.path.abspath(prims.__file__)) + os.sep
 #: Where its Python is and, on some systems elsewhere, its modules in C. (To ask sysconfig takes 4 ms.)
 _STDLIB = tuple(
     {os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
      os.path.join(sys.base_exec_prefix, sys.platlibdir, "python{}.{}".format(*sys.version_info)) + os.sep}
 )  # fmt: skip
+
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 #: Import names whose functions are never captured as frames of their own (modules are, wherever they live).
 _SKIPPED_PACKAGES = (
@@ -58,6 +63,13 @@ def is_library_name(module: str | None) -> bool:
 def is_library_file(filename: str) -> bool:
     """Whether a source file is torch's or the standard library's."""
     return filename.startswith(_TORCH_DIR) or (filename.startswith(_STDLIB) and "site-packages" not in filename)
+
+
+@functools.cache
+def is_users_file(filename: str) -> bool:
+    """Whether a source file is of the program, or of a library of models, whose lines say something to the user."""
+    package = filename.rpartition(_INSTALLED)[2].partition(os.sep)[0] if _INSTALLED in filename else None
+    return not (is_library_file(filename) or filename.startswith((_HERE, _PRIMS)) or package in _SKIPPED_PACKAGES)
 
 
 @functools.cache

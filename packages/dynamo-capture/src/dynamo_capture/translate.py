@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dynamo_capture import __version__, _native
-from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame, without_frames
+from dynamo_capture.breaks import REASONS, BreakInfo, GraphBreak, SkipFrame, without_frames
 from dynamo_capture.capture import Callees, Capture
 from dynamo_capture.codegen import CodeGen
 from dynamo_capture.contract import Contract
@@ -107,6 +107,7 @@ def translate(
         unbacked, takes_numbers = contract.unbacked and not between, contract.takes_numbers and not between
         tx = Capture(request, tree, state.sizes, _CALLEES, unbacked, takes_numbers)
         tx.guards.reads = Reads.none() if keeps else None
+        brk = None
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
@@ -131,7 +132,7 @@ def translate(
         except RestartCapture as restart:
             if break_at is not None and restart.step >= break_at.step:
                 _refuse_break(tx, restart.brk, request, options, whole=True)
-                raise SkipFrame(restart.brk.text, where=restart.brk.where) from None
+                raise SkipFrame.at_break(restart.brk) from None
             without_frames(restart, tx.outer_error)
             _refuse_break(tx, restart.brk, request, options)
             break_at, kinds = restart, tx.guards.variables
@@ -142,12 +143,12 @@ def translate(
             raises = f"the program raises {text}", tx.location()
             step = root.raised if tx.graph.op_count and not options.fullgraph else None
             if step is None or (break_at is not None and step >= break_at.step):
-                raise SkipFrame(raises[0], where=raises[1], once=True) from None
+                raise SkipFrame(raises[0], REASONS["QB19"].hint, where=raises[1], once=True) from None
             break_at = RestartCapture(step, GraphBreak("QB19", text))  # what comes before it is a graph
             break_at.brk.where = tx.location()
         except SkipFrame as skip:
             if raises is not None:  # the graph cannot end before that
-                raise SkipFrame(raises[0], where=raises[1], once=True) from None
+                raise SkipFrame(raises[0], REASONS["QB19"].hint, where=raises[1], once=True) from None
             if tx.refuses_breaks and not skip.once:
                 text = f"{_REFUSED}, but the frame is left to eager: {skip.reason}"
                 raise NotCompiled(text, where=skip.where) from None
@@ -159,14 +160,16 @@ def translate(
             state.reads_between = True
             break_at = None
         except ReferenceError as gone:  # of :class:`ResumeInfo`
-            raise SkipFrame(str(gone)) from None
+            raise SkipFrame(str(gone), "Keep the function until its calls have ended.") from None
         except GraphBreak as late:
             without_frames(late, tx.outer_error)
+            why = "" if brk is None else f"where the graph would end because of this: {brk.text}"
+            late.where = late.where or (tx.location() if brk is None else brk.where)
             _refuse_break(tx, late, request, options, whole=True)
-            raise SkipFrame(late.text, where=late.where) from None
+            raise SkipFrame.at_break(late, why) from None
         finally:
             tx.close()
-    raise SkipFrame("capture kept breaking at earlier instructions")
+    raise SkipFrame("capture kept breaking at earlier instructions", "Please report it.")
 
 
 _REFUSED = "error_on_graph_break is set"
@@ -317,9 +320,8 @@ def _compiled(
         gm = _graph_module(tx, plan.outputs, name)
         if report is not None:
             calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
-            ops = [str(getattr(n.target, "__name__", n.target)) for n in calls]
-            lines = [n.meta.get("source") for n in calls]
-            report.graph(name, dialect="torch", nodes=len(ops), ops=ops, where=where, lines=lines)
+            called = lambda node: str(getattr(node.target, "__name__", node.target))
+            report.graph_of(name, calls, called, dialect="torch", where=where)
         with tx.inference.around():
             compiled = compile_graph(gm, builder.inputs)
         if not callable(compiled):
@@ -381,7 +383,8 @@ def _final_guards(tx: Capture) -> None:
     if tx.devices.at_entry:  # that there are none is part of the global state
         tx.guards.state(entered_devices, tx.devices.at_entry, "the default devices")
     # A graph would drop the tangents of dual numbers.
-    tx.guards.equals(Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level"), -1)
+    level = Source("item", Source("constant", None, (forward_ad.__dict__,)), "_current_level")
+    tx.guards.equals(level, -1, "the level of forward-mode differentiation")
     add_size_guards(tx)
     _guard_offsets(tx)
     _guard_aliasing(tx)
@@ -410,7 +413,8 @@ def _guard_aliasing(tx: Capture) -> None:
     for inp in mutated:
         pointer = inp.real.untyped_storage().data_ptr()
         if pointer and pointers[pointer] > 1:
-            raise SkipFrame(f"{inp.source} is written into and shares memory with another input")
+            text = f"{inp.source} is written into and shares memory with another input"
+            raise SkipFrame(text, "Pass a clone() of one of them, or write to it outside of the compiled function.")
     tx.guards.no_overlap([inp.source for inp in mutated], [inp.source for inp in tensors])
 
 

@@ -21,7 +21,7 @@ __all__ = ["NOTHING", "Why", "place_of", "why_before", "why_disabled", "why_neve
 
 @record
 class Why:
-    """A reason for the report and the user: what, where, what to do.
+    """A reason for the report and the user: what, where, what to do (None: what there is to do about its cause).
 
     Attributes:
         chosen: the user has asked for it by a stance: neither warned of nor refused.
@@ -29,7 +29,7 @@ class Why:
 
     reason: str
     where: object = None
-    todo: str = ""
+    todo: str | None = ""
     chosen: bool = False
 
 
@@ -97,7 +97,8 @@ def why_never(target: Any, function: types.FunctionType | None) -> Why:
     if is_disabled(target):
         return why_disabled(None if function is None else function.__code__)
     if function is None:
-        return Why(f"a {type(target).__name__} has no Python code to capture")
+        text = f"a {type(target).__name__} has no Python code to capture"
+        return Why(text, None, "Compile the Python function that calls it.")
     reason = skip_reason(function.__code__, function.__globals__)
     text = "no frame that it runs was captured" + (f": it is {reason}" if reason else "")
     return Why(text, place_of(function.__code__), "Compile the function that computes with tensors itself.")

@@ -146,7 +146,8 @@ def _guard_type(tx: Capture, source: Source | None, cls: type) -> None:
 def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
     if type(obj) not in _TENSOR_TYPES:
         if isinstance(obj, (UninitializedParameter, UninitializedBuffer)):
-            raise SkipFrame(f"a lazy module is made ready by its first call ({source})", once=True)
+            text = f"a lazy module is made ready by its first call ({source})"
+            raise SkipFrame(text, "The next call is compiled.", where=tx.location(), once=True)
         return (wrapper_input if dispatches(tx, type(obj)) else subclass_input)(tx, obj, source)
     if obj.is_nested:
         raise _refused(obj, source, f"a nested tensor ({source})")

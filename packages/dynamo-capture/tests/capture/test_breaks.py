@@ -404,7 +404,7 @@ DISABLED = dynamo_capture.disable(lambda x: x)
 @pytest.mark.parametrize(
     "fn,line,reason,hint",
     [
-        (_logs, 1, "input or output (print, files, logging): logging by a handler, ", "Print or log outside"),
+        (_logs, 1, "input or output (print, files, logging): logging by a handler, ", "Read, write, print or log outside"),
         (_asks_for_a_break, 1, "graph_break() was called: here [QB20]", "Remove the call"),
         (_reads, 1, "data-dependent read of a tensor's value: Tensor.item() [QB02]", "Keep the value a tensor"),
         (_masks, 1, "data-dependent read of a tensor's value: getitem [QB02]", "torch.where or a fixed size"),

@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-from prims.errors import CompileWarning, NotCompiled
+from prims.errors import CompileWarning, NotCompiled, Unsupported, UserError
 from prims.options import Options
 from prims.report import Report
 from prims.stance import current
@@ -28,7 +28,7 @@ def leave_to_eager(
     where: object = None,
     *,
     subject: str = "graph",
-    todo: str = "",
+    todo: str | None = None,
     cause: BaseException | None = None,
     quiet: bool = False,
 ) -> None:
@@ -39,13 +39,14 @@ def leave_to_eager(
         reason: one line that a user can act on.
         where: the user's source location, when known.
         subject: what is left, as in :class:`prims.report.StatusRecord`.
-        todo: what to do about it.
+        todo: what to do about it; None for what there is to do about an error of the kind of ``cause``.
         cause: the exception behind it.
         quiet: no warning: a part of a call that else runs compiled.
 
     Raises:
         NotCompiled: under ``options.fullgraph``, and the stance ``"strict"``.
     """
+    todo = _todo(cause) if todo is None else todo
     if current() == "strict" and not (options is not None and options.fullgraph):
         if report is not None:
             report.under_stance("strict", "refused", reason, where)
@@ -56,7 +57,7 @@ def leave_to_eager(
     if report is not None:
         recorded = report.status(subject, "refused" if refused else "eager", reason, where)
         if recorded and not any(f.reason == reason for f in report.fallbacks):
-            report.fallback(stage, reason, where)
+            report.fallback(stage, reason, where, todo=todo)
         for policy in report.asked if recorded else ():
             report.policy(policy, stage, f"left to eager: {reason}", where, held=False)
     if refused:
@@ -67,6 +68,17 @@ def leave_to_eager(
     if not quiet and (report is None or report.warns(reason)):
         at = "" if where is None else f"\n  at {where}"
         warn_user(f"This runs eagerly, without compiled code: {reason}{at}" + (f"\n  {todo}" if todo else ""))
+
+
+def _todo(error: BaseException | None) -> str:
+    if error is None or isinstance(error, UserError):  # whose text says it
+        return ""
+    if isinstance(error, Unsupported):
+        return "The results are eager's; to have the rest compiled, keep this out of the compiled function."
+    return (
+        "The results are eager's. Please report it: options={'strict': True} raises the error behind it, and "
+        "compile_api.minify makes a small script of it."
+    )
 
 
 def warn_user(message: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from prims.report import many
+
 if TYPE_CHECKING:
     from prims.calls import CallRecord, Group
     from prims.report import ExternRecord, GraphRecord, KernelRecord, Report
@@ -17,6 +19,10 @@ __all__ = ["page"]
 
 #: Rows of a table that are shown at once.
 _SHOWN = 12
+#: Pixels that a row of a graph is high.
+_ROW = 40
+#: Arrows beyond so many lanes share the outermost.
+_MOST_LANES = 13
 _PLACE = re.compile(r"(.+):(\d+)(?: in .*)?")
 
 _STYLE = """
@@ -42,6 +48,10 @@ code.line { color: var(--user) } .where { color: var(--faint) } .hint { color: v
 .good { color: var(--good) } .bad { color: var(--bad) }
 summary { cursor: pointer; padding: .15em 0 } svg text { font: 11px system-ui, sans-serif; fill: #fff }
 .kernel { fill: var(--kernel) } .library { fill: var(--library) } rect { stroke: var(--gap); stroke-width: .4 }
+.graph { display: flex; margin: .4em 0 } .graph svg { flex: none } .graph path { fill: none; stroke: var(--kernel) }
+.graph path.head { fill: var(--kernel); stroke: none } .graph table { table-layout: fixed }
+.graph tr { height: 40px } .graph td { height: 40px; box-sizing: border-box; padding: 0 .8em 0 .4em; min-width: 0;
+vertical-align: middle; line-height: 17px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: .2em; margin: 0 .3em 0 .8em }
 .key.kernel { background: var(--kernel) } .key.library { background: var(--library) }
 @media (max-width: 40em) { body { margin: 1em auto; padding: 0 .6em } td, th { padding-right: .5em } }
@@ -65,11 +75,7 @@ def page(report: Report, title: str = "Compilation report") -> str:
 def _head(report: Report, title: str) -> str:
     verdict = report.verdict
     kind = "good" if verdict == "compiled" else "bad" if verdict.startswith("eager") else "hint"
-    counts = ", ".join(
-        f"{report.captured if name == 'graphs' else len(getattr(report, name))} {name}"
-        for name in ("graphs", "breaks", "kernels", "externs", "fallbacks", "recompiles")
-    )
-    return f"<h1>{escape(title)}</h1><p class='{kind}'><b>{escape(verdict)}</b></p><p>{counts}</p>"
+    return f"<h1>{escape(title)}</h1><p class='{kind}'><b>{escape(verdict)}</b></p><p>{report.counts}</p>"
 
 
 def _section(name: str, body: str) -> str:
@@ -128,6 +134,11 @@ def _policies(report: Report) -> str:
          _line(p.where))
         for p in report.policies
     ]  # fmt: skip
+    rows += [
+        ("numerics='eager_exact'", "<b>not known</b>", escape(f"{record.op}: {record.reason}"), f"{count}",
+         _line(record.where))
+        for record, count in Counter(report.inexact).items()
+    ]  # fmt: skip
     return _section("Policies about bits", _table(("policy", "holds", "at", "times", "where"), rows))
 
 
@@ -136,9 +147,10 @@ def _breaks(report: Report) -> str:
         (f"{escape(b.reason)}<br><span class='hint'>{escape(b.hint)}</span>", _line(b.where)) for b in report.breaks
     ]
     left = [
-        (f"{'left to eager' if f.eager else 'not as asked'} by {escape(f.stage)}: {escape(f.reason)}", _line(f.where))
+        (f"{'left to eager' if f.eager else 'not as asked'} by {escape(f.stage)}: {escape(f.reason)}"
+         f"<br><span class='hint'>{escape(f.todo)}</span>", _line(f.where))
         for f in report.fallbacks
-    ]
+    ]  # fmt: skip
     return _section("Breaks and what runs eagerly", _table(("why, and what to do", "where"), [*rows, *left]))
 
 
@@ -152,19 +164,47 @@ def _graphs(report: Report) -> str:
 
 
 def _graph(graph: GraphRecord) -> str:
-    """The operators in order, those of one line of the program together."""
+    """The operators in order, those of one line of the program in one row, and arrows from row to row."""
     groups: list[tuple[str | None, list[str]]] = []
+    row_of = []
     for op, line in zip(graph.ops, graph.lines or (None,) * len(graph.ops), strict=True):
         if not groups or groups[-1][0] != line:
             groups.append((line, []))
         groups[-1][1].append(op)
-    rows = [(_line(line), f"<code>{escape(' '.join(ops))}</code>") for line, ops in groups]
+        row_of.append(len(groups) - 1)
+    edges = {
+        (row_of[taken], row_of[k])
+        for k, operands in enumerate(graph.takes) for taken in operands if row_of[taken] < row_of[k]
+    }  # fmt: skip
+    rows = "".join(
+        f"<tr><td>{_line(line)}</td><td title='{escape(' '.join(ops))}'><code>{escape(' '.join(ops))}</code></td></tr>"
+        for line, ops in groups
+    )
     opened = " open" if graph.dialect == "torch" and graph.nodes <= 60 else ""
     return (
-        f"<details{opened}><summary><b>{escape(graph.name)}</b> ({escape(graph.dialect)}): {graph.nodes} operators "
-        f"<span class='where'>{escape(graph.where or '')}</span></summary>"
-        f"{_table(('line', 'operators'), rows)}</details>"
+        f"<details{opened}><summary><b>{escape(graph.name)}</b> ({escape(graph.dialect)}): "
+        f"{many(graph.nodes, 'operator')} <span class='where'>{escape(graph.where or '')}</span></summary>"
+        f"<div class='graph'>{_arrows(edges, len(groups))}<table>{rows}</table></div></details>"
     )
+
+
+def _arrows(edges: Iterable[tuple[int, int]], rows: int) -> str:
+    """Arrows from rows to later rows beside a list, each in the innermost lane that is free over its length."""
+    lanes: list[int] = []  # the row up to which each is taken
+    placed = []
+    for start, end in sorted(edges):
+        lane = next((k for k, taken in enumerate(lanes) if taken <= start), len(lanes))
+        lanes[lane : lane + 1] = [end]
+        placed.append((start, end, min(lane, _MOST_LANES)))
+    width = 14 + 6 * min(len(lanes), _MOST_LANES + 1)
+    drawn = []
+    for start, end, lane in placed:
+        out, top, bottom = width - 8 - 6 * lane, _ROW * start + _ROW // 2 + 3, _ROW * end + _ROW // 2 - 3
+        drawn.append(
+            f"<path d='M{width} {top}H{out + 4}Q{out} {top} {out} {top + 4}V{bottom - 4}Q{out} {bottom} {out + 4} "
+            f"{bottom}H{width - 1}'/><path class='head' d='M{width} {bottom}l-5 -3v6z'/>"
+        )
+    return f"<svg width='{width}' height='{_ROW * rows}'>{''.join(drawn)}</svg>"
 
 
 def _guards(report: Report) -> str:
@@ -279,7 +319,7 @@ def _memory(report: Report) -> str:
         rows = [(_bytes(size), f"<code>{escape(what)}</code>", _line(where)) for size, what, where in memory.held]
         parts.append(
             f"<details><summary>{f'{count} x ' if count > 1 else ''}<b>{_bytes(memory.peak)}</b> at most, "
-            f"{_bytes(memory.bound)} needed, in {memory.pieces} pieces"
+            f"{_bytes(memory.bound)} needed, in {many(memory.pieces, 'piece')}"
             f"{escape(f'; {memory.note}' if memory.note else '')}</summary>"
             + _table(("at the peak", "value", "where"), rows)
             + "</details>"
@@ -287,8 +327,8 @@ def _memory(report: Report) -> str:
     for saved in report.saved:
         rows = [(_bytes(size), f"<code>{escape(what)}</code>", _line(where)) for size, what, where in saved.largest]
         parts.append(
-            f"<details><summary>saved for the backward pass: <b>{_bytes(saved.bytes)}</b> in {saved.count} values"
-            f"</summary>{_table(('largest', 'value', 'where'), rows)}</details>"
+            f"<details><summary>saved for the backward pass: <b>{_bytes(saved.bytes)}</b> in "
+            f"{many(saved.count, 'value')}</summary>{_table(('largest', 'value', 'where'), rows)}</details>"
         )
     return _section("Memory", "".join(parts))
 
@@ -344,11 +384,20 @@ def _caches(report: Report) -> str:
         found, compiled = sum(c.found for c in report.caches), sum(c.compiled for c in report.caches)
         body += f"<p>{found} kernels found in memory or on disk, {compiled} compiled.</p>"
     tunings = [
-        (escape(t.problem), escape(t.winner), escape(", ".join(f"{n} {ms:.4f}" for n, ms in _ranked(t.times))))
+        (escape(t.problem), escape(f"{t.winner}{', measured before' if t.cached else ''}"),
+         escape(", ".join(f"{n} {ms:.4f}" for n, ms in _ranked(t.times)))
+         + "".join(f"<br>dropped {escape(name)}: {escape(why)}" for name, why in t.dropped.items()))
         for t in report.tunings
-    ]
-    body += _table(("tuned", "winner", "ms"), tunings)
-    body += "".join(f"<p>kept {escape(k.what)}: <code>{escape(k.path)}</code></p>" for k in report.kept)
+    ]  # fmt: skip
+    body += _table(("tuned", "winner", "ms, the fastest first"), tunings)
+    body += _table(
+        ("stored program", "status", "where"),
+        [(f"<b>{escape(p.name)}</b>", escape(f"{p.status}: {p.reason}" if p.reason else p.status), _line(p.where))
+         for p in report.programs],
+    )
+    told = [(f"loaded {part.what} {part.name}", part.key) for part in report.loaded]
+    told += [(f"kept {kept.what}", kept.path) for kept in report.kept]
+    body += "".join(f"<p>{escape(what)}: <code>{escape(value)}</code></p>" for what, value in told)
     return _section("Caches and files", body)
 
 

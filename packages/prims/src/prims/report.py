@@ -34,6 +34,7 @@ __all__ = [
     "StanceRecord",
     "StatusRecord",
     "TuningRecord",
+    "many",
 ]
 
 
@@ -41,7 +42,9 @@ __all__ = [
 class GraphRecord:
     """A captured or derived graph: its name, dialect, number of operator nodes and their names.
 
-    ``lines``: the user's line of each operator, where known.
+    Attributes:
+        lines: the user's line of each operator, where known.
+        takes: the operators, by number, whose results each operator takes.
     """
 
     name: str
@@ -50,6 +53,7 @@ class GraphRecord:
     ops: tuple[str, ...] = ()
     where: str | None = None
     lines: tuple[str | None, ...] = ()
+    takes: tuple[tuple[int, ...], ...] = ()
 
 
 @record
@@ -197,12 +201,14 @@ class FallbackRecord:
 
     Attributes:
         eager: false where the region is compiled all the same, but not in the way that was asked for.
+        todo: what the user can do about it.
     """
 
     stage: str
     reason: str
     where: str | None = None
     eager: bool = True
+    todo: str = ""
 
 
 @record
@@ -442,10 +448,22 @@ class Report:
 
     def graph(
         self, name: str, *, dialect: str = "torch", nodes: int = 0, ops: Iterable[str] = (), where: object = None,
-        lines: Iterable[object] = (),
+        lines: Iterable[object] = (), takes: Iterable[Iterable[int]] = (),
     ) -> None:  # fmt: skip
-        """Record a graph; ``lines`` are the user's source locations of its operators."""
-        self.graphs.append(GraphRecord(name, dialect, nodes, tuple(ops), _text(where), tuple(map(_text, lines))))
+        """Record a graph; ``lines`` are the user's source locations of its operators, ``takes`` their operands."""
+        places, operands = tuple(map(_text, lines)), tuple(map(tuple, takes))
+        self.graphs.append(GraphRecord(name, dialect, nodes, tuple(ops), _text(where), places, operands))
+
+    def graph_of(
+        self, name: str, nodes: Sequence[Any], name_of: Callable[[Any], str], *, dialect: str, where: object = None
+    ) -> None:
+        """Record a graph by its operators, nodes of ``torch.fx``; ``name_of`` gives what an operator is called."""
+        number = {node: k for k, node in enumerate(nodes)}
+        self.graph(
+            name, dialect=dialect, nodes=len(nodes), ops=map(name_of, nodes), where=where,
+            lines=[node.meta.get("source") for node in nodes],
+            takes=[[number[taken] for taken in node.all_input_nodes if taken in number] for node in nodes],
+        )  # fmt: skip
 
     def graph_break(self, reason: str, where: object = None, hint: str = "") -> None:
         """Record a graph break, once; ``where`` is the user's source location."""
@@ -500,18 +518,20 @@ class Report:
         """Record a graph's memory plan."""
         named = tuple((size, what, _text(where)) for size, what, where in held)
         self.memory.append(MemoryRecord(peak, bound, pieces, note, named))
-        say("perf", self, lambda: f"memory: {peak} bytes at most, {bound} needed, in {pieces} pieces")
+        say("perf", self, lambda: f"memory: {peak} bytes at most, {bound} needed, in {many(pieces, 'piece')}")
 
     def saved_for_backward(self, total: int, count: int, largest: Sequence[tuple[int, str, object]]) -> None:
         """Record what a graph saves for its backward pass."""
         named = tuple((size, what, _text(where)) for size, what, where in largest)
         self.saved.append(SavedRecord(total, count, named))
 
-    def fallback(self, stage: str, reason: str, where: object = None, *, eager: bool = True) -> None:
+    def fallback(
+        self, stage: str, reason: str, where: object = None, *, eager: bool = True, todo: str = ""
+    ) -> None:
         """Record a region that runs eagerly, or (``eager=False``) that is not compiled as asked."""
-        self.fallbacks.append(FallbackRecord(stage, reason, _text(where), eager))
+        self.fallbacks.append(FallbackRecord(stage, reason, _text(where), eager, todo))
         what = "left to eager" if eager else "compiled in another way than asked"
-        say("breaks", self, f"{what} by {stage}: {reason}", where)
+        say("breaks", self, f"{what} by {stage}: {reason}" + (f"\n  hint: {todo}" if todo else ""), where)
 
     def status(self, subject: str, status: str, reason: str | None = None, where: object = None) -> bool:
         """Record how a part of the program runs, once; whether that is new. See :class:`StatusRecord`."""
@@ -598,6 +618,7 @@ class Report:
         """The verdict and all records as one JSON object."""
         data: dict[str, Any] = {"verdict": self.verdict}
         data |= {name: [dict(vars(record)) for record in getattr(self, name)] for name in _LISTS}
+        data["guards"] = [{"graph": name, "guards": list(map(str, guards))} for name, guards in self.guards]
         data["seconds"] = self.seconds
         return json.dumps(data, indent=1, default=vars)  # records in records
 
@@ -611,6 +632,16 @@ class Report:
 
         with open(path, "w", encoding="utf-8") as file:
             file.write(page(self, title))
+
+    @property
+    def counts(self) -> str:
+        """How many there are of what, in one line."""
+        numbers = (
+            (self.captured, "graph"), (len(self.breaks), "break"), (len(self.kernels), "kernel"),
+            (len(self.externs), "library call"), (len(self.fallbacks), "fallback"),
+            (len(self.recompiles), "recompilation"),
+        )  # fmt: skip
+        return ", ".join(many(*pair) for pair in numbers)
 
     @property
     def captured(self) -> int:
@@ -627,29 +658,25 @@ class Report:
             yield f"[{style}]{text}[/]" if style else text
 
     def __str__(self) -> str:
-        lines = [
-            self.verdict,
-            f"{self.captured} graphs, {len(self.breaks)} breaks, {len(self.kernels)} kernels, "
-            f"{len(self.externs)} extern calls, {len(self.fallbacks)} fallbacks, "
-            f"{len(self.recompiles)} recompiles",
-        ]
-        texts = [f"graph {g.name} ({g.dialect}): {g.nodes} operators{_at(g.where)}" for g in self.graphs]
+        lines = [self.verdict, self.counts]
+        texts = [f"graph {g.name} ({g.dialect}): {many(g.nodes, 'operator')}{_at(g.where)}" for g in self.graphs]
         texts += [f"loaded {part.what} {part.name}: {part.key}" for part in self.loaded]
         if self.programs:
             became = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in self.programs).items())
             texts.append(f"programs on disk: {became} (compile_api.cache.explain says which and why)")
-        texts += [f"break: {brk.reason}{_at(brk.where)}" for brk in self.breaks]
+        texts += [f"guards of {name}: {len(guards)}" for name, guards in self.guards]
+        texts += [f"break: {brk.reason}{_at(brk.where)}{_hint(brk.hint)}" for brk in self.breaks]
         texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]
+        if self.caches:
+            found, compiled = sum(c.found for c in self.caches), sum(c.compiled for c in self.caches)
+            texts.append(f"kernels in the cache: {found} found in memory or on disk, {compiled} compiled")
         texts += map(str, self.moved)
-        texts += [
-            f"memory: {m.peak} bytes at most, {m.bound} needed, in {m.pieces} pieces{f'; {m.note}' if m.note else ''}"
-            for m in self.memory
-        ]
+        texts += map(_memory_text, self.memory)
         for s in self.saved:
-            texts.append(f"saved for the backward pass: {s.bytes} bytes in {s.count} values")
+            texts.append(f"saved for the backward pass: {s.bytes} bytes in {many(s.count, 'value')}")
             texts += [f"saved: {size} bytes, {what}{_at(where)}" for size, what, where in s.largest]
-        texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}" for f in self.fallbacks]
+        texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}{_hint(f.todo)}" for f in self.fallbacks]
         texts += [
             f"found by check={f.check!r}: {f.text}{_at(f.where)}{f'; reproduced by {f.path}' if f.path else ''}"
             for f in self.findings
@@ -676,10 +703,13 @@ _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "in
           "spans")  # fmt: skip
 
 
+#: So many of the values that are alive at a graph's peak are in the text; the page has them all.
+_HOLDERS = 3
+
 #: How lines of the report look where rich prints it, by what they begin with.
 _STYLES = {
-    "break": "yellow", "fallback": "red", "found by": "bold red", "not ": "red", "recompile": "yellow",
-    "stance": "magenta", "kernel": "cyan", "extern": "blue",
+    "break": "yellow", "hint": "yellow", "fallback": "red", "found by": "bold red", "not ": "red",
+    "recompile": "yellow", "stance": "magenta", "kernel": "cyan", "extern": "blue",
 }  # fmt: skip
 
 
@@ -720,6 +750,22 @@ def _verdict(report: Report) -> str:
     if others:
         parts.append(f"eager {'in part' if len(others) == 1 else f'in {len(others)} parts, the first'}: {others[0]}")
     return f"partly: {'; '.join(parts)}" if parts else "compiled"
+
+
+def _memory_text(memory: MemoryRecord) -> str:
+    note = f"; {memory.note}" if memory.note else ""
+    lines = [f"memory: {memory.peak} bytes at most, {memory.bound} needed, in {many(memory.pieces, 'piece')}{note}"]
+    lines += [f"    at the peak: {size} bytes, {what}{_at(where)}" for size, what, where in memory.held[:_HOLDERS]]
+    return "\n".join(lines)
+
+
+def many(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _hint(text: str) -> str:
+    return f"\n    hint: {text}" if text else ""
 
 
 def _text(where: object) -> str | None:

@@ -59,9 +59,7 @@ def compile_or_run(
         Exception: from the compiler, under ``options.strict``.
     """
     if report is not None:
-        ops = [str(node.target) for node in env.op_nodes]
-        lines = [node.meta.get("source") for node in env.op_nodes]
-        report.graph(name, dialect="aten", nodes=len(ops), ops=ops, lines=lines)
+        report.graph_of(name, list(env.op_nodes), lambda node: str(node.target), dialect="aten")
     reads_data = any(entry.binding is None for entry in env.symbols)
     keep(options, report, f"aten {name}", lambda: str(env))
     try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.resume import cell_slots, implicit_reads, resume_info
-from dynamo_capture.rules import is_library_file
+from dynamo_capture.rules import is_library_file, is_users_file
 from prims.ir import SourceLoc
 
 __all__ = ["BACKWARD_JUMPS", "DecodedCode", "ExceptionEntry", "Instruction", "decode"]
@@ -92,7 +92,7 @@ class DecodedCode:
     """What the interpreter needs of a code object (which it does not keep alive)."""
 
     __slots__ = ("_around", "_asks", "_code", "_lines", "_liveness", "_locations", "_offset_index", "_places",
-                 "cells", "exceptions", "in_library", "instructions")  # fmt: skip
+                 "cells", "exceptions", "in_library", "instructions", "is_users")  # fmt: skip
 
     def __init__(self, code: CodeType) -> None:
         self._code = weakref.ref(code)
@@ -110,6 +110,7 @@ class DecodedCode:
         self._locations: dict[int, SourceLoc] = {}
         #: The code is torch's or the standard library's.
         self.in_library = is_library_file(code.co_filename)
+        self.is_users = is_users_file(code.co_filename)
 
     @property
     def code(self) -> CodeType:

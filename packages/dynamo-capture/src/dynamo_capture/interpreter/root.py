@@ -40,6 +40,7 @@ class LoopEnd:
     """Why a capture ends that was resumed in a loop and has come to the next round. Not a graph break."""
 
     text = "the end of a loop's body"
+    hint = "Put the loop's body into a function, and compile that."
     where = None
 
 
@@ -142,7 +143,7 @@ class RootFrame(Frame):
                 if brk.where is None:
                     brk.where = tx.location()
                 if brk.leaves is not None:
-                    raise SkipFrame(brk.text, where=brk.where) from None
+                    raise SkipFrame.at_break(brk) from None
                 before = self._start_of_call(inst.index)
                 if tx.side.epoch == epoch:
                     # Nothing has changed since the instruction began: the graph ends here as it stands.
@@ -167,8 +168,8 @@ class RootFrame(Frame):
         try:
             step()
         except (GraphBreak, DataDependentError) as stop:
-            text = stop.text if isinstance(stop, GraphBreak) else stop.reason
-            raise SkipFrame(text, where=self.tx.location()) from None
+            brk = stop if isinstance(stop, GraphBreak) else GraphBreak(self._undecided(), stop.reason)
+            raise SkipFrame.at_break(brk, where=self.tx.location()) from None
 
     def _held(self) -> frozenset[int]:
         """The values of variables that are never assigned again."""
@@ -207,7 +208,8 @@ class RootFrame(Frame):
         safe &= {id(value) for value in plan.built}
         for started in left:
             if id(started.value()) not in safe:
-                raise SkipFrame(f"{started.describe()} is left inside a try or with statement")
+                text = f"{started.describe()} is left inside a try or with statement"
+                raise SkipFrame(text, "Close it, or run it to its end, in the compiled function.")
 
     def check_leaves(self, plan: Plan) -> None:
         """No tensor that the region has made a leaf of autograd leaves it, no class that it has made, nothing that was
@@ -277,11 +279,10 @@ class RootFrame(Frame):
             op: NativeOp | None = NativeOp(0, 0, [], (index,), self.decoded.line(index))
         else:
             op = native_op(self.decoded, index)
-        where = brk.where
         if op is None:
-            raise SkipFrame(f"{brk.text}; cannot break at {name}", where=where)
+            raise SkipFrame.at_break(brk, f"the graph cannot end at this place ({name})")
         if self.decoded.asks_for_frame and isinstance(brk, GraphBreak):
-            raise SkipFrame(f"{brk.text}; in a function that looks at its own variables by name", where=where)
+            raise SkipFrame.at_break(brk, "in a function that looks at its own variables by name")
         operands = self.stack[len(self.stack) - op.pops - op.peeks :]
         below = self.stack[: len(self.stack) - op.pops]
         handler = self.decoded.handler_for(index)
@@ -290,7 +291,7 @@ class RootFrame(Frame):
         locals_ = {name: self.locals[name] for name in live if name in self.locals}
         cells = self.cells
         if not self.decoded.cells <= cells.keys():
-            raise SkipFrame(f"{brk.text}; before a closure cell exists", where=where)
+            raise SkipFrame.at_break(brk, "before a closure cell exists")
         handled = () if self.handled is None else (self.handled,)
         values = [
             value for value in (*below, *operands, *locals_.values(), *cells.values(), *handled)

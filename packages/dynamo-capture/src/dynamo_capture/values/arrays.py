@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.sources import Source
-from dynamo_capture.values.base import Value
+from dynamo_capture.values.base import Value, display
 from dynamo_capture.values.builtin_functions import builtin
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
@@ -76,11 +76,11 @@ class ArrayValue(Value):
         raise _refused(self, "the truth value")
 
     def describe(self) -> str:
-        return f"a numpy ndarray ({self.source})"
+        return "a numpy ndarray"
 
 
 def _refused(value: ArrayValue, what: str) -> GraphBreak:
-    return GraphBreak("QB09", f"{what} of {value.describe()}")
+    return GraphBreak("QB09", f"{what} of {display(value)}")
 
 
 def array(tx: Capture, obj: Any, source: Source | None) -> Value:

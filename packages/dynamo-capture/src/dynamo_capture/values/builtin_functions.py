@@ -507,7 +507,7 @@ def _super(tx: Capture, args: list[Value]) -> Value:
         if args or len(tx.frames) > 1:
             raise
         # The code that goes on at a break is another function, in which super() finds nothing.
-        raise SkipFrame(f"{brk.text}; in super()", where=tx.location()) from None
+        raise SkipFrame.at_break(brk, "in super()", where=tx.location()) from None
     if not issubclass(owner.pytype, cls) and not (isinstance(owner, ClassValue) and issubclass(owner.obj, cls)):
         raise GraphBreak("QB07", f"super() of {display(owner)}, which is no {cls.__name__}")
     if isinstance(owner, ClassValue):

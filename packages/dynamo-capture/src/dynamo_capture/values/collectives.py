@@ -129,6 +129,13 @@ _WRITING: dict[str, tuple[tuple[str, ...], str, _Begin]] = {
     ),
 }  # fmt: skip
 
+#: What goes from process to process in another way than by a tensor of every process.
+_NOT_CAPTURED = (
+    "all_gather_object", "barrier", "batch_isend_irecv", "broadcast_object_list", "destroy_process_group", "gather",
+    "gather_object", "init_process_group", "irecv", "isend", "monitored_barrier", "new_group", "recv",
+    "recv_object_list", "reduce", "scatter", "scatter_object_list", "send", "send_object_list",
+)  # fmt: skip
+
 
 def _waited(tx: Capture, operator: Any, args: list[Value], group: Any) -> Value:
     begun = tx.graph_call(operator, [*args, ConstantValue(str(group.group_name))], {})
@@ -156,6 +163,16 @@ def _writing(name: str, names: tuple[str, ...], target: str, begin: _Begin) -> N
 
 for _name, _row in _WRITING.items():
     _writing(_name, *_row)
+
+
+def _as_it_is(name: str) -> None:
+    @special_by_name(_MODULE, name)
+    def handler(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        raise GraphBreak("QB25", f"torch.distributed.{name}()")
+
+
+for _name in _NOT_CAPTURED:
+    _as_it_is(_name)
 
 
 @special_by_name("torch.distributed.nn.functional", "all_reduce")

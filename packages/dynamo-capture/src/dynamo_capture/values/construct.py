@@ -136,7 +136,8 @@ def _is_numpy_scalar_class(cls: type) -> bool:
 def user_instance(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if find(tx, cls, "__del__")[1] is not None:
         # When that is, only the running program knows, and emitted code would keep a reference of its own.
-        raise SkipFrame(f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use")
+        text = f"an instance of {cls.__qualname__} is made, whose __del__ runs when it goes out of use"
+        raise SkipFrame(text, "Make it outside of the compiled function.", where=tx.location())
     find(tx, cls, "__new__")
     new = _python_new(cls)
     value: Value

@@ -87,7 +87,8 @@ class InferenceRegion:
         """
         built = {id(value) for value in plan.built}
         if any(value.guard is not None and id(value) not in built for value in self.values):
-            raise SkipFrame("inference_mode is entered by an object that nothing refers to")
+            text = "inference_mode is entered by an object that nothing refers to"
+            raise SkipFrame(text, "Enter it by a with statement, or outside of the compiled function.")
 
 
 @special(inference_mode.__enter__)

@@ -7,6 +7,7 @@ import copyreg
 import operator
 import random
 import types
+from _io import _IOBase
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -114,6 +115,15 @@ def _base_container(payload: Value) -> type:
     """The C type that compares a payload."""
     cls = payload.pytype
     return next(base for base in (list, tuple, set, frozenset, dict, collections.deque, cls) if issubclass(cls, base))
+
+
+def _number(cls: type) -> str:
+    """The number of the reason why a method in C of such an object is not captured."""
+    if _IOBase in cls.__mro__:
+        return "QB11"
+    if cls in (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType):
+        return "QB18"
+    return "QB07" if cls.__module__ == "builtins" else "QB03"
 
 
 class ObjectValue(Value):
@@ -527,7 +537,7 @@ class ObjectValue(Value):
                 from dynamo_capture.values.drawn import draw_natively
 
                 return draw_natively(tx, descriptor, self, args, kwargs)
-        raise GraphBreak("QB03", f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
+        raise GraphBreak(_number(self.cls), f"the C method {name!r} of {self.cls.__module__}.{self.cls.__qualname__}")
 
     def _inner_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """A method of the list, dict and so on inside an instance of a subclass."""

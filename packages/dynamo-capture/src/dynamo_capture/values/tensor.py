@@ -234,7 +234,7 @@ class TensorValue(Value):
         if name == "requires_grad_":
             return self._require_grad(tx, _flag(args, kwargs))
         if name in PYTHON_STATE or name.startswith("__array"):
-            raise GraphBreak("QB06", f"Tensor.{name}()")
+            raise GraphBreak("QB17" if name == "to_sparse" else "QB06", f"Tensor.{name}()")
         if name in ("size", "stride"):
             return self._extents(tx, name, args, kwargs)
         if name in ("numel", "nelement") and not args:

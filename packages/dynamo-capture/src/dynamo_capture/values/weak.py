@@ -77,7 +77,8 @@ class WeakReferenceValue(Value):
             held = tx.frames[0].locals.get(source.key[1])
             if held is None or held.realize() is not self.target.realize():
                 # Emitted code holds all arguments of the frame to its end.
-                raise SkipFrame(f"a weak reference to what {source} was", where=tx.location())
+                text = f"a weak reference to what {source} was"
+                raise SkipFrame(text, "Take it outside of the compiled function.", where=tx.location())
         return self.target
 
     def _may_be_gone(self, tx: Capture) -> bool:
@@ -145,7 +146,8 @@ def _make(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if obj is None and target.source is None:
         held = [value.realize() for frame in tx.frames for value in frame.locals.values()]
         if all(value is not target for value in held):  # emitted code holds what it makes to its end
-            raise SkipFrame(f"a weak reference to {display(target)}, which no variable holds", where=tx.location())
+            text = f"a weak reference to {display(target)}, which no variable holds"
+            raise SkipFrame(text, "Keep what it refers to in a variable.", where=tx.location())
     if obj is None or not type(obj).__weakrefoffset__:
         raise GraphBreak("QB03", f"the class weakref.ReferenceType, of {display(target)}")
     known = tx.references.get(id(target))

@@ -52,7 +52,8 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
     def extern(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
         if context.report is not None:
-            context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"))
+            todo = "It is a call of PyTorch's own kernel between compiled ones; nothing needs to be done."
+            context.report.fallback("lower", f"{node.target}: {reason}", node.meta.get("source"), todo=todo)
         return opaque_call(p, node, args, kwargs)
 
     def lowered(control: Control) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 
 # Frames under these folders are never the user's: torch itself and the five packages.
 _PACKAGES = ("prims", "dynamo_capture", "aot_autograd", "inductor_gen", "compile_api")
+_ON_A_SIZE = "control flow on a size"
+
+
+def _unknown(what: str, reason: str) -> str:
+    """What to say of something about a number that only the running program knows."""
+    shown = re.sub(r"fbits\((\w+)\)", r"\1", what)  # a float, whose bits are the symbol
+    default = _ON_A_SIZE if shown == what else "control flow on a float"
+    return f"{shown} is needed, but is known only at run time ({reason or default})"
 
 
 @record
@@ -305,7 +314,7 @@ class SymbolContext:
 
     # ---- guards --------------------------------------------------------------------------------------------
 
-    def evaluate(self, b: Expr | bool, reason: str = "control flow on a size") -> bool:
+    def evaluate(self, b: Expr | bool, reason: str = "") -> bool:
         """Whether ``b`` holds: by ranges if they decide, else by the hints, recording a guard.
 
         Raises:
@@ -319,10 +328,10 @@ class SymbolContext:
             return bool(b.kind == "ne")
         value = self.hint(b)
         if value is None:
-            raise DataDependentError(f"{b} is needed, but is known only at run time ({reason})", where=self.location())
+            raise DataDependentError(_unknown(str(b), reason), where=self.location())
         fact = b if value else E.not_(b)
         for guard in self._nontrivial_sizes(fact) or (fact,):
-            self.add_guard(guard, reason)
+            self.add_guard(guard, reason or _ON_A_SIZE)
         return bool(value)
 
     @contextmanager
@@ -372,9 +381,7 @@ class SymbolContext:
             return self.simplify(e).value
         value = self.hint(e)
         if value is None:
-            raise DataDependentError(
-                f"the value of {e} is needed, but is known only at run time ({reason})", where=self.location()
-            )
+            raise DataDependentError(_unknown(f"the value of {e}", reason), where=self.location())
         self.add_guard(E.float_compare("feq", e, value) if e.is_float else E.eq(e, value), reason)
         return value
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from docs_svg import COLOURS, Drawing
 
+from prims.report import many
+
 DOCS = Path(__file__).parent.parent / "docs"
 FILE = "block.py"
 GREY = "#999999"
@@ -181,7 +183,7 @@ def picture_of_stages() -> str:
 def _step(step: Any) -> tuple[str, list[int | None]]:
     if not hasattr(step, "nests"):
         return f"call {step.node.op}", [_line(step.node.source)]
-    return f"kernel of {len(step.nodes)} primitives", [_line(node.source) for node in step.nodes]
+    return f"kernel of {many(len(step.nodes), 'primitive')}", [_line(node.source) for node in step.nodes]
 
 
 def picture_of_fusion() -> str:
@@ -244,8 +246,8 @@ def picture_of_memory() -> str:
         for node in piece.nodes:
             begin, end = _begin(node, steps), min(plan.dies[node], len(steps) - 1)
             picture.text(10, y + 12, f"{node.op} {_shape(node.spec)}")
-            picture.box(left + step_width * begin + 2, y, step_width * (end - begin + 1) - 4, 16, COLOURS[number % 6], 0.8)
-            picture.text(left + step_width * begin + 8, y + 12, f"piece {number}, at {plan.place[node][1]}", "w")
+            picture.box(left + step_width * begin + 2, y, step_width * (end - begin + 1) - 4, 16, COLOURS[number % 6], 0.5)
+            picture.text(left + step_width * begin + 8, y + 12, f"piece {number}, at {plan.place[node][1]}")
             y += 20
     for k in range(len(steps) + 1):
         picture.line(left + step_width * k, 40, left + step_width * k, y)

@@ -328,6 +328,7 @@ def process_group(tmp_path_factory):
     torch.distributed.init_process_group("gloo", init_method=init, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+    SOURCE.close()
 
 
 def marked_line(program):

@@ -369,3 +369,43 @@ def test_a_break_says_what_where_and_what_to_do(program, number, texts):
 
 def test_every_id_is_provoked():
     assert {number for _, number, _ in (program.values for program in PROGRAMS)} - {None} == set(REASONS)
+
+
+class Switched(torch.nn.Module):
+    def forward(self, x, **scales):
+        y = x * (2 if self.training else 3)
+        for scale in scales.values():
+            y = y * scale
+        return y
+
+
+RECOMPILED = {
+    "a size": (lambda made: made(torch.ones(7, 4)), "L['x']: size [4, 4], now [7, 4]"),
+    "a type": (lambda made: made(X.double()), "L['x']: dtype torch.float32, now torch.float64"),
+    "a flag": (lambda made: made.eval()(X), "['training'] is True (found False)"),
+    "keywords": (lambda made: made(X, by=2.0), "tuple(L['scales']) == () (found ('by',))"),
+    "a mode": (lambda made: torch.no_grad()(made)(X), "the global torch state is unchanged (changed: grad or inference mode)"),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPILED)
+def test_a_recompilation_says_what_differed(name):
+    call, text = RECOMPILED[name]
+    compiled = compile_api.compile(Switched(), options={"cache": False})
+    compiled(X)
+    call(compiled)
+    (record,) = compiled.report().recompiles
+    assert text in record.reason and record.code == "Switched.forward" and record.where.startswith(f"{__file__}:")
+    assert "0x" not in record.reason
+
+
+def test_an_operator_that_writes_in_secret_is_named_at_the_users_line():
+    @torch.library.custom_op("messages::secret", mutates_args=())
+    def secret(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    secret.register_fake(torch.empty_like)
+    compiled = compile_api.compile(lambda x: secret(x.sin()) + 1)
+    with pytest.warns(compile_api.CompileWarning, match="messages.secret.default writes to an argument") as said:
+        compiled(X)
+    assert {warning.filename for warning in said} == {__file__}

@@ -262,7 +262,9 @@ id_text(PyObject *path, const Check *check)
         PyErr_Clear();
         return PyUnicode_FromFormat("%U is <dead object>", path);
     }
-    if (PyType_Check(object) || PyFunction_Check(object) || PyModule_Check(object)) {
+    bool named = PyType_Check(object) || PyFunction_Check(object) || PyModule_Check(object);
+    if (named || object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) || PyFloat_CheckExact(object)
+        || PyUnicode_CheckExact(object)) {
         text = PyUnicode_FromFormat("%U is %R", path, object);
     }
     else {
@@ -338,6 +340,18 @@ guard_check_text(GuardTree *tree, int id)
     return text;
 }
 
+/* At most 200 characters of a text, whose reference is taken. */
+static PyObject *
+cut_off(PyObject *text)
+{
+    if (text != NULL && PyUnicode_GET_LENGTH(text) > 200) {
+        PyObject *start = PyUnicode_Substring(text, 0, 200);
+        Py_XSETREF(text, start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL);
+        Py_XDECREF(start);
+    }
+    return text;
+}
+
 static PyObject *
 found_text(const Check *check, PyObject *value)
 {
@@ -347,17 +361,22 @@ found_text(const Check *check, PyObject *value)
     if (check->kind == CHECK_LEN) {
         return PyUnicode_FromFormat("length %zd", PyObject_Size(value));
     }
+    if (check->kind == CHECK_DICT_KEYS && PyDict_CheckExact(value)) {
+        PyObject *keys = PySequence_Tuple(value);
+        if (keys != NULL && shows_itself(keys, 0)) {
+            PyObject *shown = PyObject_Repr(keys);
+            Py_DECREF(keys);
+            return cut_off(shown);
+        }
+        PyErr_Clear();
+        Py_XDECREF(keys);
+    }
     PyObject *text = tensor_describe(value);
     if (text == NULL) {
         text = shows_itself(value, 0) ? PyObject_Repr(value) : PyUnicode_FromFormat("a %s", Py_TYPE(value)->tp_name);
         PyErr_Clear();
     }
-    if (text != NULL && PyUnicode_GET_LENGTH(text) > 200) {
-        PyObject *start = PyUnicode_Substring(text, 0, 200);
-        Py_XSETREF(text, start != NULL ? PyUnicode_FromFormat("%U...", start) : NULL);
-        Py_XDECREF(start);
-    }
-    return text;
+    return cut_off(text);
 }
 
 static PyObject *

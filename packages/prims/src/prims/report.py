@@ -672,8 +672,9 @@ class Report:
             found, compiled = sum(c.found for c in self.caches), sum(c.compiled for c in self.caches)
             texts.append(f"kernels in the cache: {found} found in memory or on disk, {compiled} compiled")
         texts += map(str, self.moved)
-        texts += map(_memory_text, self.memory)
-        for s in self.saved:
+        largest = max((m.peak for m in self.memory), default=0)
+        texts += [_memory_text(m, m.peak == largest) for m in self.memory]
+        for s in filter(lambda s: s.count, self.saved):
             texts.append(f"saved for the backward pass: {s.bytes} bytes in {many(s.count, 'value')}")
             texts += [f"saved: {size} bytes, {what}{_at(where)}" for size, what, where in s.largest]
         texts += [f"fallback in {f.stage}: {f.reason}{_at(f.where)}{_hint(f.todo)}" for f in self.fallbacks]
@@ -752,10 +753,12 @@ def _verdict(report: Report) -> str:
     return f"partly: {'; '.join(parts)}" if parts else "compiled"
 
 
-def _memory_text(memory: MemoryRecord) -> str:
+def _memory_text(memory: MemoryRecord, is_largest: bool) -> str:
+    """A plan, and who holds most of the report's largest."""
     note = f"; {memory.note}" if memory.note else ""
     lines = [f"memory: {memory.peak} bytes at most, {memory.bound} needed, in {many(memory.pieces, 'piece')}{note}"]
-    lines += [f"    at the peak: {size} bytes, {what}{_at(where)}" for size, what, where in memory.held[:_HOLDERS]]
+    held = memory.held[:_HOLDERS] if is_largest else ()
+    lines += [f"    at the peak: {size} bytes, {what}{_at(where)}" for size, what, where in held]
     return "\n".join(lines)
 
 

@@ -7,7 +7,6 @@ functions and plain values. Nothing that a file names is imported.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import torch
 from inductor_gen.extern import cpu, cuda, ordered
 from prims.artefact import NotPortable
 from prims.coding import decoded, encoded
+from prims.eager import warn_user
 from prims.errors import StoredGraphError
 
 __all__ = [
@@ -152,10 +152,9 @@ def _memory(x: torch.Tensor) -> int:
 
 @functools.cache
 def _warn(name: str, what: str) -> None:
-    warnings.warn(
+    warn_user(
         f"the custom operator {name} {what}, which its schema does not say. The compiled program works on copies and "
-        "may differ from the eager one; correct the operator's schema (mutates_args) or clone the result.",
-        stacklevel=2,
+        "may differ from the eager one; correct the operator's schema (mutates_args) or clone the result."
     )
 
 

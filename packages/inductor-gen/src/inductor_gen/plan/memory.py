@@ -25,6 +25,7 @@ from inductor_gen.loops.index import Hint
 from inductor_gen.plan.peak import Footprint, last_reads
 from prims.errors import VerifierError
 from prims.records import record
+from prims.report import many
 from prims.spec.expr import Expr
 
 __all__ = ["CONSTRAINTS", "MemoryPlan", "Piece", "Sharing", "plan_memory", "text", "verify"]
@@ -288,7 +289,8 @@ class _Planner:
         self.plan.peak = max(self.live, default=0)
         symbolic = sum(isinstance(block.pool, tuple) for blocks in self.blocks for block in blocks)
         if symbolic:
-            self.plan.note = f"{symbolic} buffers of sizes known at run time take only memory of the very same size"
+            what = many(symbolic, "buffer")
+            self.plan.note = f"{what} with sizes known at run time: memory is shared only with the very same size"
 
     # ---- where a block goes -----------------------------------------------------------------------------
 

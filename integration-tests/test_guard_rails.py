@@ -476,8 +476,11 @@ def _(patch, tmp):
     patch.setattr(inductor_gen, "compile_graph", compile_graph)
     made = compiled(lambda x: torch.softmax(x @ x, -1) @ x)
     x = torch.randn(32, 32)
-    with pytest.warns(errors.CompileWarning, match="out of memory"):
+    with pytest.warns(errors.CompileWarning, match="out of memory") as said:
         got = made(x)
+    (message,) = (str(warning.message) for warning in said)
+    assert "takes 8192 bytes at once, the most: 4096 " in message and "float32 [32, 32] at" in message, message
+    assert "later ones run compiled code again" in message and "'memory_budget': 0.5" in message
     assert torch.allclose(got, torch.softmax(x @ x, -1) @ x, atol=1e-5)
     (planned,) = made.report().memory
     assert planned.peak > 0 and planned.held and planned.held[0][0] > 0

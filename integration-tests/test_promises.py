@@ -6,6 +6,7 @@ deeper.
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -90,6 +91,8 @@ def _(patch, tmp):
 def _(patch, tmp):
     data = json.loads(called().report().to_json())
     assert data["verdict"].startswith("partly") and data["kernels"] and data["breaks"] and data["seconds"]
+    assert data["guards"][0]["graph"] == "program"
+    assert data["guards"][0]["guards"][0].startswith("x is a tensor: float32 [4, 4] cpu  # ")
 
 
 @promise(
@@ -105,6 +108,39 @@ def _(patch, tmp):
         assert part in text, part
     assert "test_promises.py" in text and " read, " in text and "at the peak" in text
     assert not re.search(r"(src|href)=['\"]?http", text)
+
+
+@promise("each record of a report is in the terminal's text (sources and guards counted), the JSON and the page",
+         f"{PAGE}::test_each_record_is_in_the_text_the_json_and_the_page")  # fmt: skip
+def _(patch, tmp):
+    text = str(called().report())
+    for part in ("  break: ", "    hint: Compute both sides", "guards of program: ", "    at the peak: ", "kernels in the cache: "):
+        assert part in text, part
+
+
+@promise("graphs are drawn: a row for each of the user's lines, arrows from operands to operators",
+         f"{PAGE}::test_rows_of_a_graph_are_joined_by_arrows")  # fmt: skip
+def _(patch, tmp):
+    report = called().report()
+    captured = next(graph for graph in report.graphs if graph.dialect == "torch" and len(graph.ops) == 4)
+    assert captured.ops == ("sin", "mul", "sum", "gt") and captured.takes == ((), (0,), (1,), (2,))
+    report.to_html(tmp / "page.html")
+    assert "<div class='graph'><svg" in (tmp / "page.html").read_text()
+
+
+MESSAGES = "integration-tests/test_messages.py"
+
+
+@promise("each message says what, where (the user's line) and what to do, and each id is provoked",
+         (f"{MESSAGES}::test_a_break_says_what_where_and_what_to_do", f"{MESSAGES}::test_every_id_is_provoked",
+          f"{MESSAGES}::test_a_recompilation_says_what_differed"))  # fmt: skip
+def _(patch, tmp):
+    left = compile_api.compile(lambda x: x.sin() * len(locals()))
+    with pytest.warns(compile_api.CompileWarning) as said:
+        left(torch.ones(3))
+    (message,) = (str(warning.message) for warning in said)
+    what, where, todo = message.splitlines()
+    assert "looks at its own frame: locals() [QB21]" in what and __file__ in where and "as arguments" in todo
 
 
 @promise("kernel lists are summarised", f"{PAGE}::test_kernels_that_compute_the_same_are_one_line")
@@ -335,6 +371,44 @@ def _(patch, tmp):
                  "swapping", "devices", "numerics", "performance", "benchmarks", "decisions", "glossary"):  # fmt: skip
         assert f": {page}.md\n" in site, page
     assert "font: false" in site and 'session.run("mkdocs", "build", "--strict"' in (ROOT / "noxfile.py").read_text()
+
+
+@promise("torch.compile is answered argument by argument, and TorchScript's names are",
+         "integration-tests/test_docs.py::test_torch_compiles_options_are_answered")  # fmt: skip
+def _(patch, tmp):
+    arguments = (docs_tables.DOCS / "migration.md").read_text().partition("## Arguments")[2].partition("\n## ")[0]
+    for name in inspect.signature(torch.compile).parameters:
+        assert f"| `{name}` |" in arguments, name
+    torchscript = (docs_tables.DOCS / "torchscript.md").read_text()
+    for name in ("script", "trace", "save", "load", "freeze", "export", "ignore", "fork"):
+        assert f"jit.{name}" in torchscript or f".{name}(" in torchscript, name
+
+
+@promise("names follow the field, and the glossary has those that do not",
+         "integration-tests/test_docs.py::test_words_of_our_own_are_in_the_glossary")  # fmt: skip
+def _(patch, tmp):
+    glossary = (docs_tables.DOCS / "glossary.md").read_text()
+    sources = "\n".join(path.read_text() for path in ROOT.glob("packages/*/src/**/*.py")).lower()
+    for name in ("persistent", "epilogue", "im2col", "liveness"):
+        assert name in glossary and name in sources, name
+
+
+@promise(
+    "tried as a new user: a timm model, a transformers model, a training script, a break, a shape change, a wrong result "
+    "of a bad custom operator, a missing compiler",
+    ("integration-tests/test_vision_families.py::test_compiled_whole", "integration-tests/test_transformers.py::test_one_graph",
+     "integration-tests/test_training.py::test_whole_training_step", "integration-tests/test_recompiles.py::test_other_input",
+     "integration-tests/test_custom_ops.py::test_a_wrong_metadata_function_is_found_out",
+     "integration-tests/test_bad_input.py::test_missing_compiler",
+     "integration-tests/test_packaging.py::test_wheels_work_without_the_sources"),
+)  # fmt: skip
+def _(patch, tmp):
+    assert (ROOT / "README.md").read_text().count("compile_api.compile(model)") >= 1
+    made = called()
+    made(torch.ones(5, 5))
+    report = made.report()
+    assert report.verdict.startswith("partly: a graph break") and report.breaks[0].hint
+    assert any("size [4, 4], now [5, 5]" in record.reason for record in report.recompiles)
 
 
 @promise("pictures of the documentation are of the real stages of a model, and of the benchmarks' records",

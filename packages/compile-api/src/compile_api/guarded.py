@@ -39,11 +39,31 @@ def fall_back(stage: str, error: Exception, options: Options, report: Report, *,
     """
     if raises_defects(options, report, error):
         raise error
-    reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
+    todo = None
+    if isinstance(error, torch.OutOfMemoryError):
+        reason, todo = _out_of_memory(error, report), _WITH_LESS_MEMORY
+    else:
+        reason = str(error) if isinstance(error, QuintetError) else f"{type(error).__name__}: {error}"
     log.info("%s failed, running eagerly: %s", stage, reason, exc_info=error)
-    leave_to_eager(
-        report, options if refuses else None, stage, reason, getattr(error, "where", None), cause=error
-    )
+    where = getattr(error, "where", None)
+    leave_to_eager(report, options if refuses else None, stage, reason, where, todo=todo, cause=error)
+
+
+_WITH_LESS_MEMORY = (
+    "Such a call runs eagerly, later ones run compiled code again. To take less: a lower memory_budget, as in "
+    "options={'memory_budget': 0.5} (of what a training step saves), or a smaller batch; report().memory and "
+    "report().saved have who holds what."
+)
+
+
+def _out_of_memory(error: Exception, report: Report) -> str:
+    """What ran out of memory, what was planned, and who holds most of that."""
+    said = str(error).partition("\n")[0]
+    planned = max(report.memory, key=lambda memory: memory.peak, default=None)
+    if planned is None:  # loaded, not compiled here
+        return f"out of memory: {said}"
+    held = "; ".join(f"{size} {what}" + (f" at {where}" if where else "") for size, what, where in planned.held[:2])
+    return f"out of memory: {said} The largest plan of its graphs takes {planned.peak} bytes at once, the most: {held}"
 
 
 def eager_graph(env: Envelope) -> Callable[..., Any]:

@@ -506,10 +506,12 @@ class Report:
     def load(self, what: str, name: str, key: str) -> None:
         """Record a part that was loaded, not compiled."""
         self.loaded.append(LoadedRecord(what, name, key))
+        say("cache", self, f"{what} {name} is loaded, {key}")
 
     def program(self, name: str, status: str, reason: str | None = None, where: str | None = None) -> None:
         """Record what became of a frame that was looked for among the stored programs."""
         self.programs.append(ProgramRecord(name, status, reason, where))
+        say("cache", self, lambda: str(self.programs[-1]))
 
     def planned_memory(
         self, peak: int, bound: int, pieces: int, note: str | None = None,

@@ -30,6 +30,10 @@ def program(x, n):
     return y.cos()
 
 
+def plain(x):
+    return x.sin() * 2
+
+
 def call():
     made = compile_api.compile(program, options={"cache": False})
     made(torch.ones(8), 2)
@@ -77,6 +81,18 @@ def test_equal_messages_of_one_report_come_once(caplog):
     logs.say("code", report, "one")
     logs.say("code", Report(), "one")
     assert said(caplog, "code").count("one") == 2
+
+
+def test_the_log_of_caches_tells_of_programs(caplog, tmp_path):
+    compile_api.set_logs("cache")
+    for _ in range(2):
+        made = compile_api.compile(plain, options={"cache_dir": str(tmp_path), "program_cache": True})
+        made(torch.ones(3))
+    texts = said(caplog, "cache")
+    assert [text.split(" (")[0].split(" at ")[0] for text in texts if text.startswith("program")] == [
+        "program plain: missed", "program plain: stored", "program plain: loaded",
+    ]  # fmt: skip
+    assert any("missed (code: none is stored of this code" in text and __file__ in text for text in texts), texts
 
 
 def test_off_makes_no_text(caplog):

@@ -29,7 +29,7 @@ LOGS = {
     "graphs": "each graph: captured, ATen forward and backward, primitive",
     "schedule": "rewritten and fused graphs, kernels in order, memory plans",
     "code": "generated kernels with the lines that they compute, and the function that runs them",
-    "cache": "kernels found in memory, on disk, or compiled",
+    "cache": "programs loaded, missed and stored, with what differs; kernels found in memory, on disk, or compiled",
     "perf": "seconds of each phase, choices by measurement, memory at the peak",
 }
 

@@ -48,6 +48,11 @@ class Store(Protocol):
         """Keep something that has an artefact (:mod:`prims.artefact`), where it can be."""
 
 
+def _called(node: torch.fx.Node) -> str:
+    """What a node is called in reports: ``aten.add.Tensor``, ``getitem``."""
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", "")
+
+
 def compile_or_run(
     env: Envelope, compiler: Compiler, options: Options, report: Report | None, name: str
 ) -> Callable[..., Sequence[Any]]:
@@ -59,7 +64,7 @@ def compile_or_run(
         Exception: from the compiler, under ``options.strict``.
     """
     if report is not None:
-        report.graph_of(name, list(env.op_nodes), lambda node: str(node.target), dialect="aten")
+        report.graph_of(name, list(env.op_nodes), _called, dialect="aten")
     reads_data = any(entry.binding is None for entry in env.symbols)
     keep(options, report, f"aten {name}", lambda: str(env))
     try:

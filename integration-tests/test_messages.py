@@ -17,7 +17,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import compile_api
 from dynamo_capture.breaks import REASONS
@@ -409,3 +411,80 @@ def test_an_operator_that_writes_in_secret_is_named_at_the_users_line():
     with pytest.warns(compile_api.CompileWarning, match="messages.secret.default writes to an argument") as said:
         compiled(X)
     assert {warning.filename for warning in said} == {__file__}
+
+
+def wave(x):
+    return x.sin() * 2
+
+
+def generated(x):
+    yield x.sin()
+
+
+async def awaited(x):
+    return x.sin()
+
+
+def failing_backend(gm, inputs):
+    raise RuntimeError("mine")
+
+
+class Passes(TorchDispatchMode):
+    def __torch_dispatch__(self, fn, types, args=(), kwargs=None):
+        return fn(*args, **(kwargs or {}))
+
+
+def traced(made):
+    before = sys.gettrace()
+    sys.settrace(lambda *event: None)
+    try:
+        made(X)
+    finally:
+        sys.settrace(before)
+
+
+def dispatched(made):
+    with Passes():
+        made(X)
+
+
+def dual(made):
+    with forward_ad.dual_level():
+        made(forward_ad.make_dual(X, X))
+
+
+def one_by_one(made):
+    for text in ("a", "bb", "ccc"):
+        made(X, text)
+
+
+WHOLE = {
+    "a generator": (generated, lambda made: list(made(X)), "a generator function runs after its call has returned",
+                    "Compile the function that computes one step"),
+    "a coroutine": (awaited, lambda made: asyncio.run(made(X)), "a coroutine (async def)", "Compile the plain functions"),
+    "a debugger": (wave, traced, "a trace function is set (sys.settrace", "Run without it"),
+    "a mode": (wave, dispatched, "called under a dispatch mode", "outside of that"),
+    "vmap": (wave, lambda made: torch.vmap(made)(X), "called inside a transform of torch.func", "outside of that"),
+    "forward mode": (wave, dual, "called with forward-mode differentiation", "outside of that"),
+    "disable()": (compile_api.disable(wave), lambda made: made(X), "it is marked by disable()", "Remove the disable()"),
+    "a sparse tensor": (wave, lambda made: made(X.to_sparse()), "a tensor of layout torch.sparse_coo [QB17]", "x.to_dense()"),
+    "the limit": (lambda x, text: x * len(text), one_by_one, "recompile limit of 2 reached; last miss: L['text'] == 'bb' (found",
+                  "raise the option recompile_limit"),
+    "a backend": (wave, lambda made: made(X), "RuntimeError: mine", "an error of the backend 'failing_backend'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_call_that_is_left_to_eager_says_why_where_and_what_to_do(name):
+    function, call, reason, todo = WHOLE[name]
+    backend = failing_backend if name == "a backend" else "inductor"
+    made = compile_api.compile(function, backend=backend, options={"cache": False, "recompile_limit": 2})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        call(made)
+    (message,) = [str(w.message) for w in said if issubclass(w.category, compile_api.CompileWarning)]
+    assert reason in message and todo in message
+    (record,) = [f for f in made.report().fallbacks if reason in f.reason]
+    assert todo in record.todo and reason in made.report().verdict and f"hint: {record.todo}" in str(made.report())
+    if name != "a backend":  # whose error has a traceback of its own
+        assert record.where.startswith(f"{__file__}:") and record.where in message

@@ -133,7 +133,8 @@ MESSAGES = "integration-tests/test_messages.py"
 
 @promise("each message says what, where (the user's line) and what to do, and each id is provoked",
          (f"{MESSAGES}::test_a_break_says_what_where_and_what_to_do", f"{MESSAGES}::test_every_id_is_provoked",
-          f"{MESSAGES}::test_a_recompilation_says_what_differed"))  # fmt: skip
+          f"{MESSAGES}::test_a_recompilation_says_what_differed",
+          f"{MESSAGES}::test_a_call_that_is_left_to_eager_says_why_where_and_what_to_do"))  # fmt: skip
 def _(patch, tmp):
     left = compile_api.compile(lambda x: x.sin() * len(locals()))
     with pytest.warns(compile_api.CompileWarning) as said:

@@ -108,7 +108,7 @@ def make_backend(backend: str | Backend, options: Options, report: Report) -> Ba
         return _soft(_REGISTERED[backend], backend, options, report)
     if not callable(backend):
         raise UserError(
-            f"backend {backend!r} (a {type(backend).__name__}) is neither a name nor callable",
+            f"backend {backend!r} (of type {type(backend).__name__}) is neither a name nor callable",
             todo=f"Give one of {', '.join(list_backends())}, or a function f(gm, example_inputs).",
         )
     return _soft(backend, getattr(backend, "__name__", type(backend).__name__), options, report)
@@ -141,7 +141,8 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         except Exception as error:
             if asks_data(error, gm.meta.get("envelope")):
                 raise
-            fall_back(f"backend {name}", error, options, report)
+            of_the_users = f"It is an error of the backend {name!r}: options={{'strict': True}} raises it."
+            fall_back(f"backend {name}", error, options, report, todo=None if name in _BUILTIN else of_the_users)
             return gm.forward
         if not says_itself:
             report.status("graph", "compiled")

@@ -73,7 +73,7 @@ def compile(
         return type(model)(compile(model.__func__, **settings))
     if not callable(model):
         raise UserError(
-            f"compile() got {model!r} (a {type(model).__name__}), which is not callable",
+            f"compile() got {model!r} (of type {type(model).__name__}), which is not callable",
             todo="Give a function, a torch.nn.Module or another callable.",
         )
     if disable:

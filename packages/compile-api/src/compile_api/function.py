@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,7 @@ class _EagerFunction:
 
 def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn``, or a Python function that calls it, so that there is bytecode to capture."""
-    if isinstance(fn, (types.FunctionType, types.MethodType)):
+    if isinstance(fn, (types.FunctionType, types.MethodType)) or _is_disabled(fn):
         return fn
     call = None if isinstance(fn, type) else _class_lookup(type(fn), "__call__")
     if isinstance(call, types.FunctionType):
@@ -95,6 +96,11 @@ def _with_code(fn: Callable[..., Any]) -> Callable[..., Any]:
         return functools.update_wrapper(call_it, fn)
     except (AttributeError, TypeError):
         return call_it
+
+
+def _is_disabled(fn: Any) -> bool:
+    capture = sys.modules.get("dynamo_capture")  # whose disable() made it, if it is one
+    return capture is not None and capture.is_disabled(fn)
 
 
 def _class_lookup(cls: type, name: str) -> Any:

@@ -32,14 +32,16 @@ _VERSION = "1"
 log = logging.getLogger("quintet")
 
 
-def fall_back(stage: str, error: Exception, options: Options, report: Report, *, refuses: bool = True) -> None:
+def fall_back(
+    stage: str, error: Exception, options: Options, report: Report, *, refuses: bool = True, todo: str | None = None
+) -> None:
     """Record and warn why a region runs eagerly; raises instead under ``strict``, and ``fullgraph`` (``refuses``).
 
-    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how.
+    A stage's ``UserError`` (no C compiler, say) is something that the user can mend, and says how. ``todo``: what there
+    is to do about this one.
     """
     if raises_defects(options, report, error):
         raise error
-    todo = None
     if isinstance(error, torch.OutOfMemoryError):
         reason, todo = _out_of_memory(error, report), _WITH_LESS_MEMORY
     else:

@@ -44,7 +44,7 @@ def make_options(
     """
     if options is not None and not isinstance(options, Mapping):
         raise UserError(
-            f"options is {options!r} (a {type(options).__name__})",
+            f"options is {options!r} (of type {type(options).__name__})",
             todo="Give a dict of option names and values, such as {'memory_budget': 0.5}.",
         )
     among = (options or {}).get("mode")

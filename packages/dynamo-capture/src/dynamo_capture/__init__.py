@@ -25,6 +25,7 @@ from dynamo_capture.marks import (
 )
 from dynamo_capture.promises import assume_constant_result, substitute_in_graph
 from dynamo_capture.stance import get_stance, set_stance
+from dynamo_capture.wrappers import is_disabled
 
 __all__ = [
     "BreakInfo",
@@ -39,6 +40,7 @@ __all__ = [
     "get_stance",
     "graph_break",
     "is_compiling",
+    "is_disabled",
     "is_dynamo_compiling",
     "is_exporting",
     "mark_dynamic",

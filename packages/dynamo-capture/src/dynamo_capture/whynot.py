@@ -95,7 +95,7 @@ def why_disabled(code: types.CodeType | None) -> Why:
 def why_never(target: Any, function: types.FunctionType | None) -> Why:
     """Why a call runs eagerly where translation is not asked, or has nothing to say."""
     if is_disabled(target):
-        return why_disabled(None if function is None else function.__code__)
+        return why_disabled(getattr(function or inspect.unwrap(target), "__code__", None))
     if function is None:
         text = f"a {type(target).__name__} has no Python code to capture"
         return Why(text, None, "Compile the Python function that calls it.")

@@ -29,7 +29,7 @@ THIRD_PARTY = {
     "dynamo_capture": {"torch", "bytecode", "numpy"},
     "aot_autograd": {"torch", "networkx"},
     "inductor_gen": {"torch", "triton", "numpy"},  # NumPy for Triton's interpreter
-    "compile_api": {"torch", "rich"},
+    "compile_api": {"torch", "rich", "onnx"},
 }
 #: Slow to import, so only ever imported where they are used.
 LAZY = {"sympy", "networkx", "numpy", "rich", "triton", "safetensors", "hypothesis"}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from compile_api.deploy.contract import Dim
     from compile_api.deploy.export import export
     from compile_api.deploy.exported import Exported, load_exported
+    from compile_api.deploy.interchange.api import to_onnx, to_stablehlo
     from compile_api.deploy.package import Package, load_package, package
 
 __version__ = "0.1.0"
@@ -77,6 +78,8 @@ __all__ = [
     "strip_prefix",
     "substitute_in_graph",
     "supports_dynamic_shapes",
+    "to_onnx",
+    "to_stablehlo",
     "worth_it",
 ]
 
@@ -95,6 +98,7 @@ _LATER = {
     "load_exported": "deploy.exported", "compare": "comparison", "bisect": "bisector", "minify": "minifier",
     "worth_it": "worth", "profile": "profiling",
     "Package": "deploy.package", "load_package": "deploy.package", "package": "deploy.package",
+    "to_onnx": "deploy.interchange.api", "to_stablehlo": "deploy.interchange.api",
 }  # fmt: skip
 
 

@@ -26,10 +26,13 @@ STAGES = {
     "api": ["prims", "dynamo-capture", "aot-autograd", "inductor-gen", "compile-api"],
 }
 EVERYTHING = STAGES["api"]
-#: What a stage's tests need besides the stage and pytest. Triton's interpreter runs the GPU kernels on the CPU.
-STAGE_EXTRAS = {"inductor": ["triton"]}
+#: What a stage's tests need besides the stage and pytest. Triton's interpreter runs the GPU kernels on the CPU;
+#: ONNX Runtime runs what is written as ONNX.
+STAGE_EXTRAS = {"inductor": ["triton"], "api": ["onnx", "onnxruntime"]}
 #: Only where a user may also want them: the models of the integration tests, the demo and the benchmarks.
 LIBRARIES = ["numpy", "scipy", "transformers", "pillow", "pyyaml"]
+#: Other runtimes, for what is written for them.
+RUNTIMES = ["onnx", "onnxruntime", "jax", "jaxlib"]
 #: torchvision's wheel names a CUDA build of torch; it works beside the CPU one.
 LIBRARIES_WITHOUT_DEPENDENCIES = ["torchvision", "timm"]
 #: What the stages' own tests need besides the stage.
@@ -122,7 +125,7 @@ def api(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """Real programs and models through all stages; the architecture's tests."""
-    install_packages(session, EVERYTHING, *STAGE_TESTS, "build", "hatchling", "triton")
+    install_packages(session, EVERYTHING, *STAGE_TESTS, "build", "hatchling", "triton", *RUNTIMES)
     install_libraries(session)
     run_pytest(session, "-q", str(ROOT / "integration-tests"))
 

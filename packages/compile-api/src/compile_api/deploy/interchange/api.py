@@ -48,9 +48,9 @@ def to_onnx(
 def to_stablehlo(exported: Exported, *, constants: bool = False) -> str:
     """A program as the text of a StableHLO module with one function, ``@main``.
 
-    Its arguments are the contract's tensors in their order, then the weights in the order of ``exported.weights``; its
-    results those of the contract that are tensors or sizes, then the new values of what the program writes. Comments at
-    the top name all of them. Sizes that may differ are ``?``, and what follows from them is computed from arguments'.
+    Its arguments are the contract's tensors in their order, then the weights as ``exported.contract.sources`` has them;
+    its results those of the contract that are tensors or sizes, then the new values of what the program writes.
+    Comments at the top name all of them. Sizes that may differ are ``?``; what depends on them is computed from them.
 
     Args:
         exported: what :func:`compile_api.export` returns.

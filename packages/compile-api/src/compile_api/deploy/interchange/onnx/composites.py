@@ -158,7 +158,7 @@ def topk(b: Builder, x: T, k: Any, dim: int = -1, largest: bool = True, sorted: 
 
 def _is_lstm(node: torch.fx.Node) -> bool:
     arguments = dict(zip(_RNN, node.args, strict=False))
-    plain = not arguments["batch_sizes"] and not arguments["train"] and arguments["mode"] == 2
+    plain = not arguments["batch_sizes"] and arguments["mode"] == 2  # `train` asks for what a backward pass reads
     return plain and node.args[0].meta["spec"].ndim == 3 and _floats(node)  # type: ignore[union-attr]
 
 

@@ -192,6 +192,46 @@ def test_weights_in_a_file_of_their_own(tmp_path):
     assert not any(w.data_location == onnx.TensorProto.EXTERNAL for w in stored.graph.initializer)
 
 
+def test_weights_too_large_for_one_file_are_apart_by_default(tmp_path, monkeypatch):
+    from compile_api.deploy.interchange.onnx import model as writing
+
+    monkeypatch.setattr(writing, "LARGEST_FILE", 100)
+    layer = torch.nn.Linear(8, 4)
+    layer.register_buffer("empty", torch.ones(0, 4))
+    fn = torch.nn.Sequential(layer).eval()
+    layer.forward = lambda x: torch.cat([x @ layer.weight.T, layer.empty])
+    x = torch.randn(2, 8)
+    _, loaded = written(fn, (x,), tmp_path)
+    torch.testing.assert_close(run(loaded, x)[0], fn(x).detach())
+    assert (tmp_path / "model.onnx.data").exists()
+
+
+def test_a_program_that_was_saved(tmp_path):
+    torch.manual_seed(0)
+    model = Model().eval()
+    x = {"x": torch.randn(3, 4)}
+    compile_api.export(model, (x,), dynamic_shapes={"batch": {"x": {0: "n"}}}).save(tmp_path / "saved")
+    file = compile_api.to_onnx(compile_api.load_exported(tmp_path / "saved"), tmp_path / "model.onnx")
+    torch.testing.assert_close(run(session(file), torch.ones(5, 4))[0], model({"x": torch.ones(5, 4)})["y"].detach())
+
+
+def test_names_that_meet(tmp_path):
+    """An argument, a parameter, a primitive's name and a result of one name."""
+
+    class Same(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.result = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, add, mul):
+            return add + mul * self.result
+
+    _, loaded = written(Same(), (torch.ones(3), torch.ones(3)), tmp_path)
+    assert [i.name for i in loaded.get_inputs()] == ["add", "mul"]
+    assert [o.name for o in loaded.get_outputs()] == ["result.out"]
+    assert torch.equal(run(loaded, torch.ones(3), torch.ones(3) * 2)[0], torch.full((3,), 3.0))
+
+
 @pytest.mark.parametrize("opset", [18, 21, 23])
 def test_opsets(tmp_path, opset):
     x = torch.randn(2, 5)

@@ -4,4 +4,5 @@
     exported    what export gives: runs, is saved, loaded and printed       exported.py
     contract    names, types, sizes and structure of what goes in and out   contract.py, trees.py
     package     a folder with compiled code and weights beside it           package.py
+    interchange ONNX models and StableHLO text, for other runtimes          interchange/
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import onnx
@@ -14,7 +14,7 @@ from compile_api.deploy.interchange.program import Program
 from prims.ir.symbols import expr_of
 from prims.spec import TensorSpec
 
-__all__ = ["DTYPES", "Builder", "T", "as_proto"]
+__all__ = ["DTYPES", "Builder", "T", "as_proto", "raw"]
 
 #: dtype -> ONNX's element type.
 DTYPES = {
@@ -43,9 +43,7 @@ class T(NamedTuple):
 
 def as_proto(name: str, value: torch.Tensor) -> onnx.TensorProto:
     """A tensor as ONNX holds it."""
-    return onnx.TensorProto(
-        name=name, data_type=DTYPES[value.dtype], dims=list(value.shape), raw_data=raw(value),
-    )  # fmt: skip
+    return onnx.TensorProto(name=name, data_type=DTYPES[value.dtype], dims=list(value.shape), raw_data=raw(value))
 
 
 def raw(value: torch.Tensor) -> bytes:
@@ -55,7 +53,7 @@ def raw(value: torch.Tensor) -> bytes:
 
 
 class Builder:
-    """Collects an ONNX graph. The methods of rows' need: `op`, `const`, `ints`, `cast`, `full`, `shape`."""
+    """Collects an ONNX graph. What rows use: `op`, `const`, `ints`, `cast`, `full`, `shape`."""
 
     def __init__(self, program: Program, opset: int) -> None:
         self.program = program
@@ -119,6 +117,10 @@ class Builder:
             name, count = f"{base}.{count}", count + 1
         self._taken.add(name)
         return name
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names for what is written last."""
+        self._taken.update(names)
 
     def op(self, kind: str, *inputs: T | None, dtype: torch.dtype | None = None, **attributes: Any) -> T:
         """One operator with one result, of the first input's dtype unless another is given."""

@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from compile_api.deploy.exported import Exported
-from compile_api.deploy.interchange.onnx.builder import DTYPES, Builder, T, raw
+from compile_api.deploy.interchange.onnx.builder import DTYPES, Builder, T, as_proto, raw
 from compile_api.deploy.interchange.onnx.table import ONNX
 from compile_api.deploy.interchange.program import Argument, Program, Weight, dim_text, program_of
 from compile_api.deploy.interchange.walk import Missing, NotMapped, not_mapped, walk
@@ -53,6 +53,7 @@ def model_of(program: Program, opset: int, name: str) -> tuple[onnx.ModelProto, 
     builder = Builder(program, opset)
     values: dict[torch.fx.Node, Any] = {}
     inputs, weights = _inputs(program, builder, values, missing)
+    builder.reserve(name for name, _ in program.results)
     walk(program, ONNX, builder, values, missing)
     missing.refuse(ONNX)
     outputs = _outputs(program, builder, values)
@@ -67,14 +68,15 @@ def model_of(program: Program, opset: int, name: str) -> tuple[onnx.ModelProto, 
 
 def _add_weights(graph: onnx.GraphProto, weights: Sequence[tuple[str, torch.Tensor]], data: Path | None) -> None:
     """Weights as initializers: in the model, or one after another in a file beside it, at multiples of 64 bytes."""
-    for name, value in weights if data is None else ():
-        made = graph.initializer.add()
-        made.name, made.data_type, made.raw_data = name, DTYPES[value.dtype], raw(value)
-        made.dims.extend(value.shape)
+    inside = [(name, value) for name, value in weights if data is None or not value.numel()]
+    for name, value in inside:
+        graph.initializer.append(as_proto(name, value))
     if data is None:
         return
     with data.open("wb") as stream:
         for name, value in weights:
+            if not value.numel():
+                continue
             stream.write(bytes(-stream.tell() % 64))
             start = stream.tell()
             stream.write(raw(value))

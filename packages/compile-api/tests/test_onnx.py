@@ -154,6 +154,27 @@ def test_views_of_inputs_and_outputs(tmp_path):
         assert torch.equal(got, want)
 
 
+def test_views_of_what_lies_with_gaps(tmp_path):
+    def fn(x, y):
+        return x[:, 1:].t(), x.unsqueeze(0).expand(2, 3, 4), y[1:], y.expand(5, 3)
+
+    given = torch.arange(24.0).reshape(6, 4)[::2], torch.tensor([7.0]).expand(3)
+    _, loaded = written(fn, given, tmp_path)
+    for got, want in zip(run(loaded, *given), fn(*given), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_what_is_computed_for_its_error_alone_is_left_out(tmp_path):
+    def fn(x, i):
+        torch.nn.functional.embedding(i, x)
+        return x + 1, torch.linspace(0, 1, 5) * x[0, 0], torch.nn.functional.one_hot(i, 4)
+
+    given = torch.randn(4, 3), torch.tensor([1, 3])
+    _, loaded = written(fn, given, tmp_path)
+    for got, want in zip(run(loaded, *given), fn(*given), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 class Cache(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -118,10 +118,14 @@ def program_of(exported: Exported, takes: Mapping[str, Callable[[torch.fx.Node],
     claims = frozenset(name for name, fits in takes.items() if all(map(fits, calls.get(name, ()))))
     lowered = lower(env, claims=claims, options=exported.options.replace(numerics="fast", batch_invariant=False))
     graph, mapping = lowered.copy_graph()
+    for node in graph.nodes:  # what is only computed so that its error comes in its place
+        if str(node.target) == "quintet.computed_after.default":
+            node.replace_all_uses_with(node.args[0])
     nodes = [mapping[node] for node in lowered.placeholders()]
-    written = {index: mapping[lowered.results()[output]] for index, output in lowered.mutations}
+    results: tuple[Any, ...] = tuple(graph.output_node().args[0])  # type: ignore[arg-type]
+    written = {index: results[output] for index, output in lowered.mutations}
     arguments, weights = _inputs(exported, nodes, written)
-    outputs = _outputs(exported, lowered, graph, nodes, written, target, [mapping.get(r, r) for r in lowered.results()])
+    outputs = _outputs(exported, lowered, graph, nodes, written, target, results)
     taken = {a.name for a in arguments} | {w.name for w in weights}
     outputs = tuple((name if name not in taken else f"{name}.out", value) for name, value in outputs)
     updates = tuple((f"{_name(exported, index)}.new", node) for index, node in written.items())
@@ -194,33 +198,72 @@ def _view(
     p: GraphHandler, base: torch.fx.Node, memory: Any, r: Result, size: Callable[[Any], Any], name: str, target: str
 ) -> torch.fx.Node:
     """The elements of a view of ``base``, whose memory has the strides of ``memory``."""
-    order = _dense(memory.shape, memory.strides)
-    if order is None or dtype_of(r.dtype or "") != memory.dtype:
-        raise UserError(
-            f"the program cannot be written as {target}: {name} shares the memory of another tensor in a way that only "
-            "memory can tell",
-            todo="Return a copy of it: .clone().",
-        )
+    if dtype_of(r.dtype or "") != memory.dtype:
+        raise _only_memory(name, target)
     shape, strides, offset = [size(n) for n in r.shape], [size(n) for n in r.strides or ()], size(r.offset)
+    order = _dense(memory.shape, memory.strides)
+    if order is None:
+        return _addressed(p, p.value(base), memory, shape, strides, offset, _only_memory(name, target))
     value = p.permute(p.value(base), order)
-    number: Any = 1
-    for n in value.shape:
-        number = number * n
+    number = _product(value.shape)
     flat = p.reshape(value, (number,))
     inner = _dense(shape, strides)
-    count: Any = 1
-    for n in shape:
-        count = count * n
-    if inner is not None and _same(count, number) and _same(offset, 0):
+    if inner is not None and _same(_product(shape), number) and _same(offset, 0):
         dense = p.reshape(flat, tuple(shape[d] for d in inner))
         node: torch.fx.Node = p.permute(dense, tuple(inner.index(d) for d in range(len(shape)))).node
         return node
-    place = p.full(tuple(shape), offset, torch.int64, base.meta["spec"].device)
-    for d, (n, stride) in enumerate(zip(shape, strides, strict=True)):
-        line = p.mul(p.iota(n, 0, 1, torch.int64, base.meta["spec"].device), stride)
-        place = p.add(place, p.broadcast(line, tuple(shape), (d,)))
-    taken: torch.fx.Node = p.index(flat, (place,), (0,)).node
+    taken: torch.fx.Node = p.index(flat, (_places(p, shape, strides, offset, flat.device),), (0,)).node
     return taken
+
+
+def _only_memory(name: str, target: str) -> UserError:
+    return UserError(
+        f"the program cannot be written as {target}: {name} shares the memory of another tensor in a way that only "
+        "memory can tell",
+        todo="Return a copy of it: .clone().",
+    )
+
+
+def _places(p: GraphHandler, shape: Sequence[Any], strides: Sequence[Any], offset: Any, device: torch.device) -> Any:
+    """Where in memory each element of a view is."""
+    place = p.full(tuple(shape), offset, torch.int64, device)
+    for d, (n, stride) in enumerate(zip(shape, strides, strict=True)):
+        line = p.mul(p.iota(n, 0, 1, torch.int64, device), stride)
+        place = p.add(place, p.broadcast(line, tuple(shape), (d,)))
+    return place
+
+
+def _addressed(
+    p: GraphHandler, base: Any, memory: Any, shape: Sequence[Any], strides: Sequence[Any], offset: Any,
+    refusal: UserError,
+) -> torch.fx.Node:  # fmt: skip
+    """The elements of a view of what lies in memory with gaps, or repeated: each place is an index of every dimension.
+
+    Raises:
+        UserError: places do not tell indices apart, or sizes differ between calls.
+    """
+    if not all(isinstance(n, int) for n in (*memory.shape, *memory.strides)) or not base.ndim:
+        raise refusal
+    order = sorted((d for d in range(base.ndim) if memory.strides[d]), key=lambda d: -memory.strides[d])
+    beyond = 0
+    for d in reversed(order):  # an index of the dimension reaches further than all of the inner ones
+        if memory.strides[d] <= beyond:
+            raise refusal
+        beyond += memory.strides[d] * (memory.shape[d] - 1)
+    left = _places(p, shape, strides, offset, base.device)
+    indices = [p.full(tuple(shape), 0, torch.int64, base.device)] * base.ndim
+    for d in order:
+        indices[d] = p.trunc_div(left, memory.strides[d])
+        left = p.sub(left, p.mul(indices[d], memory.strides[d]))
+    node: torch.fx.Node = p.index(base, tuple(indices), tuple(range(base.ndim))).node
+    return node
+
+
+def _product(sizes: Sequence[Any]) -> Any:
+    number: Any = 1
+    for n in sizes:
+        number = number * n
+    return number
 
 
 def _dense(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[int, ...] | None:

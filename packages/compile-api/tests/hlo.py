@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiles in half the time
 
 import jax
 import numpy as np

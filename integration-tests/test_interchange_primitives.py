@@ -40,3 +40,18 @@ def test_primitive(name):
             assert not wrong, (dtype, args, wrong)
             ran += 1
     assert ran
+
+
+def test_of_nothing_and_out_of_range():
+    """An index into nothing, and floats beyond a small integer's range, which eager wraps."""
+    import hlo
+
+    import compile_api
+
+    def fn(x, i, y):
+        return x[i], x.gather(1, i.reshape(0, 1)), y.to(torch.uint8), y.to(torch.int8)
+
+    given = torch.ones(0, 2), torch.zeros(0, dtype=torch.int64), torch.tensor([-1.0, 300.0, 3.7])
+    text = compile_api.to_stablehlo(compile_api.export(fn, given))
+    for got, want in zip(hlo.run(text, [t.numpy() for t in given]), fn(*given), strict=True):
+        assert torch.equal(torch.from_numpy(got.copy()), want)

@@ -163,11 +163,14 @@ class Builder:
         return self.emit(f"stablehlo.select {c}, {x}, {y} : {self.type(c, x)}", x.dtype, x.shape)
 
     def convert(self, x: V, dtype: torch.dtype) -> V:
-        """A conversion, unless it changes nothing. Anything is a bool if it is not 0; floats truncate."""
+        """A conversion, unless it changes nothing. Anything is a bool if it is not 0; floats truncate, and those out of
+        a small integer's range wrap as in eager, where XLA by itself takes the nearest one."""
         if x.dtype == dtype:
             return x
         if dtype == torch.bool:
             return self.compare("NE", x, self.splat(0, x.dtype, x.shape))
+        if x.dtype.is_floating_point and dtype in (torch.int16, torch.int8, torch.uint8):
+            x = self.to("convert", [x], "", torch.int64, x.shape)
         return self.to("convert", [x], "", dtype, x.shape)
 
     # ---- constants --------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ def _places(b: Builder, x: V, indices: Sequence[V], dims: Sequence[int]) -> V:
 
 
 def _gathered(b: Builder, x: V, places: V, dims: Sequence[int], shape: Sequence[Any]) -> V:
+    if 0 in [n for n in (*shape, *(x.shape[d] for d in dims)) if isinstance(n, int)]:
+        return b.splat(0, x.dtype, shape)  # of nothing no slice of one element can be taken
     rank, ndim = len(places.shape) - 1, len(x.shape)
     others = [d for d in range(ndim) if d not in dims]
     numbers = (

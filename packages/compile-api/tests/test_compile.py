@@ -249,7 +249,7 @@ def test_import_is_light():
     script = (
         "import sys, time, torch\nstart = time.process_time()\nimport compile_api\n"
         "print(time.process_time() - start)\n"
-        "print([m for m in ('sympy', 'networkx', 'rich', 'triton', 'torch._dynamo', 'torch._inductor') "
+        "print([m for m in ('sympy', 'networkx', 'rich', 'triton', 'onnx', 'torch._dynamo', 'torch._inductor') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)

@@ -342,8 +342,25 @@ def test_complex_numbers_and_random_ones_are_refused(tmp_path):
     with pytest.raises(UserError, match="input x: complex numbers are not mapped"):
         compile_api.to_onnx(program, file)
     program = compile_api.export(lambda x: x + torch.rand(4), (torch.randn(4),))
-    with pytest.raises(UserError, match="random"):
+    with pytest.raises(UserError, match=r"random_uniform: .*test_\w+\.py:\d+"):
         compile_api.to_onnx(program, file)
+
+
+def test_reasons(tmp_path):
+    """Control flow, a check, and why a call has no form in primitives."""
+
+    def fn(x, i):
+        y = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+        return y, torch.linalg.inv(x), (x > 0).index_add(0, i, x > 1), x.to(torch.float8_e4m3fn).float()
+
+    program = compile_api.export(fn, (torch.eye(3), torch.tensor([0, 1, 2])))
+    with pytest.raises(UserError) as raised:
+        compile_api.to_onnx(program, tmp_path / "model.onnx")
+    text = str(raised.value)
+    assert "control flow is not mapped" in text
+    assert "linalg_checked.default: a check that is no computation" in text
+    assert "in primitives: index_put that accumulates bool" in text
+    assert "convert: numbers of torch.float8_e4m3fn are not mapped" in text
 
 
 def test_wrong_arguments(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from prims.ir import Envelope
 from prims.ir.symbols import expr_of
 from prims.lower import lower
 from prims.records import record
+from prims.report import Report
 from prims.spec import Sym
 from prims.spec import expr as ex
 from prims.spec.exprtext import parse
@@ -66,6 +68,7 @@ class Program:
         updates: the new values of arguments and weights that the program writes, named after them.
         symbols: symbol of a size -> the input's node and the dimension in which it stands.
         dims: symbol of a size -> the dimension's name.
+        reasons: overload that could not be written in primitives -> why, where that is known.
     """
 
     arguments: tuple[Argument, ...]
@@ -75,6 +78,7 @@ class Program:
     updates: tuple[tuple[str, torch.fx.Node], ...]
     symbols: Mapping[str, tuple[torch.fx.Node, int]]
     dims: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[Argument | Weight, ...]:
@@ -101,22 +105,20 @@ def program_of(exported: Exported, takes: Mapping[str, Callable[[torch.fx.Node],
     """The program in primitives, and in those overloads of ``takes`` of which it is True for every call.
 
     Raises:
-        UserError: it draws random numbers, or a result has a layout that only memory can tell.
+        UserError: a result shares memory in a way that only memory can tell.
     """
     if not isinstance(exported, Exported):
         raise UserError(f"got a {type(exported).__name__}", todo="Give what compile_api.export() returns.")
     contract, env = exported.contract, exported.envelope
-    if any(kind == "seed" for kind, _ in contract.sources):
-        raise UserError(
-            f"the program cannot be written as {target}: it draws random numbers, "
-            "from a seed that eager's generator gives",
-            todo="Call model.eval() before exporting, or pass the numbers as an argument.",
-        )
     calls: dict[str, list[torch.fx.Node]] = {}
     for node in env.op_nodes:
         calls.setdefault(str(node.target), []).append(node)
     claims = frozenset(name for name, fits in takes.items() if all(map(fits, calls.get(name, ()))))
-    lowered = lower(env, claims=claims, options=exported.options.replace(numerics="fast", batch_invariant=False))
+    report = Report()
+    options = exported.options.replace(numerics="fast", batch_invariant=False)
+    lowered = lower(env, claims=claims, options=options, report=report)
+    whole = (f.reason.partition(": ") for f in report.fallbacks if f.stage == "lower")
+    reasons = {name: reason for name, _, reason in whole if reason != "no decomposition"}
     graph, mapping = lowered.copy_graph()
     for node in graph.nodes:  # what is only computed so that its error comes in its place
         if str(node.target) == "quintet.computed_after.default":
@@ -133,7 +135,7 @@ def program_of(exported: Exported, takes: Mapping[str, Callable[[torch.fx.Node],
         e.name: (nodes[e.binding.input_index], e.binding.dim)
         for e in lowered.symbols if e.binding is not None and e.binding.dim is not None
     }  # fmt: skip
-    return Program(arguments, weights, graph, outputs, updates, symbols, dict(contract.bound))
+    return Program(arguments, weights, graph, outputs, updates, symbols, dict(contract.bound), reasons)
 
 
 def _name(exported: Exported, index: int) -> str:

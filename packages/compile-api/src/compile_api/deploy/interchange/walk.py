@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from compile_api.deploy.interchange.program import Program
+from prims.control import control_of
 from prims.errors import UserError
 from prims.ops import PrimOp
 from prims.records import record
@@ -69,7 +70,8 @@ class Missing:
         ]  # fmt: skip
         raise UserError(
             f"the program cannot be written as {target.name}; what does not map:\n" + "\n".join(listed),
-            todo="Change these lines, or package() the program, which keeps such operators as calls.",
+            todo="Change these lines (what is random in training is gone after model.eval()), or package() the program, "
+            "which keeps calls of PyTorch's operators.",
         )
 
 
@@ -90,7 +92,7 @@ def walk(program: Program, target: Target, builder: Any, values: dict[torch.fx.N
         name = node.target.name if isinstance(node.target, PrimOp) else str(node.target)
         try:
             _check_dtypes(node, target)
-            row = _row(name, node, target)
+            row = _row(name, node, target, program.reasons)
             builder.at(node)
             values[node] = row(builder, *_arguments(node, values), **_map(dict(node.kwargs), values))
         except NotMapped as error:
@@ -98,7 +100,7 @@ def walk(program: Program, target: Target, builder: Any, values: dict[torch.fx.N
             values[node] = builder.unknown(node)
 
 
-def _row(name: str, node: torch.fx.Node, target: Target) -> Callable[..., Any]:
+def _row(name: str, node: torch.fx.Node, target: Target, reasons: Mapping[str, str]) -> Callable[..., Any]:
     if isinstance(node.target, PrimOp):
         if name in target.unmapped:
             raise NotMapped(target.unmapped[name])
@@ -107,9 +109,14 @@ def _row(name: str, node: torch.fx.Node, target: Target) -> Callable[..., Any]:
         if not target.takes[name](node):
             raise NotMapped(f"not with these arguments in {target.name}")
         return target.composites[name]
+    if control_of(node.target) is not None:
+        raise NotMapped("control flow is not mapped")
+    if name.startswith("quintet."):
+        raise NotMapped("a check that is no computation, and raises an error")
     if not name.startswith("aten."):
-        raise NotMapped("an operator of another library, or control flow")
-    raise NotMapped("it stays a call of PyTorch's own kernel, as it has no form in primitives")
+        raise NotMapped("an operator of another library")
+    known = f": {reasons[name]}" if name in reasons else ""
+    raise NotMapped(f"it stays a call of PyTorch's own kernel, as it has no form in primitives{known}")
 
 
 def _check_dtypes(node: torch.fx.Node, target: Target) -> None:

@@ -2,6 +2,7 @@
 
     program     what goes in and out, by name, and the graph in primitives between     program.py
     walk        a graph's nodes through a target's table; what does not map, listed    walk.py
+    calls       which calls may stay whole                                             calls.py
     onnx        an ONNX model                                                          onnx/
     stablehlo   StableHLO text                                                         stablehlo/
 

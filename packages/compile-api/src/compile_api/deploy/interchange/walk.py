@@ -70,8 +70,8 @@ class Missing:
         ]  # fmt: skip
         raise UserError(
             f"the program cannot be written as {target.name}; what does not map:\n" + "\n".join(listed),
-            todo="Change these lines (what is random in training is gone after model.eval()), or package() the program, "
-            "which keeps calls of PyTorch's operators.",
+            todo="Change these lines (what is random in training is gone after model.eval()), or package() the "
+            "program, which keeps calls of PyTorch's operators.",
         )
 
 

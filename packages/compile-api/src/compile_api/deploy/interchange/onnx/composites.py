@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from compile_api.deploy.interchange.calls import Calls, each, is_lstm, of_floats, sorts
 from compile_api.deploy.interchange.onnx.builder import Builder, T
 from compile_api.deploy.interchange.onnx.elementwise import is_nan
 from compile_api.deploy.interchange.onnx.structure import whole
@@ -16,36 +17,15 @@ from prims.dtypes import compute_dtype
 
 __all__ = ["ROWS", "TAKES"]
 
-ROWS: dict[str, Callable[..., Any]] = {}
-TAKES: dict[str, Callable[[torch.fx.Node], bool]] = {}
+composite = Calls()
+ROWS, TAKES = composite.rows, composite.takes
 
 F32, I32, I64, BOOL = torch.float32, torch.int32, torch.int64, torch.bool
-
-
-def composite(*names: str, takes: Callable[[torch.fx.Node], bool] = lambda node: True) -> Callable[[Any], Any]:
-    """Register a row for overloads, for the calls that ``takes`` says."""
-
-    def register(fn: Callable[..., Any]) -> Any:
-        for name in names:
-            ROWS[name], TAKES[name] = fn, takes
-        return fn
-
-    return register
-
-
-def _floats(node: torch.fx.Node) -> bool:
-    return bool(node.args[0].meta["spec"].dtype.is_floating_point)  # type: ignore[union-attr]
-
-
-def _each(values: Sequence[int], count: int) -> list[int]:
-    """One number for each dimension, where one may stand for all."""
-    return [int(v) for v in values] * (count if len(values) == 1 else 1)
-
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
 
 
-@composite("aten.convolution.default", takes=_floats)
+@composite("aten.convolution.default", takes=of_floats)
 def convolution(
     b: Builder, x: T, weight: T, bias: T | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
@@ -57,13 +37,13 @@ def convolution(
     single = b.operand_spec(0).ndim == count + 1
     if single:
         wide[0] = b.op("Unsqueeze", wide[0], b.ints([0]))
-    ends = _each(padding, count)
+    ends = each(padding, count)
     geometry: dict[str, Any] = {
-        "strides": _each(stride, count), "pads": [*ends, *ends], "dilations": _each(dilation, count),
+        "strides": each(stride, count), "pads": [*ends, *ends], "dilations": each(dilation, count),
         "group": groups, "kernel_shape": [int(n) for n in weights.shape[2:]],
     }  # fmt: skip
     if transposed:
-        geometry["output_padding"] = _each(output_padding, count)
+        geometry["output_padding"] = each(output_padding, count)
     out = b.op("ConvTranspose" if transposed else "Conv", *wide, **geometry)
     if single:
         out = b.op("Squeeze", out, b.ints([0]))
@@ -89,10 +69,10 @@ def max_pool(
     """NaN where a window has one: the operator does not say so, and ONNX Runtime loses it."""
     count = b.operand_spec(0).ndim - 2
     wide = b.cast(whole(b, x), compute_dtype(x.dtype))
-    ends = _each(padding, count)
+    ends = each(padding, count)
     geometry: dict[str, Any] = {
-        "kernel_shape": _each(kernel, count), "strides": _each(stride or kernel, count), "pads": [*ends, *ends],
-        "dilations": _each(dilation, count),
+        "kernel_shape": each(kernel, count), "strides": each(stride or kernel, count), "pads": [*ends, *ends],
+        "dilations": each(dilation, count),
     }  # fmt: skip
     out = b.op("MaxPool", wide, **geometry)
     nan = b.op("MaxPool", b.cast(is_nan(b, wide), F32), **geometry)
@@ -102,11 +82,6 @@ def max_pool(
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
-
-
-def _orders(node: torch.fx.Node) -> bool:
-    spec = node.args[0].meta["spec"]  # type: ignore[union-attr]
-    return bool(spec.ndim and spec.dtype != BOOL)
 
 
 def _sorted(b: Builder, x: T, dim: int, descending: bool, count: T | None) -> tuple[T, T]:
@@ -136,19 +111,19 @@ def _sorted(b: Builder, x: T, dim: int, descending: bool, count: T | None) -> tu
     return b.op("GatherElements", x, places, axis=dim), places
 
 
-@composite("aten.sort.default", takes=_orders)
+@composite("aten.sort.default", takes=sorts)
 def sort(b: Builder, x: T, dim: int = -1, descending: bool = False) -> tuple[T, T]:
     return _sorted(b, whole(b, x), dim, descending, None)
 
 
-@composite("aten.sort.stable", takes=_orders)
+@composite("aten.sort.stable", takes=sorts)
 def stable_sort(
     b: Builder, x: T, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[T, T]:
     return _sorted(b, whole(b, x), dim, descending, None)
 
 
-@composite("aten.topk.default", takes=_orders)
+@composite("aten.topk.default", takes=sorts)
 def topk(b: Builder, x: T, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[T, T]:
     return _sorted(b, whole(b, x), dim, largest, b.shape([k]))
 
@@ -156,19 +131,7 @@ def topk(b: Builder, x: T, k: Any, dim: int = -1, largest: bool = True, sorted: 
 # ---- recurrent layers ------------------------------------------------------------------------------------------------
 
 
-def _is_lstm(node: torch.fx.Node) -> bool:
-    arguments = dict(zip(_RNN, node.args, strict=False))
-    plain = not arguments["batch_sizes"] and arguments["mode"] == 2  # `train` asks for what a backward pass reads
-    return plain and node.args[0].meta["spec"].ndim == 3 and _floats(node)  # type: ignore[union-attr]
-
-
-_RNN = (
-    "input", "weight0", "weight1", "weight2", "weight3", "hx", "cx", "reverse", "batch_sizes", "mode", "hidden_size",
-    "num_layers", "has_biases", "bidirectional", "batch_first", "train",
-)  # fmt: skip
-
-
-@composite("aten.mkldnn_rnn_layer.default", takes=_is_lstm)
+@composite("aten.mkldnn_rnn_layer.default", takes=is_lstm)
 def lstm(b: Builder, x: T, w: T, r: T, bw: T, br: T, h: T, c: T, reverse: bool, *rest: Any) -> tuple[T, ...]:
     """One direction of one layer over [t, b, i]. PyTorch orders the gates i, f, g, o; ONNX i, o, f, c."""
     hidden = rest[2]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from compile_api.deploy.interchange.calls import Calls, each, is_lstm, of_floats, sorts
 from compile_api.deploy.interchange.stablehlo.builder import Builder, V, type_of
 from compile_api.deploy.interchange.stablehlo.reduction import product
 from compile_api.deploy.interchange.walk import NotMapped
@@ -16,36 +17,15 @@ from prims.ir.symbols import expr_of
 
 __all__ = ["ROWS", "TAKES"]
 
-ROWS: dict[str, Callable[..., Any]] = {}
-TAKES: dict[str, Callable[[torch.fx.Node], bool]] = {}
+composite = Calls()
+ROWS, TAKES = composite.rows, composite.takes
 
 I64, BOOL = torch.int64, torch.bool
-
-
-def composite(*names: str, takes: Callable[[torch.fx.Node], bool] = lambda node: True) -> Callable[[Any], Any]:
-    """Register a row for overloads, for the calls that ``takes`` says."""
-
-    def register(fn: Callable[..., Any]) -> Any:
-        for name in names:
-            ROWS[name], TAKES[name] = fn, takes
-        return fn
-
-    return register
-
-
-def _floats(node: torch.fx.Node) -> bool:
-    return bool(node.args[0].meta["spec"].dtype.is_floating_point)  # type: ignore[union-attr]
-
-
-def _each(values: Sequence[int], count: int) -> list[int]:
-    """One number for each dimension, where one may stand for all."""
-    return [int(v) for v in values] * (count if len(values) == 1 else 1)
-
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
 
 
-@composite("aten.convolution.default", takes=_floats)
+@composite("aten.convolution.default", takes=of_floats)
 def convolution(
     b: Builder, x: V, weight: V, bias: V | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
@@ -58,7 +38,7 @@ def convolution(
     single = len(x.shape) == count + 1
     if single:
         x, shape = b.reshape(x, (1, *x.shape)), (1, *shape)
-    stride, padding, dilation, extra = (_each(v, count) for v in (stride, padding, dilation, output_padding))
+    stride, padding, dilation, extra = (each(v, count) for v in (stride, padding, dilation, output_padding))
     kernel = [int(n) for n in weight.shape[2:]]
     pads = [[p, p] for p in padding]
     lhs, steps = [1] * count, stride
@@ -97,11 +77,6 @@ def _turned(b: Builder, weight: V, groups: int) -> V:
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-def _orders(node: torch.fx.Node) -> bool:
-    spec = node.args[0].meta["spec"]  # type: ignore[union-attr]
-    return bool(spec.ndim and spec.dtype != BOOL)
-
-
 def _sorted(b: Builder, x: V, dim: int, descending: bool) -> tuple[V, V]:
     """All elements and their places. Equal ones stay in order, a NaN is the greatest."""
     dim %= len(x.shape)
@@ -129,19 +104,19 @@ def _sorted(b: Builder, x: V, dim: int, descending: bool) -> tuple[V, V]:
     return found[0], found[1]
 
 
-@composite("aten.sort.default", takes=_orders)
+@composite("aten.sort.default", takes=sorts)
 def sort(b: Builder, x: V, dim: int = -1, descending: bool = False) -> tuple[V, V]:
     return _sorted(b, x, dim, descending)
 
 
-@composite("aten.sort.stable", takes=_orders)
+@composite("aten.sort.stable", takes=sorts)
 def stable_sort(
     b: Builder, x: V, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[V, V]:
     return _sorted(b, x, dim, descending)
 
 
-@composite("aten.topk.default", takes=_orders)
+@composite("aten.topk.default", takes=sorts)
 def topk(b: Builder, x: V, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[V, V]:
     dim %= len(x.shape)
     shape = [k if d == dim else n for d, n in enumerate(x.shape)]
@@ -152,19 +127,7 @@ def topk(b: Builder, x: V, k: Any, dim: int = -1, largest: bool = True, sorted: 
 
 # ---- recurrent layers ------------------------------------------------------------------------------------------------
 
-_RNN = (
-    "input", "weight0", "weight1", "weight2", "weight3", "hx", "cx", "reverse", "batch_sizes", "mode", "hidden_size",
-    "num_layers", "has_biases", "bidirectional", "batch_first", "train",
-)  # fmt: skip
-
-
-def _is_lstm(node: torch.fx.Node) -> bool:
-    arguments = dict(zip(_RNN, node.args, strict=False))
-    plain = not arguments["batch_sizes"] and arguments["mode"] == 2  # `train` asks for what a backward pass reads
-    return plain and node.args[0].meta["spec"].ndim == 3 and _floats(node)  # type: ignore[union-attr]
-
-
-@composite("aten.mkldnn_rnn_layer.default", takes=_is_lstm)
+@composite("aten.mkldnn_rnn_layer.default", takes=is_lstm)
 def lstm(b: Builder, x: V, w: V, r: V, bw: V, br: V, h: V, c: V, reverse: bool, *rest: Any) -> tuple[V, ...]:
     """One direction of one layer over [t, b, i], step by step; the gates are i, f, g, o."""
     if expr_of(x.shape[0]) is not None:

@@ -32,6 +32,9 @@ def samples_of(op: PrimOp, dtype: torch.dtype) -> list[tuple[Any, ...]]:
         args = op.bind(*sample.args)
         if not any(isinstance(a, torch.dtype) and "float8" in str(a) for a in args):
             found.append(args)
+    if op.kind == "binary" and dtype == torch.uint8 and "shift" not in op.name:
+        x = torch.arange(1, 6, dtype=dtype)
+        found += [(x, -2), (-2, x)]  # a number that wraps
     return found
 
 

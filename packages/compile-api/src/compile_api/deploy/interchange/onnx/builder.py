@@ -152,7 +152,13 @@ class Builder:
         """A number without dimensions; of a size, what `Shape` says."""
         if expr_of(value) is not None:
             return self.cast(self.sizes.scalar(value), dtype)
-        return self.tensor(torch.tensor(value, dtype=dtype), (str(value), type(value)))
+        return self.tensor(torch.full((), value, dtype=dtype), (str(value), type(value)))
+
+    def number(self, value: Any, dtype: torch.dtype, compute: torch.dtype) -> T:
+        """A number of one dtype, to compute with in another."""
+        if expr_of(value) is not None:
+            return self.cast(self.const(value, dtype), compute)
+        return self.const(torch.full((), value, dtype=dtype).item(), compute)
 
     def ints(self, values: Sequence[int]) -> T:
         """A line of int64."""

@@ -36,9 +36,11 @@ def row(*names: str, wide: Mapping[torch.dtype, torch.dtype] = _WIDE) -> Callabl
             dtype = tensors[-1].dtype  # the condition of a `where` comes first
             compute = wide.get(dtype, dtype)
             narrow = all(t.narrow for t in tensors)
+            # A number is one of the operands' dtype, in which it may wrap, unless that is a half.
+            stands = compute if dtype.is_floating_point else dtype
             given = [
                 (x if x.dtype == BOOL and dtype != BOOL else b.cast(x, compute)) if isinstance(x, T)
-                else b.const(x, compute) for x in operands
+                else b.number(x, stands, compute) for x in operands
             ]  # fmt: skip
             return b.cast(fn(b, *given), b.spec.dtype)._replace(narrow=narrow)
 

@@ -54,7 +54,7 @@ def literal(value: Any, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
-        return str(int(value))
+        return str(int(torch.full((), value, dtype=dtype)))  # which wraps
     if math.isfinite(value):
         return f"{float(value):.17e}"
     of_float, of_bits, cut = _BITS[dtype]

@@ -126,7 +126,7 @@ def aot_function(
     counts = len(joint.tangents), len(partition.gradients)
     backward = LazyBackward(partition.backward, *counts, bw_compiler or fw_compiler, options, report)
     plan = plan_training(joint, partition, gm, options, report)
-    return build_training(plan, compiled, backward, gm, joint.outcome.program.lifted)
+    return build_training(plan, compiled, backward, gm, joint.outcome.program.lifted, joint.still)
 
 
 def _whole(outcome: Outcome, partition_fn: PartitionFn | None, options: Options) -> Envelope:

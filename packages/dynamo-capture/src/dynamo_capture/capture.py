@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dynamo_capture.values.derivatives import Level
     from dynamo_capture.values.hooks import HandleValue
     from dynamo_capture.values.iterators import Started
+    from dynamo_capture.values.later import LaterReads
     from dynamo_capture.values.picks import Pick
     from dynamo_capture.values.tensor import TensorValue
 
@@ -135,6 +136,10 @@ class Capture:
         #: Hooks that the graph has: their handles, and by their tensor's identity (node before them, example, hooks).
         self.handles: list[HandleValue] = []
         self.computed_hooks: dict[int, tuple[torch.fx.Node, torch.Tensor, list[Value]]] = {}
+        #: What the backward that is being captured reads, if one is.
+        self.later: LaterReads | None = None
+        #: The backwards that the graph has, with what they read: (the root frame's step, the break there, reads).
+        self.backwards: list[tuple[int, GraphBreak, LaterReads]] = []
         #: Elements that the graph has taken in the place of views.
         self.picks: list[Pick] = []
         #: What the region takes for true of what its graph computes.
@@ -388,6 +393,13 @@ class Capture:
         Raises:
             ObservedError: a NameError.
         """
+        found = self._global(globals_, builtins, name)
+        if self.later is not None:
+            stored = self.side.global_value(globals_, name)
+            self.later.of_global(globals_, name, found, name not in globals_ if stored is None else stored is DELETED)
+        return found
+
+    def _global(self, globals_: dict[str, Any], builtins: dict[str, Any], name: str) -> Value:
         if (held := self.changed(globals_)) is not None:  # written by ``globals()[name] = value``
             found = held.find(self, ConstantValue(name))  # type: ignore[attr-defined]
             if found is None:
@@ -466,6 +478,8 @@ class Capture:
 
     def interpreted(self, function: FunctionValue, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Call a Python function by its code, whatever special meaning it has."""
+        if self.later is not None:
+            self.later.of_function(function.fn, ("__code__", "__defaults__", "__kwdefaults__"))
         return self._callees.inline_call(self, function, args, kwargs)
 
     def class_namespace(self, body: FunctionValue) -> dict[str, Value]:

@@ -80,6 +80,8 @@ def wrap(tx: Capture, obj: Any, source: Source | None) -> Value:
         handler = _by_base_class(obj, cls)
     value = handler(tx, obj, source)
     if value.mutable:
+        if tx.later is not None and not isinstance(obj, (torch.Tensor, tuple)):
+            tx.later.of_object(obj, source)
         tx.remember(obj, value)
     return value
 

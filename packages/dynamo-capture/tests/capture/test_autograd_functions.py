@@ -190,7 +190,6 @@ WHOLE = {
     "returns_its_input": lambda x, y: Same.apply(x * 2) * y,
     "no_gradient": lambda x, y: NoGradient.apply(x, y) * 2 + y,
     "mixed_precision": lambda x, y: MixedPrecision.apply(x, y),
-    "module": lambda x, y: OfModule.apply(x, LINEAR) * y,
     "writes_its_own": lambda x, y: WritesItsOwn.apply(x) * y,
     "nested": lambda x, y: Nested.apply(x * 2) * y,
     "repeated": lambda x, y: Cube.apply(Cube.apply(x) * 0.3) * y + Cube.apply(y),
@@ -249,6 +248,7 @@ class Raises(WritesItsOwn):
 
 
 BROKEN = {
+    "module": (lambda x, y: OfModule.apply(x, LINEAR) * y, "whose backward reads what may change until its call"),
     "dirty": (lambda x, y: Dirty.apply(x * 2) * y, "marks tensors as dirty"),
     "side_effect": (lambda x, y: SideEffect.apply(x * 2) * y, "has side effects"),
     "context_changes": (lambda x, y: Counts.apply(x * 2) * y, "has side effects"),

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 import torch.fx
 
 from aot_autograd.trace.outcome import Joint
-from aot_autograd.trace.saves import Place
+from aot_autograd.trace.saves import Place, is_late
 
-__all__ = ["copied", "may_be_copied", "places", "tangents_that_need"]
+__all__ = ["checked_late", "copied", "may_be_copied", "places", "tangents_that_need"]
 
 #: Inputs that nobody has but the runtime.
 _HIDDEN = frozenset({"size", "rng_seed", "tangent"})
@@ -32,7 +32,8 @@ def places(joint: Joint) -> dict[torch.fx.Node, Place]:
 
 
 def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> dict[torch.fx.Node, frozenset[int]]:
-    """By forward value, the tangents (by position) for whose gradients it is read, or something that is made of it.
+    """By forward value, the tangents (by position) for whose gradients it is read as it was in the forward pass, or
+    something that is made of it.
 
     Args:
         saved: values that are not made again of others.
@@ -48,11 +49,14 @@ def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> d
     all_of_them = frozenset(range(len(given)))
     need: dict[torch.fx.Node, frozenset[int]] = {}
     for node in reversed(env.graph.nodes):
+        if is_late(node):
+            need[node] = frozenset()  # it is to read what is there then
+            continue
         if node.op == "output":
             # A gradient that hangs on no tangent may be asked for with any.
             gradients = env.results()[len(joint.outcome.nodes) :]
             need.update((result, all_of_them) for result in gradients if isinstance(result, torch.fx.Node))
-        readers = (user for user in node.users if user.op != "output" and user not in saved)
+        readers = (user for user in node.users if user.op != "output" and user not in saved and not is_late(user))
         need[node] = _union([need.get(node), *(coming.get(user) or need[user] for user in readers)])
     return need
 
@@ -60,7 +64,7 @@ def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> d
 def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
     """Those of the saved values of which the backward graph is given copies: the user's, where eager saves others."""
     chosen = set(saved)
-    visible = {node: place for node, place in places(joint).items() if node in chosen}
+    visible = {node: place for node, place in _not_late(joint).items() if node in chosen}
     if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in visible.values()):
         return set()
     need = tangents_that_need(joint, chosen)
@@ -69,11 +73,30 @@ def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]
 
 def may_be_copied(joint: Joint) -> set[torch.fx.Node]:
     """The inputs of which the backward graph may be given copies, whatever else is saved."""
-    inputs = {node: place for node, place in places(joint).items() if place[0] == "input"}
+    inputs = {node: place for node, place in _not_late(joint).items() if place[0] == "input"}
     if all(len(joint.saved_by_eager.get(place, ())) == len(joint.tangents) for place in inputs.values()):
         return set()
     need = tangents_that_need(joint)
     return {node for node, place in inputs.items() if need[node] - joint.saved_by_eager.get(place, frozenset())}
+
+
+def checked_late(joint: Joint, names: Collection[str | None]) -> dict[Place, frozenset[int]]:
+    """By place of an input that custom backwards read late, the tangents for whose gradients the backward graph reads
+    it as it was in the forward pass, too: after a write these are an error.
+
+    Args:
+        names: of the values that are saved.
+    """
+    if not joint.late:
+        return {}
+    saved = {node for node in joint.envelope.graph.nodes if node.name in names}
+    need, nodes = tangents_that_need(joint, saved), joint.envelope.placeholders()
+    return {("input", i): need[nodes[i]] for i in joint.late}
+
+
+def _not_late(joint: Joint) -> dict[torch.fx.Node, Place]:
+    late = {("input", i) for i in joint.late}
+    return {node: place for node, place in places(joint).items() if place not in late}
 
 
 def _union(sets: Iterable[frozenset[int] | None]) -> frozenset[int]:

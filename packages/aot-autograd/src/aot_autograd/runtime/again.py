@@ -3,6 +3,7 @@
 A compiled backward pass has no derivative. Where one is asked for, the region runs once more, eagerly and under
 autograd, on the inputs of its call, and its gradients are taken of that run (:mod:`aot_autograd.runtime.second`).
 Random numbers are drawn again from the call's seed, and statistics that a normalisation updates are written to copies.
+So it is where a custom backward reads what has changed since the forward pass.
 This is right only where a second run does what the first did; where it may not (results that depend on an input that
 the region writes, inputs that have changed or are gone) the compiled gradients are given, with a node that explains
 itself when it is differentiated.
@@ -39,6 +40,7 @@ class RunAgain:
         eager: the program; takes the caller's arguments.
         backward: the compiled backward pass.
         lifted: by input, the program's own tensor: where it is, and its name there.
+        still: what tells whether all is as it was that the compiled backward pass rests on.
 
     Results are counted as in ``Joint.under``: the differentiable graph outputs, then views that are results.
 
@@ -54,11 +56,13 @@ class RunAgain:
         eager: Callable[..., Any],
         backward: LazyBackward,
         lifted: Mapping[int, tuple[dict[str, Any], str]],
+        still: Sequence[Callable[[], bool]] = (),
     ) -> None:
         self._plan = plan
         self._eager = eager
         self._backward = backward
         self._lifted = lifted
+        self.still = still
         self._weak = plan.weak
         self._tensors = plan.tensors
         self._obstacle = plan.obstacle
@@ -88,6 +92,10 @@ class RunAgain:
             held[i] = int(args[i])  # a number is no memory of the program's
         return tuple(held), versions, gates
 
+    def has_changed(self) -> bool:
+        """Whether the program's own backwards read other things by now than the compiled backward pass rests on."""
+        return bool(self.still) and not all(holds() for holds in self.still)
+
     def gradients(self, node: Any, gate: Any) -> Sequence[Any]:
         """The gradients of a call's inputs, in the order of the backward graph's outputs.
 
@@ -115,9 +123,14 @@ class RunAgain:
         run = node.second and node.second()
         if run is not None and run.is_awaited():
             return run.gradients(tangents, own, is_last)  # type: ignore[no-any-return]
-        if call is None or not torch.is_grad_enabled():
+        changed = self.has_changed()
+        if call is None or not (changed or torch.is_grad_enabled()):
             return self._backward(box)  # type: ignore[arg-type]
-        run, obstacle = self._second_run(call)
+        with torch.enable_grad():
+            run, obstacle = self._second_run(call)
+        if run is None and changed:
+            reads = " and ".join(str(holds) for holds in self.still if not holds())
+            raise RuntimeError(_CHANGED.format(reads=reads, reason=obstacle))
         if run is None:
             others = (*call.kept[2], *own, *tangents)
             return _refusing(self._backward(box), str(obstacle), others)  # type: ignore[arg-type]
@@ -334,6 +347,10 @@ def _with_edge(first: ref[torch.Tensor], node: Any, linked: bool) -> torch.Tenso
     return result if source is not None and call_of(source) is node else None
 
 
+_CHANGED = (
+    "a compiled backward pass rests on {reads}. Eager's backward pass takes a second run of the region then, which is "
+    "not possible: {reason}. Run the autograd function eagerly (compile_api.disable)."
+)
 _BETWEEN = (
     "the gradient of a compiled region's result was asked for, from which the region computes another result. That "
     "takes a second run of the region, which is not possible: {reason}. Run the part of the program whose results are "

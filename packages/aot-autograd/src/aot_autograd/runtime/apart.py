@@ -193,7 +193,7 @@ class Apart:
                 call.maybe_clear_saved_tensors()
         if call is not None and self._again.hands_to_inputs:
             state.handed.update(handed_to_inputs(call))
-        if run is not None or call is not None and (grad or call.second is not None):
+        if run is not None or call is not None and (grad or call.second is not None or self._again.has_changed()):
             results = self._again.found(gate, call, own, tuple(tangents), box, state.is_whole)
         else:
             tangents.clear()

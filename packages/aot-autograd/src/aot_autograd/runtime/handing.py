@@ -86,7 +86,7 @@ class Buckets:
         plan, gradients = self._plan, self._plan.again.wanted
         read = parameters_read(plan.saved, gradients)
         groups = buckets(self._backward.env, plan.parameters, read, limits)
-        if len(groups) < 2 or self._again.hands_to_inputs:
+        if len(groups) < 2 or self._again.hands_to_inputs or self._again.still:
             whole, entering = self._whole, plan.entering
             return lambda args: whole(*[args[i] for i in entering])
         source = _Sectioned(self._backward, groups, read)

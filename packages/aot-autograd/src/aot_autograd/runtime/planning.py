@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 
 from aot_autograd.partition.split import Partition, needed_by_backward
+from aot_autograd.partition.visible import checked_late
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
 from aot_autograd.runtime.emitted import aligned, counter_of
 from aot_autograd.runtime.handing import bucket_limits
@@ -41,6 +42,7 @@ def plan_training(
     entering = _entering(joint, partition)
     slots = _slots(joint, partition)
     ways = ways_of(joint, partition)
+    checked = checked_late(joint, {desc.source for desc in partition.backward.inputs if desc.kind != "tangent"})
     return TrainingPlan(
         run=_run(joint, partition, ways, eager, options, report),
         forward=_forward(joint, partition),
@@ -52,7 +54,7 @@ def plan_training(
         others=tuple(k for k, i in enumerate(entering) if inputs[i].kind != "parameter"),
         parameters=tuple(inputs[i].kind == "parameter" for i in partition.gradients),
         saved=partition.saved,
-        needing=tuple(frozenset(joint.saved_by_eager.get(slot, ())) for slot in slots),
+        needing=tuple(checked.get(slot, frozenset()).union(joint.saved_by_eager.get(slot, ())) for slot in slots),
         linked=_linked(joint, partition),
         gates=ways.gates if ways is not None else (),
         parts=ways.parts if ways is not None else (),
@@ -313,7 +315,7 @@ def _forward(joint: Joint, partition: Partition, apart: bool = False) -> Emitted
         source.globals["counter_of"] = counter_of
     saved += [f"counter_of(args[{i}])" if _is_activation(joint, i) else f"args[{i}]" for i in watched]
     source.line(f"ctx.save_for_backward({', '.join(saved)})")
-    if len(joint.tangents) > 1:
+    if _may_be_written(joint):
         slots = _slots(joint, partition)
         versions = [f"args[{at}]._version, " if kind == "input" else "0, " for kind, at in slots]
         source.line(f"ctx.versions = ({''.join(versions)})")
@@ -386,7 +388,8 @@ def _collect(joint: Joint, partition: Partition) -> Emitted:
     source.line("gate = empty(0, device=device)")
     at = "".join(f"tangents[{returned.index(output)}], " for output in joint.tangents)
     source.line("gate.again = None")
-    source.line("if grad_enabled() or ctx.second is not None:")
+    changed = " or has_changed()" if joint.still else ""
+    source.line(f"if grad_enabled() or ctx.second is not None{changed}:")
     source.line(f"    gate.again = (ctx, own_results(ctx) if grad_enabled() else (), ({at}))")
     if _hands_to_inputs(joint):
         source.globals["handed_to_inputs"] = handed_to_inputs
@@ -419,12 +422,17 @@ def _emit_box(source: Source, joint: Joint, partition: Partition, places: list[i
     sizes = "*ctx.sizes, " if partition.sizes else ""
     beside = _kept_results(joint, partition) or _watched_inputs(joint, partition)
     some = f"[:{len(partition.saved)}]" if beside else ""
-    if len(names) > 1:
+    if _may_be_written(joint):
         source.line("try: saved = ctx.saved_tensors")
-        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)}), error)")
+        source.line(f"except RuntimeError as error: saved = saved_unless_written(ctx, ({', '.join(names)},), error)")
     else:
         source.line("saved = ctx.saved_tensors")
     return names, f"[*saved{some}, {sizes}{', '.join(names)}]"
+
+
+def _may_be_written(joint: Joint) -> bool:
+    """Whether something that is saved may be written and the backward pass goes on, for some gradients that come."""
+    return len(joint.tangents) > 1 or bool(joint.late)
 
 
 def _gather(joint: Joint, partition: Partition) -> Emitted:

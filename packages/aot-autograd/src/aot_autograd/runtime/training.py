@@ -42,15 +42,16 @@ Lifted = Mapping[int, tuple[dict[str, Any], str]]
 
 def build_training(
     plan: TrainingPlan, compiled: Callable[..., Sequence[Any]], backward: LazyBackward, eager: Callable[..., Any],
-    lifted: Lifted = _NONE,
+    lifted: Lifted = _NONE, still: Sequence[Callable[[], bool]] = (),
 ) -> Callable[..., Any]:  # fmt: skip
     """Wrap a compiled forward graph and a backward that is compiled at its first use.
 
     Args:
         eager: the program, which some calls are left to.
         lifted: by input, the program's own tensor: where it is, and its name there.
+        still: what tells in a backward pass whether all is as it was that the compiled one rests on.
     """
-    again = RunAgain(plan.again, eager, backward, lifted)
+    again = RunAgain(plan.again, eager, backward, lifted, still)
     whole = apply_of(_make_gate(plan, backward, again))
     parts = {"enter": whole, "apply": apply_of(_make_function(plan, compiled, again)), "eager": eager}
     parts["by_buckets"] = Buckets(plan, backward, again, whole).enter
@@ -64,6 +65,8 @@ def build_training(
     def artefact() -> Artefact:
         if lifted:
             raise NotPortable("the program has tensors of its own")
+        if still:
+            raise NotPortable("what its backward pass reads of the program's state is looked at again when it runs")
         files = {"eager": text_of(eager)}
         told = {each.name: _told(getattr(plan, each.name), each.name, files) for each in fields(plan)}
         children = {"compiled": child_of(compiled), "backward": child_of(backward)}
@@ -119,7 +122,8 @@ def _make_function(
     """The function that runs the forward graph."""
     forward = _function(plan.forward, {"compiled": compiled, "keep": again.keep})
     reading = _saved_unless_written(plan.needing)
-    back = _function(plan.collect, {"own_results": again.own_results, "saved_unless_written": reading})
+    parts = {"own_results": again.own_results, "has_changed": again.has_changed, "saved_unless_written": reading}
+    back = _function(plan.collect, parts)
     methods = {"forward": staticmethod(forward), "backward": staticmethod(back)}
     return type("CompiledFunction", (torch.autograd.Function,), methods)
 

@@ -19,7 +19,7 @@ from aot_autograd.autocast import no_autocast
 from aot_autograd.structure import flatten
 from aot_autograd.trace.opinfo import op_info, runs_once
 from aot_autograd.trace.program import INPUT_NODE, Program, trace_forward
-from aot_autograd.trace.saves import Place, nodes_behind, saved_by_eager
+from aot_autograd.trace.saves import Place, nodes_behind, read_late, saved_by_eager
 from aot_autograd.trace.tracer import Tracer, state_of
 from aot_autograd.trace.unused import check_unused, tie
 from aot_autograd.trace.views import Storage, ViewStep, is_dense, same_strides
@@ -122,6 +122,8 @@ class Joint:
             behind the positions of the tangents those of ``views``.
         views: leaves of the result that are views, and of which a tangent's output is computed.
         reached: by tangent, the inputs to which eager's autograd graph leads from its output.
+        late: the inputs that custom backwards keep themselves, and read as they are when they run.
+        still: what tells in a backward pass whether all is as it was that the custom backwards in the graph rest on.
     """
 
     envelope: Envelope
@@ -132,6 +134,8 @@ class Joint:
     under: tuple[tuple[int, ...], ...] = ()
     views: tuple[int, ...] = ()
     reached: tuple[frozenset[int], ...] = ()
+    late: frozenset[int] = frozenset()
+    still: tuple[Callable[[], bool], ...] = ()
 
     @property
     def tangent_specs(self) -> list[TensorSpec]:
@@ -535,11 +539,13 @@ def finish_joint(outcome: Outcome) -> Joint:
     under, views = _dependences(outcome, tangents)
     reached = _reached(outcome, tangents)
     _watch_custom_backwards(tracer, [outcome.tensors[i].grad_fn for i in tangents])
+    custom = [n for n in nodes_behind([outcome.tensors[i].grad_fn for i in tangents]) if _is_custom(n)]
     tracer.backward = True
     with (
         making_symbols(with_symbols(program.context)), torch.inference_mode(False),
         torch.autograd.set_multithreading_enabled(False), no_autocast(), formulas(), tracer,
     ):  # fmt: skip
+        late = read_late(tracer, custom)
         gradients = torch.autograd.grad(
             [outcome.tensors[i] for i in tangents],
             [program.leaves[i] for i in wanted],
@@ -559,7 +565,8 @@ def finish_joint(outcome: Outcome) -> Joint:
         node = tracer.read(gradient)
         results.append(node)
         descs.append(OutputDesc("gradient", node.meta["spec"], name))
-    return Joint(_envelope(outcome, results, descs), outcome, tangents, wanted, saves, under, views, reached)
+    envelope, still = _envelope(outcome, results, descs), _rests_on(custom)
+    return Joint(envelope, outcome, tangents, wanted, saves, under, views, reached, late, still)
 
 
 def _reached(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...]:
@@ -570,6 +577,12 @@ def _reached(outcome: Outcome, tangents: list[int]) -> tuple[frozenset[int], ...
         ends = (getattr(node, "variable", None) for node in nodes_behind([outcome.tensors[i].grad_fn]))
         found.append(frozenset(places[id(end)] for end in ends if id(end) in places))
     return tuple(found)
+
+
+def _rests_on(nodes: list[Any]) -> tuple[Callable[[], bool], ...]:
+    """``Joint.still``: a front end that has captured a custom backward leaves it at the autograd node."""
+    found = (getattr(node, "still_holds", None) for node in nodes)
+    return tuple({id(still): still for still in found if still is not None}.values())
 
 
 def _dependences(outcome: Outcome, tangents: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

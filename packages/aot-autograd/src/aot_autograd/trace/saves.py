@@ -2,6 +2,9 @@
 
 Eager raises where its backward pass comes to a node that saved a tensor which was written since. Of a region's memory
 that is the inputs' and the results'.
+
+A custom function may also keep a tensor by itself, in its context: its backward reads what is there then, whoever has
+written it. A front end that has captured the function leaves these in a list, ``kept`` of the autograd node.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from aot_autograd.trace.tracer import state_of
 
 if TYPE_CHECKING:
     from aot_autograd.trace.outcome import Outcome
+    from aot_autograd.trace.tracer import Tracer
 
-__all__ = ["Place", "nodes_behind", "saved_by_eager"]
+__all__ = ["Place", "is_late", "nodes_behind", "read_late", "saved_by_eager"]
 
 #: Memory that is the user's: ``("input" | "output", index)``.
 Place = tuple[str, int]
@@ -63,6 +67,28 @@ def saved_by_eager(outcome: Outcome, tangents: list[int]) -> Mapping[Place, froz
     return {place: frozenset(by) for place, by in sorted(found.items())}
 
 
+def read_late(tracer: Tracer, nodes: Iterable[Any]) -> frozenset[int]:
+    """Have custom backwards read the inputs that they keep themselves in the backward graph; which inputs these are.
+
+    Nothing is made of them before. Of other memory of the user's that they keep a write is an error, as if they had
+    saved it.
+    """
+    found: set[int] = set()
+    for node in nodes:
+        kept: list[Any] = getattr(node, "kept", None) or []
+        for at, value in enumerate(kept):
+            if hasattr(value, "_aot_state") and tracer.read(value).op == "placeholder":
+                found.add(state_of(value).storage.input_index)  # type: ignore[arg-type]
+                kept[at] = tracer.pure(torch.ops.aten.clone.default, (value,), {})
+                tracer.read(kept[at]).meta["late"] = True
+    return frozenset(found)
+
+
+def is_late(node: Any) -> bool:
+    """Whether a node reads an input for a custom backward, which reads what is there then."""
+    return "late" in node.meta
+
+
 def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Place]) -> set[Place]:
     found: set[Place] = set()
     kind: Any = type(node)
@@ -77,6 +103,10 @@ def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Pl
                 found.update(places.get(id(state.storage), ()))
             elif isinstance(one, torch.Tensor) and (one.grad_fn, one.output_nr) in edges:
                 found.add(edges[one.grad_fn, one.output_nr])  # a node shows its own result as a new tensor
+    for one in getattr(node, "kept", None) or ():
+        state = getattr(one, "_aot_state", None)
+        if state is not None and state.node.op != "placeholder":  # of those see `read_late`
+            found.update(places.get(id(state.storage), ()))
     return found
 
 

@@ -117,6 +117,8 @@ class DataOps(FrameState):
         value = self.cells[arg].get(self.tx)
         if value is None:
             raise self.unbound(arg)
+        if self.tx.later is not None:
+            self.tx.later.of_cell(arg, self.cells[arg], value)
         self.stack.append(value)
 
     def STORE_DEREF(self, arg: str) -> None:

@@ -22,6 +22,7 @@ from dynamo_capture.values.base import PREVIOUS, LazyValue, NullValue, ObservedE
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.functions import CellValue
 from dynamo_capture.values.hooks import kept_handle
+from dynamo_capture.values.later import changed_since
 from dynamo_capture.values.leaves import escaped
 from dynamo_capture.values.local_classes import leaving_class
 from dynamo_capture.values.objects import ExceptionValue, ObjectValue
@@ -213,13 +214,15 @@ class RootFrame(Frame):
 
     def check_leaves(self, plan: Plan) -> None:
         """No tensor that the region has made a leaf of autograd leaves it, no class that it has made, nothing that was
-        taken in the place of a view, and no handle of a hook that is in the graph.
+        taken in the place of a view, and no handle of a hook that is in the graph; and nothing that a backward in the
+        graph reads has changed since.
 
         Raises:
             RestartCapture: one does.
         """
         found = escaped(self.tx, plan.outputs) or leaving_class(self.tx, plan.built)
         found = found or seen_as_view(self.tx, plan.outputs) or kept_handle(self.tx, plan.built)
+        found = found or changed_since(self.tx, plan.built)
         if found is not None:
             raise RestartCapture(*found)
 

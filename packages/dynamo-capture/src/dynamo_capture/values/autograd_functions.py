@@ -22,7 +22,9 @@ from dynamo_capture.subgraph import InnerEffects, SubgraphBuilder
 from dynamo_capture.values.base import ObservedError, Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import TupleValue
+from dynamo_capture.values.later import LaterReads
 from dynamo_capture.values.objects import ObjectValue
+from dynamo_capture.values.own_backward import OwnBackward, own_backward
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.torch_calls import set_mode, special
 from prims.spec import TensorSpec
@@ -55,6 +57,8 @@ class AttachBackward:
             after the gradients.
         saved: the arguments that are saved for the backward with autograd's checks, the rest is merely kept.
         differentiable: the graphs may be differentiated; not so where the backward turns gradients on or off itself.
+        own: calls the program's own backward where what the graphs rest on has changed since the region ran. Whether it
+            has is ``still_holds`` of the autograd node: a stage that traces the backward pass is to ask it too.
         is_hook: it passes its first argument on, and stands for hooks on that. Where a tensor has data these are set on
             it: what is saved for a derivative is the hooked tensor, whose hooks gradients of gradients pass too.
     """
@@ -69,15 +73,17 @@ class AttachBackward:
         graphs: dict[tuple[bool, ...], tuple[torch.fx.GraphModule, tuple[int, ...]]],
         saved: frozenset[int],
         differentiable: bool,
+        own: OwnBackward | None = None,
         is_hook: bool = False,
     ) -> None:
+        self.own = own
         self.is_hook = is_hook
         self._read_by_hook = graphs[True,][1] if is_hook else ()
         self.__name__ = self.__qualname__ = f"attach_{name}"
         self.__module__ = __name__
         self.graphs = {flags: graph for flags, (graph, _) in graphs.items()}
         reads = {flags: read for flags, (_, read) in graphs.items()}
-        needed = sorted({at for read in reads.values() for at in read})
+        needed = sorted({at for read in reads.values() for at in read}.union(own.positions if own else ()))
         saved_at = [at for at in needed if at in saved]
         kept_at = [at for at in needed if at not in saved]
         first = inputs + results
@@ -89,11 +95,16 @@ class AttachBackward:
             ctx.kept = [given[at] for at in kept_at]
             ctx.mark_non_differentiable(*[outs[i] for i in plain])
             ctx.set_materialize_grads(materialize)
+            if own is not None:
+                ctx.still_holds = own.still
             return outs
 
         def backward(ctx: Any, *gradients: Any) -> Any:
             flags = tuple(gradient is not None for gradient in gradients)
             values = dict(zip((*saved_at, *kept_at), (*ctx.saved_tensors, *ctx.kept), strict=True))
+            if own is not None and not own.still():
+                found = own(gradients, values, inputs)
+                return (*found, *itertools.repeat(None, len(ctx.needs_input_grad) - inputs))
             present = [gradient for gradient in gradients if gradient is not None]
             found = self.graphs[flags](*present, *(values[at] for at in reads[flags]))
             if torch.is_grad_enabled() and not differentiable:
@@ -179,6 +190,12 @@ class _ContextValue(ObjectValue):
             raise GraphBreak("QB12", f"{name!r} of an autograd function's context")
         return super().missing_attribute(tx, name)
 
+    def getattr(self, tx: Capture, name: str) -> Value:
+        found = super().getattr(tx, name)
+        if tx.later is not None and self.attrs.get(name) is found:
+            tx.later.of_context(found, f"{name!r} of its context")
+        return found
+
     def reconstruct(self, cg: CodeGen) -> None:
         raise GraphBreak("QB10", "the context of an autograd function")
 
@@ -252,6 +269,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
     backward = _BackwardCapture(tx, cls, context, inputs, outs)
     flags = _flag_sets(cls, len(outs), plain, materialize is None or materialize.realize().truth(tx))
     graphs = {present: backward.capture(present, places, len(items)) for present in flags}
+    own = backward.own(places, len(items))
     attach = AttachBackward(
         context.function.__name__,
         len(inputs),
@@ -261,6 +279,7 @@ def _tracked(tx: Capture, cls: Value, context: _ContextValue, inputs: list[Value
         graphs,
         frozenset(at for v in _tensors(context, "to_save") if (at := backward.find(v)) is not None),
         backward.differentiable,
+        own,
         is_hook=context.function is Hooked,
     )
     given = [v if isinstance(v, (TensorValue, SymValue)) else ConstantValue(None) for v in inputs]
@@ -298,6 +317,7 @@ class _BackwardCapture:
 
     Attributes:
         others: the tensors and sizes read that are neither inputs nor results of the function.
+        reads: what it reads that may be another when it runs.
         differentiable: the backward leaves the gradient mode alone.
     """
 
@@ -311,6 +331,21 @@ class _BackwardCapture:
         self.outs = outs
         self.others: list[Value] = []
         self.differentiable = True
+        # What hooks read has been looked at, where they were set.
+        self.reads = None if context.function is Hooked else LaterReads(tx, cls.describe(), tx.later)
+
+    def own(self, places: list[int], count: int) -> OwnBackward | None:
+        """What calls the program's own backward; None where the captured one reads nothing that may be another."""
+        if self.reads is None:
+            return None
+        tx, what = self.tx, self.cls.describe()
+        brk = GraphBreak("QB12", f"{what}, whose backward reads what the region changes after its call")
+        brk.where = tx.location()
+        tx.backwards.append((tx.frames[0].call_step(), brk, self.reads))  # type: ignore[attr-defined]
+        still = self.reads.still()
+        if still is None:
+            return None
+        return own_backward(self.context.function, still, self.context.attrs, self.position, places, count, what)
 
     def find(self, value: Value) -> int | None:
         """Which argument of the attaching call a value of the graph around is."""
@@ -336,7 +371,7 @@ class _BackwardCapture:
             places: where the results are among the ``count`` values that the forward returns.
         """
         tx = self.tx
-        outer, effects, modes = tx.graph, tx.side, dict(tx.modes)
+        outer, effects, modes, reads = tx.graph, tx.side, dict(tx.modes), tx.later
         builder = tx.graph = SubgraphBuilder(tx, outer)
         side = tx.side = InnerEffects(effects)
         mode = (torch._C._set_grad_enabled, torch.is_grad_enabled())
@@ -352,6 +387,7 @@ class _BackwardCapture:
                 if given:
                     spec = out.example.spec  # type: ignore[attr-defined]
                     gradients[place] = builder.new_input("gradient", TensorSpec(spec.shape, spec.dtype, spec.device))
+            tx.later = self.reads
             found = self._run(gradients)
             if side.reached([self.context, *self.inputs]):
                 raise GraphBreak("QB12", f"the backward of {self.cls.describe()} has side effects")
@@ -362,7 +398,7 @@ class _BackwardCapture:
                 raise GraphBreak("QB12", f"the backward of {self.cls.describe()} changes what is outside of it")
             builder.graph.output(tuple(builder.lower(value)[0] for value in found))
         finally:
-            tx.graph, tx.side, tx.modes = outer, effects, modes
+            tx.graph, tx.side, tx.modes, tx.later = outer, effects, modes, reads
             effects.epoch += side.epoch
             torch._C._set_grad_enabled(mode[1])
             for device, enabled in autocast:

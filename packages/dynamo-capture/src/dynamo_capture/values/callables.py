@@ -201,7 +201,10 @@ class PyModuleValue(_FixedValue):
             if module.__name__.startswith("torch.backends") and is_set_here(tx, getter, []):
                 return tx.from_python(found)
             tx.guards.state(functools.partial(getattr, module, name), found, f"{module.__name__}.{name}")
-        return tx.from_python(found, tx.module_attribute_source(module, name, self.source))
+        value = tx.from_python(found, tx.module_attribute_source(module, name, self.source))
+        if tx.later is not None:
+            tx.later.of_module(module, name, value)
+        return value
 
     def _guard_missing(self, tx: Capture, name: str) -> None:
         """The module does not come to have an attribute of the name."""

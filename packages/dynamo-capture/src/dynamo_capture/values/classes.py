@@ -174,6 +174,8 @@ def guard_lookup(tx: Capture, cls: type, name: str, owner: type | None = None) -
 def guard_found(tx: Capture, cls: type, name: str, found: Any, owner: type) -> None:
     """``found`` stays what ``cls`` gives for ``name``, as far as that is not seen where its value is looked at."""
     guard_lookup(tx, cls, name, owner)
+    if tx.later is not None:
+        tx.later.of_class(owner, name, found)
     if type(found) in _NOT_LOOKED_INTO and not is_library_class(owner):
         tx.guards.class_has(owner, name, found)
 

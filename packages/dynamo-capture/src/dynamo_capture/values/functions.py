@@ -206,6 +206,8 @@ class FunctionValue(Value):
             if tx.side.sets_on_functions:
                 self._pin(tx)
                 if (found := tx.side.found_on(self.fn, name)) is not None:
+                    if tx.later is not None:
+                        tx.later.of_function(self.fn, (name,))
                     return found
                 if name == "__dict__" and tx.side.is_set_on(self.fn):
                     raise GraphBreak("QB06", f"__dict__ of {self.describe()}, whose attributes are set here")
@@ -218,6 +220,8 @@ class FunctionValue(Value):
                     raise tx.observed(no_attribute("function", name))
                 return entries[name]
             if name in self.fn.__dict__:
+                if tx.later is not None:
+                    tx.later.of_function(self.fn, (name,))
                 return tx.from_python(self.fn.__dict__[name], self.root().attr(name))
             if not hasattr(self.fn, name):
                 tx.guards.no_instance_attr(self.root(), name)

@@ -82,6 +82,23 @@ def test_zeros_of_products_with_a_vector_of_changing_sizes(layout: torch.memory_
         assert torch.equal(gradients[0].signbit(), gradients[1].signbit())
 
 
+@pytest.mark.parametrize("reduce", [torch.sum, lambda y: y.sum(0), lambda y: y[0], lambda y: y.t().diagonal()])
+def test_zeros_of_one_gradient_of_two(reduce: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where no gradient comes to a result, nothing is added to what comes to it by the other, however that is laid out."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y, reduce(y)
+
+    gradients = []
+    for f in (program, compile_api.compile(program)):
+        x = torch.ones(3, 3, requires_grad=True)
+        result = f(x)[1]
+        result.backward(torch.full_like(result, -0.0))
+        gradients.append(x.grad)
+    assert torch.equal(gradients[0].signbit(), gradients[1].signbit())
+
+
 RESULTS: dict[str, Case] = {
     **{name: case for name, case in CASES.items() if "sign" not in name and name not in ("max", "min")},
     "means of windows of one": (SHAPES[1], lambda x: F.avg_pool1d(x, 1)),
@@ -114,6 +131,13 @@ def test_zeros_of_results_have_eagers_sign(case: str) -> None:
             assert bool((zero | (eager == ours)).all())
 
 
+def between(h: torch.Tensor) -> torch.Tensor:
+    """A result of what is written over again."""
+    result = h.neg_() * 2
+    h.mul_(-2.0)
+    return result
+
+
 def filled(h: torch.Tensor) -> torch.Tensor:
     """The old numbers' gradient is what comes by the other result alone."""
     other = h * -3
@@ -125,6 +149,9 @@ WRITES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "silu": lambda h: F.silu(h, inplace=True),
     "multiplied": lambda h: h.mul_(-2.0),
     "a power, and a result": lambda h: (h.pow_(2), h * 3)[1],
+    "a power, and a result of a part": lambda h: (h.pow_(2), h[:, 0] * 3)[1],
+    "a power, and a result of it all": lambda h: (h.pow_(2), h.sum())[1],
+    "twice, and a result between": between,
     "a part": lambda h: h[:, 1:].mul_(-1.0).sum(),
     "twice": lambda h: h.neg_().mul_(-2.0),
     "zeroed": lambda h: h.zero_(),
@@ -134,12 +161,7 @@ WRITES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 }
 
 
-#: Where another result is computed of the new value. Not by the copy's zeros alone: without them these fail, too.
-ADDED = pytest.mark.xfail(strict=True, reason="-0.0 becomes 0.0 where a result is linked to an input that is written")
-LINKED = ("a power, and a result", "a part")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=ADDED) if n in LINKED else n for n in WRITES])
+@pytest.mark.parametrize("name", WRITES)
 def test_zeros_of_what_a_region_writes_over(name: str) -> None:
     """Gradients of -0.0, 0.0 and others for what was written, or for the result, whose hooks see what eager's see."""
     write = WRITES[name]

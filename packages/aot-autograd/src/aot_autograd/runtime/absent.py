@@ -19,8 +19,9 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
     """The backward graph when some tangents are zero, and which of its outputs remain.
 
     A backward pass is linear in its tangents: a value computed from absent ones alone is absent too, a sum with an
-    absent term is the other term, and elsewhere an absent operand is a tensor of zeros. A custom function's backward
-    may be anything: it is left out when no tangent calls it, and else gets zeros for what is absent.
+    absent term is the other term, and elsewhere an absent operand is a tensor of zeros. Where the other term is laid
+    out otherwise than the sum, -0.0 is added to it, which leaves its zeros' signs as they are. A custom function's
+    backward may be anything: it is left out when no tangent calls it, and else gets zeros for what is absent.
     """
     graph = torch.fx.Graph()
     mapping: dict[torch.fx.Node, torch.fx.Node | None] = {}
@@ -56,7 +57,7 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
             mapping[node] = _zeros(graph, node) if zeros else None
         else:
             for source in missing:
-                mapping[source] = _zeros(graph, source)
+                mapping[source] = _zeros(graph, source, -0.0 if _is_sum(node) else 0)
             mapping[node] = graph.node_copy(node, lambda source: mapping[source])  # type: ignore[arg-type,return-value]
             for source in missing:
                 mapping[source] = None
@@ -73,12 +74,7 @@ def without_tangents(env: Envelope, absent: tuple[bool, ...]) -> tuple[Envelope,
 
 def _other_term(node: torch.fx.Node, mapping: dict[torch.fx.Node, torch.fx.Node | None]) -> torch.fx.Node | None:
     """The present term of a sum of two, if it alone has the sum's metadata."""
-    if (
-        node.target is not aten.add.Tensor
-        or node.kwargs
-        or len(node.args) != 2
-        or not all(isinstance(a, torch.fx.Node) for a in node.args)
-    ):
+    if not _is_sum(node):
         return None
     for term in node.args:
         present = mapping[term]  # type: ignore[index]
@@ -88,13 +84,18 @@ def _other_term(node: torch.fx.Node, mapping: dict[torch.fx.Node, torch.fx.Node 
     return None
 
 
-def _zeros(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+def _is_sum(node: torch.fx.Node) -> bool:
+    operands = all(isinstance(a, torch.fx.Node) for a in node.args)
+    return node.target is aten.add.Tensor and not node.kwargs and len(node.args) == 2 and operands
+
+
+def _zeros(graph: torch.fx.Graph, node: torch.fx.Node, zero: float = 0) -> torch.fx.Node:
     spec = node.meta["spec"]
     if not isinstance(spec, TensorSpec):
         raise NotImplementedError(f"zeros in place of the results of {node.target}")
     order = memory_order(spec) or list(range(spec.ndim))
     shape = tuple(spec.shape[d] for d in order)
-    made = graph.call_function(aten.full.default, (list(shape), 0), {"dtype": spec.dtype, "device": spec.device})
+    made = graph.call_function(aten.full.default, (list(shape), zero), {"dtype": spec.dtype, "device": spec.device})
     made.meta["spec"] = TensorSpec(shape, spec.dtype, spec.device)
     if order != sorted(order):  # what is computed of them is laid out as it would be of the absent value
         zeros, places = made.meta["spec"], [order.index(d) for d in range(spec.ndim)]

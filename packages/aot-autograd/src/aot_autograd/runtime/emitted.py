@@ -16,7 +16,7 @@ from prims.undo import undoing
 
 __all__ = [
     "SIZE_FUNCTIONS", "RunEagerly", "aligned", "as_strided_from", "copy_all", "counter_of", "emitted_function",
-    "lead_nowhere", "loses_its_views", "new_seed", "shares_memory", "write_over", "written",
+    "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory", "write_over", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {
@@ -65,10 +65,11 @@ def write_over(target: torch.Tensor, value: torch.Tensor) -> None:
     target.copy_(value)
     node = target.grad_fn
     if node is not None and node is not before and not target._is_view():  # a view's node is not the copy's
-        node.register_hook(_of_value_alone)
+        node.register_hook(of_value_alone)
 
 
-def _of_value_alone(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
+def of_value_alone(gradients: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
+    """A hook on a copy's node: nothing for what was written over, not zeros. It watches nothing."""
     return None, *gradients[1:]
 
 

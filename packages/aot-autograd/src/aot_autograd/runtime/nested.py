@@ -28,6 +28,7 @@ from weakref import ref
 import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown, call_of, present
+from aot_autograd.runtime.emitted import of_value_alone
 from aot_autograd.runtime.hush import hooks_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
@@ -188,7 +189,8 @@ def _hooks_of(tensor: Any) -> Any:
 
 
 def _has_hooks(node: Any) -> bool:
-    """Whether a hook was put on the node of a link, or is on that of a view."""
+    """Whether a hook was put on the node of a link, or is on that of a view or of the copy into a written input."""
     if type(node).__name__ == "LinkBackward":
         return getattr(node, "has_hooks", False)
-    return any(map(hooks_of, (node.register_hook, node.register_prehook)))
+    tables = map(hooks_of, (node.register_hook, node.register_prehook))
+    return any(hook is not of_value_alone for table in tables for hook in table.values())

@@ -231,7 +231,8 @@ def _emit_own_nodes(
         if index not in copied:
             copied.add(index)
             triple = (f"args[{index}]", name, outcome.program.tracer.inputs[index].spec)
-            emit_mutations(source, [triple], no_grad=False, differentiable=True)
+            over = {triple[0]} if _leads(joint, partition, joint.tangents[k], index) else set()
+            emit_mutations(source, [triple], no_grad=False, differentiable=True, over=over)
         return f"args[{index}]"
 
     for k in sorted(tied | alone, key=lambda k: _age(joint, k)):

@@ -35,7 +35,7 @@ from aot_autograd.partition.split import (
     operands_to_run_again,
 )
 from aot_autograd.partition.steps import is_floating, jumps_made_once
-from aot_autograd.partition.visible import copied, may_be_copied
+from aot_autograd.partition.visible import copied, kept_anyway, may_be_copied
 from aot_autograd.trace.outcome import Joint
 from prims.errors import CompileWarning
 from prims.options import Options
@@ -167,6 +167,7 @@ class _Problem:
         self.needed = needed_by_backward(joint)
         self.copies = {joint.envelope.placeholders()[index] for index, _, _ in joint.outcome.mutations}
         self.copies |= may_be_copied(joint)
+        self.kept_anyway = kept_anyway(joint)
         live: set[torch.fx.Node] = set()
         stack = list(self.needed)
         while stack:
@@ -251,7 +252,7 @@ class _Problem:
         if not isinstance(spec, TensorSpec) or is_view(node):
             # A tuple is no value, and a view is saved as what it looks at.
             return INFINITE
-        return size_in_bytes(spec, self.hints) + 1
+        return 0 if node in self.kept_anyway else size_in_bytes(spec, self.hints) + 1
 
     def heavy_by_work_per_byte(self) -> list[torch.fx.Node]:
         """Operators that are not fusible and not random, the cheapest to run again per byte first."""

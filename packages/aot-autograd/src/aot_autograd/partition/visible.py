@@ -13,7 +13,7 @@ import torch.fx
 from aot_autograd.trace.outcome import Joint
 from aot_autograd.trace.saves import Place, is_late
 
-__all__ = ["checked_late", "copied", "may_be_copied", "places", "tangents_that_need"]
+__all__ = ["checked_late", "copied", "kept_anyway", "may_be_copied", "places", "tangents_that_need"]
 
 #: Inputs that nobody has but the runtime.
 _HIDDEN = frozenset({"size", "rng_seed", "tangent"})
@@ -26,7 +26,7 @@ def places(joint: Joint) -> dict[torch.fx.Node, Place]:
     for i, (node, desc) in enumerate(zip(env.placeholders(), env.inputs, strict=True)):
         if desc.kind not in _HIDDEN:
             found[node] = ("input", i)
-    for i, node in enumerate(joint.outcome.nodes[: joint.outcome.user_outputs]):
+    for i, node in enumerate(env.results()[: joint.outcome.user_outputs]):  # which may be written otherwise by now
         found[node] = ("output", i)
     return found
 
@@ -78,6 +78,16 @@ def may_be_copied(joint: Joint) -> set[torch.fx.Node]:
         return set()
     need = tangents_that_need(joint)
     return {node for node, place in inputs.items() if need[node] - joint.saved_by_eager.get(place, frozenset())}
+
+
+def kept_anyway(joint: Joint) -> set[torch.fx.Node]:
+    """The results that a call keeps as eager's nodes do, and that the backward graph may be given as they are."""
+    results = {node: place for node, place in places(joint).items() if place[0] == "output"}
+    saved = {node: joint.saved_by_eager.get(place, frozenset()) for node, place in results.items()}
+    if not any(saved.values()):
+        return set()
+    need = tangents_that_need(joint)
+    return {node for node, by in saved.items() if by and node.op != "placeholder" and need[node] <= by}
 
 
 def checked_late(joint: Joint, names: Collection[str | None]) -> dict[Place, frozenset[int]]:

@@ -169,6 +169,10 @@ class RunAgain:
         """The graph output that a view is of, or the input, as ``~input``."""
         return self._plan.bases[view - self.tangents]
 
+    def place_of(self, tangent: int) -> int | None:
+        """The place of a result among what the call saves."""
+        return self._plan.saved[tangent]
+
     def under(self, tangent: int) -> tuple[int, ...]:
         """The tangents of the results that a result is computed from."""
         return self._plan.under[tangent]

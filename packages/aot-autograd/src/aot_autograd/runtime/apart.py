@@ -25,6 +25,7 @@ from weakref import ref
 
 import torch
 
+from aot_autograd.runtime.emitted import apply_of
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.nested import handed_to_inputs, less
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from aot_autograd.runtime.again import RunAgain
     from aot_autograd.runtime.plans import TrainingPlan
 
-__all__ = ["Apart", "CompiledResults", "Shared", "apply_of", "nothing_behind"]
+__all__ = ["Apart", "CompiledResults", "Shared", "nothing_behind"]
 
 _NONE: dict[int, Any] = {}
 
@@ -224,8 +225,3 @@ def _are_awaited(shared: Shared, state: _Pass) -> bool:
 def nothing_behind() -> torch.Tensor:
     """In place of a gate, for results that lead to no input."""
     return torch.empty(0, requires_grad=True)
-
-
-def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """A function's ``apply`` without what its Python part does for transforms of functions, at every argument."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]

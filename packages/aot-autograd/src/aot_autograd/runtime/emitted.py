@@ -15,8 +15,9 @@ from prims.report import Report
 from prims.undo import undoing
 
 __all__ = [
-    "SIZE_FUNCTIONS", "RunEagerly", "aligned", "as_strided_from", "copy_all", "counter_of", "emitted_function",
-    "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory", "write_over", "written",
+    "SIZE_FUNCTIONS", "RunEagerly", "aligned", "apply_of", "as_strided_from", "copy_all", "counter_of",
+    "emitted_function", "lead_nowhere", "loses_its_views", "new_seed", "of_value_alone", "shares_memory",
+    "write_over", "written",
 ]  # fmt: skip
 
 SIZE_FUNCTIONS = {
@@ -37,6 +38,11 @@ def emitted_function(text: str, names: Mapping[str, Any]) -> Any:
     function = namespace[name]
     function.__source__ = text
     return function
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """A function's ``apply`` without what its Python part does for transforms of functions, at every argument."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 
 
 def copy_all(targets: list[torch.Tensor], inputs: list[torch.Tensor], values: list[torch.Tensor]) -> None:

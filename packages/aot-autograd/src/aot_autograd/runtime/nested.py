@@ -28,7 +28,7 @@ from weakref import ref
 import torch
 
 from aot_autograd.runtime.again import RunAgain, Unknown, call_of, present
-from aot_autograd.runtime.emitted import of_value_alone
+from aot_autograd.runtime.emitted import apply_of, of_value_alone
 from aot_autograd.runtime.hush import hooks_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
@@ -53,12 +53,11 @@ def nowhere() -> torch.Tensor:
         return _Nowhere.apply(torch.empty(0, requires_grad=True))  # type: ignore[no-any-return]
 
 
-def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Function]:
-    """The function that makes links: ``apply(tangent, nowhere(), inputs, result, *results behind it)``.
+def make_link(again: RunAgain, kept: frozenset[int]) -> Callable[..., torch.Tensor]:
+    """What makes links: ``link(tangent, nowhere(), inputs, result, *results behind it)``.
 
-    ``inputs`` are the places of those behind that are inputs which the region has written, or views of inputs. The
-    program may write them (again), by what is computed of this very result or behind autograd, so that they are not
-    saved; the table of their hooks is kept.
+    ``inputs`` are the places of those behind that are inputs which the region has written, or views of inputs. Nothing
+    behind is saved, which eager does not either: the tables of their hooks are kept.
 
     Args:
         again: runs the region's program again.
@@ -71,9 +70,10 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
         under = again.under(tangent)
-        ctx.inputs = [
-            (ref(behind[n]), None if under[n] >= again.tangents else behind[n]._version, _hooks_of(behind[n]))
-            for n in inputs
+        # A view's version is that of its input, which counts writes behind autograd too: those change no history.
+        ctx.behind = [
+            (ref(one), None if n in inputs and k >= again.tangents else one._version, _hooks_of(one))
+            for n, (k, one) in enumerate(zip(under, behind, strict=True))
         ]
         made = result.detach()
         call = call_of(result.grad_fn)
@@ -82,10 +82,8 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
         for k, one in zip(under, behind, strict=True):
             if k >= again.tangents:
                 call.views[k] = ref(one), one._version
-        # What is behind must not be lost before its hooks can be looked at.
-        held = [one for n, one in enumerate(behind) if n not in inputs]
-        ctx.held = len(held)
-        ctx.save_for_backward(*((made,) if tangent in kept else ()), *held)
+        if tangent in kept:
+            ctx.save_for_backward(made)
         return made
 
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
@@ -116,7 +114,36 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> type[torch.autograd.Func
     made: Any = type("Link", (torch.autograd.Function,), methods)
     for name in ("register_hook", "register_prehook"):
         setattr(made._backward_cls, name, _noting(getattr(made._backward_cls, name)))
-    return made  # type: ignore[no-any-return]
+    return _unseen(apply_of(made), again, kept)
+
+
+_hooks_in_use, _push_hooks, _pop_hooks = (
+    getattr(torch._C._autograd, f"_{name}_saved_tensors_default_hooks") for name in ("top", "push", "pop")
+)
+
+
+def _unseen(link: Callable[..., torch.Tensor], again: RunAgain, kept: frozenset[int]) -> Callable[..., torch.Tensor]:
+    """A link, which keeps its result, as one whose result the program's ``saved_tensors_hooks`` do not see.
+
+    They see it where the call saves it, as in eager, once: where they are in use, the link has it from there.
+    """
+
+    def call(tangent: int, elsewhere: torch.Tensor, inputs: tuple[int, ...], result: Any, *behind: Any) -> torch.Tensor:
+        if tangent not in kept or _hooks_in_use(True) is None:
+            return link(tangent, elsewhere, inputs, result, *behind)
+        node: Callable[[], Any] = ref(call_of(result.grad_fn))
+        place = again.place_of(tangent)
+        _push_hooks(_forget, lambda _: node().saved_tensors[place].detach())
+        try:
+            return link(tangent, elsewhere, inputs, result, *behind)
+        finally:
+            _pop_hooks()
+
+    return call
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    """In place of what packs a tensor: nothing of it is kept."""
 
 
 def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,23 +188,17 @@ def less(
 
 
 def _watched(ctx: Any, behind: Sequence[tuple[Any, int]]) -> bool:
-    """Whether a result behind a link has a hook, or its node, or retains its gradient; one that has changed since may
-    have had."""
+    """Whether a result behind a link has a hook, or its node, or retains its gradient.
+
+    Hooks stay with the node that a tensor had when they were put on it, also when it is written, or gone.
+    """
     if any(node is not None and _has_hooks(node) for node, _ in behind):
         return True
-    try:
-        saved = ctx.saved_tensors
-    except RuntimeError:
+    if any(hooks for _, _, hooks in ctx.behind):
         return True
-    if any(hooks for _, _, hooks in ctx.inputs):
-        return True
-    inputs = [(present(held), version) for held, version, _ in ctx.inputs]
-    # A view's version is that of its input, which counts writes behind autograd too: those change no history.
-    same = [one for one, version in inputs if one is not None and version in (None, one._version)]
-    if any(one.retains_grad for one in same):
-        return True
-    results = saved[len(saved) - ctx.held :]
-    return any(bool(result._backward_hooks) or result.retains_grad for result in results)
+    results = [(present(held), version) for held, version, _ in ctx.behind]
+    same = [one for one, version in results if one is not None and version in (None, one._version)]
+    return any(one.retains_grad for one in same)
 
 
 def _hooks_of(tensor: Any) -> Any:

@@ -18,8 +18,8 @@ from weakref import ref
 import torch
 
 from aot_autograd.runtime.again import RunAgain
-from aot_autograd.runtime.apart import Apart, Shared, apply_of, nothing_behind
-from aot_autograd.runtime.emitted import emitted_function
+from aot_autograd.runtime.apart import Apart, Shared, nothing_behind
+from aot_autograd.runtime.emitted import apply_of, emitted_function
 from aot_autograd.runtime.handing import Buckets
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.nested import make_link, nowhere
@@ -58,7 +58,7 @@ def build_training(
     if plan.gates:
         parts.update(_apart(plan, compiled, backward, again))
     if plan.linked is not None:
-        parts["link"] = apply_of(make_link(again, plan.linked))
+        parts["link"] = make_link(again, plan.linked)
         parts["nowhere"] = nowhere()
     run = writes_when_done(_function(plan.run, parts))
 

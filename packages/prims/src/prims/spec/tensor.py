@@ -226,19 +226,16 @@ def _needs_more(old: TensorSpec, new: TensorSpec) -> bool:
 @contextmanager
 def plain_saving() -> Iterator[None]:
     """Saves tensors for a backward pass as they are: the program's hooks for saved tensors (a checkpoint's, say, which
-    counts them) are not for abstract ones."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        yield
-        return
-    torch._C._autograd._push_saved_tensors_default_hooks(_itself, _itself)
+    counts them) are not for abstract ones. With hooks that change nothing autograd would give other tensors back."""
+    taken_off = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        taken_off.append(hooks)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-
-
-def _itself(x: Any) -> Any:
-    return x
+        for hooks in reversed(taken_off):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 def _devices(values: Any) -> Iterator[torch.device]:

@@ -613,17 +613,22 @@ def test_second_derivative_without_the_inputs_of_the_call(change):
     def function(x, y):
         return (x + y.abs()).exp()  # whose first derivative needs the result only
 
-    x, y = leaf(4), torch.randn(4)
-    compiled = aot_function(function_graph(function, 2), [x, y], fw_compiler=run_eagerly)
-    result = compiled(x, y)
-    if change == "written":
-        y.add_(1)
-    else:
-        del y
-    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-    torch.testing.assert_close(gradient.detach(), result.detach())
-    with pytest.raises(RuntimeError, match="modified since" if change == "written" else "no longer there"):
-        gradient.sum().backward()
+    compiled = aot_function(function_graph(function, 2), [leaf(4), torch.randn(4)], fw_compiler=run_eagerly)
+    for is_first in (True, False):  # whose inputs are not kept
+        x, y = leaf(4), torch.randn(4)
+        result = compiled(x, y)
+        if change == "written":
+            y.add_(1)
+        else:
+            del y
+        (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        torch.testing.assert_close(gradient.detach(), result.detach())
+        if is_first:
+            with pytest.raises(RuntimeError, match="modified since" if change == "written" else "no longer there"):
+                gradient.sum().backward()
+        else:
+            gradient.sum().backward()
+            torch.testing.assert_close(x.grad, result.detach())
 
 
 def test_random_numbers_in_the_backward_pass_run_eagerly():

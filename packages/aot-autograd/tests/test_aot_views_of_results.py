@@ -171,7 +171,9 @@ def test_a_region_that_cannot_be_run_again(of: str) -> None:
     inputs = [graph.placeholder(name) for name in ("x", "scale")]
     graph.output(graph.call_function(region, tuple(inputs)))
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    run = aot_function(module, [leaf(), torch.ones(3)], fw_compiler=run_eagerly, options=Options(strict=True))
+
+    def compiled() -> Callable[..., Any]:
+        return aot_function(module, [leaf(), torch.ones(3)], fw_compiler=run_eagerly, options=Options(strict=True))
 
     held: list[torch.Tensor] = []
 
@@ -183,10 +185,10 @@ def test_a_region_that_cannot_be_run_again(of: str) -> None:
         return x, results
 
     for asked in (lambda x, r: r[0], lambda x, r: (r[1], x)):
-        x, results = call(run)
+        x, results = call(run := compiled())
         with pytest.raises(RuntimeError, match="modified since"):
             sum(g.sum() for g in torch.autograd.grad(results[2].sum(), asked(x, results))) * 1
-    found = []
+    found, run = [], compiled()
     for function in (region, run):
         x, results = call(function)
         loss = results[2].sum() + 3 * results[0].sum()

@@ -67,6 +67,7 @@ class RunAgain:
         self._tensors = plan.tensors
         self._obstacle = plan.obstacle
         self._copied = frozenset() if plan.copies_cost else plan.copied
+        self._written_since: frozenset[int] = frozenset()
         self._on_cpu = [i for device, i in plan.seeds.items() if device.type == "cpu"]
         self.tangents = plan.tangents
         self.hands_to_inputs = plan.hands_to_inputs
@@ -77,7 +78,7 @@ class RunAgain:
         their history."""
         if self._obstacle is not None:
             return None, None, gates
-        weak, copied = self._weak, self._copied
+        weak, copied = self._weak, self._copied | self._written_since
         try:
             versions = [args[i]._version for i in self._tensors]
         except RuntimeError:  # inference tensors have none
@@ -212,12 +213,12 @@ class RunAgain:
         run = call.second and call.second()
         if run is not None:
             return run, None
-        args, obstacle = self._inputs(call.kept, insist)
+        args, former, obstacle = self._inputs(call.kept, insist)
         if obstacle is not None:
             return None, obstacle
         given = args.copy()
         for i in self._tensors:  # one tensor may be two arguments, each of which has its own gradient
-            args[i] = enter(args[i])
+            args[i] = enter(args[i], former.get(i))
         inputs = [(given[i], args[i]) for i in self._plan.wanted]
         results: list[Any] = []
         flatten(self._run(args), results)
@@ -274,36 +275,42 @@ class RunAgain:
         at, is_view = self._plan.leaves[tangent]  # type: ignore[misc]
         return results[at]._base if is_view else results[at]  # type: ignore[no-any-return]
 
-    def _inputs(self, kept: Any, insist: bool = True) -> tuple[list[Any], str | None]:
-        """The inputs of the call, or what forbids to run it again; ``insist``: later calls are to keep theirs."""
+    def _inputs(self, kept: Any, insist: bool = True) -> tuple[list[Any], dict[int, torch.Tensor], str | None]:
+        """The inputs of the call, and what some were then, or what forbids to run it again.
+
+        Args:
+            insist: later calls are to keep what this one lacks.
+        """
         held, versions, _ = kept
         if held is None:
-            return [], self._obstacle
+            return [], {}, self._obstacle
         former = {i: value.copy for i, value in enumerate(held) if type(value) is _Former}
-        if former.keys() != self._plan.copied:
+        if not former.keys() >= self._plan.copied:
             if insist:
                 self._copied = self._plan.copied
-            return [], "its results depend on inputs that it writes (calls from now on will keep what those were)"
+            return [], {}, "its results depend on inputs that it writes (calls from now on will keep what those were)"
         held = [value.tensor if type(value) is _Former else value for value in held]
         args = [value() if type(value) is TensorWeakRef else value for value in held]
         gone = {i for i, value in enumerate(held) if type(value) is TensorWeakRef and args[i] is None}
-        if not gone <= former.keys():
+        if not gone <= former.keys() & self._plan.written:
             if insist:
                 self._weak = frozenset()
-            return [], "an input of it is no longer there (calls from now on will keep theirs)"
+            return [], {}, "an input of it is no longer there (calls from now on will keep theirs)"
         if versions is None:
-            return [], "an input of it is an inference tensor"
-        lifted = self._lifted
-        replaced = any(store[name] is not args[i] for i, (store, name) in lifted.items())
-        if replaced or any(
-            args[i]._version != version
-            for i, version in zip(self._tensors, versions, strict=True)
-            if i not in self._plan.written
-        ):
-            return [], "an input of it was modified since"
+            return [], {}, "an input of it is an inference tensor"
+        if any(store[name] is not args[i] for i, (store, name) in self._lifted.items()):
+            return [], {}, "an input of it was replaced since"
+        lost = {
+            i for i, version in zip(self._tensors, versions, strict=True)
+            if i not in former and i not in self._plan.written and args[i]._version != version
+        }  # fmt: skip
+        if lost:
+            if insist:
+                self._written_since |= lost
+            return [], {}, "an input of it was modified since (calls from now on will keep what it was)"
         for i in self._plan.written:
-            args[i] = former.get(i, args[i]).clone()
-        return args, None
+            args[i] = former.pop(i, args[i]).clone()
+        return args, former, None
 
 
 class _Former(NamedTuple):

@@ -254,11 +254,16 @@ class SecondRun:
         return self._leave([*handed, *found[len(inside) :]], entered)
 
 
-def enter(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor for a graph of its own: with a history that is its entrance, whose node is not that of another."""
+def enter(tensor: torch.Tensor, former: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor for a graph of its own: with a history that is its entrance, whose node is not that of another.
+
+    Args:
+        former: a copy of what the tensor was, to be taken in its place.
+    """
+    value = (tensor if former is None else former).detach()
     if not tensor.requires_grad or not torch.is_grad_enabled():
-        return tensor.detach()
-    return _Entrance.apply(torch.empty(0, requires_grad=True), tensor.detach())  # type: ignore[no-any-return]
+        return value
+    return _Entrance.apply(torch.empty(0, requires_grad=True), value)  # type: ignore[no-any-return]
 
 
 class _Entered:

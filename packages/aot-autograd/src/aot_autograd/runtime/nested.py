@@ -21,7 +21,7 @@ where it is added to the gradient of a view's base.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -32,6 +32,9 @@ from aot_autograd.runtime.emitted import apply_of, of_value_alone
 from aot_autograd.runtime.hush import hooks_of
 
 __all__ = ["handed_to_inputs", "less", "make_link", "nowhere"]
+
+
+_NONE: dict[int, Any] = {}
 
 
 class _Nowhere(torch.autograd.Function):
@@ -69,19 +72,19 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> Callable[..., torch.Tens
     ) -> torch.Tensor:  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.tangent = tangent
-        under = again.under(tangent)
-        # A view's version is that of its input, which counts writes behind autograd too: those change no history.
-        ctx.behind = [
-            (ref(one), None if n in inputs and k >= again.tangents else one._version, _hooks_of(one))
-            for n, (k, one) in enumerate(zip(under, behind, strict=True))
-        ]
         made = result.detach()
         call = call_of(result.grad_fn)
         call.results[tangent] = ref(made)
         call.links[tangent] = ref(ctx)
-        for k, one in zip(under, behind, strict=True):
+        ctx.behind = []
+        for n, one in enumerate(behind):
+            k, held = again.under(tangent)[n], ref(one)
             if k >= again.tangents:
-                call.views[k] = ref(one), one._version
+                call.views[k] = held, one._version
+                # A view's version is its input's, which counts writes behind autograd too: those change no history.
+                ctx.behind.append((held, None if n in inputs else one._version, _hooks_of(one)))
+            else:  # that of another link notes its hooks
+                ctx.behind.append((held, one._version, _hooks_of(one) if n in inputs else _NONE))
         if tangent in kept:
             ctx.save_for_backward(made)
         return made
@@ -114,6 +117,7 @@ def make_link(again: RunAgain, kept: frozenset[int]) -> Callable[..., torch.Tens
     made: Any = type("Link", (torch.autograd.Function,), methods)
     for name in ("register_hook", "register_prehook"):
         setattr(made._backward_cls, name, _noting(getattr(made._backward_cls, name)))
+    made._backward_cls._register_hook_dict = _noting_table(made._backward_cls._register_hook_dict)
     return _unseen(apply_of(made), again, kept)
 
 
@@ -152,6 +156,16 @@ def _noting(register: Callable[..., Any]) -> Callable[..., Any]:
     def noting(node: Any, hook: Callable[..., Any]) -> Any:
         node.has_hooks = True
         return register(node, hook)
+
+    return noting
+
+
+def _noting_table(register: Callable[..., Any]) -> Callable[..., Any]:
+    """A node's method by which ``Tensor.register_hook`` tells it of the table of its result's hooks."""
+
+    def noting(node: Any, tensor: torch.Tensor) -> None:
+        node.hooks_of_result = tensor._backward_hooks
+        register(node, tensor)
 
     return noting
 
@@ -201,17 +215,17 @@ def _watched(ctx: Any, behind: Sequence[tuple[Any, int]]) -> bool:
     return any(one.retains_grad for one in same)
 
 
-def _hooks_of(tensor: Any) -> Any:
+def _hooks_of(tensor: Any) -> Mapping[int, Any]:
     """The table of a tensor's hooks, made as ``Tensor.register_hook`` makes it. One that is written gets another."""
     if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict()
         tensor.grad_fn._register_hook_dict(tensor)
-    return tensor._backward_hooks
+    return tensor._backward_hooks  # type: ignore[no-any-return]
 
 
 def _has_hooks(node: Any) -> bool:
     """Whether a hook was put on the node of a link, or is on that of a view or of the copy into a written input."""
     if type(node).__name__ == "LinkBackward":
-        return getattr(node, "has_hooks", False)
+        return getattr(node, "has_hooks", False) or bool(getattr(node, "hooks_of_result", None))
     tables = map(hooks_of, (node.register_hook, node.register_prehook))
     return any(hook is not of_value_alone for table in tables for hook in table.values())

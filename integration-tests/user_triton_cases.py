@@ -228,6 +228,7 @@ def test_gradient_by_autograd_function():
     compiled = compile_api.compile(loss)
     (ours,) = torch.autograd.grad(compiled(x), x)
     torch.testing.assert_close(ours, 12 * x.detach())
+    assert not compiled.report().breaks
 
 
 def test_triton_op():

@@ -32,7 +32,7 @@ from dynamo_capture.rules import is_fixed_file, is_library_class, is_library_nam
 from dynamo_capture.triton_ops import is_triton_kernel
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.classes import Held
-from dynamo_capture.values.constant import CONST_TYPES, ConstantValue
+from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import TupleValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
@@ -54,6 +54,7 @@ _FIXED = (
 _TABLES = (tuple, list, dict, set, frozenset)
 #: Of a table that is larger nobody compares the whole in each backward pass.
 _LARGEST = 256
+_OF_NUMPY = frozenset(("ufunc", "_ArrayFunctionDispatcher"))
 _ABSENT = object()
 
 
@@ -126,10 +127,17 @@ def _items(obj: Any) -> Iterator[Any]:
 def _told(obj: Any) -> Any:
     """What is compared beside the identity: a table's content. ``_ABSENT`` where nobody can tell that it changes."""
     for count, each in enumerate(_items(obj)):
-        fixed = isinstance(each, _FIXED) or is_triton_kernel(each)
-        if count > _LARGEST or not (fixed or type(each) in _TABLES):
+        if count > _LARGEST or not (_is_fixed(each) or type(each) in _TABLES):
             return _ABSENT
     return _copy(obj) if type(obj) in _TABLES else None
+
+
+def _is_fixed(obj: Any) -> bool:
+    """Whether it does not change itself, as kernels and names of Triton, and numbers and functions of NumPy do not."""
+    if isinstance(obj, _FIXED) or is_triton_kernel(obj) or is_numpy_scalar(obj):
+        return True
+    module = type(obj).__module__
+    return module.partition(".")[0] == "triton" or module == "numpy" and type(obj).__name__ in _OF_NUMPY
 
 
 def _content(cell: types.CellType) -> Any:

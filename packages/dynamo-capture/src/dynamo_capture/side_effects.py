@@ -23,6 +23,7 @@ from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import DequeValue, ListValue, TupleValue
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.functions import CellValue, FunctionValue
+from dynamo_capture.values.grown import FoundDeque, FoundList
 from dynamo_capture.values.objects import DELETED, ExceptionValue, ObjectValue, is_data_descriptor, is_slot
 from dynamo_capture.values.sets import SetValue, settle_late_sets
 from dynamo_capture.wrappers import own_dict
@@ -327,7 +328,9 @@ def _replace_ordered(target: Any, items: dict[Any, Any]) -> None:
 
 def _replay(cg: CodeGen, value: Value) -> None:
     """Give an existing container or cell its new contents."""
-    if isinstance(value, ListValue):
+    if isinstance(value, (FoundList, FoundDeque)) and value.replay_added(cg):
+        pass
+    elif isinstance(value, ListValue):
         fn = _replace_deque if isinstance(value, DequeValue) else _replace_list
         cg.call_const(fn, [value, TupleValue(list(value.items))])
     elif isinstance(value, DictValue):

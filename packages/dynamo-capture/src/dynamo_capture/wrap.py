@@ -25,8 +25,6 @@ from dynamo_capture.values.base import Value
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, HandlerValue, PyModuleValue
 from dynamo_capture.values.constant import CONST_TYPES, ConstantValue, is_numpy_scalar
 from dynamo_capture.values.containers import (
-    DequeValue,
-    ListValue,
     TupleValue,
     core_items,
     guard_plain,
@@ -38,6 +36,8 @@ from dynamo_capture.values.containers import (
 from dynamo_capture.values.dicts import DictValue, ProxyValue
 from dynamo_capture.values.dispatching import wrapper_input
 from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.getters import GETTERS, existing_getter
+from dynamo_capture.values.grown import found_list
 from dynamo_capture.values.held_by_thread import held_by_context, held_by_thread
 from dynamo_capture.values.instances import instance
 from dynamo_capture.values.modules import ModuleValue
@@ -277,13 +277,7 @@ def _list(tx: Capture, obj: Any, source: Source | None) -> Value:
     tx.guards.type_is(source, type(obj))
     if issubclass(type(obj), collections.deque) and type(obj).__getitem__ is not collections.deque.__getitem__:
         raise GraphBreak("QB06", f"a {type(obj).__name__}, a deque that gives its items in its own way")
-    items = wrap_items(tx, obj, source)
-    tx.guards.length(source, len(items))
-    if issubclass(type(obj), collections.deque):
-        maxlen = collections.deque.maxlen.__get__(obj)  # type: ignore[attr-defined]
-        tx.guards.equals(source.attr("maxlen"), maxlen)
-        return DequeValue(items, source, maxlen)
-    return ListValue(items, list, source)
+    return found_list(tx, obj, source)
 
 
 def _dict(tx: Capture, obj: Any, source: Source | None) -> Value:
@@ -431,6 +425,7 @@ _HANDLERS: dict[type, Callable[[Any, Any, Any], Value]] = {
     contextvars.ContextVar: held_by_context,
     weakref.ref: weak_reference,
     weakref.KeyedRef: weak_reference,
+    **dict.fromkeys(GETTERS, existing_getter),
 }
 
 #: For types that have no handler of their own; the first base that fits.

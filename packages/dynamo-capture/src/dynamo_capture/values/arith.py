@@ -163,10 +163,10 @@ def _is_number_like(value: Value) -> bool:
 
 
 def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
-    from dynamo_capture.values.containers import ListValue, TupleValue
+    from dynamo_capture.values.containers import ListValue, TupleValue, kind_of
 
     if isinstance(a, (ListValue, TupleValue)):
-        if fn is operator.add and type(b) is type(a):
+        if fn is operator.add and kind_of(b) is kind_of(a):
             return a.concat(tx, b)
         if fn is operator.mul and _is_count(b):
             return a.repeat(tx, b.const())
@@ -284,11 +284,11 @@ def _sequence_slot(
     tx: Capture, fn: Callable[..., Any], a: Value, b: Value, written: Callable[..., Any]
 ) -> Value | None:
     """``+`` and ``*`` of sequences, which Python asks for when no operand has an answer as a number has."""
-    from dynamo_capture.values.containers import SequenceValue
+    from dynamo_capture.values.containers import SequenceValue, kind_of
 
     x, y = _inner(a), _inner(b)
     if fn is operator.add and isinstance(x, SequenceValue):
-        if type(y) is type(x):
+        if kind_of(y) is kind_of(x):
             return _of_inner(x, a).concat(tx, y)  # type: ignore[arg-type]
         type_error(tx, written, a, b)
     if fn is operator.mul:
@@ -363,11 +363,11 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
 
 
 def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:
-    from dynamo_capture.values.containers import ListValue, TupleValue
+    from dynamo_capture.values.containers import ListValue, TupleValue, kind_of
     from dynamo_capture.values.dicts import DictValue
 
     is_equality = fn in (operator.eq, operator.ne)
-    if isinstance(a, (ListValue, TupleValue)) and type(a) is type(b):
+    if isinstance(a, (ListValue, TupleValue)) and kind_of(a) is kind_of(b):
         xs, ys = a.unpack(tx), b.unpack(tx)
         if is_equality and len(xs) != len(ys) and type(xs) is list:
             return ConstantValue(fn is operator.ne)

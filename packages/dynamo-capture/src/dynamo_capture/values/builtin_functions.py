@@ -30,6 +30,7 @@ from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar
 from dynamo_capture.values.containers import ListValue, TupleValue, is_plain_namedtuple
 from dynamo_capture.values.exact import type_error
 from dynamo_capture.values.functions import FunctionValue, MethodValue, SuperValue
+from dynamo_capture.values.heaps import HEAPS
 from dynamo_capture.values.identity import hash_of
 from dynamo_capture.values.ids import id_of
 from dynamo_capture.values.iterating import FUNCTIONS
@@ -47,7 +48,7 @@ __all__ = ["BUILTINS", "call_builtin"]
 Handler = Callable[[Any, list[Value], dict[str, Value]], Value]
 
 #: Builtin function -> handler(tx, args, kwargs).
-BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS}
+BUILTINS: dict[Any, Handler] = {**FUNCTIONS, **REDUCTIONS, **HEAPS}
 
 #: What pathlib asks of a path's text; later versions of Python have more of them.
 _OF_PATHS = [

@@ -86,9 +86,14 @@ class ConstantValue(Value):
             return ConstantValue(None)
         if name in ("format", "format_map") and type(value) is str:
             from dynamo_capture.values.plain_objects import asks_the_process
+            from dynamo_capture.values.tensor import SymValue
+            from dynamo_capture.values.texts import by_format
 
-            plain = all(type(given.realize()) is ConstantValue for given in (*args, *kwargs.values()))
-            if asks_the_process(value) and not plain:
+            if name == "format" and not kwargs and (text := by_format(value, args)) is not None:
+                return text
+            given = [each.realize() for each in (*args, *kwargs.values())]
+            numbers = all(type(each) is ConstantValue or isinstance(each, SymValue) for each in given)
+            if asks_the_process(value) and not numbers:
                 raise GraphBreak("QB03", f"str.{name} by {value!r:.60}, which may be of a date")
         return fold(tx, tx.exact(getattr, value, name), args, kwargs)
 

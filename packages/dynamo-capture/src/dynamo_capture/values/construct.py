@@ -6,7 +6,6 @@ import abc
 import collections
 import enum
 import functools
-import operator
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from dynamo_capture.values.containers import (
 from dynamo_capture.values.dicts import DictValue
 from dynamo_capture.values.enums import member_by_value
 from dynamo_capture.values.functions import MethodValue, PartialValue
+from dynamo_capture.values.getters import GETTERS, make_getter
 from dynamo_capture.values.index_mode import IndexMode, is_index_mode
 from dynamo_capture.values.iterating import ITERATORS, Signature
 from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
@@ -43,7 +43,6 @@ from dynamo_capture.values.texts import text_from
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
-    from dynamo_capture.codegen import CodeGen
 
 __all__ = ["empty_instance", "instantiate", "user_instance"]
 
@@ -422,50 +421,8 @@ def _range(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
     return fold(tx, range, bounds, {})  # type: ignore[arg-type]
 
 
-class GetterValue(Value):
-    """``operator.itemgetter`` or ``operator.attrgetter``, made in the region of constants."""
-
-    __slots__ = ("getter", "keys")
-
-    def __init__(self, getter: Any) -> None:
-        self.source = None
-        self.getter = getter
-        self.keys: tuple[Any, ...] = getter.__reduce__()[1]
-
-    @property
-    def pytype(self) -> type:
-        return type(self.getter)
-
-    def truth(self, tx: Capture) -> bool:
-        return True
-
-    def call(self, tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        if len(args) != 1 or kwargs:
-            raise tx.observed(TypeError(f"{type(self.getter).__name__} expected 1 argument, got {len(args)}"))
-        results = [self._get(tx, args[0].realize(), key) for key in self.keys]
-        return results[0] if len(results) == 1 else TupleValue(results)
-
-    def _get(self, tx: Capture, value: Value, key: Any) -> Value:
-        if isinstance(self.getter, operator.itemgetter):
-            return value.getitem(tx, tx.from_python(key))
-        for name in key.split("."):
-            value = value.realize().getattr(tx, name)
-        return value
-
-    def reconstruct(self, cg: CodeGen) -> None:
-        cg.load_const(self.getter)
-
-
-def _getter(cls: type) -> Handler:
-    def make(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        keys = [a.realize().const() for a in args]
-        return GetterValue(tx.exact(cls, *keys, **{k: v.realize().const() for k, v in kwargs.items()}))
-
-    return make
-
-
-constructor(operator.itemgetter)(_getter(operator.itemgetter))
-constructor(operator.attrgetter)(_getter(operator.attrgetter))
+for _cls in GETTERS:
+    constructor(_cls)(functools.partial(make_getter, _cls))
 
 
 @constructor(functools.partial)

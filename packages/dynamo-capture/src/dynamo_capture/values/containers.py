@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
     from dynamo_capture.codegen import CodeGen
 
-__all__ = ["BoundMethodOfContainer", "DequeValue", "ListValue", "SequenceValue", "TupleValue", "wrap_items"]
+__all__ = [
+    "BoundMethodOfContainer", "DequeValue", "ListValue", "SequenceValue", "TupleValue", "kind_of", "wrap_items",
+]  # fmt: skip
 
 
 class SequenceValue(Value):
@@ -67,7 +69,7 @@ class SequenceValue(Value):
         try:
             found = self.items[index]
         except (IndexError, TypeError, ValueError):
-            tx.exact(operator.getitem, _kind(self)(self.items), index)
+            tx.exact(operator.getitem, kind_of(self)(self.items), index)
             raise GraphBreak("QB07", f"an item of {self.describe()}") from None
         return self.slice_of(found) if isinstance(found, list) else found  # type: ignore[arg-type]
 
@@ -94,12 +96,12 @@ class SequenceValue(Value):
                 from dynamo_capture.values.arith import compare
 
                 inner = getattr(other.realize(), "payload", None) or other.realize()
-                if not isinstance(inner, SequenceValue) or _kind(inner) is not _kind(self):
+                if not isinstance(inner, SequenceValue) or kind_of(inner) is not kind_of(self):
                     return ConstantValue(NotImplemented)
                 return compare(tx, getattr(operator, name), self, inner)
             case "__add__", [other]:
                 other = other.realize()
-                if isinstance(other, SequenceValue) and _kind(self) is _kind(other):
+                if isinstance(other, SequenceValue) and kind_of(self) is kind_of(other):
                     return self.concat(tx, other)
                 raise GraphBreak("QB07", f"{self.cls.__name__}.__add__ of {display(other)}")
             case (("__mul__" | "__rmul__"), [number]):
@@ -126,13 +128,13 @@ class SequenceValue(Value):
             if i < len(self.items) and equals(tx, self.items[i], item):
                 return ConstantValue(i)
         item = item.realize()
-        if _kind(self) is tuple:
+        if kind_of(self) is tuple:
             raise tx.observed(ValueError("tuple.index(x): x not in tuple"))
         if sys.version_info >= (3, 14):
-            kind = _kind(self).__name__
+            kind = kind_of(self).__name__
             raise tx.observed(ValueError(f"{kind}.index(x): x not in {kind}"))
         if item.is_const:
-            raise tx.observed(ValueError(f"{item.const()!r} is not in {_kind(self).__name__}"))
+            raise tx.observed(ValueError(f"{item.const()!r} is not in {kind_of(self).__name__}"))
         raise GraphBreak("QB19", f"{self.cls.__name__}.index of what is not there")
 
     def iterate(self, tx: Capture) -> Iterator[Value]:
@@ -145,7 +147,7 @@ class SequenceValue(Value):
     def get_iter(self, tx: Capture) -> Value:
         from dynamo_capture.values.iterators import PositionIterator
 
-        kind = _kind(self)
+        kind = kind_of(self)
         return PositionIterator(self, self.items.__getitem__, _ITERATOR_KINDS[kind], kind.__iter__)  # type: ignore[attr-defined]
 
     def describe(self) -> str:
@@ -155,11 +157,13 @@ class SequenceValue(Value):
 _ITERATOR_KINDS: dict[type, type] = {list: type(iter([])), tuple: type(iter(()))}
 
 
-def _kind(value: SequenceValue) -> type:
-    """``list``, ``tuple`` or ``deque``."""
+def kind_of(value: Value) -> Any:
+    """``list``, ``tuple`` or ``deque``; None for what is no sequence."""
     if isinstance(value, TupleValue):
         return tuple
-    return collections.deque if isinstance(value, DequeValue) else list
+    if isinstance(value, DequeValue):
+        return collections.deque
+    return list if isinstance(value, ListValue) else None
 
 
 def index_of(tx: Capture, key: Value) -> Any:

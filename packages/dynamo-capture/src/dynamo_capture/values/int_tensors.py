@@ -14,6 +14,7 @@ import torch
 from dynamo_capture.values.base import Value
 from dynamo_capture.values.constant import ConstantValue
 from dynamo_capture.values.containers import ListValue, SliceValue, TupleValue
+from dynamo_capture.values.grown import FoundList
 from dynamo_capture.values.tensor import SymValue, TensorValue
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def replaced(value: Value, by: Callable[[TensorValue], Value]) -> Value:
     if isinstance(value, SliceValue):
         parts = [replaced(part, by) for part in value.parts]
         return SliceValue(parts) if _changed(parts, value.parts) else value
-    if type(value) in (TupleValue, ListValue):
+    if type(value) in (TupleValue, ListValue, FoundList):
         items = [replaced(item, by) for item in value.items]  # type: ignore[attr-defined]
         if _changed(items, value.items):  # type: ignore[attr-defined]
             return TupleValue(items) if type(value) is TupleValue else ListValue(items)

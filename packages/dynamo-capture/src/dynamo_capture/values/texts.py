@@ -8,6 +8,7 @@ import functools
 import operator
 import re
 import reprlib
+import string
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from dynamo_capture.values.torch_calls import special_by_code
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
 
-__all__ = ["formatted", "joined", "text_from"]
+__all__ = ["by_format", "formatted", "joined", "text_from"]
 
 _CONVERSIONS = (None, str, repr, ascii)
 
@@ -159,6 +160,27 @@ def _string(value: Value) -> Value:
     if value.pytype is not str:
         raise GraphBreak("QB07", f"{display(value)} in place of a string")
     return value
+
+
+def by_format(form: str, args: list[Value]) -> Value | None:
+    """``form.format(*args)`` with symbolic numbers among the arguments, not written yet; None where it may fail."""
+    values = [arg.realize() for arg in args]
+    if not any(map(has_symbols, values)) or not all(
+        isinstance(value, SymValue) or value.pytype in (int, float, str) for value in values
+    ):
+        return None
+    try:
+        parts = list(string.Formatter().parse(form))
+        form.format(*[value.pytype(1) for value in values])
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return None
+    if any(spec is not None and ("{" in spec or spec.endswith("c")) for _, _, spec, _ in parts):
+        return None
+    return text_of(TupleValue(values), functools.partial(_by_format, form))
+
+
+def _by_format(form: str, values: tuple[Any, ...]) -> str:
+    return form.format(*values)
 
 
 #: Conversions of ``%`` that take every number.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from typing import Any
 
 import torch
 
 from dynamo_capture.breaks import GraphBreak
 
-__all__ = ["check_custom", "mark_written", "visible_body"]
+__all__ = ["check_custom", "is_changed", "mark_written", "visible_body"]
 
 _OWN = ("aten", "prims", "prim")
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -45,14 +47,17 @@ def check_custom(fn: Any) -> None:
 @functools.lru_cache(maxsize=4096)
 def _writing(fn: Any) -> tuple[Any, ...]:
     """The schemas of PyTorch's own, of those that return nothing, that a function of ``torch`` may mean."""
-    name = getattr(fn, "__name__", "")
-    packet = None if isinstance(fn, (str, *_OPERATORS)) else getattr(torch.ops.aten, name, None)
+    return tuple(schema for schema in _schemas_of(fn) if not schema.returns)
+
+
+def _schemas_of(fn: Any) -> list[Any]:
+    """The schemas of PyTorch's own that a function of ``torch``, or an operator, may mean."""
     if isinstance(fn, torch._ops.OpOverload):
-        schemas = [fn._schema]
-    else:
-        packet = fn if isinstance(fn, torch._ops.OpOverloadPacket) else packet
-        schemas = [] if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
-    return tuple(schema for schema in schemas if not schema.returns)
+        return [fn._schema]
+    packet = fn
+    if not isinstance(fn, torch._ops.OpOverloadPacket):
+        packet = None if isinstance(fn, str) else getattr(torch.ops.aten, getattr(fn, "__name__", ""), None)
+    return [] if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
 
 
 def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) -> None:
@@ -68,8 +73,45 @@ def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) 
                 continue
             value = kwargs.get(argument.name, args[i] if i < len(args) else None)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-                    torch.autograd.graph.increment_version(tensor)
+                _count(tensor)
+    names = _of_statistics(fn)
+    given = dict(zip(names, args, strict=False)) | kwargs if names else {}
+    flags = [given.get(flag, flag == "use_input_stats") for flag in _FLAGS if flag in names]
+    for name in _STATISTICS if names and all(flags) else ():
+        for tensor in (given.get(name), getattr(given.get(name), "_base", None)):
+            if isinstance(tensor, torch.Tensor):
+                tensor.__dict__["_written_uncounted"] = True
+
+
+def is_changed(tensor: torch.Tensor) -> bool:
+    """Whether an abstract tensor has been written to since it was made."""
+    return bool(tensor._version) or "_written_uncounted" in tensor.__dict__
+
+
+def _count(tensor: Any) -> None:
+    if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+#: What a normalisation writes, which no schema of it says. No version counter tells either: autograd counts on that, as
+#: it keeps them for the backward pass.
+_STATISTICS = ("running_mean", "running_var")
+#: By which it does; the second is true where it is not given.
+_FLAGS = ("training", "use_input_stats")
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_statistics(fn: Any) -> tuple[str, ...]:
+    """The names of a function's arguments, if running statistics are among them."""
+    name = fn._schema.name if isinstance(fn, torch._ops.OpOverload) else getattr(fn, "__name__", "")
+    if "_norm" not in name:
+        return ()
+    if isinstance(fn, types.FunctionType):
+        names = tuple(inspect.signature(fn).parameters)
+    else:
+        found = _schemas_of(fn)
+        names = tuple(argument.name for argument in found[0].arguments) if found else ()
+    return names if set(_STATISTICS) <= set(names) else ()
 
 
 def _is_first(args: list[Any], result: Any) -> bool:

@@ -17,7 +17,7 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
-from dynamo_capture.custom_ops import check_custom, mark_written
+from dynamo_capture.custom_ops import check_custom, is_changed, mark_written
 from dynamo_capture.dynamic import said_of
 from dynamo_capture.interpreter.catching import is_refused, may_be_caught, may_be_met
 from dynamo_capture.sources import Source
@@ -584,7 +584,7 @@ class GraphBuilder:
 
 def is_written(inp: GraphInput) -> bool:
     value = inp.value
-    return isinstance(value, TensorValue) and not value.example.is_inference() and bool(value.example._version)
+    return isinstance(value, TensorValue) and not value.example.is_inference() and is_changed(value.example)
 
 
 def _key_of_numbers(fn: Any, args: list[Value]) -> Any:

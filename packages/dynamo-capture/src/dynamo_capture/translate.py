@@ -25,7 +25,7 @@ from dynamo_capture.covering import outline
 from dynamo_capture.device_modes import entered_devices
 from dynamo_capture.emitted import Again
 from dynamo_capture.graph_builder import GraphInput
-from dynamo_capture.interpreter.assuming import assume
+from dynamo_capture.interpreter.assuming import assume, written_if_as_assumed
 from dynamo_capture.interpreter.frame import class_namespace, inline_call
 from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.request import FrameRequest
@@ -126,6 +126,8 @@ def translate(
                 root.check_generators(plan)
                 root.check_leaves(plan)
                 tx.inference.check_left(plan)
+                if (condition := written_if_as_assumed(tx, plan.outputs)) is not None:
+                    raise RestartCapture(condition.step, condition.brk)
                 if (end := too_early(tx) or comes_too_early(tx)) is not None:
                     raise RestartCapture(end.step, end.brk)
             return _finish(request, compile_graph, options, report, tx, root, brk, plan, finish)
@@ -342,8 +344,6 @@ def _all_or_nothing(compiled: Callable[..., Any], tx: Capture) -> tuple[Sequence
         RestartCapture: it has to be two graphs for that.
     """
     written = tx.graph.maybe_mutated()
-    if written and tx.assumed:
-        raise RestartCapture(tx.assumed[0].step, tx.assumed[0].brk)
     raising = tx.raising
     seen = raising.met is not None
     if not written or getattr(compiled, "writes_when_done", False) is True:

@@ -131,5 +131,5 @@ def around_a_break(x):
 
 
 PROGRAMS = [asserted, negated, not_all, two, in_a_function, float_condition, with_effects, with_random_numbers,
-            with_gradient, checked, gaussian]  # fmt: skip
-BREAKING = [written, caught, suppressed, both, neither]
+            with_gradient, checked, gaussian, written]  # fmt: skip
+BREAKING = [caught, suppressed, both, neither]

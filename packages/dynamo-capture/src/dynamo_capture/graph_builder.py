@@ -287,6 +287,8 @@ class GraphBuilder:
             again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx)) if self.tx.unbacked else None
             if again is not None:
                 return again
+            if type(error) is IndexError and fn is operator.getitem and type(examples[1]) is int:
+                raise self.tx.observed(IndexError(str(error))) from None  # as eager's, which ends a walk
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
         if type(result) is torch.Tensor:
             if result.layout is not torch.strided or result.is_nested:
@@ -527,7 +529,9 @@ class GraphBuilder:
             return self.lower(value.inner.payload)
         if value.is_const:
             constant = value.const()
-            # A graph's text has dtypes; <class 'bool'> is none.
+            # A graph's text has dtypes; <class 'bool'> is none. torch.IntTensor may be given by its name.
+            if isinstance(constant, type(torch.FloatTensor)):
+                return f"{constant.__module__}.{constant.__name__}", constant
             return (_DTYPE_OF[constant] if type(constant) is type and constant in _DTYPE_OF else constant), constant
         raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")
 

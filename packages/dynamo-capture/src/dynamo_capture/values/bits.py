@@ -34,10 +34,14 @@ def of_bits(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     a, b = decided(tx, a), decided(tx, b)
     if not isinstance(a, SymValue) and not isinstance(b, SymValue):
         return fold(tx, fn, [a, b], {})
+    if isinstance(a, SymValue) and isinstance(b, SymValue) and not _is_open(tx, b):
+        b = ConstantValue(b.const())  # of two numbers one is known, which is guarded
     if fn not in (operator.lshift, operator.rshift) and isinstance(b, SymValue):
         a, b = b, a  # the others may change places
     if a.pytype is not int or not isinstance(a, SymValue) or not _is_narrow(fn, b):
-        raise GraphBreak("QB06", f"{fn.__name__} of {display(a)} and {display(b)}")
+        if _is_open(tx, a) or _is_open(tx, b):
+            raise GraphBreak("QB06", f"{fn.__name__} of {display(a)} and {display(b)}")
+        return fold(tx, fn, [ConstantValue(a.const()), ConstantValue(b.const())], {})
     x, number = a, int(b.const())
     if fn is operator.lshift:
         return _calculate(tx, operator.mul, x, 1 << number)
@@ -50,6 +54,13 @@ def of_bits(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if fn is operator.xor:
         common = _calculate(tx, operator.mul, common, 2)
     return _calculate(tx, operator.sub, both, common)
+
+
+def _is_open(tx: Capture, value: Value) -> bool:
+    """Whether only the data tells the number."""
+    if not isinstance(value, SymValue):
+        return False
+    return any(tx.symbols.is_unbacked(name) for name in value.example.node.expr.free_symbols())
 
 
 def inverted(tx: Capture, x: SymValue) -> Value:

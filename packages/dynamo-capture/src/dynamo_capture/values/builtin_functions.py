@@ -56,7 +56,7 @@ _OF_PATHS = [
 ]
 _PURE = frozenset(
     (len, abs, round, divmod, pow, ord, chr, hex, oct, bin, repr, ascii, hash, format, callable, operator.index,
-     math.prod, sys.intern, *_OF_PATHS)
+     math.prod, sys.intern, str.maketrans, bytes.maketrans, *_OF_PATHS)
 )  # fmt: skip
 _PURE_MODULES = frozenset(("math", "_operator", "operator", "_struct", "_bisect"))
 _INPUT_OUTPUT = frozenset((open, input, breakpoint))

@@ -279,8 +279,9 @@ class ClassValue(_FixedValue):
                 value = tx.exact(getattr, cls, name)  # a class need not have __abstractmethods__
                 return BuiltinValue(value) if callable(value) else tx.from_python(value)
             return bind_attribute(tx, self, type(cls), name, meta_found, meta_owner)
-        if isinstance(find(tx, type(cls), "__getattr__")[0], types.FunctionType) and not isinstance(cls, enum.EnumMeta):
-            raise GraphBreak("QB06", f"__getattr__ of the metaclass of {cls.__name__}")
+        asked, owner = find(tx, type(cls), "__getattr__")
+        if isinstance(asked, types.FunctionType) and owner is not None and not isinstance(cls, enum.EnumMeta):
+            return bind_attribute(tx, self, type(cls), "__getattr__", asked, owner).call(tx, [ConstantValue(name)], {})
         return tx.from_python(tx.exact(getattr, cls, name))
 
     def _namespace(self, tx: Capture) -> Value:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DictValue", "DictView", "OwnAttributes", "ProxyValue", "each_pair", "merged", "pairs_of"]
 
 _MISSING = object()
+_NO_ATTRIBUTES: dict[str, Value] = {}
 
 
 def _place(kind: type) -> str | None:
@@ -37,10 +38,11 @@ class DictValue(Value):
     """A dict, OrderedDict or defaultdict.
 
     ``entries`` maps a key's stand-in to (key, value). An existing dict (``obj``) is read by key, with a guard per
-    key, until something needs it whole: then its keys are guarded and all entries are taken over.
+    key, until something needs it whole: then its keys are guarded and all entries are taken over. ``attrs`` are the
+    attributes that the region has set on an OrderedDict that it has made.
     """
 
-    __slots__ = ("_whole", "cls", "default_factory", "entries", "obj")
+    __slots__ = ("_whole", "attrs", "cls", "default_factory", "entries", "obj")
 
     mutable = True
 
@@ -51,6 +53,7 @@ class DictValue(Value):
         self.entries: dict[Any, tuple[Value, Value]] = _new_entries(cls)
         self._whole = obj is None
         self.default_factory: Value | None = default_factory
+        self.attrs: dict[str, Value] = _NO_ATTRIBUTES
 
     @classmethod
     def of(cls, tx: Capture, pairs: Iterable[tuple[Value, Value]], kind: type = dict) -> DictValue:
@@ -213,7 +216,22 @@ class DictValue(Value):
             return tx.from_python(self.cls)
         if name == "default_factory" and self.cls is collections.defaultdict:
             return self.default_factory or ConstantValue(None)
+        if name in self.attrs:
+            return self.attrs[name]
         return method_of_container(tx, self, self.cls, name)
+
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        new = self.cls is collections.OrderedDict and self.source is None
+        if not new or hasattr(collections.OrderedDict, name) or value.realize() is self:
+            super().setattr(tx, name, value)
+        tx.side.epoch += 1
+        self.attrs = self.attrs | {name: value}
+
+    def delattr(self, tx: Capture, name: str) -> None:
+        if name not in self.attrs:
+            super().delattr(tx, name)
+        tx.side.epoch += 1
+        self.attrs = {key: value for key, value in self.attrs.items() if key != name}
 
     def call_method(self, tx: Capture, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
         fills = name == "update" or (name == "__init__" and self.cls is not collections.defaultdict)
@@ -359,6 +377,7 @@ class DictValue(Value):
             yield value
         if self.default_factory is not None:
             yield self.default_factory
+        yield from self.attrs.values()
 
     def reconstruct(self, cg: CodeGen) -> None:
         flat = [v for pair in self.entries.values() for v in pair]
@@ -367,11 +386,22 @@ class DictValue(Value):
             return
         plain = DictValue()
         plain.entries.update(self.entries)
+        if self.attrs:
+            names = TupleValue([*map(ConstantValue, self.attrs)])
+            cg.call_const(_ordered_with_attributes, [plain, names, *self.attrs.values()])
+            return
         factory = [self.default_factory or ConstantValue(None)] if self.cls is collections.defaultdict else []
         cg.call_const(self.cls, [*factory, plain])
 
     def describe(self) -> str:
         return f"a {self.cls.__name__}"
+
+
+def _ordered_with_attributes(items: dict[Any, Any], names: tuple[str, ...], *values: Any) -> Any:
+    """Runs in the emitted code: what ``state_dict`` makes, an OrderedDict with metadata."""
+    made = collections.OrderedDict(items)
+    made.__dict__.update(zip(names, values, strict=True))
+    return made
 
 
 #: Methods of OrderedDict that take keywords, with the name of their second parameter.

@@ -454,9 +454,13 @@ class MethodValue(Value):
 
 
 class PartialValue(Value):
-    """``functools.partial``."""
+    """``functools.partial``.
 
-    __slots__ = ("args", "func", "keywords")
+    Attributes:
+        attrs: attributes that the region has set on one that it has made, as ``partialmethod`` does.
+    """
+
+    __slots__ = ("args", "attrs", "func", "keywords")
 
     mutable = True
 
@@ -465,6 +469,7 @@ class PartialValue(Value):
         self.func = func
         self.args = args
         self.keywords = keywords
+        self.attrs: dict[str, Value] = {}
 
     @property
     def pytype(self) -> type:
@@ -480,6 +485,8 @@ class PartialValue(Value):
         return self.func.call(tx, [*self.args, *args], {**self.keywords, **kwargs})
 
     def getattr(self, tx: Capture, name: str) -> Value:
+        if name in self.attrs:
+            return self.attrs[name]
         if name == "func":
             return self.func
         if name == "args":
@@ -496,13 +503,31 @@ class PartialValue(Value):
             raise GraphBreak("QB06", f"attribute {name!r} of a functools.partial")
         raise tx.observed(no_attribute("functools.partial", name))
 
+    def setattr(self, tx: Capture, name: str, value: Value) -> None:
+        if self.source is not None or hasattr(functools.partial, name) or value.realize() is self:
+            raise GraphBreak("QB06", f"setting attribute {name!r} of a functools.partial")
+        tx.side.epoch += 1
+        self.attrs[name] = value
+
     def children(self) -> Iterator[Value]:
         yield self.func
         yield from self.args
         yield from self.keywords.values()
+        yield from self.attrs.values()
 
     def reconstruct(self, cg: CodeGen) -> None:
+        if self.attrs:
+            plain = PartialValue(self.func, self.args, self.keywords)
+            names = TupleValue([*map(ConstantValue, self.attrs)])
+            cg.call_const(_with_attributes, [plain, names, *self.attrs.values()])
+            return
         cg.call_const(functools.partial, [self.func, *self.args], self.keywords)
+
+
+def _with_attributes(made: Any, names: tuple[str, ...], *values: Any) -> Any:
+    """Runs in the emitted code."""
+    made.__dict__.update(zip(names, values, strict=True))
+    return made
 
 
 class SuperValue(Value):

@@ -66,6 +66,10 @@ class GraphInput:
     real: Any
 
 
+#: What PyTorch says where it is asked for the memory of an abstract tensor.
+_NO_DATA = "its data is not allocated yet"
+
+
 class GraphBuilder:
     """Builds one graph; ``ctx`` owns its size symbols."""
 
@@ -252,7 +256,8 @@ class GraphBuilder:
         check_custom(fn)
         if self.tx.raising.met is None and (self.tx.side or may_be_met(self.tx)):
             self.tx.raising.met = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
-        if _is_known(fn) and may_be_caught(self.tx.frames):
+        by_position = fn is operator.getitem and type(examples[1]) is int  # refused only where there is no such row
+        if _is_known(fn) and not by_position and may_be_caught(self.tx.frames):
             if is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
         self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
@@ -287,8 +292,10 @@ class GraphBuilder:
             again = self._with_ints(fn, args, kwargs, method, partial(as_ints, self.tx)) if self.tx.unbacked else None
             if again is not None:
                 return again
-            if type(error) is IndexError and fn is operator.getitem and type(examples[1]) is int:
+            if type(error) is IndexError and by_position:
                 raise self.tx.observed(IndexError(str(error))) from None  # as eager's, which ends a walk
+            if _NO_DATA in str(error):  # C++ code that looks at elements
+                raise GraphBreak("QB02", _name_of(fn)) from None
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
         if type(result) is torch.Tensor:
             if result.layout is not torch.strided or result.is_nested:

@@ -163,6 +163,7 @@ class _Body:
                 raise _refuse("it returns a size")
             self.returned = len(tensors)
             builder.graph.output(tuple(builder.lower(value)[0] for value in tensors))
+            _ask_by_methods(builder.graph)
         finally:
             tx.graph = self.outer
         held = next((n.target for n in builder.graph.nodes if isinstance(n.target, _OPAQUE)), None)
@@ -175,6 +176,19 @@ class _Body:
         if not isinstance(value, TensorValue) or value.example.is_inference():
             raise _refuse(f"it is given {display(value)}")
         return self.builder.new_example(f"example_{len(self.builder.graph.nodes)}", value.example.select(dim, 0))
+
+
+#: Operators without a batching rule, and the method that asks a batch for the same of one example.
+_METHODS = {
+    torch.ops.aten.sym_size.int: "size", torch.ops.aten.sym_stride.int: "stride",
+    torch.ops.aten.sym_numel.default: "numel",
+}  # fmt: skip
+
+
+def _ask_by_methods(graph: torch.fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _METHODS:
+            node.op, node.target = "call_method", _METHODS[node.target]
 
 
 def _changed(before: dict[Any, tuple[Any, Any]], now: dict[Any, tuple[Any, Any]]) -> bool:

@@ -34,9 +34,11 @@ DOCUMENTED = {
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,
     },
     "interpreter/data_ops.py": {"DataOps.DELETE_NAME": 1, "DataOps.unbound": 2, "DataOps.UNPACK_SEQUENCE": 1, "DataOps._pull_items": 1},
+    "graph_builder.py": {"GraphBuilder.call": 1},
     "interpreter/py314.py": {"Ops314.BEFORE_WITH": 1},
     "values/builtin_functions.py": {"_vars": 1, "_super": 2},
-    "values/construct.py": {"user_instance": 1, "_default_dict": 1, "GetterValue.call": 1},
+    "values/construct.py": {"user_instance": 1, "_default_dict": 1},
+    "values/getters.py": {"GetterValue.call": 1},
     "values/containers.py": {
         "SequenceValue._index": 3, "ListValue._remove": 2, "ListValue._sort": 1, "key_error": 1,
         "method_of_container": 1,

@@ -167,7 +167,7 @@ def _containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Valu
 
     if isinstance(a, (ListValue, TupleValue)):
         if fn is operator.add and kind_of(b) is kind_of(a):
-            return a.concat(tx, b)
+            return a.concat(tx, b)  # type: ignore[arg-type]
         if fn is operator.mul and _is_count(b):
             return a.repeat(tx, b.const())
     if isinstance(b, (ListValue, TupleValue)) and fn is operator.mul and _is_count(a):

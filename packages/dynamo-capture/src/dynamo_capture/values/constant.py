@@ -84,6 +84,11 @@ class ConstantValue(Value):
         if type(value) is torch.device and name == "__exit__":
             tx.devices.leave(tx)
             return ConstantValue(None)
+        if name == "translate" and type(value) is str and len(args) == 1:
+            from dynamo_capture.values.dicts import DictValue
+
+            if isinstance(table := args[0].realize(), DictValue):
+                table.whole(tx)
         if name in ("format", "format_map") and type(value) is str:
             from dynamo_capture.values.plain_objects import asks_the_process
             from dynamo_capture.values.tensor import SymValue

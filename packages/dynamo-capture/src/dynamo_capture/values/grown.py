@@ -44,7 +44,7 @@ class _Found:
             found = wrap_items(self.tx, self.obj, source)
             self.tx.guards.length(source, len(found))
             self.known.extend([*found, *self.added])
-            self.added = self.obj = self.tx = None
+            self.added = self.obj = self.tx = None  # type: ignore[misc]
         return self.known
 
     @items.setter

@@ -104,7 +104,7 @@ def _handler(name: str, fn: Callable[..., Any], less: Less) -> Callable[[Any, li
 
 def _table() -> dict[Any, Any]:
     """Later versions of Python have all functions for both orders, with public names."""
-    names = {
+    names: dict[str, Callable[..., Any]] = {
         "heappush": _push, "heappop": _pop, "heapreplace": _replace, "heappushpop": _push_pop, "heapify": _heapify,
     }  # fmt: skip
     table = {}

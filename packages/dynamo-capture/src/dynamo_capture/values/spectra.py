@@ -71,7 +71,8 @@ def _istft(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
         return tx.graph_call(torch.istft, args, kwargs)
     n_fft, hop, width, real = known["n_fft"], known["hop_length"], known["win_length"], not known["return_complex"]
     if not isinstance(window, TensorValue):
-        made = {"dtype": ConstantValue(spectrum.example.real.dtype), "device": ConstantValue(spectrum.example.device)}
+        dtype, device = ConstantValue(spectrum.example.real.dtype), ConstantValue(spectrum.example.device)
+        made: dict[str, Value] = {"dtype": dtype, "device": device}
         window = tx.graph_call(torch.ones, [ConstantValue(width)], made).realize()
     norm = "ortho" if known["normalized"] else None
     rest = map(ConstantValue, (known["center"], norm, real))
@@ -124,7 +125,7 @@ def _stft_inside(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Va
     return tx.inline(stft, tensor, *rest, ConstantValue(norm), ConstantValue(bool(onesided)))
 
 
-def _widened(tx: Capture, window: TensorValue, n_fft: int, width: int) -> Value:
+def _widened(tx: Capture, window: Value, n_fft: int, width: int) -> Value:
     """A window of ``width`` elements in the middle of ``n_fft``."""
     if width == n_fft:
         return window

@@ -181,6 +181,19 @@ def data_dependent(tmp_path, monkeypatch):
 
 
 @effect
+def background(tmp_path, monkeypatch):
+    x = torch.ones(3)
+    for value in (False, True):
+        fn = compiled(wave, x, background=value)
+        assert (fn.report().verdict == "compiled") is not value, fn.report()
+        for _ in range(3):
+            assert compile_api.wait(300)
+            torch.testing.assert_close(fn(x), wave(x))
+        assert fn.report().verdict == "compiled" and fn.report().kernels, fn.report()
+        assert len(fn.report().background) == value
+
+
+@effect
 def threads(tmp_path, monkeypatch):
     def text(count):
         made = compiled(lambda x: x.sum(1), torch.ones(4, 8192), threads=count, debug=True, cache_dir=str(tmp_path))

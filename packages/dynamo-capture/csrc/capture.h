@@ -31,7 +31,7 @@
 #endif
 
 /* What to do with a code object. The values are part of the Python API. */
-enum { ACTION_RUN = 0, ACTION_SKIP = 1, ACTION_SKIP_RECURSIVE = 2, ACTION_TRACE = 3 };
+enum { ACTION_RUN = 0, ACTION_SKIP = 1, ACTION_SKIP_RECURSIVE = 2, ACTION_TRACE = 3, ACTION_LEAVE = 4 };
 
 typedef struct CodeState CodeState;
 typedef struct GuardTree GuardTree;

@@ -752,9 +752,9 @@ translate_and_run(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *stat
         return result;
     }
     long action = PyLong_Check(answer) ? PyLong_AsLong(answer) : -1;
-    if (action < ACTION_RUN || action > ACTION_TRACE) {
-        PyErr_Format(PyExc_TypeError, "translate must return an Entry, RUN, SKIP, SKIP_RECURSIVE or TRACE, not %R",
-                     answer);
+    if (action < ACTION_RUN || action > ACTION_LEAVE) {
+        PyErr_Format(PyExc_TypeError,
+                     "translate must return an Entry, RUN, SKIP, SKIP_RECURSIVE, TRACE or LEAVE, not %R", answer);
         Py_DECREF(answer);
         return leave_frame(ts, frame, NULL);
     }
@@ -762,6 +762,9 @@ translate_and_run(PyThreadState *ts, _PyInterpreterFrame *frame, CodeState *stat
     if (action == ACTION_TRACE) {
         *again = true;
         return NULL;
+    }
+    if (action == ACTION_LEAVE) {
+        return run_plain(ts, frame, ACTION_SKIP_RECURSIVE);
     }
     if (action != ACTION_RUN) {
         Slot *slot = ensure_slot(state, context);

@@ -189,6 +189,7 @@ PyInit__native(void)
         || PyModule_AddIntConstant(module, "SKIP", ACTION_SKIP) < 0
         || PyModule_AddIntConstant(module, "SKIP_RECURSIVE", ACTION_SKIP_RECURSIVE) < 0
         || PyModule_AddIntConstant(module, "TRACE", ACTION_TRACE) < 0
+        || PyModule_AddIntConstant(module, "LEAVE", ACTION_LEAVE) < 0
         || PyModule_AddIntConstant(module, "BEFORE", NOTICE_BEFORE) < 0
         || PyModule_AddIntConstant(module, "RAN", NOTICE_RAN) < 0
         || PyModule_AddIntConstant(module, "RAISED", NOTICE_RAISED) < 0) {

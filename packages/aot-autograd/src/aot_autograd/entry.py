@@ -126,6 +126,8 @@ def aot_function(
     counts = len(joint.tangents), len(partition.gradients)
     backward = LazyBackward(partition.backward, *counts, bw_compiler or fw_compiler, options, report)
     plan = plan_training(joint, partition, gm, options, report)
+    if options.background:
+        backward.prepare()
     return build_training(plan, compiled, backward, gm, joint.outcome.program.lifted, joint.still)
 
 

@@ -14,6 +14,7 @@ from compile_api.in_place import compile_, report_of
 from compile_api.modes import list_mode_options, list_modes, list_options
 from compile_api.module import CompiledModule, strip_prefix
 from prims import errors
+from prims.background import wait
 from prims.errors import CompileWarning
 from prims.logs import set_logs
 from prims.options import Options
@@ -80,6 +81,9 @@ __all__ = [
     "supports_dynamic_shapes",
     "to_onnx",
     "to_stablehlo",
+
+
+    "wait",
     "worth_it",
 ]
 

@@ -155,9 +155,11 @@ def _soft(backend: Backend, name: str, options: Options, report: Report) -> Back
         return compiled
 
     compile_or_run_eagerly.reports_status = True  # type: ignore[attr-defined]
-    for declaration in ("supports_dynamic_shapes", "symbolic_example_inputs"):
-        if getattr(backend, declaration, False) is True:
-            setattr(compile_or_run_eagerly, declaration, True)
+    for declaration in ("supports_dynamic_shapes", "symbolic_example_inputs", "gives_writes_when_done", "prepare"):
+        if getattr(backend, declaration, False):
+            setattr(compile_or_run_eagerly, declaration, getattr(backend, declaration))
+    # A script that runs the region again has its inputs, and shadow runs nothing before there is a call.
+    compile_or_run_eagerly.reads_no_data = getattr(backend, "reads_no_data", False) and not options.debug  # type: ignore[attr-defined]
     return compile_or_run_eagerly
 
 
@@ -205,7 +207,7 @@ def _aot_eager(options: Options, report: Report) -> Backend:
                 report=report,
             )
 
-    return backend
+    return _ahead_of_time(backend)
 
 
 def _inductor(options: Options, report: Report) -> Backend:
@@ -239,7 +241,20 @@ def _inductor(options: Options, report: Report) -> Backend:
         return compiled
 
     backend.reports_status = True  # type: ignore[attr-defined]
-    return backend
+    return _ahead_of_time(backend)
+
+
+def _ahead_of_time(backend: Any) -> Backend:
+    """Declare what holds of backends that trace ahead of time, for those who compile in the background: nothing is read
+    of an example input but its class, type, device and place in autograd; what is made writes its inputs when it is
+    done; and ``prepare()`` imports what compiling needs."""
+    backend.reads_no_data = backend.gives_writes_when_done = True
+    backend.prepare = _prepare
+    return backend  # type: ignore[no-any-return]
+
+
+def _prepare() -> None:
+    import prims.lower  # noqa: F401
 
 
 class _AsItIs:
@@ -253,6 +268,8 @@ class _AsItIs:
         module = env.module()
         module.meta["envelope"] = env
         return _looked_at(blaming(module), env, self.options, self.report)
+
+    eager = staticmethod(eager_graph)
 
     def artefact(self) -> Artefact:
         """The compiler itself, for a backward graph that another process runs."""
@@ -298,6 +315,8 @@ class _Generator:
             compiled = self._compiled(env)
             store.keep(digest, compiled)
         return compiled  # type: ignore[no-any-return]
+
+    eager = staticmethod(eager_graph)  # on what a compiled forward graph has saved
 
     def artefact(self) -> Artefact:
         """The compiler itself, for a backward graph that another process compiles when it first runs."""

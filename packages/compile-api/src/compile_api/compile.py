@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,9 +97,11 @@ def _optimizer(
         return lambda fn: fn
 
     def optimize(fn: Callable[..., Any]) -> Callable[..., Any]:
-        with compiling():
-            forget_broken_imports()
-            import dynamo_capture
+        if not (options.background and "dynamo_capture.frontend" in sys.modules):  # else nothing is to wait
+            with compiling():
+                forget_broken_imports()
+                import dynamo_capture
+        import dynamo_capture
 
         return dynamo_capture.optimize(fn, backend, options=options, report=report, programs=programs)
 

@@ -22,6 +22,7 @@ RUN: Final[int]  # run this frame plainly now, remember nothing
 SKIP: Final[int]  # run it plainly from now on; functions it calls are still looked at
 SKIP_RECURSIVE: Final[int]  # run it plainly from now on, with the hook inactive inside
 TRACE: Final[int]  # (filter, mark) look for entries, and ask `translate` on a miss
+LEAVE: Final[int]  # (translate) run this frame plainly now with the hook inactive inside, remember nothing
 
 # What `Context.notice` is called with.
 BEFORE: Final[int]  # the call will run plainly
@@ -42,6 +43,7 @@ class Context:
 
     - an `Entry`: cached (in front) and run at once, without evaluating its guards;
     - `RUN`: run this frame plainly, ask again next time;
+    - `LEAVE`: likewise, with the hook inactive inside;
     - `TRACE`: look at the entries again (another thread may have added one), and ask again if none matches;
     - `SKIP` / `SKIP_RECURSIVE`: for this context, never ask again: the existing entries stay in use, and a
       frame

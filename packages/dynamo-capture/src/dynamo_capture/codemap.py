@@ -40,6 +40,10 @@ class CodeMap(Generic[T]):
 
         self._items[key] = (weakref.ref(code, gone), value)
 
+    def values(self) -> list[T]:
+        """All that is kept."""
+        return [kept for _, kept in list(self._items.values())]
+
     def __len__(self) -> int:
         return len(self._items)
 

@@ -9,13 +9,15 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import torch
 
 from dynamo_capture import _native, hook
+from dynamo_capture.beside import Beside
 from dynamo_capture.breaks import BreakInfo, GraphBreak, SkipFrame
 from dynamo_capture.codemap import CodeMap
 from dynamo_capture.contract import Contract, supports_dynamic_shapes
@@ -35,8 +37,8 @@ from dynamo_capture.wrappers import (
     register_reason,
 )
 from prims.eager import leave_to_eager
-from prims.errors import NotCompiled, QuintetError, Unsupported, UserError
-from prims.forking import compiling
+from prims.errors import NotCompiled, Unsupported, UserError
+from prims.forking import at_once, compiling
 from prims.imports import forget_broken_imports
 from prims.ir import Envelope, register_callable
 from prims.logs import show_logs
@@ -48,7 +50,7 @@ from prims.stance import current, raises_defects, watch
 if TYPE_CHECKING:
     from dynamo_capture.graph_builder import GraphInput
     from dynamo_capture.stored.reading import Restored
-    from dynamo_capture.translate import CompileGraph
+    from dynamo_capture.translate import CompileGraph, Translation
 
 __all__ = ["Explanation", "Optimizer", "allow_in_graph", "disable", "explain", "export_graph", "optimize", "reset"]
 
@@ -87,7 +89,7 @@ class Optimizer:
         #: Is told of every captured region.
         self.on_capture: Callable[[CapturedGraph], None] = lambda captured: None
         self.states: CodeMap[CodeState] = CodeMap()
-        self._contract = Contract.of(backend, options)
+        self.contract = Contract.of(backend, options)
         self._calls = threading.local()
         #: What is captured is to run without the program's code.
         self.exporting = False
@@ -107,8 +109,10 @@ class Optimizer:
             if optimizer is not None:
                 optimizer.ran_plainly(when)
 
-        if programs is None:  # what it knows of torch it knows by the objects that are there now
-            with compiling():
+        #: What is compiled beside the program, where that is asked for.
+        self.beside = Beside(self) if options.background else None
+        if programs is None and self.beside is None:
+            with compiling():  # what it knows of torch it knows by the objects that are there now
                 import dynamo_capture.language  # noqa: F401
 
         hook.init_torch()
@@ -140,9 +144,17 @@ class Optimizer:
             self._note(why)
             self._leave(why, "frame", quiet=True)
             return _native.RUN
+        if self.beside is not None:
+            with self._refusals(code):
+                answer = self.beside.answer(code, args, globals_, builtins, closure, entries)
+            if answer is not None:
+                return answer
         before = self._looks(code)
         devices = entered_devices() or ()
-        with without_function_modes(), compiling():
+        alone = compiling() if self.beside is None else at_once()
+        with without_function_modes(), alone as is_alone:
+            if is_alone is False:
+                return self.waits(code)
             if self._looks(code) != before:
                 return _native.TRACE  # another thread looked at it meanwhile: see whether its entry serves
             state = self._state(code)
@@ -152,21 +164,36 @@ class Optimizer:
                 return _native.TRACE
             request = FrameRequest(code, func, args, globals_, builtins, closure, devices, self.exporting)
             try:
-                if current() in _KEEPING:
-                    answer = self._kept(request, entries, current())
-                else:
-                    answer = self._translate(request, entries)
-            except _RefusedByStance as error:
-                self._calls.refused = True
-                raise NotCompiled(str(error), where=place_of(code)) from None
-            except Unsupported as error:
-                self._calls.refused = True
-                self.report.status("frame", "refused", error.reason, error.where or place_of(code))
-                raise
+                with self._refusals(code):
+                    if current() in _KEEPING:
+                        answer = self._kept(request, entries, current())
+                    else:
+                        answer = self._translate(request, entries)
             finally:
                 state.looks += 1
             state.answered(answer)
+            if self.beside is not None:
+                self.beside.answered(code, state, answer)
             return answer
+
+    @contextmanager
+    def _refusals(self, code: types.CodeType) -> Iterator[None]:
+        """What is raised in here takes the place of the call."""
+        try:
+            yield
+        except _RefusedByStance as error:
+            self._calls.refused = True
+            raise NotCompiled(str(error), where=place_of(code)) from None
+        except Unsupported as error:
+            self._calls.refused = True
+            self.report.status("frame", "refused", error.reason, error.where or place_of(code))
+            raise
+
+    def waits(self, code: types.CodeType, status: str | None = None) -> int:
+        """The answer to the hook for a frame that runs eagerly, whole, because its program is to come."""
+        self._calls.waits = True
+        self.report.in_background(code.co_qualname, place_of(code), status, calls=1)
+        return _native.LEAVE
 
     def ran_plainly(self, when: int) -> None:
         """What the hook calls about a call that comes, or came, to no compiled code.
@@ -177,6 +204,8 @@ class Optimizer:
         calls = self._calls.__dict__
         noted, refused = calls.pop("why", None), calls.pop("refused", False)
         raising: list[CodeState] = calls.pop("raising", [])  # the callers first, of which each met the same exception
+        if calls.pop("waits", False) and not refused and when != _native.BEFORE:
+            return  # the report has counted it
         if when == _native.BEFORE:
             if current() == "eager":
                 self.report.under_stance("eager", "ran eagerly", where=place_of(self.root_code))
@@ -233,32 +262,54 @@ class Optimizer:
     def _state(self, code: types.CodeType) -> CodeState:
         state = self.states.get(code)
         if state is None:
-            state = self.states[code] = CodeState(DynamicSizes(self._contract.dynamic))
+            state = self.states[code] = CodeState(DynamicSizes(self.contract.dynamic))
         return state
 
     def _translate(self, request: FrameRequest, entries: list[Any]) -> Any:
         code = request.code
         state = self._state(code)
         where = place_of(code)
-        if entries:
-            reason = _miss_reason(entries, request)
+        if entries or state.pending:
+            reason = miss_reason(entries or state.pending, request)
             self.report.recompile(code.co_qualname, reason, where)
             limit = self.options.recompile_limit
             state.misses.append(reason)
-            if len(entries) >= limit or state.replaced >= _MOST_REPLACED * limit:
+            if len(entries) + len(state.pending) >= limit or state.replaced >= _MOST_REPLACED * limit:
                 text = f"recompile limit of {limit} reached; {_what_differed(state.misses)}"
-                return self._left(state, Why(text, where, self._contract.about_the_limit))
+                return self._left(state, Why(text, where, self.contract.about_the_limit))
         forget_broken_imports()
         if self.programs is not None:
             with self.report.phase("load"):
                 stored = stored_program(self.programs, request, self.options, self.report, state)
             if stored is not None:
                 return self._loaded(state, stored, where)
+        if self.beside is not None and not state.at_once:
+            return self.beside.begin(state, request, entries, where)
+        state.at_once = False
+        return self.captured(state, request, entries, where, self._backend)
+
+    def captured(
+        self, state: CodeState, request: FrameRequest, entries: list[Any], where: str | None,
+        compile_graph: CompileGraph, put_off: Callable[[Translation], int] | None = None,
+    ) -> Any:  # fmt: skip
+        """The answer to the hook by a translation, which may take the place of entries."""
         with self.report.phase("capture"):
-            answer = self._captured(state, request, where, self._backend, self.report)
+            answer = self._captured(state, request, where, compile_graph, self.report, put_off)
             if entries and type(answer) is _native.Entry:
                 state.replaced += _replaced(answer, entries)
             return answer
+
+    def take_over(
+        self, state: CodeState, code: types.CodeType, tree: Any, captured: CapturedGraph, entries: list[Any],
+        where: str | None,
+    ) -> Any:  # fmt: skip
+        """The cache entry of a program that the background has compiled."""
+        answer = self._entry(state, code, tree, captured, True, where)
+        if entries and captured.outline is not None:
+            state.replaced += _replaced(answer, entries)
+        state.looks += 1
+        state.answered(answer)
+        return answer
 
     def _kept(self, request: FrameRequest, entries: list[Any], stance: str) -> Any:
         """The answer to the hook under a stance that allows no capture: a stored program may serve.
@@ -273,7 +324,7 @@ class Optimizer:
                 stored = stored_program(self.programs, request, self.options, self.report, state)
             if stored is not None:
                 return self._loaded(state, stored, where)
-        missing = _miss_reason(entries, request) if entries else "it has not been captured before"
+        missing = miss_reason(entries, request) if entries else "it has not been captured before"
         text = f"{code.co_qualname} would be captured{' again' if entries else ''}: {missing}"
         if stance == "eager_on_recompile":
             self.report.under_stance(stance, "ran eagerly", text, where)
@@ -297,39 +348,47 @@ class Optimizer:
 
     def _captured(
         self, state: CodeState, request: FrameRequest, where: str | None, compile_graph: CompileGraph,
-        report: Report | None,
+        report: Report | None, put_off: Callable[[Translation], int] | None = None,
     ) -> Any:  # fmt: skip
-        """The answer to the hook by a translation."""
+        """The answer to the hook by a translation.
+
+        Args:
+            put_off: gives the answer to one whose graph is not compiled yet.
+        """
         try:
             from dynamo_capture.language import translate  # the interpreter, which a stored program does without
 
             keeps = self.programs is not None
-            result = translate(request, compile_graph, self.options, report, state, self._contract, keeps)
+            result = translate(request, compile_graph, self.options, report, state, self.contract, keeps)
         except SkipFrame as skip:
             return self._skipped(state, skip, where)
-        except (UserError, NotCompiled, _RefusedByStance):
-            raise
-        except Unsupported as error:
-            if self.options.fullgraph or raises_defects(self.options, self.report, error):
-                raise
-            return self._failed(state, error, where)
-        except QuintetError as error:
-            return self._failed(state, error, where)
-        except _BackendError as error:
-            raise error.original from None
         except Exception as error:
-            return self._failed(state, error, where)
+            return self.came_to(error, state, where)
         captured = result.captured
         is_empty = captured.graph is None and not result.goes_on
         if not is_empty:
             state.sizes.commit()
         elif result.later is not None:  # what there is to compute is in its body; no store knows of that
             return self._nothing(state, where, why_plain(result.later))
+        if result.unbound is not None and put_off is not None:
+            return put_off(result)
         if self.programs is not None and result.kept is not None:
             store_program(self.programs, result.kept, self.options, state)
         if is_empty:
             return self._nothing(state, where)
         return self._entry(state, result.code, result.tree, captured, captured.graph is not None, where)
+
+    def came_to(self, error: BaseException, state: CodeState, where: str | None) -> int:
+        """The answer to the hook where capturing or compiling has come to an error, or the error, raised."""
+        if isinstance(error, _BackendError):
+            raise error.original from None
+        if isinstance(error, (UserError, NotCompiled, _RefusedByStance)) or not isinstance(error, Exception):
+            raise error
+        if isinstance(error, Unsupported) and (
+            self.options.fullgraph or raises_defects(self.options, self.report, error)
+        ):
+            raise error
+        return self._failed(state, error, where)  # type: ignore[no-any-return]
 
     def _nothing(self, state: CodeState, where: str | None, why: Why | None = None) -> Any:
         """Nothing to compile in it: the frame runs as it is, and after a second look always does.
@@ -357,16 +416,29 @@ class Optimizer:
         return _native.Entry(code, tree, tag=captured, compiled=compiled)
 
     def forget(self) -> None:
-        """Forget what was captured; the report keeps it."""
+        """Forget what was captured, and what is being compiled; the report keeps it."""
+        for state in self.states.values():
+            for pending in state.pending:
+                pending.drop()
         self.states.clear()
 
     def _backend(self, gm: torch.fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Any]:
+        return self.ask_backend(gm, [self.contract.example(inp) for inp in inputs])
+
+    def ask_backend(self, gm: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """What the backend makes of a graph.
+
+        Raises:
+            UserError: it is not callable.
+        """
         try:
-            compiled = self.backend(gm, [self._contract.example(inp) for inp in inputs])
+            compiled = self.backend(gm, examples)
         except (UserError, Unsupported):
             raise
         except Exception as error:
             raise _BackendError(error) from error
+        if not callable(compiled):
+            raise UserError(f"the backend returned {compiled!r}", todo="It must return a callable.")
         if not getattr(self.backend, "reports_status", False):
             self.report.status("graph", "compiled")
         return compiled
@@ -443,7 +515,7 @@ def _replaced(new: Any, entries: list[Any]) -> int:
     return len(gone)
 
 
-def _miss_reason(entries: list[Any], request: FrameRequest) -> str:
+def miss_reason(entries: list[Any], request: FrameRequest) -> str:
     """Why the most recently used entry did not match."""
     tree = entries[0].guards
     if tree is None:

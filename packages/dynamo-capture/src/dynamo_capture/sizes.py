@@ -13,9 +13,14 @@ from prims.spec.ranges import interval
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
+    from prims.spec import SymbolContext
+    from prims.spec.context import SizeGuard
     from prims.spec.ranges import Interval
 
-__all__ = ["add_size_guards", "fixed_though_marked", "program", "symbol_operands"]
+__all__ = [
+    "NotGuardable", "add_size_guards", "fixed_though_marked", "float_symbols", "late_size_guards", "program",
+    "symbol_operands",
+]  # fmt: skip
 
 _ASSOCIATIVE = {"min": "min", "max": "max", "and": "and", "or": "or"}
 _FLOAT_COMPARISONS = {"feq": "==", "flt": "<", "fle": "<="}
@@ -26,16 +31,48 @@ class NotAnInteger(Exception):
     """The expression has a part that the native evaluator does not know (floats, numbers of more than 64 bits)."""
 
 
+class NotGuardable(Exception):
+    """What a stage behind capture has assumed of sizes is nothing that native guards can check."""
+
+
+def late_size_guards(
+    context: SymbolContext, guards: list[SizeGuard], operands: dict[str, tuple[Any, ...]], floats: frozenset[str]
+) -> list[Any]:
+    """Guards that came up after the others were put on the tree, as one native program.
+
+    Raises:
+        NotGuardable: one is about floats, or about what no input tells.
+    """
+    hints = context.hints()
+    whole: list[Any] = []
+    for guard in guards:
+        names = guard.expr.free_symbols()
+        if not names <= operands.keys() or names & floats:
+            raise NotGuardable(f"it rests on {guard.expr}, which no guard of sizes checks")
+        try:
+            parts = [program(guard.expr, operands)]
+        except NotAnInteger:
+            parts = [[operands[name], hints[name], "=="] for name in sorted(names)]
+        for part in parts:
+            whole.extend([*part, "and"] if whole else part)
+    return whole
+
+
+def float_symbols(tx: Capture) -> dict[str, Any]:
+    """The inputs that are the bits of floats, by their symbols."""
+    return {
+        inp.node.meta["spec"].expr.symbol_name: inp
+        for inp in tx.graph.all_inputs
+        if inp.source.kind == "call" and inp.source.key is bits_of_float
+    }
+
+
 def add_size_guards(tx: Capture) -> None:
     """Put the symbol context's guards, ranges and stride relations on the guard tree."""
     tree = tx.guards.tree
     operands = symbol_operands(tx)
     programs: list[list[Any]] = []
-    floats = {
-        inp.node.meta["spec"].expr.symbol_name: inp
-        for inp in tx.graph.all_inputs
-        if inp.source.kind == "call" and inp.source.key is bits_of_float
-    }
+    floats = float_symbols(tx)
     conditions = []
     for guard in tx.symbols.guards:
         names = guard.expr.free_symbols()

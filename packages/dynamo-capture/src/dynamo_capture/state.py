@@ -16,6 +16,7 @@ from prims.records import record
 if TYPE_CHECKING:
     import torch.fx
 
+    from dynamo_capture.background import Pending
     from dynamo_capture.covering import Outline
     from dynamo_capture.guards import Guard
 
@@ -62,6 +63,12 @@ class CodeState:
     informed: bool = False
     #: Values that only the data tells are read between graphs, for a stage could not do with symbols for them.
     reads_between: bool = False
+    #: Programs that are being compiled in the background, or are ready there, the newest first.
+    pending: list[Pending] = field(default_factory=list)
+    #: Texts of graphs that the background has found not to be compiled.
+    failed: set[str] = field(default_factory=set)
+    #: The next capture is compiled by the call itself: the background could not put its guards on the tree.
+    at_once: bool = False
 
     def answered(self, answer: Any) -> None:
         """The hook is about to be told."""

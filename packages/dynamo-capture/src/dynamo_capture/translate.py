@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from dynamo_capture import __version__, _native
+from dynamo_capture.background import Held, Sizes, Unbound
 from dynamo_capture.breaks import REASONS, BreakInfo, GraphBreak, SkipFrame, without_frames
 from dynamo_capture.capture import Callees, Capture
 from dynamo_capture.codegen import CodeGen
@@ -31,7 +32,7 @@ from dynamo_capture.interpreter.root import LoopEnd, RestartCapture, RootFrame
 from dynamo_capture.request import FrameRequest
 from dynamo_capture.resume import resume_code
 from dynamo_capture.running import Running
-from dynamo_capture.sizes import add_size_guards, fixed_though_marked
+from dynamo_capture.sizes import add_size_guards, fixed_though_marked, float_symbols, symbol_operands
 from dynamo_capture.sources import Source
 from dynamo_capture.spent import let_go_of_own_leaves, let_go_of_spent
 from dynamo_capture.state import CapturedGraph, CodeState
@@ -77,6 +78,8 @@ class Translation:
     kept: Kept | None = None
     #: The code of a generator that it makes and leaves to be run later, by the program.
     later: types.CodeType | None = None
+    #: What is still to be done, where the backend has put its work off (:class:`dynamo_capture.background.Later`).
+    unbound: Unbound | None = None
 
 
 #: The same of the graph's inputs, with what is known of each.
@@ -301,7 +304,13 @@ def _finish(
         kept = Kept(request, tree, tx.guards.reads, code, run, gm, compiled, running, text, state_brk)
     left = (value.frame for value in plan.built if isinstance(value, GeneratorValue) and not value.finished)
     later = next((frame.code for frame in left if not frame.started), None)
-    return Translation(code, tree.tree, captured, brk is not None, kept, later)
+    unbound = None
+    if isinstance(compiled, Held):
+        symbols = tx.symbols.symbols
+        operands, floats = (symbol_operands(tx), frozenset(float_symbols(tx))) if symbols else ({}, frozenset())
+        sizes = Sizes(tx.symbols, operands, len(tx.symbols.guards), floats)
+        unbound = Unbound(code, tree.tree, captured, running, run, bool(builder.maybe_mutated()), sizes)
+    return Translation(code, tree.tree, captured, brk is not None, kept, later, unbound)
 
 
 def _tell_of_fixed(tx: Capture, report: Report) -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
+from prims.background import keep_warning
 from prims.errors import CompileWarning, NotCompiled, Unsupported, UserError
 from prims.options import Options
 from prims.report import Report
@@ -82,7 +83,12 @@ def _todo(error: BaseException | None) -> str:
 
 
 def warn_user(message: str) -> None:
-    """A :class:`prims.errors.CompileWarning` at the user's line: the innermost frame that is not ours or torch's."""
+    """A :class:`prims.errors.CompileWarning` at the user's line: the innermost frame that is not ours or torch's.
+
+    What is compiled in the background has no such line: the call that takes it over warns.
+    """
+    if keep_warning(message):
+        return
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

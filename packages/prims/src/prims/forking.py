@@ -2,20 +2,25 @@
 
 A forked child has the thread that forked and no other: what another thread was doing, a lock that it held, a module
 that it was importing, is never finished there. So a fork waits until no other thread compiles, for a while; and where
-that is too long, the child leaves everything to eager, and says why.
+that is too long, the child leaves everything to eager, and says why. What is compiled
+beside the program (:mod:`prims.background`) is to keep nobody waiting: a fork waits for the end of an import there, and
+no longer.
 """
 
 from __future__ import annotations
 
+import _frozen_importlib
 import contextlib
 import gc
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["COMPILING", "compiling", "lock", "why_cut_off"]
+__all__ = ["COMPILING", "at_once", "beside", "compiling", "lock", "why_cut_off"]
 
 #: Held by the thread that compiles (or imports what compiling needs).
 COMPILING = threading.RLock()
@@ -24,6 +29,8 @@ _WAIT = 30.0
 
 _LOCKS: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.local()
+_beside = threading.local()
+_held_beside: list[int] = []  # by the thread that compiles beside the program, while it does
 _cut_off: list[str] = []
 _paused: list[tuple[int, int, int]] = []  # the cyclic collector's thresholds, while a compilation keeps it waiting
 
@@ -41,7 +48,8 @@ def compiling() -> Iterator[None]:
     """
     with COMPILING:
         threshold = gc.get_threshold()
-        if not threshold[0]:  # a compilation within another, or the program's own wish
+        # A compilation within another, or the program's own wish; or the program goes on meanwhile, and makes cycles.
+        if not threshold[0] or getattr(_beside, "works", False):
             yield
             return
         try:
@@ -50,6 +58,32 @@ def compiling() -> Iterator[None]:
             yield
         finally:
             _resume()
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[None]:
+    """Compile alone, beside a program that goes on: neither its forks nor its collections of cycles wait."""
+    with COMPILING:
+        _beside.works = True
+        _held_beside.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            _held_beside.clear()
+            _beside.works = False
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[bool]:
+    """As :func:`compiling` where no other thread compiles; whether that is so, and else nothing may be compiled."""
+    if not COMPILING.acquire(blocking=False):
+        yield False
+        return
+    try:
+        with compiling():
+            yield True
+    finally:
+        COMPILING.release()
 
 
 def _resume() -> None:
@@ -71,15 +105,45 @@ def why_cut_off() -> str | None:
 
 
 def _before() -> None:
-    _forking.held = COMPILING.acquire(timeout=_WAIT)
+    if _held_beside:
+        _let_imports_end()
+    _forking.held = COMPILING.acquire(timeout=0 if _held_beside else _WAIT)
+
+
+def _let_imports_end() -> None:
+    """Wait until the thread that compiles beside the program imports nothing: a child that imports the same would wait
+    for it for ever. From then to the fork that thread does not run."""
+    until = time.monotonic() + _WAIT
+    while True:
+        _forking.interval = sys.getswitchinterval()
+        sys.setswitchinterval(_WAIT)
+        if not _imports_beside() or time.monotonic() > until:
+            return
+        sys.setswitchinterval(_forking.interval)
+        time.sleep(0.001)
+
+
+def _imports_beside() -> bool:
+    # Python's locks of modules that are being imported; each has the thread that holds it.
+    held = [reference() for reference in list(getattr(_frozen_importlib, "_module_locks", {}).values())]
+    return any(getattr(one, "owner", None) in _held_beside for one in held if one is not None)
+
+
+def _forked() -> None:
+    interval = getattr(_forking, "interval", None)
+    if interval is not None:
+        _forking.interval = None
+        sys.setswitchinterval(interval)
 
 
 def _in_parent() -> None:
+    _forked()
     if _forking.held:
         COMPILING.release()
 
 
 def _in_child() -> None:
+    _forked()
     for made in _LOCKS:
         made._at_fork_reinit()
     if _forking.held:
@@ -88,9 +152,13 @@ def _in_child() -> None:
         COMPILING._at_fork_reinit()  # type: ignore[attr-defined]
         if _paused:
             _resume()
+        which = "another thread compiled, for longer than the fork waited"
+        if _held_beside:
+            which = "the background compiled"
+        _held_beside.clear()
         _cut_off.append(
-            "this process was forked while another thread compiled, for longer than the fork waited; start processes "
-            "before compiling, or by multiprocessing's spawn or forkserver"
+            f"this process was forked while {which}; start processes before compiling, or by multiprocessing's spawn "
+            "or forkserver"
         )
 
 

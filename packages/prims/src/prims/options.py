@@ -103,6 +103,10 @@ class Options:
         cudagraphs: capture and replay CUDA graphs.
         data_dependent: what only the data tells (``.item()``, ``nonzero``, ``x[mask]``) stays in the graph, as numbers
             and sizes known when it runs, where the program asks nothing about them; else the graph ends there.
+        background: a call for which nothing is compiled yet runs eagerly, and what is captured of it is compiled beside
+            the program, backward pass included; calls take it over when it is ready, between two calls, if its guards
+            hold for them. The first call takes the time of capture alone. The report counts the calls that ran eagerly;
+            ``compile_api.wait`` waits. What fails is told of, and under ``fullgraph`` raised, by the next call.
     """
 
     fullgraph: bool = False
@@ -133,11 +137,12 @@ class Options:
     epilogue_fusion: bool = True
     cudagraphs: bool = False
     data_dependent: bool = False
+    background: bool = False
 
     def __post_init__(self) -> None:
         switches: tuple[str, ...] = ("fullgraph", "strict", "cache", "debug", "fallback_random", "max_autotune")
         switches += ("epilogue_fusion", "progress")
-        switches += ("cudagraphs", "program_cache", "data_dependent", "deterministic", "batch_invariant")
+        switches += ("cudagraphs", "program_cache", "data_dependent", "deterministic", "batch_invariant", "background")
         for name in switches:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         self._require("dynamic", self.dynamic is None or isinstance(self.dynamic, bool), "None, True or False")

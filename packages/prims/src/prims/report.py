@@ -13,10 +13,12 @@ from dataclasses import field
 from typing import Any
 
 from prims.calls import CallRecord
+from prims.forking import lock, why_cut_off
 from prims.logs import say
 from prims.records import record
 
 __all__ = [
+    "BackgroundRecord",
     "BreakRecord",
     "ExternRecord",
     "FallbackRecord",
@@ -322,6 +324,40 @@ class StanceRecord:
 
 
 @record
+class BackgroundRecord:
+    """What compiling beside the program (``Options.background``) came to for a function.
+
+    Attributes:
+        status: of its newest program: ``"waiting"`` (for what compiling needs to be imported, or for another one to be
+            compiled), ``"compiling"``, ``"ready"`` (the next call that its guards hold for takes it over), ``"in use"``
+            ``"failed"``, or ``"nothing"`` (there turned out to be nothing to compile, or not now).
+        calls: how many calls ran eagerly meanwhile.
+        programs: how many programs calls have taken over.
+        seconds: that the background has spent.
+        reason: of what failed.
+    """
+
+    code: str
+    where: str | None = None
+    status: str = "waiting"
+    calls: int = 0
+    programs: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a program to come."""
+        return self.status in ("waiting", "compiling", "ready")
+
+    def __str__(self) -> str:
+        ran = f"{self.calls} calls ran eagerly: compiling in the background"
+        why = f" ({self.reason})" if self.reason else ""
+        made = f"{self.programs} programs in use after {self.seconds:.1f} s"
+        return f"background {self.code}: {self.status}{why}; {ran}; {made}{_at(self.where)}"
+
+
+@record
 class PolicyRecord:
     """What a policy about bits (``Options.deterministic``, ``Options.batch_invariant``) came to at an operator.
 
@@ -397,6 +433,7 @@ class Report:
     findings: list[FindingRecord] = field(default_factory=list)
     stances: list[StanceRecord] = field(default_factory=list)
     caches: list[CacheRecord] = field(default_factory=list)
+    background: list[BackgroundRecord] = field(default_factory=list)
     spans: list[SpanRecord] = field(default_factory=list)
     #: What each captured graph assumes: its name and its guards, whose text is made where it is shown.
     guards: list[tuple[str, Sequence[object]]] = field(default_factory=list, repr=False)
@@ -577,6 +614,30 @@ class Report:
                 return
         self.stances.append(StanceRecord(stance, done, reason, place))
 
+    def in_background(
+        self, code: str, where: str | None, status: str | None = None, *, calls: int = 0, programs: int = 0,
+        seconds: float = 0.0, reason: str | None = None,
+    ) -> None:  # fmt: skip
+        """Record what becomes of a function that is compiled beside the program: what is new, and what is added."""
+        with _adding:  # also by the thread that compiles
+            known = next((k for k, b in enumerate(self.background) if (b.code, b.where) == (code, where)), None)
+            if known is None:
+                known = len(self.background)
+                self.background.append(BackgroundRecord(code, where))
+            old = self.background[known]
+            self.background[known] = BackgroundRecord(
+                code, where, status or old.status, old.calls + calls, old.programs + programs, old.seconds + seconds,
+                reason if status is not None else old.reason,
+            )  # fmt: skip
+        if status is not None:
+            say("perf", None, lambda: f"background {code}: {status}{f' ({reason})' if reason else ''}")
+
+    def background_ended(self, code: str, where: str | None, status: str, reason: str | None = None) -> None:
+        """Record that no program of a function is to come, where one was."""
+        known = next((b for b in self.background if (b.code, b.where) == (code, where)), None)
+        if known is not None and known.open:
+            self.in_background(code, where, status, reason=reason)
+
     def not_exact(self, op: str, reason: str, where: object = None) -> None:
         """Record an operator that ``numerics="eager_exact"`` cannot promise eager's bits for."""
         self.inexact.append(InexactRecord(op, reason, _text(where)))
@@ -685,6 +746,7 @@ class Report:
             for f in self.findings
         ]
         texts += map(str, self.stances)
+        texts += map(str, self.background)
         texts += [f"not eager's bits: {record.op}: {record.reason}{_at(record.where)}" for record in self.inexact]
         texts += map(str, self.policies)
         texts += [f"recompile of {record.code}: {record.reason}" for record in self.recompiles]
@@ -703,7 +765,7 @@ class Report:
 
 _LISTS = ("statuses", "graphs", "breaks", "kernels", "externs", "fallbacks", "inexact", "policies", "recompiles",
           "tunings", "moved", "calls", "memory", "saved", "kept", "loaded", "programs", "findings", "stances", "caches",
-          "spans")  # fmt: skip
+          "spans", "background")  # fmt: skip
 
 
 #: So many of the values that are alive at a graph's peak are in the text; the page has them all.
@@ -731,7 +793,7 @@ def _kernel_texts(kernels: Iterable[KernelRecord]) -> list[str]:
 
 def _verdict(report: Report) -> str:
     statuses = report.statuses
-    if not (statuses or report.graphs or report.breaks or report.fallbacks):
+    if not (statuses or report.graphs or report.breaks or report.fallbacks or report.background):
         if report.stances:
             return f"eager: {report.stances[0]}"
         return f"not called yet: {report.uncalled}" if report.uncalled else "not called yet"
@@ -742,6 +804,9 @@ def _verdict(report: Report) -> str:
     left += [f"{s.reason}{_at(s.where)}" for s in statuses if s.status in ("eager", "refused")]
     left = list(dict.fromkeys(left))
     breaks = [f"{brk.reason}{_at(brk.where)}" for brk in report.breaks]
+    coming = _in_background(report)
+    if coming is not None and "compiled" not in by_capture:
+        return f"eager: {coming}"
     if "compiled" not in ran:
         others = [f"{s.reason}{_at(s.where)}" for s in statuses if s.status in ("raised", "nothing")]
         return f"eager: {(left + breaks + others + ['no call has come to compiled code'])[0]}"
@@ -749,6 +814,8 @@ def _verdict(report: Report) -> str:
     if breaks:
         places = "a graph break" if len(breaks) == 1 else f"{len(breaks)} graph breaks, the first"
         parts.append(f"{places}: {breaks[0]}")
+    if coming is not None:
+        parts.append(coming)
     others = [text for text in left if text not in breaks]
     if others:
         parts.append(f"eager {'in part' if len(others) == 1 else f'in {len(others)} parts, the first'}: {others[0]}")
@@ -771,6 +838,20 @@ def many(number: int, noun: str) -> str:
 
 def _hint(text: str) -> str:
     return f"\n    hint: {text}" if text else ""
+
+
+def _in_background(report: Report) -> str | None:
+    """What the verdict says of programs that are still to come."""
+    coming = [record for record in report.background if record.open]
+    if not coming or why_cut_off() is not None:
+        return None
+    ran = sum(record.calls for record in coming)
+    what = f"{coming[0].code}{f' and {len(coming) - 1} more' if len(coming) > 1 else ''}"
+    return f"compiling in the background: {what}, {ran} calls ran eagerly meanwhile"
+
+
+#: Held while a record takes the place of another that a second thread may replace, too.
+_adding = lock()
 
 
 def _text(where: object) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 
 from aot_autograd.runtime.stored import outside_autocast
 from prims.artefact import Artefact, child_of, restore
+from prims.background import Job, is_worker, submit
 from prims.coding import decoded, encoded
 from prims.debug import keep
 from prims.eager import leave_to_eager
@@ -31,6 +33,7 @@ Compiler = Callable[["Envelope", "Report | None"], Callable[..., Sequence[Any]]]
 _Boxed = Callable[[list[Any]], Sequence[Any]]
 BACKWARD, PARTIAL = "aot_autograd.backward", "aot_autograd.partial_backward"
 _VERSION = "1"
+_PARTIAL_NAME = "backward for some outputs"
 #: What the graph's text does not say of its nodes.
 _META = ("called_by", "beside_zeros", "late")
 
@@ -129,6 +132,8 @@ class LazyBackward:
         self._digest = digest
         self._full: _Boxed | None = None
         self._partial: dict[tuple[bool, ...], tuple[_Boxed, Sequence[int]]] = {}
+        #: What runs in their places while the background compiles them.
+        self._derived: dict[tuple[bool, ...], tuple[_Boxed, Sequence[int], Job]] = {}
         self._tangents = tangents
         self._outputs = outputs
 
@@ -162,26 +167,68 @@ class LazyBackward:
         # No local variable may hold an input: the box is to be their only owner.
         if any(tangent is None for tangent in inputs[-self._tangents :]):
             return self._run_partial(inputs)
-        full = self._full
-        if full is None:
+        return (self._full or self.prepare())(inputs)
+
+    def prepare(self) -> _Boxed:
+        """The compiled graph of a pass that all tangents come to, compiled now where it is not yet."""
+        if self._full is None:
             with compiling():
                 if self._full is None:
                     self._full = self._found(self._digest) or self.compile(self.env, "backward")
-            full = self._full
-        return full(inputs)
+        return self._full
 
     def _run_partial(self, inputs: list[Any]) -> Sequence[Any]:
         absent = tuple(tangent is None for tangent in inputs[-self._tangents :])
-        if absent not in self._partial:
-            with compiling():
-                if absent not in self._partial:
-                    self._partial[absent] = self._without(absent)
-        compiled, places = self._partial[absent]
+        made = self._partial.get(absent)
+        if made is None:
+            beside = self._options.background and not is_worker()
+            made = self._meanwhile(absent) if beside else self._prepare_partial(absent)
+        compiled, places = made
         results: list[Any] = [None] * self._outputs
         inputs[-self._tangents :] = [tangent for tangent in inputs[-self._tangents :] if tangent is not None]
         for place, value in zip(places, compiled(inputs), strict=True):
             results[place] = value
         return results
+
+    def _prepare_partial(self, absent: tuple[bool, ...]) -> tuple[_Boxed, Sequence[int]]:
+        """The compiled graph without some tangents, compiled now, and the outputs that it has."""
+        with compiling():
+            if absent not in self._partial:
+                self._partial[absent] = self._without(absent)
+            return self._partial[absent]
+
+    def _meanwhile(self, absent: tuple[bool, ...]) -> tuple[_Boxed, Sequence[int]]:
+        """That graph run operator by operator, until the background has compiled it.
+
+        Raises:
+            NotCompiled: it could not be, under ``fullgraph``.
+        """
+        known = self._derived.get(absent)
+        if known is None:
+            from aot_autograd.runtime.absent import without_tangents
+
+            env, kept = without_tangents(self.env, absent)
+            eager = getattr(self._compiler, "eager", run_as_it_is)
+            job = submit(Job(lambda: self._beside(absent)))
+            known = self._derived[absent] = self._ready(eager(env)), kept, job
+        run, places, job = known
+        if job.done and absent not in self._partial and job.error is not None:
+            del self._derived[absent]
+            raise job.error
+        if self._report is not None:
+            self._report.in_background(_PARTIAL_NAME, None, calls=1)
+        return run, places
+
+    def _beside(self, absent: tuple[bool, ...]) -> None:
+        status, begun = "failed", time.perf_counter()
+        try:
+            self._prepare_partial(absent)
+            status = "in use"
+        finally:
+            if self._report is not None:
+                spent = time.perf_counter() - begun
+                made = int(status == "in use")
+                self._report.in_background(_PARTIAL_NAME, None, status, programs=made, seconds=spent)
 
     def _without(self, absent: tuple[bool, ...]) -> tuple[_Boxed, Sequence[int]]:
         """The compiled graph without some tangents, and the outputs that it has.
@@ -198,7 +245,7 @@ class LazyBackward:
         from aot_autograd.runtime.absent import without_tangents
 
         env, places = without_tangents(self.env, absent)
-        made = self.compile(env, "backward for some outputs")
+        made = self.compile(env, _PARTIAL_NAME)
         if store is not None:
             store.keep(name, PartialBackward(store.digest(env), tuple(places)))
         return made, places
@@ -224,6 +271,11 @@ class LazyBackward:
             return careful(inputs) if torch._C._is_any_autocast_enabled() else plain(inputs)
 
         return call
+
+
+def run_as_it_is(env: Envelope) -> Callable[..., Sequence[Any]]:
+    """The graph run operator by operator."""
+    return env.module().forward  # type: ignore[no-any-return]
 
 
 def _boxed(compiled: Callable[..., Sequence[Any]]) -> _Boxed:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,6 +17,7 @@ from dynamo_capture.stored.surroundings import of_torch, settings
 from dynamo_capture.whynot import place_of
 from prims.artefact import Artefact, NotPortable
 from prims.options import Options
+from prims.records import record
 from prims.stance import raises_defects
 
 if TYPE_CHECKING:
@@ -25,12 +27,15 @@ if TYPE_CHECKING:
     from dynamo_capture.stored.writing import Kept
     from prims.report import Report
 
-__all__ = ["NOT_IN_KEY", "Programs", "frame_key", "options_text", "store_program", "stored_program"]
+__all__ = [
+    "NOT_IN_KEY", "Programs", "Unfinished", "begin_storing", "frame_key", "options_text", "store_program",
+    "stored_program",
+]  # fmt: skip
 
 #: Options under which a frame comes to the same program.
 NOT_IN_KEY = frozenset((
     "cache", "cache_dir", "cache_size_limit", "program_cache", "compile_workers", "compile_timeout", "debug",
-    "recompile_limit", "verify", "strict", "logs", "progress",
+    "recompile_limit", "verify", "strict", "logs", "progress", "background",
 ))  # fmt: skip
 
 
@@ -131,6 +136,13 @@ def stored_program(
 
 def store_program(programs: Programs, kept: Kept, options: Options, state: CodeState) -> None:
     """Put a translation into a store, or tell it why it cannot be."""
+    unfinished = begin_storing(programs, kept, options, state)
+    if unfinished is not None:
+        unfinished.put()
+
+
+def begin_storing(programs: Programs, kept: Kept, options: Options, state: CodeState) -> Unfinished | None:
+    """Write down a translation for a store; None where it cannot be, and the store is told why."""
     from dynamo_capture.stored.writing import entry_of
 
     code = kept.request.code
@@ -140,11 +152,41 @@ def store_program(programs: Programs, kept: Kept, options: Options, state: CodeS
         entry = entry_of(kept, state.sizes.known())
     except NotPortable as error:
         programs.note(name, "not stored", error.reason, str(error.where or where))
-        return
+        return None
     except Exception as error:  # what the program's own objects raise when they are looked at
         if raises_defects(options):
             raise
         programs.note(name, "not stored", f"{type(error).__name__}: {error}", where)
-        return
-    programs.put(key, entry)
-    programs.note(name, "stored", None, where)
+        return None
+    return Unfinished(programs, key, entry, name, where)
+
+
+@record
+class Unfinished:
+    """A translation that is written down, and refers to nothing of the call that it was captured in."""
+
+    programs: Programs
+    key: str
+    entry: Artefact
+    name: str
+    where: str | None
+
+    def put(self) -> None:
+        """Put it into the store."""
+        self.programs.put(self.key, self.entry)
+        self.programs.note(self.name, "stored", None, self.where)
+
+    def finish(self, compiled: Callable[..., Any], late: bool) -> None:
+        """Put it into the store with the graph that was compiled since.
+
+        Args:
+            late: guards came up meanwhile, which are not written down.
+        """
+        from dynamo_capture.stored.writing import finished
+
+        try:
+            if late:
+                raise NotPortable("the background has asked about sizes, of which no guard is written down")
+            replace(self, entry=finished(self.entry, compiled)).put()
+        except NotPortable as error:
+            self.programs.note(self.name, "not stored", error.reason, str(error.where or self.where))

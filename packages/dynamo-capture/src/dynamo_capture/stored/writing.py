@@ -9,11 +9,13 @@ import functools
 import marshal
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
+from dynamo_capture.background import Held
 from dynamo_capture.breaks import BreakInfo
 from dynamo_capture.emitted import Again
 from dynamo_capture.request import FrameRequest
@@ -28,7 +30,7 @@ from dynamo_capture.wrappers import is_disabled
 from prims.artefact import Artefact, NotPortable, artefact_of
 from prims.records import record
 
-__all__ = ["KIND", "VERSION", "Kept", "entry_of"]
+__all__ = ["KIND", "VERSION", "Kept", "entry_of", "finished"]
 
 KIND = "dynamo_capture.frame"
 VERSION = "3"
@@ -79,14 +81,10 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
         raise NotPortable("it depends on how texts hash, which differs between processes unless PYTHONHASHSEED is set")
     if kept.reads.promised:
         raise NotPortable(kept.reads.promised[0])
-    children = {}
     if kept.graph is not None:
         _check_functions(kept.graph)
-    if kept.compiled is not None:
-        graph = artefact_of(kept.compiled)
-        if isinstance(graph, NotPortable):
-            raise NotPortable(f"the compiled graph: {graph}")
-        children["graph"] = graph
+    later = isinstance(kept.compiled, Held)  # :func:`finished` adds it
+    children = {} if kept.compiled is None or later else {"graph": _graph(kept.compiled)}
     names = Namer(kept.request, kept.reads)
     roots = {row.result: row.args[0] for row in kept.log.rows if row.method == "constant"}
     text = {
@@ -104,6 +102,22 @@ def entry_of(kept: Kept, sizes: dict[str, Any]) -> Artefact:
     text["refs"] = names.refs
     code = marshal.dumps(kept.code.replace(co_consts=(), co_filename="", co_firstlineno=1))
     return Artefact(KIND, VERSION, text, {"code": code}, children)
+
+
+def _graph(compiled: Callable[..., Any]) -> Artefact:
+    graph = artefact_of(compiled)
+    if isinstance(graph, NotPortable):
+        raise NotPortable(f"the compiled graph: {graph}")
+    return graph
+
+
+def finished(entry: Artefact, compiled: Callable[..., Any]) -> Artefact:
+    """The artefact of a translation that was written before its graph was compiled.
+
+    Raises:
+        NotPortable: the graph cannot be stored.
+    """
+    return replace(entry, children={**entry.children, "graph": _graph(compiled)})
 
 
 def _same(names: Namer) -> list[list[int]]:

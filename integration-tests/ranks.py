@@ -1,4 +1,4 @@
-"""Two processes that talk over gloo on this machine: ``results = run_ranks("data_parallel_cases")``.
+"""Processes, two if not told otherwise, that talk over gloo on this machine: ``results = run_ranks("data_parallel_cases")``.
 
 The named module is run by each process with the functions of its ``CASES`` in their order, so that one start serves many
 tests. A case that fails ends both processes: their collectives would no longer match.
@@ -31,11 +31,12 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def run_ranks(module: str, *only: str) -> dict[str, list[Any]]:
+def run_ranks(module: str, *only: str, ranks: int = RANKS) -> dict[str, list[Any]]:
     """By case what each rank gave: what the case returned, or the text of what went wrong.
 
     Args:
         only: the cases to run; all without.
+        ranks: how many processes there are.
 
     Raises:
         AssertionError: a process was not done in time, or died of something else than a case.
@@ -43,8 +44,8 @@ def run_ranks(module: str, *only: str) -> dict[str, list[Any]]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes = []
-        for rank in range(RANKS):
-            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1",
+        for rank in range(ranks):
+            env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=str(port), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # fmt: skip
             command = [sys.executable, str(HERE / "ranks.py"), module, f"{folder}/{rank}.json", *only]
             with open(f"{folder}/{rank}.txt", "w") as text:
@@ -53,7 +54,7 @@ def run_ranks(module: str, *only: str) -> dict[str, list[Any]]:
             for process in processes:
                 process.wait(ALTOGETHER)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not done after {ALTOGETHER} s:\n{_said(folder)}") from None
+            raise AssertionError(f"not done after {ALTOGETHER} s:\n{_said(folder, ranks)}") from None
         finally:
             for process in processes:
                 if process.poll() is None:
@@ -61,13 +62,13 @@ def run_ranks(module: str, *only: str) -> dict[str, list[Any]]:
                     process.wait()
         found = []
         for rank, process in enumerate(processes):
-            assert process.returncode == 0, f"rank {rank} ended with {process.returncode}:\n{_said(folder)}"
+            assert process.returncode == 0, f"rank {rank} ended with {process.returncode}:\n{_said(folder, ranks)}"
             found.append(json.loads(Path(folder, f"{rank}.json").read_text()))
     return {name: [one.get(name, "not run: an earlier case failed") for one in found] for name in found[0]}
 
 
-def _said(folder: str) -> str:
-    return "\n".join(f"rank {rank}: " + Path(folder, f"{rank}.txt").read_text()[-3000:] for rank in range(RANKS))
+def _said(folder: str, ranks: int) -> str:
+    return "\n".join(f"rank {rank}: " + Path(folder, f"{rank}.txt").read_text()[-3000:] for rank in range(ranks))
 
 
 def check(results: dict[str, list[Any]], case: str) -> list[Any]:

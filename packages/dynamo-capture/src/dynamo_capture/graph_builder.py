@@ -31,12 +31,14 @@ from dynamo_capture.values.known_tensors import as_known_ints, computed_of_known
 from dynamo_capture.values.numpy_scalars import NumpyNumberValue, number_of, of_data
 from dynamo_capture.values.picks import note_write
 from dynamo_capture.values.scalar_tensors import known_number, note_number, numbers_after
+from dynamo_capture.values.sharded import ShardedTensorValue
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.tensor_state import has_names
 from prims.errors import DataDependentError, QuintetError, UserError
 from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
+from prims.sharding import Joined, ToLocal, is_sharded
 from prims.spec import SymbolicCalls, TensorSpec, abstract, abstract_from_spec
 from prims.spec import expr as ex
 from prims.spec.expr import bits_of_float
@@ -473,6 +475,8 @@ class GraphBuilder:
             known = self._by_example.get(id(result))
             if known is not None:
                 return known
+            if is_sharded(result):
+                return self._sharded(result, node)
             value = TensorValue(node, result)
             self._by_example[id(result)] = value
             return value
@@ -482,6 +486,12 @@ class GraphBuilder:
             items = [self._element(item, node, i) for i, item in enumerate(result)]
             return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
         return self._constant(result)
+
+    def _sharded(self, result: Any, node: torch.fx.Node) -> ShardedTensorValue:
+        value = ShardedTensorValue(node, result)
+        if not isinstance(node.target, Joined):  # which exists outside
+            value.local = self.call(ToLocal(), [value], {})  # type: ignore[assignment]
+        return value
 
     def _element(self, item: Any, node: torch.fx.Node, index: int) -> Value:
         if not _has_graph_value(item):
@@ -519,6 +529,8 @@ class GraphBuilder:
             return (known, known) if known is not None else (value.node, value.example)  # type: ignore[attr-defined]
         if kind is NumpyNumberValue:
             return self.lower(value.number)  # type: ignore[attr-defined]
+        if kind is ShardedTensorValue:
+            return value.node, value.example  # type: ignore[attr-defined]
         if isinstance(value, (TupleValue, ListValue)):
             pairs = [self.lower(item) for item in value.items]
             make = list if isinstance(value, ListValue) else tuple
@@ -572,6 +584,8 @@ class GraphBuilder:
         self.op_count = sum(n.op in ("call_function", "call_method") for n in self.graph.nodes)
 
     def _is_pure(self, node: torch.fx.Node) -> bool:
+        if isinstance(node.target, (Joined, ToLocal)):
+            return True
         if node.target in _PURE_TARGETS:
             index = node.args[1:] if node.target is operator.getitem else ()
             parts = index[0] if index and isinstance(index[0], tuple) else index

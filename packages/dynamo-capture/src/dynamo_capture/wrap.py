@@ -46,6 +46,7 @@ from dynamo_capture.values.objects import ExceptionValue, ObjectValue
 from dynamo_capture.values.overrides import dispatches, subclass_input
 from dynamo_capture.values.plain_objects import PLAIN_CLASSES, plain_object
 from dynamo_capture.values.sets import SetValue
+from dynamo_capture.values.sharded import awaited_input, is_sharded_class, placement, sharded_input
 from dynamo_capture.values.tensor_state import has_names
 from dynamo_capture.values.torch_calls import disabled_call
 from dynamo_capture.values.torch_generators import torch_generator
@@ -53,6 +54,7 @@ from dynamo_capture.values.triton_kernels import TritonKernelValue
 from dynamo_capture.values.weak import weak_reference
 from dynamo_capture.wrappers import compiled_from, is_disabled, module_behind, reason_of
 from prims.errors import Unsupported
+from prims.sharding import is_collective_result, is_placement
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -137,6 +139,8 @@ def _by_base_class(obj: Any, cls: type) -> Callable[[Any, Any, Any], Value]:
         return _enum
     if is_array(obj):
         return array
+    if is_placement(cls):
+        return placement
     return _plain if cls in PLAIN_CLASSES else _object
 
 
@@ -150,6 +154,10 @@ def _tensor(tx: Capture, obj: Any, source: Source | None) -> Value:
         if isinstance(obj, (UninitializedParameter, UninitializedBuffer)):
             text = f"a lazy module is made ready by its first call ({source})"
             raise SkipFrame(text, "The next call is compiled.", where=tx.location(), once=True)
+        if is_sharded_class(type(obj)):
+            return sharded_input(tx, obj, source)
+        if is_collective_result(obj):
+            return awaited_input(tx, obj, source)
         return (wrapper_input if dispatches(tx, type(obj)) else subclass_input)(tx, obj, source)
     if obj.is_nested:
         raise _refused(obj, source, f"a nested tensor ({source})")

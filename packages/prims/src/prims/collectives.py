@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["exchanges", "is_collective", "is_wait"]
+__all__ = ["exchanges", "is_collective", "is_wait", "waiting"]
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _LOCAL = ("wait_tensor", "_wrap_tensor_autograd")
@@ -26,6 +26,14 @@ def is_collective(target: Any) -> bool:
 def is_wait(target: Any) -> bool:
     """Whether an overload waits for what a collective has begun, and gives its tensor."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES and _is_local(target)
+
+
+def waiting(target: Any) -> Any:
+    """``wait_tensor`` in place of the operator by which eager puts the wait off until the tensor is read.
+
+    Of that nobody takes notice who reads memory, as generated code does.
+    """
+    return torch.ops._c10d_functional.wait_tensor.default if is_wait(target) else target
 
 
 def exchanges(graph: torch.fx.Graph) -> bool:

@@ -28,6 +28,7 @@ from torch.fx import Node
 from torch.nn.parallel import DistributedDataParallel
 
 from aot_autograd.runtime.again import RunAgain
+from aot_autograd.runtime.halves import kept_box
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.lazy import LazyBackward
 from aot_autograd.runtime.plans import TrainingPlan
@@ -254,12 +255,14 @@ def _node(source: _Sectioned, again: RunAgain, k: int, others: list[int], device
         if k:
             running, partial = gate.running, gate.partial
             gate.running = None
+            if running is None:
+                kept_box(gate)  # raises: by buckets nothing is kept
         elif ctx.second is not None or gate.again is not None:
             running, partial = _Done(again.gradients(ctx, gate), source.groups), True
         else:
             box, partial = gate.box, gate.partial
             gate.box = None
-            running = source.begin(box)
+            running = source.begin(kept_box(gate) if box is None else box)
         results = running.section(k)
         if partial:
             hush(ctx, results, ctx.others)

@@ -12,6 +12,7 @@ from aot_autograd.partition.split import Partition, needed_by_backward
 from aot_autograd.partition.visible import checked_late
 from aot_autograd.runtime.emit import Source, emit_mutations, emit_results, emit_symbols, emit_view
 from aot_autograd.runtime.emitted import aligned, counter_of
+from aot_autograd.runtime.halves import keep_box, kept_box
 from aot_autograd.runtime.handing import bucket_limits
 from aot_autograd.runtime.hush import hush
 from aot_autograd.runtime.inference import emit_arguments, emit_overlap_check
@@ -398,6 +399,8 @@ def _collect(joint: Joint, partition: Partition) -> Emitted:
     names, box = _emit_box(source, joint, partition, [returned.index(output) for output in joint.tangents])
     source.line(f"gate.partial = {' or '.join(f'{name} is None' for name in names)}")
     source.line(f"gate.box = {box}")
+    source.globals["keep_box"] = keep_box
+    source.line("keep_box(gate)")
     source.line("del saved")
     # Unless the graph is retained, the box is now the only owner of what was saved.
     source.line("ctx.maybe_clear_saved_tensors()")
@@ -451,12 +454,13 @@ def _hands_to_inputs(joint: Joint) -> bool:
 def _give(joint: Joint, partition: Partition) -> Emitted:
     """The backward of the function of the inputs, which runs the backward graph."""
     source = Source()
-    source.globals["hush"] = hush
-    source.line("if ctx.second is not None or gate.again is not None:")
+    source.globals.update(hush=hush, kept_box=kept_box)
+    source.line("if ctx.second is not None or getattr(gate, 'again', None) is not None:")
     source.line("    results = run_again(ctx, gate)")
     source.line("    hush(ctx, results, ctx.others)")
     source.line("else:")
-    source.line("    box = gate.box")
+    source.line("    box = getattr(gate, 'box', None)")
+    source.line("    if box is None: box = kept_box(gate)")
     source.line("    gate.box = None")
     source.line("    results = run_backward(box)")
     source.line("    if gate.partial: hush(ctx, results, ctx.others)")

@@ -46,6 +46,7 @@ _HELPERS: dict[str, Any] = {
 _OF_TRAINING = {
     "bucket_limits": "aot_autograd.runtime.handing", "hush": "aot_autograd.runtime.hush",
     "handed_to_inputs": "aot_autograd.runtime.nested", "less": "aot_autograd.runtime.nested",
+    "keep_box": "aot_autograd.runtime.halves", "kept_box": "aot_autograd.runtime.halves",
     "standing_in": "aot_autograd.runtime.refusing",
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aot_autograd.trace.tracer import state_of
+from prims.sharding import is_sharded
 
 if TYPE_CHECKING:
     from aot_autograd.trace.outcome import Outcome
@@ -98,6 +99,7 @@ def _places_saved(node: Any, places: dict[int, list[Place]], edges: dict[Any, Pl
         except RuntimeError:  # something that it saved was written since: its backward pass will say so
             continue
         for one in value if isinstance(value, (list, tuple)) else (value,):
+            one = one._local_tensor if is_sharded(one) else one
             state = getattr(one, "_aot_state", None)
             if state is not None:
                 found.update(places.get(id(state.storage), ()))

@@ -22,9 +22,11 @@ from aot_autograd.trace.opinfo import OpInfo, bind, draws_random, op_info
 from aot_autograd.trace.overlap import refuse_overlap
 from aot_autograd.trace.replay import Draw, first_draw, runs_a_checkpoint_again
 from aot_autograd.trace.views import Storage, TensorState, ViewStep, is_dense, memory_order, same_strides, undo
+from prims.collectives import waiting
 from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.ir.nodes import call_node
+from prims.sharding import decides_itself, is_fake_call
 from prims.spec import AbstractTensor, SymbolContext, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
 from prims.spec.layout import may_overlap
 
@@ -204,6 +206,10 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if is_fake_call(types):
+            return func(*args, **(kwargs or {}))
+        if decides_itself(types):
+            return NotImplemented  # it calls operators on the local tensors, and collectives, which come here
         args = tuple([self.plain(a) for a in args])
         kwargs = {name: self.plain(a) for name, a in kwargs.items()} if kwargs else {}
         for table in _TABLES:
@@ -218,7 +224,7 @@ class Tracer(TorchDispatchMode):
         if func.namespace != "aten" and info.kind == "pure" and needs_twin(func):
             return write_custom(self, func, info, args, kwargs)
         if info.kind == "pure":
-            return self.pure(func, args, kwargs)
+            return self.pure(waiting(func), args, kwargs)
         if info.kind == "view":
             return self.view(func, args, kwargs)
         if info.kind == "composite":

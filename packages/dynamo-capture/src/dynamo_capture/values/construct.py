@@ -40,6 +40,7 @@ from dynamo_capture.values.scalar_tensors import known_number
 from dynamo_capture.values.sets import SetValue, operand_of
 from dynamo_capture.values.tensor import SymValue, TensorValue
 from dynamo_capture.values.texts import text_from
+from prims.sharding import is_placement
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -81,7 +82,7 @@ def instantiate(tx: Capture, cls: type, args: list[Value], kwargs: dict[str, Val
         return handler(tx, args, kwargs)
     if isinstance(cls, enum.EnumMeta):
         return member_by_value(tx, cls, args, kwargs)
-    if cls in _FOLDED or cls in MADE_OF_CONSTANTS:
+    if cls in _FOLDED or cls in MADE_OF_CONSTANTS or is_placement(cls):
         return fold(tx, cls, args, kwargs)
     if is_plain_namedtuple(cls) and _made_by_namedtuple(cls):
         return _named_tuple(tx, cls, args, kwargs)

@@ -303,7 +303,11 @@ def _unwrapped_call(
     kwargs: dict[str, Value], method: bool,
 ) -> Value:  # fmt: skip
     """A call with the plain tensors in place of the instances; what it gives back of them are the instances."""
+    from dynamo_capture.values.sharded import is_sharded_class, on_shards
+
     found = list(_instances((*args, *kwargs.values())))
+    if any(is_sharded_class(value.cls) for value in found):
+        return on_shards(tx, fn, args, kwargs, method)
     if any(value.inner is None for value in found):
         from dynamo_capture.values.dispatching import below
 

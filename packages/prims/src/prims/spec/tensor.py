@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
 from prims.generators import may_draw
+from prims.sharding import decides_itself, is_fake_call, is_sharded
 from prims.spec import unbacked
 from prims.spec.calls import SymbolicCalls
 from prims.spec.infer import resolve, to_spec
@@ -270,6 +271,12 @@ class AbstractMode(TorchDispatchMode):
             if func.name() == "triton_kernel_wrapper_mutation":
                 return None  # a launch inside torch.library.triton_op: it fills tensors that exist
             raise Unsupported(f"the higher-order operator {func.name()}")
+        if is_fake_call(types):
+            return func(*args, **(kwargs or {}))
+        if decides_itself(types):
+            if any(map(is_sharded, args)) and may_draw(func, args, kwargs or {}):
+                raise Unsupported(f"{func}, which draws random numbers for a DTensor")
+            return NotImplemented
         result = dispatch(func, args, kwargs or {})
         if may_draw(func, args, kwargs or {}):
             self.drawn.update(_devices((result, args, kwargs)))

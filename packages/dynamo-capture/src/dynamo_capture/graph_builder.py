@@ -295,7 +295,7 @@ class GraphBuilder:
             if again is not None:
                 return again
             if type(error) is IndexError and by_position:
-                raise self.tx.observed(IndexError(str(error))) from None  # as eager's, which ends a walk
+                raise self.tx.observed(IndexError(_no_such_row(error, *examples))) from None  # ends a walk, as eager's
             if _NO_DATA in str(error):  # C++ code that looks at elements
                 raise GraphBreak("QB02", _name_of(fn)) from None
             raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
@@ -714,3 +714,8 @@ def _name_of(fn: Any) -> str:
     if "<locals>" in name or name.startswith("pybind11_"):
         name = fn.__name__
     return f"{module}.{name}" if module.startswith("torch.nn.functional") else str(name)
+
+
+def _no_such_row(error: IndexError, x: Any, index: int) -> str:
+    """Eager's text, which has the size in it: a symbolic one is the number that it is from then on."""
+    return f"index {index} is out of bounds for dimension 0 with size {int(x.shape[0])}" if x.dim() else str(error)

@@ -28,7 +28,7 @@ MAKERS = {
 FROM_REAL = {"capture.py": {"Capture.exact", "Capture.observed_because"}, "values/exact.py": {"type_error"}}
 #: Functions that spell out documented errors, with how many.
 DOCUMENTED = {
-    "capture.py": {"Capture.load_global": 1},
+    "capture.py": {"Capture._global": 1},
     "interpreter/control_ops.py": {
         "ControlOps.BEFORE_WITH": 1, "ControlOps.RAISE_VARARGS": 1, "ControlOps.MATCH_CLASS": 1,
         "ControlOps._matched_by_position": 1, "ControlOps._too_many_patterns": 1,

@@ -59,6 +59,7 @@ _OPTIONS = ("dtype", "device", "layout")
 def _indices(fn: Any, polyfill: Any) -> None:
     @builtin(fn)
     def handle(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        kwargs = tx.devices.named(fn, kwargs)
         given = dict(zip(("row", "col", "offset"), args, strict=False)) | kwargs
         given.setdefault("offset", ConstantValue(0))
         sizes = [given.get(name, ConstantValue(None)).realize() for name in ("row", "col", "offset")]
@@ -69,9 +70,7 @@ def _indices(fn: Any, polyfill: Any) -> None:
             return tx.graph_call(fn, args, kwargs)
         dtype = torch.int64 if options.get("dtype") is None else options["dtype"]
         sizes[2] = ConstantValue(sizes[2].const())
-        device = options.get("device")
-        device = torch.get_default_device() if device is None else device
-        return tx.inline(polyfill, *sizes, ConstantValue(dtype), ConstantValue(device))
+        return tx.inline(polyfill, *sizes, ConstantValue(dtype), ConstantValue(options.get("device")))
 
 
 def _is_positive(sizes: list[Value]) -> bool:

@@ -380,15 +380,18 @@ class Optimizer:
 
     def came_to(self, error: BaseException, state: CodeState, where: str | None) -> int:
         """The answer to the hook where capturing or compiling has come to an error, or the error, raised."""
-        if isinstance(error, _BackendError):
-            raise error.original from None
-        if isinstance(error, (UserError, NotCompiled, _RefusedByStance)) or not isinstance(error, Exception):
-            raise error
-        if isinstance(error, Unsupported) and (
-            self.options.fullgraph or raises_defects(self.options, self.report, error)
-        ):
-            raise error
-        return self._failed(state, error, where)  # type: ignore[no-any-return]
+        try:
+            if isinstance(error, _BackendError):
+                raise error.original from None
+            if isinstance(error, (UserError, NotCompiled, _RefusedByStance)) or not isinstance(error, Exception):
+                raise error
+            if isinstance(error, Unsupported) and (
+                self.options.fullgraph or raises_defects(self.options, self.report, error)
+            ):
+                raise error
+            return self._failed(state, error, where)  # type: ignore[no-any-return]
+        finally:
+            del error  # which would hold the frame that holds it, and with it the inputs of the call
 
     def _nothing(self, state: CodeState, where: str | None, why: Why | None = None) -> Any:
         """Nothing to compile in it: the frame runs as it is, and after a second look always does.

@@ -121,6 +121,8 @@ def test_each_record_is_in_the_text_the_json_and_the_page():
     made.finding(*told("check", "finding", "finding place", "finding path"))
     made.under_stance(*told("stance", "stance done", "stance why", "stance place"))
     made.guarded("g", told("guard"))
+    code, place, status, why = told("background", "background place", "background status", "background why")
+    made.in_background(code, place, status, reason=why)
     with made.phase(*told("phase")):
         time.sleep(0.001)
     filled = {name for name, value in vars(made).items() if isinstance(value, list) and value}

@@ -61,8 +61,8 @@ vertical-align: middle; line-height: 17px; white-space: nowrap; overflow: hidden
 def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
-        _head(report, title), _findings(report), _stances(report), _policies(report), _breaks(report),
-        _recompiles(report), _graphs(report), _guards(report), _moved(report), _kernels(report), _externs(report),
+        _head(report, title), _findings(report), _stances(report), _background(report), _policies(report),
+        _breaks(report), _recompiles(report), _graphs(report), _guards(report), _moved(report), _kernels(report), _externs(report),
         _calls(report), _memory(report), _timeline(report), _caches(report),
     ]  # fmt: skip
     return (
@@ -126,6 +126,16 @@ def _stances(report: Report) -> str:
         for s in report.stances
     ]
     return _section("Stances", _table(("stance", "what was done under it", "times", "where"), rows))
+
+
+def _background(report: Report) -> str:
+    rows = [
+        (escape(b.code), escape(f"{b.status}: {b.reason}" if b.reason else b.status), str(b.calls), str(b.programs),
+         f"{b.seconds:.1f}", _line(b.where))
+        for b in report.background
+    ]  # fmt: skip
+    columns = ("function", "its newest program", "calls that ran eagerly meanwhile", "programs in use", "s", "where")
+    return _section("Compiled in the background", _table(columns, rows))
 
 
 def _policies(report: Report) -> str:

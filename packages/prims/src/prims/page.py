@@ -62,8 +62,8 @@ def page(report: Report, title: str = "Compilation report") -> str:
     """The page's text."""
     parts = [
         _head(report, title), _findings(report), _stances(report), _background(report), _policies(report),
-        _breaks(report), _recompiles(report), _graphs(report), _guards(report), _moved(report), _kernels(report), _externs(report),
-        _calls(report), _memory(report), _timeline(report), _caches(report),
+        _breaks(report), _recompiles(report), _graphs(report), _guards(report), _moved(report), _kernels(report),
+        _externs(report), _calls(report), _memory(report), _timeline(report), _caches(report),
     ]  # fmt: skip
     return (
         f"<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"

@@ -21,7 +21,7 @@ GIVES = {
     "sequences_around": [[4, 1, 21, 45]],
 }
 #: Of four processes; the others differ in the numbers' type or in what is compiled alone.
-OF_FOUR = ["mlps_around_fp32", "llama_inside_bf16", "sequences_inside_fp32", "sequences_around_bf16"]
+OF_FOUR = ["mlps_around_fp32", "llama_inside_bf16"]
 
 
 def alone(counts: list[list[int]]) -> list[list[int]]:

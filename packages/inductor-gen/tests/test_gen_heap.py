@@ -38,4 +38,5 @@ def faults(mode: str) -> int:
 
 @pytest.mark.skipif("glibc" not in __import__("platform").libc_ver()[0], reason="the rule is glibc's")
 def test_freed_pages_stay_mapped():
-    assert faults("keep") < 1000 < faults("leave")
+    """All but what lay under something else that was freed in between: five megabytes of 250 have been seen to go."""
+    assert 20 * faults("keep") < faults("leave")

@@ -296,9 +296,7 @@ class GraphBuilder:
                 return again
             if type(error) is IndexError and by_position:
                 raise self.tx.observed(IndexError(_no_such_row(error, *examples))) from None  # ends a walk, as eager's
-            if _NO_DATA in str(error):  # C++ code that looks at elements
-                raise GraphBreak("QB02", _name_of(fn)) from None
-            raise GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}") from error
+            raise _end_of_graph(fn, error) from error
         if type(result) is torch.Tensor:
             if result.layout is not torch.strided or result.is_nested:
                 raise GraphBreak("QB17", _name_of(fn))
@@ -719,3 +717,10 @@ def _name_of(fn: Any) -> str:
 def _no_such_row(error: IndexError, x: Any, index: int) -> str:
     """Eager's text, which has the size in it: a symbolic one is the number that it is from then on."""
     return f"index {index} is out of bounds for dimension 0 with size {int(x.shape[0])}" if x.dim() else str(error)
+
+
+def _end_of_graph(fn: Any, error: Exception) -> GraphBreak:
+    """The break at an operator that raised ``error``."""
+    if _NO_DATA in str(error):  # C++ code that looks at elements
+        return GraphBreak("QB02", _name_of(fn))
+    return GraphBreak("QB08", f"{_name_of(fn)} raised {type(error).__name__}: {_first_line(error)}")

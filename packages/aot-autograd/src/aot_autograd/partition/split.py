@@ -295,12 +295,25 @@ def copy_with_operands(
         if not is_backward(top) and is_random(top):
             raise InternalError(f"the partition would run the random operator {top.target} a second time")
         if not is_backward(top) and operands_of_norm(top) is not None:
-            mapping[top] = rebuild_norm(top, graph, mapping.__getitem__)
+            mapping[top] = _laid_out_as(top, rebuild_norm(top, graph, mapping.__getitem__))
         else:
             mapping[top] = copy_node(graph, top, mapping.__getitem__)
             if any(_lies_otherwise(mapping[x], x) for x in top.all_input_nodes):
                 _derive_again(mapping[top])
         stack.pop()
+
+
+def _laid_out_as(node: torch.fx.Node, made: torch.fx.Node) -> torch.fx.Node:
+    """What was computed in another way, where it would lie otherwise: as views that follow expect it."""
+    if not _lies_otherwise(made, node):
+        return made
+    kwargs = {"memory_format": torch.contiguous_format}
+    spec = infer(aten.clone.default, (made.meta["spec"],), kwargs)
+    if not same_spec(spec, node.meta["spec"]):
+        return made
+    copy = made.graph.call_function(aten.clone.default, (made,), kwargs)
+    copy.meta = {**made.meta, "spec": spec}
+    return copy
 
 
 def _lies_otherwise(node: torch.fx.Node, copied: torch.fx.Node) -> bool:

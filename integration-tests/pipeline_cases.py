@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from reports import LIBRARY_CALLS, assert_all_generated, captured
-from tensor_parallel_cases import LENGTH, RANKS, STEPS, VOCABULARY, Block, assert_same
+from tensor_parallel_cases import LENGTH, RANKS, STEPS, VOCABULARY, Block, around, assert_same, inside
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -19,8 +19,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-
-import compile_api
 
 PARTS = 4
 WIDTH = 32
@@ -40,19 +38,6 @@ class Stage(nn.Module):
         for block in self.blocks:
             h = block(h)
         return self.head(h)
-
-
-def inside(stage: Any) -> tuple[Any, list[Any]]:
-    """Each block compiled."""
-    for i, block in enumerate(stage.blocks):
-        stage.blocks[i] = compile_api.compile(block)
-    return stage, list(stage.blocks)
-
-
-def around(stage: Any) -> tuple[Any, list[Any]]:
-    """The stage compiled."""
-    compiled = compile_api.compile(stage)
-    return compiled, [compiled]
 
 
 def next_tokens(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

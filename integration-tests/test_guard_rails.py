@@ -266,6 +266,7 @@ def _(patch, tmp):
         for scale in (2.0, 2.0, 3.0):
             assert torch.equal(made(torch.ones(2), scale), torch.full((2,), scale))
         assert calls[0] == 2.0 and calls.count(2.0) == 1
+        assert "promised, not guarded: the result of " in str(made.report())
 
 
 @promise("substitute_in_graph: a function in C is captured as Python; outside the original runs")
@@ -281,8 +282,11 @@ def _(patch, tmp):
     def program(x):
         return x * zlib.adler32(b"abc")
 
-    assert torch.equal(compiled(program, fullgraph=True)(torch.ones(1)), torch.tensor([4.0]))
+    made = compiled(program, fullgraph=True)
+    assert torch.equal(made(torch.ones(1)), torch.tensor([4.0]))
     assert program(torch.ones(1, dtype=torch.float64)).item() == zlib.adler32(b"abc")
+    (said,) = (line for line in str(made.report()).splitlines() if "promised" in line)
+    assert f"{polyfill.__qualname__}() is captured in the place of zlib.adler32()" in said and __file__ in said
 
 
 @promise("error_on_graph_break (and theirs) makes breaks errors in a part of the program")

@@ -54,6 +54,7 @@ _TEXTS = {
     "no_overlap": "{source} shares no memory with another of {value} tensors",
     "offset": "{source} begins {value} elements into its memory",
     "predicate": "{value}",
+    "promised": "promised, not guarded: {source}",
     "same": "{source} is {value}",
     "set": "{source} has the elements {shown}, in this order",
     "size": "{source}",
@@ -117,6 +118,12 @@ class GuardSet:
         """The program rests on something that holds in this process, as the user has promised."""
         if self.reads is not None:
             self.reads.promised.append(what)
+
+    def promised(self, what: str) -> None:
+        """The program rests on what the user has said of a function, here or elsewhere in the process: nobody checks it,
+        so the report says it."""
+        self.of_this_process(what)
+        self.guards.append(Guard("promised", what, None, self._where()))
 
     def hashed(self) -> None:
         """The program depends on how texts hash: on the order of a set of them."""

@@ -728,6 +728,7 @@ class Report:
             became = ", ".join(f"{n} {status}" for status, n in Counter(p.status for p in self.programs).items())
             texts.append(f"programs on disk: {became} (compile_api.cache.explain says which and why)")
         texts += [f"guards of {name}: {len(guards)}" for name, guards in self.guards]
+        texts += [str(g) for _, guards in self.guards for g in guards if getattr(g, "kind", "") == "promised"]
         texts += [f"break: {brk.reason}{_at(brk.where)}{_hint(brk.hint)}" for brk in self.breaks]
         texts += _kernel_texts(self.kernels)
         texts += [f"extern {name} x {count}" for name, count in sorted(self.extern_counts().items())]

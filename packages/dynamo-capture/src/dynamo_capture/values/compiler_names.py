@@ -190,7 +190,7 @@ def assumed_constant(tx: Capture, fn: types.FunctionType, args: list[Value], kwa
     named = dict(zip(kwargs, real[len(args) :], strict=True))
     with _disable_current_modes():
         result = tx.exact(fn, *real[: len(args)], **named)
-    tx.guards.of_this_process(f"the result of {name}(), which was assumed to be constant")
+    tx.guards.promised(f"the result of {name}() is assumed to be constant")
     return tx.from_python(result).realize()
 
 

@@ -366,7 +366,8 @@ def substituted(fn: Any) -> Handler | None:
         return None
 
     def call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        tx.guards.of_this_process(f"{polyfill.__qualname__}, which is captured in another function's place")
+        place = f"{polyfill.__module__}.{polyfill.__qualname__}"
+        tx.guards.promised(f"{place}() is captured in the place of {getattr(fn, '__module__', None)}.{fn.__qualname__}()")
         return tx.from_python(polyfill).realize().call(tx, args, kwargs)
 
     return call

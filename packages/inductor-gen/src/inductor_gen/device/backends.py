@@ -33,7 +33,8 @@ class Backend:
             are.
         renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
         call: ``(node) -> (name, callable) | None``, its own way to call an operator.
-        load: ``(units, options) -> (addresses by name, how many were compiled)``, what compiles C texts for it.
+        load: ``(units, options) -> (addresses by name, how many were compiled)``, what compiles C texts for it. Each is
+            called as ``int kernel(void* const* buffers, const int64_t* sizes)``.
         begin: ``(torch.device, options) -> build | None``, what compiles kernels while a graph is still being lowered.
     """
 

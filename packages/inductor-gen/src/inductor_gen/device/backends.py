@@ -15,7 +15,7 @@ from prims.errors import Unsupported
 from prims.forking import compiling
 from prims.records import record
 
-__all__ = ["BACKENDS", "Backend", "backend"]
+__all__ = ["BACKENDS", "Backend", "backend", "exchanged"]
 
 #: A name, which is imported when it is needed, or what it would name: for rows from elsewhere.
 Named: TypeAlias = str | Callable[..., Any]
@@ -76,6 +76,13 @@ BACKENDS = {
         ),
     )
 }  # fmt: skip
+
+_OURS = dict(BACKENDS)
+
+
+def exchanged() -> bool:
+    """Whether a row is not as this module has it, or is another's."""
+    return BACKENDS != _OURS
 
 
 def backend(kind: str) -> Backend:

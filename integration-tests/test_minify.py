@@ -193,6 +193,28 @@ def test_an_error(monkeypatch, tmp_path):
     assert compile_api.bisect(program, *inputs()).stage == "codegen"
 
 
+def test_a_rewrite_that_raises_is_named(monkeypatch, tmp_path):
+    """Also where it does so before it says that it applies."""
+    import prims
+    from inductor_gen.rewrite import table
+    from inductor_gen.rewrite.row import Row
+    from prims.handlers.graph import Rewrite
+    from prims.lower import rewrites
+
+    def failing(*_):
+        raise KeyError("no tanh today")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(rewrites.LOWER_REWRITES, "tanh", [Rewrite("raises", "tanh", failing)])
+        found = compile_api.bisect(program, *inputs(), options={"cache_dir": str(tmp_path)})
+        assert (found.stage, found.step) == ("lower", "raises") and "no tanh today" in found.detail
+    fails = lambda node, context: failing() if node.target is prims.ops.tanh else None
+    rows = (Row("raises too", fails, failing), *table.ROWS)
+    monkeypatch.setattr(table.rewrite, "__defaults__", (rows,))
+    found = compile_api.bisect(program, *inputs(), options={"cache_dir": str(tmp_path)})
+    assert (found.stage, found.step) == ("rewrite", "raises too") and "no tanh today" in found.detail
+
+
 def test_sizes_shrink(monkeypatch):
     planted.in_codegen(monkeypatch)
     small = compile_api.minify(lambda x: x.sin().reshape(-1, 30).sum(1), torch.randn(40, 60))

@@ -1,6 +1,7 @@
 """Planted bugs, one in each stage: where it is, a sine (in capture, a call of ``cos``) is computed as the other.
 
-Each is a function of pytest's ``monkeypatch`` that puts the bug in; ``STAGES`` has them by the stage's name.
+Each is a function of pytest's ``monkeypatch`` that puts the bug in; ``STAGES`` has them by the stage's name, ``BUGS``
+these and those that are seen only in some surroundings.
 """
 
 from __future__ import annotations
@@ -125,12 +126,51 @@ def in_speed(patch: Any) -> None:
     patch.setattr(CRenderer, "render", spoiled)
 
 
+def _in_kernels(patch: Any, op: str, other: str, wanted: Any) -> None:
+    real = inductor_gen.kernel.build.trace
+
+    def spoiled(fusion, cluster, *rest):
+        body = real(fusion, cluster, *rest)
+        for value in body.vals if wanted(cluster) else ():
+            value.op = other if value.op == op else value.op
+        return body
+
+    patch.setattr(inductor_gen.kernel.build, "trace", spoiled)
+
+
+def in_symbolic(patch: Any) -> None:
+    """A kernel with loops of symbolic sizes computes a cosine for a sine."""
+    _in_kernels(patch, "sin", "cos", lambda cluster: not all(size.is_const for size in cluster.space.values()))
+
+
+def in_half(patch: Any) -> None:
+    """A kernel that has to do with bfloat16 computes a sine for a tanh."""
+    half = lambda cluster: any(x.dtype == torch.bfloat16 for node in cluster.nodes for x in (node, *node.ins))
+    _in_kernels(patch, "tanh", "sin", half)
+
+
+def in_inference(patch: Any) -> None:
+    """A graph without a backward pass computes a cosine for a sine."""
+    real = aot_autograd.entry.compile_or_run
+
+    def spoiled(env, compiler, options, report, name):
+        env = _spoil(env, aten.sin.default, aten.cos.default) if name == "inference" else env
+        return real(env, compiler, options, report, name)
+
+    patch.setattr(aot_autograd.entry, "compile_or_run", spoiled)
+
+
 STAGES = {"aot": in_aot, "lower": in_lower, "rewrite": in_rewrite, "fusion": in_fusion, "codegen": in_codegen}
+
+BUGS = {
+    **STAGES, "capture": in_capture, "backward": in_backward, "speed": in_speed,
+    "symbolic": in_symbolic, "half": in_half, "inference": in_inference,
+}  # fmt: skip
 
 
 def run_with_bug(path: str, stage: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that Quintet has written in a fresh process, with the stage's bug planted (``"speed"``: a sleep)."""
-    function = STAGES.get(stage, in_speed).__name__
+    """Run a script that Quintet has written in a fresh process, with a bug of ``BUGS`` planted."""
+    function = BUGS[stage].__name__
     plant = f"import planted, pytest\nplanted.{function}(pytest.MonkeyPatch())\n"
     bugged = Path(path).with_name(f"bugged-{stage}.py")
     bugged.write_text(Path(path).read_text().replace("import compile_api\n", f"import compile_api\n{plant}", 1))

@@ -76,6 +76,28 @@ def test_a_wrong_gradient_is_seen(monkeypatch):
     assert torch.equal(got, x.grad)
 
 
+def test_a_backward_pass_that_raises_is_seen_before_the_program_needs_it(monkeypatch, tmp_path):
+    from aot_autograd.runtime import lazy
+
+    def failing(*_):
+        raise KeyError("no gradients today")
+
+    monkeypatch.setattr(lazy, "compile_or_run", lambda *_: failing)
+    made = compile_api.compile(program, options={"check": "shadow", "cache": False, "cache_dir": str(tmp_path)})
+    args = inputs()
+    expected = [x.detach().clone().requires_grad_(x.requires_grad) for x in args]
+    with pytest.warns(CompileWarning, match=r"a call of the compiled graph is not eager's: it raises KeyError"):
+        got = made(*args)
+    got[0].sum().backward()
+    program(*expected)[0].sum().backward()
+    assert torch.equal(args[0].grad, expected[0].grad) and torch.equal(args[2], expected[2])
+    (finding,) = made.report().findings
+    assert "no gradients today" in finding.text and finding.path
+    strict = compile_api.compile(program, options={"check": "shadow", "cache": False, "strict": True})
+    with pytest.raises(KeyError, match="no gradients today"):
+        strict(*inputs())[0].sum().backward()
+
+
 def test_a_wrong_write_is_seen(monkeypatch):
     import inductor_gen
 

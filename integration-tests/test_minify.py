@@ -111,6 +111,65 @@ def cosines(x):
     return torch.exp(x.cos())
 
 
+TIMES = 3
+
+
+def thrice(x):
+    return x * TIMES
+
+
+def many(x, y, memory, *, rounds=2):
+    a = x + y
+    memory.add_(1)
+    b = thrice(a) + memory
+    factors = [1.5, 2]
+    for k in range(rounds):
+        b = b * factors[k]
+        if k == 1:
+            c = thrice(b).cos()
+        else:
+            c = thrice(b)
+        b = b + 1
+    d = b.tanh()
+    e = (c - d).exp()
+    return e.sum(), a
+
+
+def test_statements_that_capture_gets_wrong(monkeypatch, tmp_path):
+    planted.in_capture(monkeypatch)
+    x, y, memory = torch.randn(3, requires_grad=True), torch.randn(3), torch.zeros(3)
+    small = compile_api.minify(many, x, y, memory, kwargs={"rounds": 2}, options={"cache_dir": str(tmp_path)})
+    assert small.counted == "statements" and small.of == 12 and small.nodes <= 4, small
+    line = many.__code__.co_firstlineno + 5
+    assert f"for k in range(rounds):  # {__file__}:{line}\n" in small.text and ".cos()" in small.text
+    assert "exp" not in small.text and "memory" not in small.text and not memory.any()
+    text = Path(small.path).read_text()
+    assert "TIMES = 3" in text and "def thrice(x):" in text
+    status, said = run(small.path, "capture")
+    assert status == 1 and "capture: output" in said, said
+    assert run(small.path)[0] == 0
+
+
+def test_what_no_script_can_hold(monkeypatch):
+    planted.in_capture(monkeypatch)
+    held = torch.nn.Linear(3, 3)
+
+    def closes(x):
+        y = x.sin()
+        return held(y).cos().exp()
+
+    small = compile_api.minify(closes, torch.randn(3))
+    assert small.path is None and "no script can stand alone" in str(small)
+    assert "held(y)" in small.text and "sin" not in small.text
+    module = compile_api.minify(torch.nn.Sequential(Cosine()), torch.randn(3))
+    assert module.path is None and "capture: output 0" in str(module)
+
+
+class Cosine(torch.nn.Module):
+    def forward(self, x):
+        return x.cos()
+
+
 def test_a_wrong_gradient(monkeypatch, tmp_path):
     planted.in_backward(monkeypatch)
     small = compile_api.minify(program, *inputs(), options={"cache_dir": str(tmp_path)})
@@ -132,6 +191,28 @@ def test_an_error(monkeypatch, tmp_path):
     small = compile_api.minify(program, *inputs(), options={"cache_dir": str(tmp_path)})
     assert small.nodes == 1 and "KeyError" in small.detail and ".sin()" in Path(small.path).read_text()
     assert compile_api.bisect(program, *inputs()).stage == "codegen"
+
+
+def test_a_rewrite_that_raises_is_named(monkeypatch, tmp_path):
+    """Also where it does so before it says that it applies."""
+    import prims
+    from inductor_gen.rewrite import table
+    from inductor_gen.rewrite.row import Row
+    from prims.handlers.graph import Rewrite
+    from prims.lower import rewrites
+
+    def failing(*_):
+        raise KeyError("no tanh today")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(rewrites.LOWER_REWRITES, "tanh", [Rewrite("raises", "tanh", failing)])
+        found = compile_api.bisect(program, *inputs(), options={"cache_dir": str(tmp_path)})
+        assert (found.stage, found.step) == ("lower", "raises") and "no tanh today" in found.detail
+    fails = lambda node, context: failing() if node.target is prims.ops.tanh else None
+    rows = (Row("raises too", fails, failing), *table.ROWS)
+    monkeypatch.setattr(table.rewrite, "__defaults__", (rows,))
+    found = compile_api.bisect(program, *inputs(), options={"cache_dir": str(tmp_path)})
+    assert (found.stage, found.step) == ("rewrite", "raises too") and "no tanh today" in found.detail
 
 
 def test_sizes_shrink(monkeypatch):

@@ -15,6 +15,7 @@ from inductor_gen.codegen.triton import TritonSource
 from inductor_gen.device.record import known
 from inductor_gen.pipeline import lower_graph
 from inductor_gen.runtime.triton_build import compile_kernel, load_module_text, module_text
+from prims.artefact import NotPortable
 from prims.ir import Mutation, OutputDesc
 from prims.options import Options
 from prims.spec import TensorSpec
@@ -154,6 +155,42 @@ def test_products_go_unrounded_into_sums_where_no_number_meets_itself(device, ca
 
 def grid_of(case, name):
     return [tuple(int(e.value) for e in s.grid) for s in sources(lowered(case, name))]
+
+
+def test_whole_graphs_are_compiled_by_what_the_row_names(monkeypatch, tmp_path):
+    """C kernels of a kind of device go to its row's ``load``, as they are; what it made is called, and is not stored."""
+    import ctypes
+    import subprocess
+    from dataclasses import replace
+
+    from inductor_gen.codegen.cexpr import prelude
+    from inductor_gen.device.backends import BACKENDS
+
+    seen = []
+
+    def load(units, options):
+        seen.extend(unit.name for unit in units)
+        text = "\n".join([prelude("".join(unit.text for unit in units)), *(unit.named() for unit in units)])
+        (tmp_path / "kernels.c").write_text(text.replace("sinf(", "cosf("))
+        command = ["gcc", "-O2", "-shared", "-fPIC", "-fopenmp", "kernels.c", "-o", "kernels.so", "-lm"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        made = ctypes.CDLL(str(tmp_path / "kernels.so"))
+        addresses = {unit.name: ctypes.cast(getattr(made, unit.name), ctypes.c_void_p).value for unit in units}
+        return addresses, len(units)
+
+    x = torch.randn(8, 5)
+    env = build(lambda p, x: p.sum(p.sin(x), (1,)), [x])
+    before = inductor_gen.compile_graph(env)
+    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], load=load))
+    made = inductor_gen.compile_graph(env)
+    assert seen == [kernel.name for kernel in made.kernels] == [kernel.name for kernel in before.kernels]
+    torch.testing.assert_close(made(x)[0], x.cos().sum(1))
+    torch.testing.assert_close(before(x)[0], x.sin().sum(1))
+    before.artefact()
+    with pytest.raises(NotPortable, match="by a function of the program's"):
+        made.artefact()
+    monkeypatch.undo()
+    torch.testing.assert_close(inductor_gen.compile_graph(env)(x)[0], x.sin().sum(1))
 
 
 def test_choices_follow_the_device():

@@ -8,11 +8,11 @@ right. Where it is wrong without any, the stage's required part is at fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import UNREPEATABLE, Region, check_region, checking_options, compare
+from compile_api.comparison import GIVE_IT, UNREPEATABLE, Region, check_region, checking_options, compare
 from prims.errors import UserError
 from prims.ir import Envelope
 from prims.ir.blame import blaming
@@ -63,14 +63,17 @@ class Culprit:
 
 def bisect(
     fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None, before: Sequence[Sequence[Any]] = (),
 ) -> Culprit:  # fmt: skip
     """Find what makes the compiled ``fn(*args, **kwargs)`` differ from eager, or fail.
+
+    Args:
+        before: arguments of calls that are made first, as of :func:`compile_api.compare`.
 
     Raises:
         UserError: it neither differs nor fails.
     """
-    found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
+    found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs, before=before)
     if not found.repeats:
         raise UserError(UNREPEATABLE, todo="Put the state into the arguments, or leave it out of the program.")
     if found.capture or found.error is not None:
@@ -79,7 +82,7 @@ def bisect(
     if region is None:
         raise UserError(
             "the compiled program does what eager does: there is nothing to bisect",
-            todo="Give the arguments and options with which it is wrong. " + str(found),
+            todo=GIVE_IT + str(found),
         )
     return find_culprit(region, backend, checking_options(options))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from compile_api.judge import Difference, Ran, judge
 from compile_api.modes import make_options
 from compile_api.module import CompiledModule
 from compile_api.shadow import compared, place_of
+from compile_api.surroundings import Modes
 from compile_api.trial import Copies, copies_of, keeping_random_state, tangents_for
 from prims.forking import compiling
 from prims.options import Options
@@ -25,8 +25,8 @@ from prims.records import record
 from prims.report import Report
 
 __all__ = [
-    "Comparison", "Modes", "Region", "check_region", "checking_options", "compare", "plain_of",
-    "run_captured",
+    "Comparison", "Region", "check_region", "checking_options", "compare", "compare_with",
+    "plain_of", "run_captured",
 ]
 
 
@@ -35,33 +35,11 @@ UNREPEATABLE = (
     "the program gives other results when it is run eagerly once more: something keeps state that is not in its "
     "arguments (a custom operator, a counter), and there is nothing to compare with"
 )
-
-
-@record
-class Modes:
-    """Gradients, inference mode and autocast of a thread, in which a graph was compiled."""
-
-    gradients: bool
-    inference: bool
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls) -> Modes:
-        """Those of this moment."""
-        devices = ("cpu", "cuda")
-        casts = ((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
-        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), tuple(casts))
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """In these modes."""
-        with ExitStack() as stack:
-            for device, enabled, dtype in self.autocast:
-                if enabled:
-                    stack.enter_context(torch.autocast(device, dtype))
-            stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.gradients))
-            yield
+#: What to do where nothing is wrong.
+GIVE_IT = (
+    "Give the arguments and options with which it is wrong; where that is a later call only, the arguments of the "
+    "calls before it too (before=[(x,)]). "
+)
 
 
 @record(eq=False)
@@ -142,7 +120,7 @@ class Comparison:
 
 def compare(
     fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None, before: Sequence[Sequence[Any]] = (),
 ) -> Comparison:  # fmt: skip
     """Run one call compiled and eagerly, on copies, and compare values, gradients and what was written.
 
@@ -153,22 +131,31 @@ def compare(
     Args:
         fn: a function, method or module; a compiled one stands for its original.
         kwargs: keyword arguments of the call.
+        before: arguments of calls that are made before that one, compiled and eagerly alike. What is compared is the
+            last call: what it takes from earlier captures, and what is symbolic because calls differ.
 
     Raises:
         UserError: a bad backend or option.
         Unsupported: an argument cannot be copied.
         Exception: what the program itself raises.
     """
-    fn = plain_of(fn)
-    opts = checking_options(options)
-    eager = run_captured(fn, args, kwargs or {})
+    return compare_with(plain_of(fn), args, kwargs or {}, backend, checking_options(options), before)
+
+
+def compare_with(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], backend: str | Backend, options: Options,
+    before: Sequence[Sequence[Any]] = (),
+) -> Comparison:  # fmt: skip
+    """:func:`compare` with options as the stages take them."""
+    eager = run_captured(fn, args, kwargs, before=before)
     regions: list[Region] = []
     try:
-        captured = run_captured(fn, args, kwargs or {}, _recording(backend, opts, regions), opts)
+        recording = _recording(backend, options, regions)
+        captured = run_captured(fn, args, kwargs, recording, options, before=before)
     except Exception as error:
         return Comparison((), tuple(regions), error)
     differences = tuple(judge(captured, eager, lambda: None))
-    repeats = not differences or not judge(run_captured(fn, args, kwargs or {}), eager, lambda: None)
+    repeats = not differences or not judge(run_captured(fn, args, kwargs, before=before), eager, lambda: None)
     return Comparison(differences, tuple(regions), repeats=repeats)
 
 
@@ -195,7 +182,8 @@ def check_region(gm: torch.fx.GraphModule, args: Sequence[Any], backend: Backend
 
 
 def _recording(backend: str | Backend, options: Options, regions: list[Region]) -> Backend:
-    """A backend that compiles each graph and compares its first call, and goes on with eager's results."""
+    """A backend that compiles each graph and compares its first call, and goes on with eager's results. What earlier
+    calls came to it can be made to forget."""
     inner = raw_backend(backend, options, Report())
 
     def record_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -205,18 +193,15 @@ def _recording(backend: str | Backend, options: Options, regions: list[Region]) 
             compiled = inner(gm, example_inputs)
         except Exception as error:
             failed = error
-        seen = False
-
         def run(*args: Any) -> Any:
-            nonlocal seen
-            if not seen:
-                seen = True
+            if all(region.gm is not gm for region in regions):
                 known = (lambda *_: compiled) if failed is None else _raising(failed)
                 regions.append(check_region(gm, args, known, options))
             return gm.forward(*args)
 
         return run
 
+    record_graph.forget = regions.clear  # type: ignore[attr-defined]
     record_graph.supports_dynamic_shapes = getattr(inner, "supports_dynamic_shapes", False)  # type: ignore[attr-defined]
     return record_graph
 
@@ -230,9 +215,10 @@ def _raising(error: Exception) -> Backend:
 
 def run_captured(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Backend | None = None,
-    options: Options | None = None,
+    options: Options | None = None, before: Sequence[Sequence[Any]] = (),
 ) -> Ran:  # fmt: skip
-    """A run of the program on copies: captured for ``backend``, or eagerly where there is none."""
+    """A run of the program on copies: captured for ``backend``, or eagerly where there is none; of calls with the
+    arguments ``before``, too, of which nothing is told."""
     fn, model = _copied(fn)
     copies: Copies = copies_of((tuple(args), dict(kwargs)))
     run = fn
@@ -241,6 +227,9 @@ def run_captured(
             import dynamo_capture
 
         run = dynamo_capture.optimize(fn, backend, options=options)
+    for earlier in before:
+        run(*copies_of(tuple(earlier)).args, **copies_of(dict(kwargs)).args)
+    getattr(backend, "forget", lambda: None)()
     state = [] if model is None else [*model.parameters(), *model.buffers()]
     leaves = [*copies.leaves, *(x for x in state if x.requires_grad)]
     with keeping_random_state((args, state)) as moved:

@@ -55,7 +55,7 @@ class Difference:
     """A result that is not eager's.
 
     Attributes:
-        what: ``"output"``, ``"gradient"`` or ``"state"``, with ``index`` among those.
+        what: ``"output"``, ``"gradient"`` or ``"state"``, with ``index`` among those; ``"call"`` where it raises.
         detail: how it differs.
     """
 

@@ -10,19 +10,27 @@ come to, is not what was looked for. The script is written by :mod:`compile_api.
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import UNREPEATABLE, Comparison, check_region, checking_options, compare, plain_of
-from compile_api.script import write_script
+from compile_api.comparison import (
+    GIVE_IT,
+    UNREPEATABLE,
+    Comparison,
+    Region,
+    check_region,
+    checking_options,
+    compare,
+    compare_with,
+    plain_of,
+)
+from compile_api.script import symbolic_dims, write_script
 from compile_api.trial import copies_of, keeping_random_state
 from prims.debug import place_for
 from prims.errors import UserError
@@ -40,10 +48,11 @@ class Minified:
 
     Attributes:
         path: the script; None where none can stand alone.
-        nodes: operators in it, of ``of`` in the captured graph.
+        nodes: operators in it, of ``of`` in the captured graph; statements of a function that capture gets wrong.
         text: the program.
         detail: what is wrong with it.
         tried: how many programs were compiled.
+        counted: what ``nodes`` are: ``"operators"`` or ``"statements"``.
     """
 
     path: str | None
@@ -52,15 +61,17 @@ class Minified:
     text: str
     detail: str
     tried: int
+    counted: str = "operators"
 
     def __str__(self) -> str:
         at = f"python {self.path}" if self.path else "no script can stand alone"
-        return f"{self.nodes} of {self.of} operators ({at}): {self.detail}\n{self.text}"
+        return f"{self.nodes} of {self.of} {self.counted} ({at}): {self.detail}\n{self.text}"
 
 
 def minify(
     fn: Callable[..., Any], *args: Any, backend: str | Backend = "inductor", options: Mapping[str, Any] | None = None,
     kwargs: Mapping[str, Any] | None = None, seconds: float = 300.0, slow: float | None = None,
+    before: Sequence[Sequence[Any]] = (),
 ) -> Minified:  # fmt: skip
     """Write a small script that shows how the compiled ``fn(*args, **kwargs)`` differs from eager, or fails; or, with
     ``slow``, that it takes so many times as long.
@@ -68,6 +79,7 @@ def minify(
     Args:
         seconds: how long smaller programs are looked for.
         slow: look for a graph that takes over so many times as long compiled as eagerly, first calls not counted.
+        before: arguments of calls that are made first, as of :func:`compile_api.compare`.
 
     Raises:
         UserError: it neither differs nor fails, or no graph of it is slow.
@@ -75,22 +87,24 @@ def minify(
     opts = checking_options(options)
     if slow is not None:
         return _of_slow(fn, args, kwargs or {}, backend, opts, time.monotonic() + seconds, slow)
-    found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs)
+    found = compare(fn, *args, backend=backend, options=options, kwargs=kwargs, before=before)
     if not found.repeats:
         raise UserError(UNREPEATABLE, todo="Put the state into the arguments, or leave it out of the program.")
     if found.capture or found.error is not None:
-        return _of_capture(fn, found, args, opts)
+        return _of_capture(fn, found, args, kwargs or {}, opts, time.monotonic() + seconds)
     region = found.failing
     if region is None:
         raise UserError(
             "the compiled program does what eager does: there is nothing to minify",
-            todo="Give the arguments and options with which it is wrong. " + str(found),
+            todo=GIVE_IT + str(found),
         )
-    search = _Search(region, backend, opts, time.monotonic() + seconds)
+    search = (_SymbolicSearch if _is_symbolic(region.gm) else _Search)(
+        region, backend, opts, time.monotonic() + seconds
+    )
     least = search.run()
     name = backend if isinstance(backend, str) else "inductor"
     detail = str(search.last).splitlines()[0]
-    script = write_script("minified", detail, least.module(), least.args, opts, name)
+    script = write_script("minified", detail, least.module(), least.args, opts, name, modes=region.modes)
     own = isinstance(backend, str)
     return Minified(
         script.path if script is not None and own else None, least.size, search.first.size,
@@ -118,7 +132,9 @@ def _of_slow(
     least = search.run()
     detail = str(search.last)
     name = backend if isinstance(backend, str) else "inductor"
-    script = write_script("minified", detail, least.module(), least.args, options, name, slow)
+    script = write_script(
+        "minified", detail, least.module(), least.args, options, name, slow, modes=slowest.modes
+    )
     path = script.path if script is not None and isinstance(backend, str) else None
     return Minified(path, least.size, search.first.size, str(least.graph).strip(), detail, search.tried)
 
@@ -133,6 +149,8 @@ class _Program:
         self.name = name
         self.nodes = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
         self.size = len(self.nodes)
+        for node in graph.nodes:  # before ``annotated`` puts the sizes of this call in their place
+            node.meta["symbolic"] = symbolic_dims(node)
 
     def module(self) -> torch.fx.GraphModule:
         gm = torch.fx.GraphModule(self.root, self.graph)
@@ -192,8 +210,9 @@ class _Program:
         values = copies_of([before[n] if n in before else whole[n] for n in order]).args
         graph, mapping, args = torch.fx.Graph(), {}, []
         for node, value in zip(order, values, strict=True):
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) or node.meta["symbolic"] is True:
                 mapping[node] = graph.placeholder(node.name)
+                mapping[node].meta["symbolic"] = node.meta["symbolic"]
                 args.append(value)
             elif value is None or isinstance(value, (int, float, bool, str, torch.dtype, torch.device, torch.Size)):
                 mapping[node] = tuple(value) if isinstance(value, torch.Size) else value
@@ -204,7 +223,7 @@ class _Program:
         for node in kept:
             taken = torch.fx.node.map_arg((node.args, node.kwargs), mapping.__getitem__)
             new = graph.create_node(node.op, node.target, taken[0], taken[1], name=node.name)
-            new.meta = {"source": node.meta.get("source")}
+            new.meta = {"source": node.meta.get("source"), "symbolic": node.meta["symbolic"]}
             mapping[node] = new
         found = [n for n in kept if n in results] if results is not None else _unread(kept)
         graph.output(tuple(mapping[n] for n in found))
@@ -221,7 +240,7 @@ class _Program:
         for node in self.graph.nodes:
             taken = torch.fx.node.map_aggregate((node.args, node.kwargs), lambda x: mapping.get(x, literal(x)))
             mapping[node] = graph.create_node(node.op, node.target, taken[0], taken[1], name=node.name)
-            mapping[node].meta = {"source": node.meta.get("source")}
+            mapping[node].meta = {"source": node.meta.get("source"), "symbolic": node.meta["symbolic"]}
         return _Program(graph, [_cropped(x, old, new) for x in self.args], self.root, self.name)
 
 
@@ -253,6 +272,7 @@ class _Search:
         self.region = region
         self.options = options
         self.deadline = deadline
+        self.backend = backend
         self.compiles = lambda: raw_backend(backend, options, Report())
         self.tried = 0
         self.last: Any = region
@@ -353,6 +373,38 @@ class _Search:
         return p
 
 
+def _is_symbolic(gm: torch.fx.GraphModule) -> bool:
+    return any(symbolic_dims(node) for node in gm.graph.find_nodes(op="placeholder"))
+
+
+class _SymbolicSearch(_Search):
+    """Of a graph with symbolic sizes: smaller programs are captured as the script has them captured, with marks for
+    those of their inputs' sizes that were symbolic, and integers that were so as sizes."""
+
+    def _seen(self, program: _Program) -> Any:
+        import dynamo_capture
+
+        gm = program.module()
+        inputs = gm.graph.find_nodes(op="placeholder")
+        pairs = zip(inputs, program.args, strict=True)
+        numbers = [node.meta["symbolic"] is True and type(x) is int for node, x in pairs]
+        args = [torch.empty(1).expand(x) if number else x for x, number in zip(program.args, numbers, strict=True)]
+        args = list(copies_of(args).args)
+        for node, x in zip(inputs, args, strict=True):
+            dims = (0,) if node.meta["symbolic"] is True else node.meta["symbolic"]
+            if isinstance(x, torch.Tensor) and dims:
+                dynamo_capture.maybe_mark_dynamic(x, list(dims))
+
+        def run(*given: Any) -> Any:
+            return gm(*(x.shape[0] if number else x for x, number in zip(given, numbers, strict=True)))
+
+        found = compare_with(run, args, {}, self.backend, self.options)
+        if found.error is not None:
+            return Region(gm, program.args, error=found.error)
+        region = found.failing or Region(gm, program.args)
+        return replace(region, gm=gm) if len(found.regions) == 1 else region  # with the user's lines
+
+
 class _SlowSearch(_Search):
     """Ever smaller programs that are as slow, and lose a quarter as many seconds by it as the first one at least."""
 
@@ -373,36 +425,35 @@ class _SlowSearch(_Search):
 # ---- capture -----------------------------------------------------------------------------------------------------
 
 
-def _of_capture(fn: Any, found: Comparison, args: Sequence[Any], options: Options) -> Minified:
-    """Capture's own mistakes are about Python: the script is the function's source, where that can stand alone."""
-    detail = str(found).splitlines()[0]
-    count = sum(len(r.gm.graph.nodes) for r in found.regions)
-    fn = plain_of(fn)
-    text = _source(fn)
-    if text is None:
-        return Minified(None, count, count, "", detail, 0)
-    path = place_for(options, "minified capture", ".py")
-    if path is None:
-        return Minified(None, count, count, text, detail, 0)
+def _of_capture(
+    fn: Any, found: Comparison, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, deadline: float
+) -> Minified:
+    """Capture's own mistakes are about Python: what is cut down is the function's source, if it has one."""
+    from compile_api.minify_source import begun, can_be_written, names_needed, smaller
     from compile_api.script import function_script
 
-    function_script(path, detail, text, fn.__name__, args)
-    return Minified(path, count, count, text, detail, 0)
+    detail, tried, first = str(found).splitlines()[0], 0, begun(plain_of(fn), args, kwargs)
+    if first is None:
+        return Minified(None, 0, 0, "", detail, 0, "statements")
 
+    def wrong(cut: Any) -> bool:
+        nonlocal detail, tried
+        tried += 1
+        again = compare_with(cut.function(), cut.args, {}, "eager", options)  # a back end has no part in it
+        same = bool(again.capture) == bool(found.capture) and type(again.error) is type(found.error)
+        if same and again.repeats:
+            detail = str(again).splitlines()[0]
+        return same and again.repeats
 
-def _source(fn: Any) -> str | None:
-    """The source of a plain function that needs nothing but imported modules."""
-    if not isinstance(fn, types.FunctionType) or fn.__closure__ or fn.__name__ == "<lambda>":
-        return None
+    least = first
     try:
-        text = textwrap.dedent(inspect.getsource(fn))
-    except (OSError, TypeError):
-        return None
-    imports = []
-    for name in fn.__code__.co_names:
-        value = fn.__globals__.get(name)
-        if isinstance(value, types.ModuleType):
-            imports.append(f"import {value.__name__} as {name}")
-        elif value is not None:
-            return None
-    return "\n".join([*imports, "", "", text]) if text.startswith("def ") else None
+        if wrong(first):
+            least = smaller(first, wrong, deadline)
+    except Exception:  # it does not run by itself
+        least = first
+    needed = names_needed(least)
+    alone = needed is not None and all(map(can_be_written, least.args))
+    path = place_for(options, "minified capture", ".py") if alone else None
+    if path is not None:
+        function_script(path, detail, "\n".join([*(needed or ()), "", "", least.text]), least.name, least.args)
+    return Minified(path, least.size, first.size, least.text, detail, tried, "statements")

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import re
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -175,11 +176,19 @@ class DiskPrograms:
 
     def find(self, key: str) -> Sequence[Artefact]:
         """The programs under a key, the newest first, those of ``load_artifacts`` behind those of the disk."""
+        if exchanged():
+            return ()
         self._found = [*self.folder.found(key)]
         return [*(entry for _, entry in self._found), *_loaded.get(key, ())]
 
     def put(self, key: str, entry: Artefact) -> None:
-        """Keep one more program, also for ``save_artifacts``."""
+        """Keep one more program, also for ``save_artifacts``.
+
+        Raises:
+            NotPortable: it was not made by the packages alone.
+        """
+        if exchanged():
+            raise NotPortable("a device's row, or a decomposition, is this process's own")
         try:
             _note(key, self.folder, self.folder.put(key, entry))
         except UnsafeFolder as error:
@@ -248,11 +257,13 @@ class DiskGraphs:
 
     def keep(self, digest: str, in_place: bool, compiled: Any) -> None:
         """Keep a compiled graph, where it can be."""
-        entry = artefact_of(compiled)
-        if isinstance(entry, NotPortable):
-            self.programs.note("a graph", "not stored", entry.reason, None)
-        else:
+        try:
+            entry = artefact_of(compiled)
+            if isinstance(entry, NotPortable):
+                raise entry
             self.programs.put(self._key(digest, in_place), entry)
+        except NotPortable as error:
+            self.programs.note("a graph", "not stored", error.reason, None)
 
 
 #: What is noted at nodes and not in the text: which are late, and what stands for absent gradients.
@@ -279,13 +290,25 @@ def made_here() -> list[tuple[str, Artefact]]:
     return [(key, entry) for key, entry in found if entry is not None]
 
 
+#: Backends whose code is that of the packages, by which programs are told apart.
+OURS = ("inductor", "aot_eager", "eager")
+
+
+def exchanged() -> bool:
+    """Whether this process has put something in the place of a part of the packages: the row of a kind of device, or a
+    decomposition. What is made with that is no program of theirs, which no key says."""
+    rows = sys.modules.get("inductor_gen.device.backends")
+    decompositions = sys.modules.get("prims.decomp.registry")
+    return (rows is not None and rows.exchanged()) or (decompositions is not None and decompositions.added_to())
+
+
 def programs_of(backend: object, options: Options, report: Report) -> DiskPrograms | None:
-    """The store for one ``compile()`` call; None where none is asked for, or the backend has no name to keep it by.
+    """The store for one ``compile()`` call; None where none is asked for, or the backend is not one of the packages'.
 
     Under ``check`` graphs are compared with eager, for which they have to be captured; and who wants to see what the
     stages make must have them make it.
     """
-    if not (options.program_cache and options.cache and isinstance(backend, str) and options.check == "off"):
+    if not (options.program_cache and options.cache and backend in OURS and options.check == "off"):
         return None
     if options.debug or options.sources or options.fuel is not None or options.verify in ("every_pass", "reference"):
         return None

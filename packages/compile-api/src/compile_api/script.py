@@ -2,6 +2,9 @@
 
 A graph that cannot be written as Python (it holds functions of the program's own, a branch's or a loop's bodies) is
 stored as ``prims.ir.save`` stores it, where that can, and the script loads it.
+
+What the graph was compiled for is part of the defect: modes and settings (:mod:`.surroundings`), inputs that share
+memory, and sizes that were symbolic, which the script marks. An integer that was symbolic is given as a tensor's size.
 """
 
 from __future__ import annotations
@@ -9,18 +12,20 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
+from compile_api.surroundings import Modes
 from prims.debug import place_for
 from prims.ir.tensors import write_tensors
 from prims.options import Options
 from prims.records import record
+from prims.spec import Sym, TensorSpec
 
-__all__ = ["Script", "function_script", "program_text", "write_script"]
+__all__ = ["Script", "function_script", "program_text", "symbolic_dims", "write_script"]
 
 #: What a line of generated code does beside its call: it lets go of values.
 _RELEASES = re.compile(r";  .*")
@@ -64,6 +69,17 @@ def program_text(graph: torch.fx.Graph, name: str = "program") -> tuple[list[str
     return sorted(imports - {""}), "\n".join(lines)
 
 
+def symbolic_dims(node: torch.fx.Node) -> tuple[int, ...] | bool:
+    """The dimensions of a value whose sizes were symbolic when the graph was captured; of a number, whether it was."""
+    told: tuple[int, ...] | bool | None = node.meta.get("symbolic")
+    if told is not None:
+        return told
+    spec = node.meta.get("spec")
+    if isinstance(spec, TensorSpec):
+        return tuple(d for d, n in enumerate(spec.shape) if isinstance(n, Sym))
+    return isinstance(spec, Sym)
+
+
 def _import_of(used: str, value: Any) -> str | None:
     """The line that makes a global name of generated code known; empty where none is needed, None where none can."""
     if used == "torch":
@@ -84,7 +100,7 @@ def _import_of(used: str, value: Any) -> str | None:
 
 def write_script(
     what: str, why: str, gm: torch.fx.GraphModule, args: Sequence[Any], options: Options, backend: str,
-    slow: float | None = None, sources: bool = False,
+    slow: float | None = None, sources: bool = False, modes: Modes | None = None,
 ) -> Script | None:  # fmt: skip
     """Write a script that runs the graph compiled and eagerly on ``args`` and says how they differ; with ``slow``,
     whether compiled it takes so many times as long.
@@ -94,6 +110,7 @@ def write_script(
         why: the script's first line.
         args: the graph's inputs, tensors and numbers.
         sources: take kernels' sources from the folder beside it, where there is one.
+        modes: those in which the graph was compiled; by default those of this moment.
 
     Returns:
         Where it is; None where nothing can be written.
@@ -102,45 +119,57 @@ def write_script(
     if path is None:
         return None
     base, others = path[: -len(".py")], []
+    varying = [symbolic_dims(node) for node in gm.graph.find_nodes(op="placeholder")]
     text = program_text(gm.graph)
     if text is None:
         others.append(_stored(gm, base + ".json"))
         imports = ["import torch", "from prims import ir"]
         program = f"program = ir.load({_beside(base + '.json')}).module().forward"
+        varying = [() if v is True else v for v in varying]  # there is no text that takes a number as a size
     else:
-        imports, program = text
-    tensors, given = _inputs(args)
-    if tensors:
+        imports, program = text[0], _with_numbers(text[1], varying)
+    given = _inputs(args, varying)
+    if given.tensors:
         others.append(base + ".safetensors")
-        write_tensors(tensors, others[-1])
-    stored = others[-1] if tensors else None
+        write_tensors(given.tensors, others[-1])
+    stored = others[-1] if given.tensors else None
     _write(
         path, why, imports, program, "program", given, stored, bool(others) or sources, _changed(options),
-        backend, slow, sources,
+        backend, modes or Modes.now(), slow, sources,
     )  # fmt: skip
     return Script(path, tuple(others))
 
 
 def function_script(path: str, why: str, text: str, name: str, args: Sequence[Any]) -> Script:
     """Write a script that runs the function ``name``, whose source is ``text``, compiled and eagerly on ``args``."""
-    tensors, given = _inputs(args)
+    given = _inputs(args, ())
     stored = None
-    if tensors:
+    if given.tensors:
         stored = path[: -len(".py")] + ".safetensors"
-        write_tensors(tensors, stored)
-    _write(path, why, ["import torch"], text, name, given, stored, bool(stored), {}, "inductor")
+        write_tensors(given.tensors, stored)
+    _write(path, why, ["import torch"], text, name, given, stored, bool(stored), {}, "inductor", Modes.now())
     return Script(path, (stored,) if stored else ())
 
 
+def _with_numbers(program: str, varying: Sequence[tuple[int, ...] | bool]) -> str:
+    """A program's text, whose symbolic numbers are the sizes of what it is given."""
+    head, _, body = program.partition("\n")
+    names = [name.partition(":")[0].strip() for name in head.partition("(")[2].rpartition(")")[0].split(",")]
+    taken = [name for name, v in zip(names, varying, strict=False) if v is True]
+    return "\n".join([head, *(f"    {name} = {name}.shape[0]  # a number that varies" for name in taken), body])
+
+
 def _write(
-    path: str, why: str, imports: Sequence[str], program: str, name: str, given: Sequence[str], stored: str | None,
-    reads: bool, options: dict[str, Any], backend: str, slow: float | None = None, sources: bool = False,
+    path: str, why: str, imports: Sequence[str], program: str, name: str, given: _Given, stored: str | None,
+    reads: bool, options: dict[str, Any], backend: str, modes: Modes, slow: float | None = None, sources: bool = False,
 ) -> None:  # fmt: skip
     does = "Compares the program below, compiled, with eager and float64; ends with 1 where they differ."
     call, ends = f"compile_api.compare({name}", "0 if found.same else 1"
     if slow is not None:
         does = f"Times the program below, compiled and eager; ends with 1 where it takes over {slow:g} times as long."
         call, ends = f"timed({name}", f"int(found.ratio > {slow!r})"
+    context = modes.context()
+    found = f"found = {call}, *inputs, backend={backend!r}, options=options)"
     lines = [
         f'"""{why.replace(chr(92), "/").replace(chr(34), chr(39))}', "",
         does,
@@ -149,14 +178,16 @@ def _write(
         "", "import compile_api",
         *(["from compile_api.slow import timed"] if slow is not None else []),
         *(["from prims.ir.tensors import read_tensors"] if stored else []), "",
+        *modes.settings,
         *([f"tensors = read_tensors({_beside(stored)})"] if stored else []), "", "",
         program, "", "",
         _GIVEN if stored else "",
-        "inputs = [", *(f"    {text}," for text in given), "]", "",
+        *given.memory,
+        "inputs = [", *(f"    {text}," for text in given.texts), "]", *given.marks, "",
         f"options = {options!r}",
         *([f"sources = {_beside('sources')}  # of the kernels: edit them, and run this again",
            "options |= {'sources': sources} if os.path.isdir(sources) else {}"] if sources else []),
-        f"found = {call}, *inputs, backend={backend!r}, options=options)",
+        *([f"with {context}:", f"    {found}"] if context else [found]),
         "print(found)",
         f"sys.exit({ends})", "",
     ]  # fmt: skip
@@ -185,26 +216,75 @@ def _stored(gm: torch.fx.GraphModule, path: str) -> str:
     return path
 
 
-def _inputs(args: Sequence[Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """What is stored, and the expression that makes each input again."""
-    tensors: dict[str, torch.Tensor] = {}
-    texts = []
+@record(eq=False)
+class _Given:
+    """Inputs as a script has them.
+
+    Attributes:
+        tensors: what is stored.
+        memory: lines that make the memory that several inputs share.
+        texts: the expression that makes each input again.
+        marks: lines that mark sizes as symbolic.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    memory: list[str]
+    texts: list[str]
+    marks: list[str]
+
+
+def _inputs(args: Sequence[Any], varying: Sequence[tuple[int, ...] | bool]) -> _Given:
+    """``varying``: by input, the dimensions that are symbolic; of a number, whether it is."""
+    found = _Given({}, [], [], [])
+    shared = _shared(args)
+    for first in dict.fromkeys(shared.values()):
+        name, of = f"memory_{first}", args[first]
+        found.tensors[name] = torch.empty(0, dtype=of.dtype, device=of.device).set_(of.untyped_storage())
+        found.memory.append(f"{name} = given({name!r}, (1,))" + _onto(of))
     for index, value in enumerate(args):
-        if not isinstance(value, torch.Tensor):
-            texts.append(f"float({str(value)!r})" if isinstance(value, float) else repr(value))
+        dims = varying[index] if index < len(varying) else ()
+        if isinstance(value, torch.Tensor):
+            found.texts.append(_tensor(index, value, found, shared))
+        elif dims is True and type(value) is int and value > 1:
+            found.texts.append(f"torch.empty(1).expand({value})")
+            dims = (0,)
+        else:
+            found.texts.append(f"float({str(value)!r})" if isinstance(value, float) else repr(value))
             continue
-        name, plain = f"input_{index}", value.detach()
-        back = ""
-        if plain.is_complex():
-            plain, back = torch.view_as_real(plain.resolve_conj()), ", complex"
-        tensors[name] = plain.resolve_neg()
-        if back:
-            texts.append(f"torch.view_as_complex(tensors[{name!r}]).requires_grad_({value.requires_grad})")
-            continue
-        needs = ", requires_grad=True" if value.requires_grad else ""
-        text = f"given({name!r}, {tuple(value.stride())!r}{needs}{'' if value.is_leaf else ', leaf=False'})"
-        texts.append(text + (f".to({str(value.device)!r})" if value.device.type != "cpu" else ""))
-    return tensors, texts
+        if isinstance(dims, tuple) and dims:
+            found.marks.append(f"compile_api.maybe_mark_dynamic(inputs[{index}], {list(dims)})")
+    return found
+
+
+def _tensor(index: int, value: torch.Tensor, found: _Given, shared: Mapping[int, int]) -> str:
+    """The expression that makes a tensor again."""
+    if index in shared:
+        place = f"{tuple(value.shape)}, {tuple(value.stride())}, {value.storage_offset()}"
+        return f"memory_{shared[index]}.as_strided({place})"
+    name, plain = f"input_{index}", value.detach()
+    back = ""
+    if plain.is_complex():
+        plain, back = torch.view_as_real(plain.resolve_conj()), ", complex"
+    found.tensors[name] = plain.resolve_neg()
+    if back:
+        return f"torch.view_as_complex(tensors[{name!r}]).requires_grad_({value.requires_grad})"
+    needs = ", requires_grad=True" if value.requires_grad else ""
+    text = f"given({name!r}, {tuple(value.stride())!r}{needs}{'' if value.is_leaf else ', leaf=False'})"
+    return text + _onto(value)
+
+
+def _onto(value: torch.Tensor) -> str:
+    return f".to({str(value.device)!r})" if value.device.type != "cpu" else ""
+
+
+def _shared(args: Sequence[Any]) -> dict[int, int]:
+    """By input, the first one in the same memory, of those that share theirs and need no gradients."""
+    inside: dict[Any, list[int]] = {}
+    for index, value in enumerate(args):
+        plain = isinstance(value, torch.Tensor) and not (value.requires_grad or value.is_complex() or value.is_neg())
+        if plain:
+            inside.setdefault((value.untyped_storage()._cdata, value.dtype), []).append(index)
+    return {index: some[0] for some in inside.values() if len(some) > 1 for index in some}
 
 
 def _changed(options: Options) -> dict[str, Any]:

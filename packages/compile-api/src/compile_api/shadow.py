@@ -59,14 +59,19 @@ def compared(
         Exception: what the program raises.
     """
     eager = trial(gm, args)
-    if eager.drew and not eager_random:
-        return None
-    ours = trial(compiled, args)
-    return judge(ours, eager, lambda: in_float64(gm, args)), eager
+    return None if eager.drew and not eager_random else (_differences(compiled, gm, args, eager), eager)
+
+
+def _differences(
+    compiled: Callable[..., Any], gm: Callable[..., Any], args: Sequence[Any], eager: Ran
+) -> list[Difference]:
+    return judge(trial(compiled, args), eager, lambda: in_float64(gm, args))
 
 
 def place_of(gm: torch.fx.GraphModule, difference: Difference) -> tuple[str, Any]:
     """A difference's name and the user's line that computes it, or the name of the input that it is about."""
+    if difference.what == "call":
+        return "a call", None
     if difference.what == "output":
         results = gm.graph.output_node().args[0]
         node: Any = results[difference.index] if isinstance(results, (tuple, list)) else results
@@ -104,15 +109,23 @@ class _Shadow:
         return self.compiled(*args)
 
     def _look(self, args: Sequence[Any]) -> None:
+        eager: Ran | None = None
         try:
-            answer = compared(self.compiled, self.gm.forward, args, eager_random=self.options.eager_random)  # type: ignore[arg-type]
-        except Exception as error:  # the call itself is next, and raises what is to be raised
-            self._untold(f"{type(error).__name__}: {error}", error)
-            return
-        if answer is None:
-            self._untold("it draws random numbers; with the option fallback_random they would be eager's")
-        elif answer[0]:
-            self._revert(answer[0], answer[1], args)
+            eager = trial(self.gm.forward, args)
+            if eager.drew and not self.options.eager_random:
+                self._untold("it draws random numbers; with the option fallback_random they would be eager's")
+                return
+            found = _differences(self.compiled, self.gm.forward, args, eager)  # type: ignore[arg-type]
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            full = isinstance(error, torch.OutOfMemoryError)  # of three runs at once
+            if eager is None or full or raises_defects(self.options, self.report, error):
+                self._untold(told, error)  # the call itself is next, and raises what is to be raised
+                return
+            log.info("check='shadow': a compiled graph raises what eager does not", exc_info=error)
+            found = [Difference("call", 0, f"it raises {told.splitlines()[0]}")]
+        if found:
+            self._revert(found, eager, args)
 
     def _untold(self, reason: str, error: Exception | None = None) -> None:
         """This graph cannot be compared, which the report says once."""

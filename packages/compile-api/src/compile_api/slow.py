@@ -11,7 +11,7 @@ import torch.fx
 from torch.utils import _pytree as pytree
 
 from compile_api.backends import Backend, raw_backend
-from compile_api.comparison import Modes
+from compile_api.surroundings import Modes
 from compile_api.trial import copies_of, keeping_random_state, tangents_for
 from prims.options import Options
 from prims.records import record

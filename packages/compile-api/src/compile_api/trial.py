@@ -36,7 +36,8 @@ class Copies:
 
 
 def copies_of(args: Any, *, double: bool = False) -> Copies:
-    """Copies of the tensors in ``args``: with the strides, the sharing of memory and the need for gradients.
+    """Copies of the tensors in ``args``: with the strides, the sharing of memory, the need for gradients and the
+    attributes that the program has put on them, marks of sizes (``mark_dynamic``) among these.
 
     Args:
         double: floating tensors in float64 (which then share no memory).
@@ -51,14 +52,15 @@ def copies_of(args: Any, *, double: bool = False) -> Copies:
         if not isinstance(x, torch.Tensor):
             return x
         copy = _copy(x, storages, double)
-        if not x.requires_grad or copy.is_inference():
-            return copy
-        if x.is_leaf:
-            leaves.append(copy.requires_grad_())
-            return copy
-        with torch.enable_grad():
-            leaves.append(torch.empty(copy.shape, dtype=copy.dtype, device=copy.device, requires_grad=True))
-            return _Inner.apply(leaves[-1], [copy])
+        if x.requires_grad and not copy.is_inference():
+            if x.is_leaf:
+                leaves.append(copy.requires_grad_())
+            else:
+                with torch.enable_grad():
+                    leaves.append(torch.empty(copy.shape, dtype=copy.dtype, device=copy.device, requires_grad=True))
+                    copy = _Inner.apply(leaves[-1], [copy])
+        copy.__dict__.update(x.__dict__)
+        return copy
 
     return Copies(pytree.tree_map(copied, args), tuple(leaves))
 

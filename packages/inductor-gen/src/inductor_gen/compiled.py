@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from inductor_gen.codegen.lowered import Lowered, Rendered
+from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.device.backends import backend
 from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
@@ -25,6 +26,7 @@ from inductor_gen.runtime.heap import keep_heap
 from inductor_gen.runtime.launch import LAUNCHER, as_launcher
 from inductor_gen.runtime.libraries import FLAGS
 from inductor_gen.runtime.wrapper import Wrapper
+from inductor_gen.unit import Unit
 from prims.artefact import NotPortable
 from prims.forking import compiling
 from prims.ir import Envelope
@@ -161,6 +163,8 @@ def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) ->
         return "it was chosen by measurement for one precision of float32 products"
     if bodies:
         return "it runs the bodies of a branch or a loop"
+    if any(source.language == "c" and _loader(source) is not None for source in lowered.sources()):
+        return "its kernels were compiled and loaded by a function of the program's"
     rounds = options.numerics, *options.policies
     return Made(wrapper.values(), wrapper.programs, wrapper.addresses[LAUNCHER.name], FLAGS, rounds, gpu)
 
@@ -194,7 +198,7 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
     in_c = [s for s in sources.values() if s.language == "c"]
     in_triton: list[Any] = [s for s in sources.values() if s.language == "triton"]
     keep_heap()
-    addresses, compiled = load_kernels([LAUNCHER, *in_c], options, report)
+    addresses, compiled = _load_c(in_c, options, report)
     launch = as_launcher(addresses[LAUNCHER.name])
     if not in_triton:
         return Wrapper(lowered, addresses, launch), compiled
@@ -202,6 +206,29 @@ def _load(lowered: Lowered, options: Options, report: Report, begun: Any = None)
 
     wrapper, more = triton_wrapper(lowered, addresses, launch, in_triton, options, begun, report)
     return wrapper, compiled + more
+
+
+def _load_c(sources: Sequence[KernelSource], options: Options, report: Report) -> tuple[dict[str, int], int]:
+    """The addresses of C kernels and of the launcher by name, and how many had to be compiled: each kind of device's
+    kernels by what its row names, those that it does by ours in one go with the launcher."""
+    ours: list[Unit] = [LAUNCHER]
+    others: dict[Callable[..., Any], list[KernelSource]] = {}
+    for source in sources:
+        if (load := _loader(source)) is None:
+            ours.append(source)
+        else:
+            others.setdefault(load, []).append(source)
+    addresses, compiled = load_kernels(ours, options, report)
+    for load, some in others.items():
+        found, count = load(some, options)
+        addresses, compiled = {**addresses, **found}, compiled + count
+    return addresses, compiled
+
+
+def _loader(source: KernelSource) -> Callable[..., Any] | None:
+    """What compiles and loads a C kernel for its device, unless that is what does so for the CPU."""
+    load = backend(source.buffers[0].device.type)["load"]  # type: ignore[union-attr]
+    return None if load is load_kernels else load
 
 
 def _kernel(call: Rendered, moved: Sequence[Traffic]) -> Kernel:

@@ -52,7 +52,11 @@ class Programs(Protocol):
         """The entries under a key, the newest first."""
 
     def put(self, key: str, entry: Artefact) -> None:
-        """Keep one more entry."""
+        """Keep one more entry.
+
+        Raises:
+            NotPortable: it may not be kept.
+        """
 
     def used(self, key: str, entry: Artefact) -> None:
         """Be told that an entry serves."""
@@ -173,8 +177,12 @@ class Unfinished:
 
     def put(self) -> None:
         """Put it into the store."""
-        self.programs.put(self.key, self.entry)
-        self.programs.note(self.name, "stored", None, self.where)
+        try:
+            self.programs.put(self.key, self.entry)
+        except NotPortable as error:
+            self.programs.note(self.name, "not stored", error.reason, self.where)
+        else:
+            self.programs.note(self.name, "stored", None, self.where)
 
     def finish(self, compiled: Callable[..., Any], late: bool) -> None:
         """Put it into the store with the graph that was compiled since.

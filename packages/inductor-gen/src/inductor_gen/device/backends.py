@@ -15,7 +15,7 @@ from prims.errors import Unsupported
 from prims.forking import compiling
 from prims.records import record
 
-__all__ = ["BACKENDS", "Backend", "backend"]
+__all__ = ["BACKENDS", "Backend", "backend", "exchanged"]
 
 #: A name, which is imported when it is needed, or what it would name: for rows from elsewhere.
 Named: TypeAlias = str | Callable[..., Any]
@@ -33,7 +33,8 @@ class Backend:
             are.
         renderer: ``(hint, layouts, device, options, tiling) -> Renderer``, for its generated kernels.
         call: ``(node) -> (name, callable) | None``, its own way to call an operator.
-        load: ``(units, options) -> (addresses by name, how many were compiled)``, what compiles C texts for it.
+        load: ``(units, options) -> (addresses by name, how many were compiled)``, what compiles C texts for it. Each is
+            called as ``int kernel(void* const* buffers, const int64_t* sizes)``.
         begin: ``(torch.device, options) -> build | None``, what compiles kernels while a graph is still being lowered.
     """
 
@@ -75,6 +76,13 @@ BACKENDS = {
         ),
     )
 }  # fmt: skip
+
+_OURS = dict(BACKENDS)
+
+
+def exchanged() -> bool:
+    """Whether a row is not as this module has it, or is another's."""
+    return BACKENDS != _OURS
 
 
 def backend(kind: str) -> Backend:

@@ -79,7 +79,13 @@ def _apply(row: Row, graph: Graph, context: Context, fuel: Fuel) -> int:
     edit, count = Editor(graph, context.results), 0
     for node in graph.nodes:
         edit.at = node
-        found = None if node in edit.gone else row.match(node, context)
+        found = None
+        if node not in edit.gone and (row.required or fuel.left):
+            try:
+                found = row.match(node, context)
+            except Exception:
+                fuel.spend(row.name)
+                raise
         if found is not None and (row.required or fuel.spend(row.name)):
             row.apply(edit, node, found)
             count += 1

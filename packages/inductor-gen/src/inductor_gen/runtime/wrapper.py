@@ -8,6 +8,7 @@ from typing import Any
 
 from inductor_gen.codegen.lowered import KEPT, Lowered, Rendered
 from inductor_gen.codegen.renderer import KernelSource
+from inductor_gen.device.backends import backend
 from inductor_gen.extern.attention import BACKWARD, LOGSUMEXP, mask_of
 from inductor_gen.extern.calls import by_transpose, function_of
 from inductor_gen.extern.custom import EMPTY, is_custom, reported_name
@@ -239,8 +240,8 @@ class Wrapper:
         self.lines.append(f"if bad := ({call}): refuse(bad)")
 
     def _on_cpu(self, node: Node) -> tuple[str, int]:
-        """As :meth:`_slot`, of a buffer that is there."""
-        if node.device is not None and node.device.type != "cpu":
+        """As :meth:`_slot`, of a buffer that is there, or where kernels in C are called in the same way."""
+        if node.device is not None and node.device.type != "cpu" and backend(node.device.type).language != "c":
             raise InternalError(f"a kernel on the CPU takes a buffer on {node.device}")
         return self._slot(node)
 

@@ -96,6 +96,11 @@ def covered() -> tuple[str, ...]:
     return tuple(sorted(_TABLE))
 
 
+def added_to() -> bool:
+    """Whether somebody else's functions are among the decompositions, which this package's text does not tell of."""
+    return any(not str(getattr(fn, "__module__", "")).startswith("prims.") for fn in _TABLE.values())
+
+
 def overload(name: str) -> torch._ops.OpOverload:
     """The overload object of a name such as ``"aten.mm.default"``."""
     namespace, packet, variant = name.split(".")

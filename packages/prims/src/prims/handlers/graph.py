@@ -186,8 +186,16 @@ class GraphHandler(BaseHandler):
     # ---- internals --------------------------------------------------------------------------------------
 
     def _rewritten(self, op: PrimOp, args: tuple[Any, ...], spec: TensorSpec) -> GraphValue | None:
-        for rewrite in self.rewrites.get(op.name, ()):
-            value = rewrite.fn(self, args, spec)
+        rewrites = self.rewrites.get(op.name, ())
+        if rewrites and self.fuel is not None and not self.fuel.left:
+            return None
+        for rewrite in rewrites:
+            try:
+                value = rewrite.fn(self, args, spec)
+            except Exception:
+                if self.fuel is not None:
+                    self.fuel.spend(rewrite.name)
+                raise
             if value is not None and (self.fuel is None or self.fuel.spend(rewrite.name)):
                 return value
         return None

@@ -20,13 +20,19 @@ Observer = Callable[[str, Envelope], None]
 class Fuel:
     """A budget of optional steps. Running out is how a miscompile is bisected.
 
-    ``spend()`` is asked before every optional pass, and by rewriting passes before each rewrite.
+    ``spend()`` is asked before every optional pass, and by rewriting passes before each rewrite. What a rewrite raises
+    while it looks whether it applies counts as a step too, so that it is found.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self.spent = 0
         self.last: str | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether one more step may be taken."""
+        return (self.limit is None or self.spent < self.limit) and (_counted is None or _counted.left)
 
     def spend(self, what: str) -> bool:
         """True when there was fuel left for ``what``, which is remembered as the last step taken."""
@@ -46,9 +52,14 @@ class Steps:
         self.limit = limit
         self.taken: list[str] = []
 
-    def take(self, what: str) -> bool:
+    @property
+    def left(self) -> bool:
         """Whether one more may be taken."""
-        if self.limit is not None and len(self.taken) >= self.limit:
+        return self.limit is None or len(self.taken) < self.limit
+
+    def take(self, what: str) -> bool:
+        """Take one more, if that may be."""
+        if not self.left:
             return False
         self.taken.append(what)
         return True

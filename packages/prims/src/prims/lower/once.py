@@ -24,19 +24,12 @@ from prims.lower.composites import VECTORS
 from prims.lower.strided import STRIDED
 from prims.ops import PrimOp
 from prims.spec import TensorSpec
+from prims.spec.alike import Alike, NotAlike
 
 __all__ = ["MISSING", "Call", "Once"]
 
 MISSING: Any = object()
 """No result: the call is to be decomposed."""
-
-_LITERALS = frozenset(
-    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis)}
-)
-
-
-class _NotKept(Exception):
-    """An argument that no key can hold."""
 
 
 class _Step:
@@ -78,17 +71,16 @@ class Call:
         self.key, self.operands = key, operands
 
 
-class Once:
+class Once(Alike):
     """The templates of one graph. `hits` counts the calls that were not decomposed, `kept` the templates."""
 
     def __init__(self, p: GraphHandler, claims: frozenset[str] = frozenset()) -> None:
+        super().__init__()
         self.p = p
         self.claims = claims
         self.hits = 0
         self._decomposed: dict[int, bool] = {}
         self._templates: dict[Any, _Template] = {}
-        self._numbers: dict[Any, int] = {}
-        self._by_object: dict[int, tuple[Any, int]] = {}
         self._by_node: dict[torch.fx.Node, Any] = {}
 
     @property
@@ -105,15 +97,16 @@ class Once:
         if not decomposed:
             return None
         operands: dict[GraphValue, int] = {}
+        self._operands = operands
         try:
             key = (
                 id(target),  # an overload, which lives as long as the process
-                self._argument(args, operands),
-                self._argument(tuple(kwargs.items()), operands) if kwargs else None,
+                self.argument(args),
+                self.argument(tuple(kwargs.items())) if kwargs else None,
                 self._metadata(node),
                 tuple(map(self._metadata, node.all_input_nodes)),
             )
-        except _NotKept:
+        except NotAlike:
             return None
         return Call(key, operands)
 
@@ -165,39 +158,18 @@ class Once:
             self._templates[call.key] = _Template(recorder.steps, result)
         return _mapped(result, _Recorded, _value_of)
 
-    def _argument(self, arg: Any, operands: dict[GraphValue, int]) -> Any:
-        kind = type(arg)
-        if kind is GraphValue:
-            return "value", operands.setdefault(arg, len(operands)), self._number(arg.spec)
-        if kind in _LITERALS:
-            return kind, arg
-        if kind is float:
-            return kind, repr(arg)  # -0.0 is another number than 0.0
-        if kind is tuple:
-            return tuple([self._argument(x, operands) for x in arg])
-        raise _NotKept
+    def other(self, arg: Any) -> Any:
+        if type(arg) is GraphValue:
+            return GraphValue, self._operands.setdefault(arg, len(self._operands)), self.spec(arg.spec)
+        raise NotAlike
 
     def _metadata(self, node: torch.fx.Node) -> Any:
         found = self._by_node.get(node)
         if found is None:
             spec = node.meta.get("spec")
             many = type(spec) is tuple or type(spec) is list
-            found = self._by_node[node] = tuple(map(self._number, spec)) if many else self._number(spec)
+            found = self._by_node[node] = tuple(map(self.spec, spec)) if many else self.spec(spec)
         return found
-
-    def _number(self, spec: Any) -> int:
-        """A number that equal metadata shares. The object is kept, so that its identity is its own."""
-        found = self._by_object.get(id(spec))
-        if found is not None:
-            return found[1]
-        if type(spec) is not TensorSpec or not all(
-            type(n) is int for n in (*spec.shape, *spec.strides, spec.storage_offset)
-        ):
-            raise _NotKept
-        key = (spec.shape, spec.strides, spec.storage_offset, spec.dtype, spec.device)
-        number = self._numbers.setdefault(key, len(self._numbers))
-        self._by_object[id(spec)] = (spec, number)
-        return number
 
 
 class _Recorded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch.fx
 
 __all__ = ["call_node", "copy_node"]
 
-#: Names as fx writes them in a graph, by the names of what is called.
+#: Names as fx writes them in a graph, by the names of what is called: ``add_tensor`` for ``add.Tensor``.
 _WRITTEN: dict[str, str] = {}
+_NO_NAME = re.compile("[^0-9a-zA-Z_]+")
 
 # A node looks itself up in its graph's table of targets, three times, whenever an attribute is set. Neither arguments
 # nor metadata are in that table: they are set by what the class itself would call.
@@ -36,7 +38,7 @@ def call_node(
         called = target.__name__
         name = _WRITTEN.get(called)
         if name is None:
-            name = _WRITTEN[called] = graph._target_to_str(target)
+            name = _WRITTEN[called] = _NO_NAME.sub("_", graph._target_to_str(target))
         node = graph.create_node("call_function", target, name=name)
     if args:
         _set_args(node, args)

@@ -41,6 +41,10 @@ for _func, _handler in (pair for table in _TABLES for pair in table.items()):
     _HANDLERS.setdefault(id(_func), []).append(_handler)
 
 
+#: What is an argument as it is, and holds neither tensors nor sizes that are symbols.
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, AbstractTensor})
+
+
 def state_of(tensor: torch.Tensor) -> TensorState:
     """The tracer's record of an abstract tensor.
 
@@ -239,7 +243,7 @@ class Tracer(TorchDispatchMode):
 
     def plain(self, value: Any) -> Any:
         """An argument with symbolic sizes as ``Sym`` and real tensors as constants."""
-        if isinstance(value, AbstractTensor):
+        if type(value) in _PLAIN or isinstance(value, AbstractTensor):
             return value
         if isinstance(value, torch.Tensor):
             return self.constant(value)
@@ -279,7 +283,7 @@ class Tracer(TorchDispatchMode):
         return state.node
 
     def _nodes(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if type(value) is AbstractTensor or isinstance(value, torch.Tensor):
             return self.read(value)
         if isinstance(value, list):
             return [self._nodes(v) for v in value]
@@ -417,14 +421,18 @@ class Tracer(TorchDispatchMode):
             raise Unsupported(f"{func} makes several views at once", where=self._current_source())
         step_func = emit_as or func
         step_kwargs = {} if emit_as else kwargs
-        return self.view_step(source, ViewStep(step_func, args[1:], step_kwargs, state_of(source).spec, spec))
+        step = ViewStep(step_func, args[1:], step_kwargs, state_of(source).spec, spec)
+        return self.view_step(source, step, derived=emit_as is None and func is not aten.as_strided.default)
 
-    def view_step(self, source: torch.Tensor, step: ViewStep) -> torch.Tensor:
-        """A new traced tensor: ``step`` applied to ``source``."""
+    def view_step(self, source: torch.Tensor, step: ViewStep, derived: bool = False) -> torch.Tensor:
+        """A new traced tensor: ``step`` applied to ``source``; its result has been ``derived`` of its own arguments."""
         state = state_of(source)
         node = self.read(source)
         if step.changes_value:
-            node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
+            if derived and node.meta["spec"] is step.source:
+                node = self.create(step.func, (node, *step.args), step.kwargs, step.result)
+            else:
+                node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
         result = abstract_from_spec(step.result)
         storage = state.storage
         storage.viewed |= step.func is not aten.detach.default

@@ -94,7 +94,7 @@ def _node_of(arg: Any) -> Any:
 
 def _each(fn: Callable[[Any], Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """`fn` on a primitive's canonical arguments, which nest only one tuple deep."""
-    return tuple(tuple(map(fn, a)) if type(a) is tuple else fn(a) for a in args)
+    return tuple([tuple(map(fn, a)) if type(a) is tuple else fn(a) for a in args])
 
 
 class GraphHandler(BaseHandler):
@@ -170,7 +170,12 @@ class GraphHandler(BaseHandler):
         value = self._rewritten(op, bound, spec)
         if value is None:
             node = call_node(self.graph, op, _each(_node_of, bound))
-            self._stamp(node, spec)
+            meta = node.meta
+            meta["spec"] = spec
+            if self.source is not None:
+                meta["source"] = self.source
+            if self.late is not None:
+                meta["late"] = self.late
             value = self._values[node] = GraphValue(node, spec)
         self.known[key] = value
         return value

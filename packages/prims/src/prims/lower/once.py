@@ -146,7 +146,8 @@ class Once(Alike):
                 return MISSING
             values.append(value)
         self.hits += 1
-        return _mapped(template.result, _Recorded, lambda x: values[x.place])
+        result = template.result
+        return values[result.place] if type(result) is _Recorded else _mapped(result, _Recorded, lambda x: values[x.place])
 
     def record(self, call: Call, fn: Callable[..., Any], p: GraphHandler, *args: Any, **kwargs: Any) -> Any:
         """``fn(p, *args, **kwargs)``, kept as the template of calls with this key where it can be."""
@@ -160,7 +161,7 @@ class Once(Alike):
 
     def other(self, arg: Any) -> Any:
         if type(arg) is GraphValue:
-            return GraphValue, self._operands.setdefault(arg, len(self._operands)), self.spec(arg.spec)
+            return self._operands.setdefault(arg, len(self._operands)), self.spec(arg.spec), GraphValue
         raise NotAlike
 
     def _metadata(self, node: torch.fx.Node) -> Any:

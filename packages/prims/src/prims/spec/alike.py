@@ -37,13 +37,13 @@ class Alike:
         """
         kind = type(arg)
         if kind is TensorSpec:
-            return TensorSpec, self.spec(arg)
+            return self.spec(arg)  # a bare number, which no literal's key is
         if kind in _LITERALS:
             return kind, arg
         if kind is tuple:
-            return tuple([self.argument(x) for x in arg])
+            return tuple(map(self.argument, arg))
         if kind is list:
-            return list, tuple([self.argument(x) for x in arg])
+            return list, *map(self.argument, arg)
         if kind is float:
             return kind, repr(arg)
         if kind is torch.device and (arg.type == "cpu" or arg.index is not None):  # else it is the current one
@@ -93,8 +93,7 @@ class Inferred(Alike):
         self._rules: dict[int, tuple[Any, bool]] = {}
 
     def other(self, arg: Any) -> Any:
-        spec = getattr(arg, "spec", None)
-        return TensorSpec, self.spec(spec)
+        return self.spec(getattr(arg, "spec", None))
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """See `prims.spec.infer`."""
@@ -105,7 +104,7 @@ class Inferred(Alike):
             return infer(func, args, kwargs)
         try:
             named = tuple([(name, self.argument(value)) for name, value in kwargs.items()]) if kwargs else None
-            key = (id(func), torch.get_default_dtype(), tuple([self.argument(x) for x in args]), named)
+            key = id(func), torch.get_default_dtype(), tuple(map(self.argument, args)), named
         except NotAlike:
             return infer(func, args, kwargs)
         found = self._found.get(key)

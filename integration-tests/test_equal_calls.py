@@ -6,7 +6,10 @@ metadata of nodes and guards on sizes. Keys that miss a fact are planted, and th
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +27,8 @@ from prims.lower import lower
 from prims.lower.once import Once
 from prims.options import Options
 from prims.spec import infer
-from prims.spec.alike import Alike, Inferred
+from prims.spec.alike import _LOOKING_ROUND, Alike, Inferred
+from prims.spec.infer import RULES
 
 OPTIONS = Options()
 CLAIMS = inductor_gen.claims("cpu", OPTIONS)
@@ -245,6 +249,22 @@ def test_a_decomposition_that_looks_at_the_graph_is_not_kept(monkeypatch):
     assert text.count(" = prim.neg(") == 1 and text.count(" = prim.abs(") == 2
     (once,) = (memo for memo in made if type(memo) is Once)
     assert once.hits == 2  # of the cosine and of the sum
+
+
+#: What a rule or a decomposition could look at besides its arguments. The default dtype is in the keys of metadata, and
+#: does not change while a graph is lowered.
+LOOKING_ROUND = re.compile(
+    r"torch\.(backends|cuda|is_\w+_enabled|is_inference\w*|are_\w+|get_default_device|_C\._get)|\benviron\b|rules\.attention import"
+)
+
+
+def test_what_is_done_once_looks_at_nothing_else():
+    modules = {RULES[name].__module__ for name in RULES if name.startswith("aten.")} - _LOOKING_ROUND
+    modules |= {"prims.spec.promote", "prims.spec.layout", "prims.spec.iterator", "prims.spec.numbers"}
+    assert len(modules) > 10
+    places = [Path(importlib.import_module(name).__file__) for name in modules]
+    places += Path(importlib.import_module("prims.decomp").__file__).parent.glob("*.py")
+    assert [(path.name, found) for path in places if (found := LOOKING_ROUND.findall(path.read_text()))] == []
 
 
 # ---- keys that miss a fact --------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from prims.ir.versions import CURRENT
 from prims.lower.composites import COMPOSITES, values_alone
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
-from prims.lower.once import MISSING, Call, Once
 from prims.lower.numerics import not_exact, stays_eager
+from prims.lower.once import MISSING, Call, Once
 from prims.lower.pairs import each_part, joined, paired
 from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
@@ -145,12 +145,16 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
 
 def _again(once: Once, call: Call, target: Any, args: tuple[Any, ...]) -> Any:
-    """The result of a call that was decomposed before, or `MISSING`."""
+    """The result of a call that was decomposed before, or `MISSING`. An error, which a rewrite may make of its operands,
+    is met again where the call is decomposed, and answered there."""
     if not once.knows(call):
         return MISSING
-    if target in CONVERSIONS:
-        return _asked_for(once.p, lambda p, *args: once.again(call), args, {})
-    return once.again(call)
+    try:
+        if target in CONVERSIONS:
+            return _asked_for(once.p, lambda p, *args: once.again(call), args, {})
+        return once.again(call)
+    except Exception:
+        return MISSING
 
 
 def _asked_for(p: GraphHandler, fn: Decomposition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ else the first run touches, of its handler or of a value, is noted by those them
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -49,26 +49,23 @@ class _Step:
     ) -> None:
         self.op, self.derived, self.given, self.same = op, derived, given, same
         self.slots = [(at, arg.place) for at, arg in enumerate(bound) if type(arg) is _Recorded]
-        self.lists = [(at, [x.place for x in arg]) for at, arg in enumerate(bound) if type(arg) is tuple and _is_open(arg)]
+        lists = [(at, arg) for at, arg in enumerate(bound) if type(arg) is tuple and _is_open(arg)]
+        self.lists = [(at, [x.place for x in arg]) for at, arg in lists]
         self.bound, self.key = list(bound), list(key)
 
 
-class _Template:
+class _Template(NamedTuple):
     """What a call emits, in order, and its result: a tree with `_Recorded` values for operands and steps."""
 
-    __slots__ = ("result", "steps")
-
-    def __init__(self, steps: list[_Step], result: Any) -> None:
-        self.steps, self.result = steps, result
+    steps: list[_Step]
+    result: Any
 
 
-class Call:
+class Call(NamedTuple):
     """A call that may be recorded: its key, and the values among its arguments, each once."""
 
-    __slots__ = ("key", "operands")
-
-    def __init__(self, key: Any, operands: dict[GraphValue, int]) -> None:
-        self.key, self.operands = key, operands
+    key: Any
+    operands: dict[GraphValue, int]
 
 
 class Once(Alike):
@@ -137,17 +134,15 @@ class Once(Alike):
                 bound[at] = tuple([values[place] for place in several])
                 key[at + 2] = tuple([value.node for value in bound[at]])
             whole = tuple(key)
-            value = known.get(whole)
-            if value is None:
-                value = p.apply(step.op, tuple(bound), whole, step.derived)
+            found = known.get(whole)
+            value = p.apply(step.op, tuple(bound), whole, step.derived) if found is None else found
             if places.setdefault(value, len(values)) != (len(values) if step.same is None else step.same):
                 return MISSING
             if value.spec is not step.given and value.spec != step.given:
                 return MISSING
             values.append(value)
         self.hits += 1
-        result = template.result
-        return values[result.place] if type(result) is _Recorded else _mapped(result, _Recorded, lambda x: values[x.place])
+        return _mapped(template.result, _Recorded, lambda x: values[x.place])
 
     def record(self, call: Call, fn: Callable[..., Any], p: GraphHandler, *args: Any, **kwargs: Any) -> Any:
         """``fn(p, *args, **kwargs)``, kept as the template of calls with this key where it can be."""

@@ -145,7 +145,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
 
 
 def _again(once: Once, call: Call, target: Any, args: tuple[Any, ...]) -> Any:
-    """The result of a call that was decomposed before, or `MISSING`. An error, which a rewrite may make of its operands,
+    """The result of a call that was decomposed before, or `MISSING`. An error, which a rewrite may make of operands,
     is met again where the call is decomposed, and answered there."""
     if not once.knows(call):
         return MISSING

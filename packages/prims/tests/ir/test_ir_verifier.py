@@ -10,6 +10,7 @@ import pytest
 import torch
 from ir_examples import EXAMPLES, Builder, aten, aten_example, prim_example, spec, torch_example
 
+import prims.ops
 from prims.errors import UserError, VerifierError
 from prims.ir import CONSTRAINTS, Alias, InputDesc, Mutation, OutputDesc, verify
 from prims.spec import SymbolContext
@@ -252,3 +253,24 @@ def test_boundary_check_is_cheap_and_linear():
         seconds[size] = min(samples)
     assert seconds[1500] < 0.05, seconds
     assert seconds[1500] < 8 * seconds[500], seconds
+
+
+@pytest.mark.parametrize("bad", ["dimension", "type", "name", "order"])
+def test_a_call_after_an_accepted_one_of_its_operator_is_checked(bad):
+    b = Builder("prim")
+    x, y = b.input("x", spec(2, 3)), b.input("y", spec(2, 3))
+    made = [b.call(prims.ops.sum, (one, (1,)), spec(2)) for one in (x, y, x)]
+    env = b.finish(*made)
+    verify(env)
+    last = made[-1]
+    if bad == "dimension":
+        last.args = (x, (-1,))
+    elif bad == "type":
+        last.args = (x, (1.0,))
+    elif bad == "name":
+        last.args, last.kwargs = (x,), {"dims": (1,)}
+    else:
+        last.args = (made[1], (0,))
+        made[1].prepend(last)
+    with pytest.raises(VerifierError, match="ENV-C12" if bad == "order" else "PRIM-C3"):
+        verify(env)

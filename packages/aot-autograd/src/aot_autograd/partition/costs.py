@@ -110,11 +110,20 @@ def name_of(node: torch.fx.Node) -> str:
 
 def is_fusible(node: torch.fx.Node) -> bool:
     """Whether computing a node again costs about as little as reading its operands."""
-    if node.target is operator.getitem:
+    target = node.target
+    if target is operator.getitem:
         return is_fusible(node.args[0])  # type: ignore[arg-type]
-    if not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
+    if not isinstance(target, torch._ops.OpOverload):
         return False
-    return is_view(node) or torch.Tag.pointwise in node.target.tags or name_of(node) in _FUSIBLE
+    known = _LIGHT.get(id(target))
+    if known is None:
+        light = is_view(node) or torch.Tag.pointwise in target.tags or name_of(node) in _FUSIBLE
+        known = _LIGHT[id(target)] = light, target
+    return known[0] and not is_random(node)
+
+
+#: Whether operators are light, by identity (their hash is computed in Python), with the operators.
+_LIGHT: dict[int, tuple[bool, Any]] = {}
 
 
 def number(size: Any, hints: Mapping[str, Any]) -> int:

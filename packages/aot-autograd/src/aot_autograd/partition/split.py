@@ -72,9 +72,10 @@ def is_view(node: torch.fx.Node) -> bool:
 
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node must not run again: it draws random numbers, or exchanges data with other processes."""
-    if node.target is operator.getitem:
+    target = node.target
+    if target is operator.getitem:
         return is_random(node.args[0])  # type: ignore[arg-type]
-    return isinstance(node.target, torch._ops.OpOverload) and runs_once(node.target, node.args, node.kwargs)
+    return isinstance(target, torch._ops.OpOverload) and runs_once(target, node.args, node.kwargs)
 
 
 def needed_by_backward(joint: Joint) -> list[torch.fx.Node]:

@@ -6,12 +6,12 @@ input or a result all the same (to make that again from it), it has to be given 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch.fx
 
 from aot_autograd.trace.outcome import Joint
-from aot_autograd.trace.saves import Place, is_late
+from aot_autograd.trace.saves import Place
 
 __all__ = ["checked_late", "copied", "kept_anyway", "may_be_copied", "places", "tangents_that_need"]
 
@@ -39,26 +39,36 @@ def tangents_that_need(joint: Joint, saved: Collection[torch.fx.Node] = ()) -> d
         saved: values that are not made again of others.
     """
     env = joint.envelope
-    coming: dict[torch.fx.Node, frozenset[int]] = {}
+    coming: dict[torch.fx.Node, int] = {}  # sets of tangents, as bits
     given = [node for node, desc in zip(env.placeholders(), env.inputs, strict=True) if desc.kind == "tangent"]
     for k, node in enumerate(given):
-        coming[node] = frozenset({k})
+        coming[node] = 1 << k
+    late = set()
     for node in env.graph.nodes:
-        if "backward" in node.meta:
-            coming[node] = _union(coming.get(operand) for operand in node.all_input_nodes)
-    all_of_them = frozenset(range(len(given)))
-    need: dict[torch.fx.Node, frozenset[int]] = {}
+        meta = node.meta
+        if "late" in meta:
+            late.add(node)
+        if "backward" in meta:
+            bits = 0
+            for operand in node.all_input_nodes:
+                bits |= coming.get(operand, 0)
+            coming[node] = bits
+    need: dict[torch.fx.Node, int] = {}
     for node in reversed(env.graph.nodes):
-        if is_late(node):
-            need[node] = frozenset()  # it is to read what is there then
+        if node in late:
+            need[node] = 0  # it is to read what is there then
             continue
         if node.op == "output":
             # A gradient that hangs on no tangent may be asked for with any.
             gradients = env.results()[len(joint.outcome.nodes) :]
-            need.update((result, all_of_them) for result in gradients if isinstance(result, torch.fx.Node))
-        readers = (user for user in node.users if user.op != "output" and user not in saved and not is_late(user))
-        need[node] = _union([need.get(node), *(coming.get(user) or need[user] for user in readers)])
-    return need
+            need.update((result, (1 << len(given)) - 1) for result in gradients if isinstance(result, torch.fx.Node))
+        bits = need.get(node, 0)
+        for user in node.users:
+            if user not in saved and user not in late:
+                bits |= coming.get(user) or need[user]  # of the output none
+        need[node] = bits
+    sets = {bits: frozenset(k for k in range(len(given)) if bits >> k & 1) for bits in set(need.values())}
+    return {node: sets[bits] for node, bits in need.items()}
 
 
 def copied(joint: Joint, saved: Collection[torch.fx.Node]) -> set[torch.fx.Node]:
@@ -107,7 +117,3 @@ def checked_late(joint: Joint, names: Collection[str | None]) -> dict[Place, fro
 def _not_late(joint: Joint) -> dict[torch.fx.Node, Place]:
     late = {("input", i) for i in joint.late}
     return {node: place for node, place in places(joint).items() if place not in late}
-
-
-def _union(sets: Iterable[frozenset[int] | None]) -> frozenset[int]:
-    return frozenset().union(*(one for one in sets if one))

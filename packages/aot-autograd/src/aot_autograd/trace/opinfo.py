@@ -60,15 +60,16 @@ _TWINS: dict[str, str] = {
 
 _EFFECTS = ("aten::_assert_async", "aten::_assert_scalar", "aten::_print", "aten::sym_constrain_range")
 
-_INFO: dict[OpOverload, OpInfo] = {}
+#: By identity, as the hash of an overload is computed in Python; the overload is kept, so that nothing else gets its.
+_INFO: dict[int, tuple[OpInfo, OpOverload]] = {}
 
 
 def op_info(func: OpOverload) -> OpInfo:
     """The (cached) description of ``func``."""
-    info = _INFO.get(func)
-    if info is None:
-        info = _INFO[func] = _describe(func)
-    return info
+    known = _INFO.get(id(func))
+    if known is None:
+        known = _INFO[id(func)] = _describe(func), func
+    return known[0]
 
 
 def _is_composite(func: OpOverload) -> bool:
@@ -164,6 +165,9 @@ def runs_once(func: OpOverload, args: Any, kwargs: Any) -> bool:
 
     It draws random numbers, or exchanges data with other processes.
     """
+    info = op_info(func)
+    if not info.random and func.namespace == "aten":
+        return False
     return is_collective(func) or draws_random(func, args, kwargs)
 
 

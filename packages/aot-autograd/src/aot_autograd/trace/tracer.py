@@ -27,13 +27,22 @@ from prims.errors import Unsupported
 from prims.ir import InputDesc, SourceLoc
 from prims.ir.nodes import call_node
 from prims.sharding import decides_itself, is_fake_call
-from prims.spec import AbstractTensor, SymbolContext, TensorSpec, abstract_from_spec, from_torch, infer, to_torch
+from prims.spec import AbstractTensor, SymbolContext, TensorSpec, abstract_from_spec, from_torch, to_torch
+from prims.spec.alike import Inferred
 from prims.spec.layout import may_overlap
 
 __all__ = ["Tracer", "state_of"]
 
 aten = torch.ops.aten
-_TABLES = (seeded.HANDLERS, checks.HANDLERS, unbacked.HANDLERS)
+_TABLES = (seeded.HANDLERS, checks.HANDLERS)  # the latter with those of `unbacked`
+#: Handlers by the identity of their operators, which the tables hold: an overload's hash is computed in Python.
+_HANDLERS: dict[int, list[Any]] = {}
+for _func, _handler in (pair for table in _TABLES for pair in table.items()):
+    _HANDLERS.setdefault(id(_func), []).append(_handler)
+
+
+#: What is an argument as it is, and holds neither tensors nor sizes that are symbols.
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.device, AbstractTensor})
 
 
 def state_of(tensor: torch.Tensor) -> TensorState:
@@ -79,6 +88,7 @@ class Tracer(TorchDispatchMode):
         self.seeded = seeded
         self.fast = True
         self.context = context
+        self.infer = Inferred()
         self.graph = torch.fx.Graph()
         self.inputs: list[InputDesc] = []
         self.input_tensors: list[torch.Tensor | None] = []
@@ -193,9 +203,10 @@ class Tracer(TorchDispatchMode):
         self._sequence_sources.append(source)
 
     def _current_source(self) -> SourceLoc | None:
-        if not self.backward:
-            return self.source
-        node = torch._C._current_autograd_node()
+        return self._source_of(torch._C._current_autograd_node()) if self.backward else self.source
+
+    def _source_of(self, node: Any) -> SourceLoc | None:
+        """The source of a node of autograd, by the time at which it was made."""
         if node is None or not self._sequence_starts:
             return None
         at = bisect.bisect_right(self._sequence_starts, node._sequence_nr()) - 1
@@ -212,12 +223,10 @@ class Tracer(TorchDispatchMode):
             return NotImplemented  # it calls operators on the local tensors, and collectives, which come here
         args = tuple([self.plain(a) for a in args])
         kwargs = {name: self.plain(a) for name, a in kwargs.items()} if kwargs else {}
-        for table in _TABLES:
-            handler = table.get(func)
-            if handler is not None:
-                result = handler(self, func, args, kwargs)
-                if result is not NotImplemented:
-                    return result
+        for handler in _HANDLERS.get(id(func), ()):
+            result = handler(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         if not isinstance(func, OpOverload):
             raise Unsupported(f"higher-order operator {func}", where=self._current_source())
         info = op_info(func)
@@ -234,7 +243,7 @@ class Tracer(TorchDispatchMode):
 
     def plain(self, value: Any) -> Any:
         """An argument with symbolic sizes as ``Sym`` and real tensors as constants."""
-        if isinstance(value, AbstractTensor):
+        if type(value) in _PLAIN or isinstance(value, AbstractTensor):
             return value
         if isinstance(value, torch.Tensor):
             return self.constant(value)
@@ -274,7 +283,7 @@ class Tracer(TorchDispatchMode):
         return state.node
 
     def _nodes(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if type(value) is AbstractTensor or isinstance(value, torch.Tensor):
             return self.read(value)
         if isinstance(value, list):
             return [self._nodes(v) for v in value]
@@ -306,21 +315,23 @@ class Tracer(TorchDispatchMode):
             unbacked.assume_sizes(spec)
         meta = node.meta
         meta["spec"] = spec
-        source = self._current_source()
+        running = torch._C._current_autograd_node()
+        source = self._source_of(running) if self.backward else self.source
         if source is not None:
             meta["source"] = source
-        if torch._C._current_autograd_node() is not None:
+        if running is not None:
             meta["derivative"] = True  # the program's own, where it is not the one that is traced for it
         if self.backward:
             meta["backward"] = True
-            self.made_by[node] = torch._C._current_autograd_node()
+            self.made_by[node] = running
             if self.called_by is not None:
                 meta["called_by"] = self.called_by
         return node
 
     def emit(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.fx.Node, Any]:
         """Add a functional call on graph nodes; returns the node and its spec."""
-        spec = infer(func, self._node_specs(args), {name: self._node_specs(value) for name, value in kwargs.items()})
+        named = {name: self._node_specs(value) for name, value in kwargs.items()} if kwargs else None
+        spec = self.infer(func, self._node_specs(args), named)
         return self.create(func, args, kwargs, spec), spec
 
     def _call(
@@ -328,14 +339,14 @@ class Tracer(TorchDispatchMode):
     ) -> tuple[Any, Any, Any]:
         """Record one functional call on tensors: ``(node, the node's spec, eager's spec)``."""
         if spec is None:
-            spec = infer(func, args, kwargs)
+            spec = self.infer(func, args, kwargs)
         if not _has_tensor(spec):
             return None, spec, spec
         nodes = self._nodes(args)
         node_kwargs = {name: self._nodes(value) for name, value in kwargs.items()} if kwargs else {}
         node_spec = spec
         if self._strays(args) or (kwargs and self._strays(list(kwargs.values()))):
-            node_spec = infer(
+            node_spec = self.infer(
                 func, self._node_specs(nodes), {name: self._node_specs(v) for name, v in node_kwargs.items()}
             )
         if self.backward and draws_random(func, args, kwargs):
@@ -405,19 +416,23 @@ class Tracer(TorchDispatchMode):
     def view(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], emit_as: Any = None) -> Any:
         """Record a view of ``args[0]``; ``emit_as`` is the functional overload that computes its value."""
         source = args[0]
-        spec = infer(func, args, kwargs)
+        spec = self.infer(func, args, kwargs)
         if not isinstance(spec, TensorSpec):
             raise Unsupported(f"{func} makes several views at once", where=self._current_source())
         step_func = emit_as or func
         step_kwargs = {} if emit_as else kwargs
-        return self.view_step(source, ViewStep(step_func, args[1:], step_kwargs, state_of(source).spec, spec))
+        step = ViewStep(step_func, args[1:], step_kwargs, state_of(source).spec, spec)
+        return self.view_step(source, step, derived=emit_as is None and func is not aten.as_strided.default)
 
-    def view_step(self, source: torch.Tensor, step: ViewStep) -> torch.Tensor:
-        """A new traced tensor: ``step`` applied to ``source``."""
+    def view_step(self, source: torch.Tensor, step: ViewStep, derived: bool = False) -> torch.Tensor:
+        """A new traced tensor: ``step`` applied to ``source``; its result has been ``derived`` of its own arguments."""
         state = state_of(source)
         node = self.read(source)
         if step.changes_value:
-            node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
+            if derived and node.meta["spec"] is step.source:
+                node = self.create(step.func, (node, *step.args), step.kwargs, step.result)
+            else:
+                node, _ = self.emit(step.func, (node, *step.args_on(node)), step.kwargs)
         result = abstract_from_spec(step.result)
         storage = state.storage
         storage.viewed |= step.func is not aten.detach.default
@@ -504,7 +519,7 @@ class Tracer(TorchDispatchMode):
         is_input = storage.input_index is not None and target is self.input_tensors[storage.input_index]
         if info.twin is None or op_info(info.twin).kind != "view" or is_input:
             raise Unsupported(f"{func} changes a tensor's metadata in place", where=self._current_source())
-        spec = infer(info.twin, args, kwargs)
+        spec = self.infer(info.twin, args, kwargs)
         same = spec.shape == state.spec.shape and spec.storage_offset == state.spec.storage_offset
         if not (same and same_strides(spec, state.spec)):
             if info.twin is aten.as_strided.default:

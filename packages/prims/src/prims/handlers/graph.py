@@ -94,7 +94,7 @@ def _node_of(arg: Any) -> Any:
 
 def _each(fn: Callable[[Any], Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """`fn` on a primitive's canonical arguments, which nest only one tuple deep."""
-    return tuple(tuple(map(fn, a)) if type(a) is tuple else fn(a) for a in args)
+    return tuple([tuple(map(fn, a)) if type(a) is tuple else fn(a) for a in args])
 
 
 class GraphHandler(BaseHandler):
@@ -125,7 +125,8 @@ class GraphHandler(BaseHandler):
         self.rewrites = rewrites
         self.fuel = fuel
         self.late: str | None = None
-        self._nodes: dict[Any, Any] = {}
+        #: What has been applied, by key: values, or what an overload gives.
+        self.known: dict[Any, Any] = {}
         self._values: dict[torch.fx.Node, GraphValue] = {}
 
     # ---- inputs -----------------------------------------------------------------------------------------
@@ -151,20 +152,32 @@ class GraphHandler(BaseHandler):
     # ---- operations -------------------------------------------------------------------------------------
 
     def prim(self, op: PrimOp, *args: Any, **kwargs: Any) -> GraphValue:
-        bound = op.bind(*args, **kwargs)
+        bound, key = self.keyed(op, op.bind(*args, **kwargs))
+        found = self.known.get(key)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        return self.apply(op, bound, key, op.meta(*_each(_spec_of, bound)))
+
+    def keyed(self, op: PrimOp, bound: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """A primitive's arguments (of `PrimOp.bind`) in the one form that they have in the graph, and the key of the
+        application in `known`: ``(late or not, name, *arguments)``, values as their nodes."""
         if op.elementwise:
             bound = _canonical_numbers(op, bound)
-        key = (self.late is None, op.name, *map(_key, bound))
-        found = self._nodes.get(key)
-        if found is not None:
-            return found
-        spec = op.meta(*_each(_spec_of, bound))
+        return bound, (self.late is None, op.name, *map(_key, bound))
+
+    def apply(self, op: PrimOp, bound: tuple[Any, ...], key: tuple[Any, ...], spec: TensorSpec) -> GraphValue:
+        """The value of an application that is not `known`, with the metadata that the primitive's row derives."""
         value = self._rewritten(op, bound, spec)
         if value is None:
             node = call_node(self.graph, op, _each(_node_of, bound))
-            self._stamp(node, spec)
-            value = self.value(node)
-        self._nodes[key] = value
+            meta = node.meta
+            meta["spec"] = spec
+            if self.source is not None:
+                meta["source"] = self.source
+            if self.late is not None:
+                meta["late"] = self.late
+            value = self._values[node] = GraphValue(node, spec)
+        self.known[key] = value
         return value
 
     def aten(self, op: torch._ops.OpOverload, *args: Any, spec: Any = None, **kwargs: Any) -> Any:
@@ -173,14 +186,14 @@ class GraphHandler(BaseHandler):
         pure = op.namespace == "aten" and not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
         pure = pure and not op._schema.name.startswith("aten::empty")
         key = (self.late is None, op, _key(args), _key(kwargs))
-        if pure and key in self._nodes:
-            return self._nodes[key]
+        if pure and key in self.known:
+            return self.known[key]
         if spec is None:
             spec = infer(op, map_values(_spec_of, args), map_values(_spec_of, kwargs))
         spec = map_values(_logical, spec)
         result = self._emit(op, map_values(_node_of, args), map_values(_node_of, kwargs), spec)
         if pure:
-            self._nodes[key] = result
+            self.known[key] = result
         return result
 
     # ---- internals --------------------------------------------------------------------------------------

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch.fx
 
 __all__ = ["call_node", "copy_node"]
+
+#: Names as fx writes them in a graph, by the names of what is called: ``add_tensor`` for ``add.Tensor``.
+_WRITTEN: dict[str, str] = {}
+_NO_NAME = re.compile("[^0-9a-zA-Z_]+")
+
+# A node looks itself up in its graph's table of targets, three times, whenever an attribute is set. Neither arguments
+# nor metadata are in that table: they are set by what the class itself would call.
+_set_args: Callable[[torch.fx.Node, Any], None] = torch.fx.Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Callable[[torch.fx.Node, Any], None] = torch.fx.Node.kwargs.fset  # type: ignore[attr-defined]
 
 
 def call_node(
@@ -23,11 +32,18 @@ def call_node(
     It gets its arguments afterwards: ``create_node`` would go through them, in Python, to warn of symbolic numbers,
     which takes as long as all else that it does.
     """
-    node = graph.create_node("call_method" if method else "call_function", target)
+    if method:
+        node = graph.create_node("call_method", target)
+    else:
+        called = target.__name__
+        name = _WRITTEN.get(called)
+        if name is None:
+            name = _WRITTEN[called] = _NO_NAME.sub("_", graph._target_to_str(target))
+        node = graph.create_node("call_function", target, name=name)
     if args:
-        node.args = args
+        _set_args(node, args)
     if kwargs:
-        node.kwargs = kwargs
+        _set_kwargs(node, kwargs)
     return node
 
 
@@ -37,8 +53,8 @@ def copy_node(
     """``graph.node_copy(node, new)``, in which ``new`` gives the nodes of the copy; see :func:`call_node`."""
     copied = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     if node.args:
-        copied.args = torch.fx.map_arg(node.args, new)
+        _set_args(copied, torch.fx.map_arg(node.args, new))
     if node.kwargs:
-        copied.kwargs = torch.fx.map_arg(node.kwargs, new)
-    copied.meta = copy.copy(node.meta)
+        _set_kwargs(copied, torch.fx.map_arg(node.kwargs, new))
+    copied.meta.update(node.meta)
     return copied

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Made", "bind_symbols", "expr_of", "made_symbols", "sizes_of", "symbols_in", "symbols_made", "symbols_of"]
 
 
+#: By identity, as the hash of an overload is computed in Python, which takes longer than all else that is asked here.
+_MAKERS = frozenset(map(id, MAKERS))
+
+
 def expr_of(value: Any) -> Any:
     """The expression of a ``Sym`` (or of a ``torch.SymInt`` over one), or None for a plain value."""
     node = getattr(value, "node", None)
@@ -64,9 +68,10 @@ class Made(NamedTuple):
 
 def symbols_made(node: torch.fx.Node) -> list[Made]:
     """The symbols that a node of the aten dialect binds, unless one before it has; empty for nearly every node."""
-    if node.target in MAKERS:
+    target = node.target
+    if id(target) in _MAKERS:
         known: frozenset[str] = frozenset()
-    elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims"):
+    elif isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims"):
         operands = [x.meta.get("spec") for x in node.all_input_nodes]
         known = symbols_of([node.args, node.kwargs, *operands])  # a custom operator makes what it has not been given
     else:
@@ -91,8 +96,8 @@ def made_symbols(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[Made]]:
     known: set[str] = set()
     found: dict[torch.fx.Node, list[Made]] = {}
     for node in graph.nodes:
-        new = [one for one in symbols_made(node) if one.name not in known]
-        if new:
+        made = symbols_made(node)
+        if made and (new := [one for one in made if one.name not in known]):
             found[node] = new
             known.update(one.name for one in new)
     return found

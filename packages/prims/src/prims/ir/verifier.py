@@ -28,6 +28,8 @@ _LITERALS = (
     type(Ellipsis),
 )  # fmt: skip
 _FAST_LITERALS = frozenset(_LITERALS)
+_SEQUENCES = frozenset({tuple, list, torch.fx.immutable_collections.immutable_list})
+_OVERLOAD = torch._ops.OpOverload
 _METHOD_OWNERS = (torch.Tensor, int, float)
 
 
@@ -58,6 +60,7 @@ class _Verifier:
         self.metadata = metadata
         self.prefix = env.dialect.upper()
         self.known: set[torch.fx.Node] = set()
+        self.accepted: set[Any] = set()
         self.symbols = env.symbols.names()
         self.made = {one.name for made in made_symbols(env.graph).values() for one in made}
 
@@ -78,8 +81,9 @@ class _Verifier:
                 output = node
                 continue
             if node.op != "placeholder":
-                self.arguments(node)
-                check_node(node)
+                if not self.is_accepted(node):
+                    self.arguments(node)
+                    check_node(node)
                 if node.op == "get_attr":
                     if node.target not in self.env.constants:
                         _fail("ENV-C11", f"no constant is named {node.target!r}", node.name)
@@ -196,6 +200,25 @@ class _Verifier:
             aliased.add(alias.output_index)
 
     # Nodes
+
+    def is_accepted(self, node: torch.fx.Node) -> bool:
+        """Whether a call of the same operator with arguments of the same kinds has been checked, and so has this one.
+
+        What the checks of a call ask of its arguments is their types and whether numbers are negative; besides, nodes
+        have to be known. Metadata and the bodies of operators are looked at for each node.
+        """
+        target = node.target
+        plain = type(target) is _OVERLOAD and target.namespace == "aten" or hasattr(target, "torch_ref")
+        if self.metadata or not plain or self.env.dialect == "torch" or not self.known.issuperset(node.all_input_nodes):
+            return False
+        args, kwargs = kinds_of(node.args), kinds_of(node.kwargs.values()) if node.kwargs else ()
+        if args is None or kwargs is None:
+            return False
+        key = (id(target), args, (*node.kwargs, kwargs))
+        if key in self.accepted:
+            return True
+        self.accepted.add(key)  # what is not accepted raises
+        return False
 
     def arguments(self, node: torch.fx.Node) -> None:
         for argument in node.args:
@@ -314,6 +337,25 @@ class _Verifier:
         stated, context = node.meta.get("spec"), self.env.symbols.context
         if not same_spec(derived, stated, context.simplify if context is not None else None):
             _fail(label, f"derived {describe_spec(derived)}, stated {describe_spec(stated)}", node.name)
+
+
+def kinds_of(values: Any) -> tuple[Any, ...] | None:
+    """The types of arguments, of integers their signs; None where one is neither a node nor a plain literal."""
+    kinds: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            kinds.append(value >= 0)
+        elif kind in _SEQUENCES:
+            inner = kinds_of(value)
+            if inner is None:
+                return None
+            kinds.append(inner)
+        elif kind is torch.fx.Node or kind in _FAST_LITERALS:
+            kinds.append(kind)
+        else:
+            return None
+    return tuple(kinds)
 
 
 def _before(last_placeholder: torch.fx.Node, other: torch.fx.Node) -> set[torch.fx.Node]:

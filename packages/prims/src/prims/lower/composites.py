@@ -40,8 +40,8 @@ def drop_open_mask(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return args, kwargs
 
 
-#: Overload name to the position of the argument that asks for vectors, and the result that comes without them.
-_VECTORS = {"aten._linalg_svd.default": (2, 1), "aten._linalg_eigh.default": (2, 0)}
+VECTORS = {"aten._linalg_svd.default": (2, 1), "aten._linalg_eigh.default": (2, 0)}
+"""Overload name to the position of the argument that asks for vectors, and the result that comes without them."""
 
 
 def values_alone(p: GraphHandler, node: torch.fx.Node, args: Args, kwargs: Kwargs) -> Any:
@@ -49,7 +49,7 @@ def values_alone(p: GraphHandler, node: torch.fx.Node, args: Args, kwargs: Kwarg
 
     ``linalg.svdvals`` and its like ask for vectors wherever a gradient might be wanted, and of abstract tensors always.
     """
-    at, kept = _VECTORS.get(str(node.target), (0, -1))
+    at, kept = VECTORS.get(str(node.target), (0, -1))
     if kept < 0:
         return None
     defaults = [argument.default_value for argument in node.target._schema.arguments]  # type: ignore[union-attr]

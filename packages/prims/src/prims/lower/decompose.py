@@ -21,6 +21,7 @@ from prims.lower.composites import COMPOSITES, values_alone
 from prims.lower.context import LowerContext
 from prims.lower.custom import custom_call, opaque_call
 from prims.lower.numerics import not_exact, stays_eager
+from prims.lower.once import MISSING, Call, Once
 from prims.lower.pairs import each_part, joined, paired
 from prims.lower.rebuild import Rebuild
 from prims.lower.regions import UPDATES, write_region, written_regions
@@ -30,7 +31,9 @@ from prims.ops import PrimOp
 from prims.spec import TensorSpec
 from prims.stance import raises_defects
 
-CONVERSIONS = frozenset({"aten._to_copy.default", "aten.to.dtype", "aten.copy.default"})
+_aten = torch.ops.aten
+
+CONVERSIONS = (_aten._to_copy.default, _aten.to.dtype, _aten.copy.default)
 """Ops by which a program asks for a rounding."""
 
 INDEXING = frozenset(f"aten.{way}{name}" for way in ("", "_unsafe_") for name in ("index.Tensor", "index_put.default"))
@@ -65,6 +68,7 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
         return control_operator(control.form, bodies)
 
     regions = written_regions(env) if UPDATES in context.claims else {}
+    once = Once(p, context.claims)
 
     def emit(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = node.target
@@ -72,6 +76,9 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return args[0][args[1]]
         if isinstance(target, PrimOp):
             return getattr(p, target.name)(*args, **kwargs)
+        call = None if node in regions else once.call(node, args, kwargs)
+        if call is not None and (known := _again(once, call, target, args)) is not MISSING:
+            return known
         name = str(target)
         alone = values_alone(p, node, args, kwargs)
         if alone is not None:
@@ -116,10 +123,11 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
             return extern(node, args, kwargs, "no decomposition")
         try:
             if name != "aten._to_copy.default":  # whose result is to be elsewhere
-                args, kwargs = _together(p, node, args, kwargs)
-            if name in CONVERSIONS:
-                return _asked_for(p, fn, args, kwargs)
-            return fn(p, *args, **kwargs)
+                args, kwargs, call = _together(p, node, args, kwargs, call)
+            run = fn if call is None else functools.partial(once.record, call, fn)
+            if target in CONVERSIONS:
+                return _asked_for(p, run, args, kwargs)
+            return run(p, *args, **kwargs)
         except LeftWhole:
             return opaque_call(p, node, args, kwargs)
         except Unsupported as error:
@@ -136,6 +144,19 @@ def decompose(env: Envelope, fuel: Fuel, *, context: LowerContext) -> Envelope:
     return out.replace(dialect="prim", version=CURRENT["prim"], producer="prims", producer_version=prims.__version__)
 
 
+def _again(once: Once, call: Call, target: Any, args: tuple[Any, ...]) -> Any:
+    """The result of a call that was decomposed before, or `MISSING`. An error, which a rewrite may make of operands,
+    is met again where the call is decomposed, and answered there."""
+    if not once.knows(call):
+        return MISSING
+    try:
+        if target in CONVERSIONS:
+            return _asked_for(once.p, lambda p, *args: once.again(call), args, {})
+        return once.again(call)
+    except Exception:
+        return MISSING
+
+
 def _asked_for(p: GraphHandler, fn: Decomposition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Decompose a conversion that the program asks for, and mark the node that it becomes."""
     setattr(p, ASKED_FOR, True)
@@ -143,13 +164,14 @@ def _asked_for(p: GraphHandler, fn: Decomposition, args: tuple[Any, ...], kwargs
         value = fn(p, *args, **kwargs)
     finally:
         setattr(p, ASKED_FOR, False)
-    if value is not args[0]:
+    if value is not args[0] and value is not MISSING:
         value.node.meta[ASKED_FOR] = True
     return value
 
 
-def _together(p: GraphHandler, node: torch.fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The operands on the result's device: eager takes tensors of no dimension from the CPU, and some indices.
+def _together(p: GraphHandler, node: torch.fx.Node, args: Any, kwargs: Any, call: Call | None) -> tuple[Any, ...]:
+    """The operands on the result's device: eager takes tensors of no dimension from the CPU, and some indices. What is
+    moved may depend on what an operand is made of, so that there is then no call to be recorded.
 
     What else is elsewhere stays there: primitives refuse it, and eager's operator says what is wrong with it.
     """
@@ -157,7 +179,7 @@ def _together(p: GraphHandler, node: torch.fx.Node, args: Any, kwargs: Any) -> t
     results = results if isinstance(results, (tuple, list)) else (results,)
     device = next((s.device for s in results if isinstance(s, TensorSpec)), None)
     if device is None or all(getattr(n.meta.get("spec"), "device", device) == device for n in node.all_input_nodes):
-        return args, kwargs
+        return args, kwargs, call
     whole = str(node.target) in INDEXING
 
     def bring(x: Any, nested: bool = False) -> Any:
@@ -169,7 +191,7 @@ def _together(p: GraphHandler, node: torch.fx.Node, args: Any, kwargs: Any) -> t
             return p.full(x.shape, x.node.args[1], x.dtype, device)
         return p.aten(torch.ops.aten._to_copy.default, x, device=device)
 
-    return tuple(map(bring, args)), {name: bring(value) for name, value in kwargs.items()}
+    return tuple(map(bring, args)), {name: bring(value) for name, value in kwargs.items()}, None
 
 
 def _is_complex(node: torch.fx.Node) -> bool:

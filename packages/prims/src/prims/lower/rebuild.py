@@ -32,10 +32,10 @@ class Rebuild:
 
     def mapped(self, arg: Any) -> Any:
         """An argument with old nodes replaced by what they became."""
-        if isinstance(arg, torch.fx.Node):
+        if type(arg) is torch.fx.Node:
             return self.values[arg]
         if isinstance(arg, (list, tuple)):
-            return tuple(self.mapped(a) for a in arg)
+            return tuple([self.mapped(a) for a in arg])
         if isinstance(arg, dict):
             return {k: self.mapped(v) for k, v in arg.items()}
         return arg
@@ -55,8 +55,8 @@ class Rebuild:
             else:
                 self.p.source = node.meta.get("source")
                 self.p.late = node.meta.get("late")
-                args = tuple(self.mapped(a) for a in node.args)
-                kwargs = {k: self.mapped(v) for k, v in node.kwargs.items()}
+                args = tuple([self.mapped(a) for a in node.args])
+                kwargs = {k: self.mapped(v) for k, v in node.kwargs.items()} if node.kwargs else {}
                 self.values[node] = emit(node, args, kwargs)
         return self.env.replace(graph=self.graph)
 

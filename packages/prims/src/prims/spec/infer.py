@@ -18,7 +18,8 @@ Rule = Callable[..., Any]
 OpOverload: TypeAlias = Any  # torch._ops.OpOverload
 
 RULES: Definitions[Rule] = Definitions()
-_RESOLVED: dict[OpOverload, Rule] = {}
+#: By identity, as the hash of an overload is computed in Python; the overload is kept, so that nothing else gets its.
+_RESOLVED: dict[int, tuple[Rule, OpOverload]] = {}
 
 
 def meta_rule(*names: str) -> Callable[[Rule], Rule]:
@@ -61,7 +62,8 @@ def infer(func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] |
         Unsupported: nothing covers this overload.
         DataDependentError: its result's metadata depends on tensor values.
     """
-    rule = _RESOLVED.get(func) or resolve(func)
+    known = _RESOLVED.get(id(func))
+    rule = resolve(func) if known is None else known[0]
     if kwargs:
         return rule(*map(to_spec, args), **{k: to_spec(v) for k, v in kwargs.items()})
     return rule(*map(to_spec, args))
@@ -69,14 +71,15 @@ def infer(func: OpOverload, args: tuple[Any, ...] = (), kwargs: dict[str, Any] |
 
 def resolve(func: OpOverload) -> Rule:
     """The rule that :func:`infer` uses for an overload."""
-    rule = _RESOLVED.get(func)
+    known = _RESOLVED.get(id(func))
+    rule = None if known is None else known[0]
     if rule is None:
         _load_rules()
         from prims.spec.fallback import fallback_rule
 
         name = op_name(func)
         rule = checking_numbers(name, asking_the_kernel(name, func, RULES.get(name) or fallback_rule(func)))
-        _RESOLVED[func] = rule
+        _RESOLVED[id(func)] = rule, func
     return rule
 
 

@@ -29,7 +29,7 @@ from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
 from dynamo_capture.wrap import wrap
 from prims.ir import SourceLoc
-from prims.spec import SymbolContext
+from prims.spec import AbstractMode, SymbolContext
 
 if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
@@ -108,6 +108,8 @@ class Capture:
         self.drawn: Set[torch.device] = frozenset()
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
+        #: The mode in which calls run on abstract tensors.
+        self.mode: AbstractMode | None = None
         self.nesting = 0
         self.devices = DefaultDevices(request.devices)
         self.inference = InferenceRegion()

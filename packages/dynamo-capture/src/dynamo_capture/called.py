@@ -56,10 +56,8 @@ class Called(NamedTuple):
 _FACTS: dict[Any, tuple[Any, Any, Any, Called]] = {}
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-#: Modules below ``torch._C`` whose functions are operators.
-_OPERATOR_C_MODULES = frozenset(
-    f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special", "_VariableFunctions")
-)  # fmt: skip
+#: Modules in C all of whose functions are operators.
+_OPERATOR_MODULES = frozenset(("_operator", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special"))
 
 
 def facts_of(fn: Any) -> Called:
@@ -82,8 +80,7 @@ def _lives_on(fn: Any) -> bool:
     """Whether a function may be kept: it lives as long as the process."""
     kind = type(fn)
     if kind is types.BuiltinFunctionType:
-        owner = fn.__self__
-        return owner is None or type(owner) is types.ModuleType or (type(owner) is type and _is_torchs(owner))
+        return type(fn.__self__) is types.ModuleType or _is_of_torch_itself(fn)
     if kind is types.FunctionType:
         return _is_torchs(fn)
     return kind in _OPERATORS and fn.__module__ is not None
@@ -97,7 +94,12 @@ def _is_in_c(fn: Any) -> bool:
         return fn.namespace == "aten"
     if type(fn) is not types.BuiltinFunctionType:
         return False
-    return fn.__module__ in ("_operator", *_OPERATOR_C_MODULES) or type(fn.__self__) is type and _is_torchs(fn.__self__)
+    return fn.__module__ in _OPERATOR_MODULES or _is_of_torch_itself(fn)
+
+
+def _is_of_torch_itself(fn: Any) -> bool:
+    """Whether it is an operator of the module ``torch``."""
+    return getattr(torch._C._VariableFunctions, fn.__name__, None) is fn
 
 
 def _is_torchs(fn: Any) -> bool:

@@ -103,6 +103,8 @@ class Capture:
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
+        #: By the identity of a class and a name: the class, the function found, where, and its value.
+        self.methods: dict[tuple[int, str], tuple[type, types.FunctionType, type, Value]] = {}
         self.raising = Raising()
         #: The devices on which the region may draw random numbers.
         self.drawn: Set[torch.device] = frozenset()

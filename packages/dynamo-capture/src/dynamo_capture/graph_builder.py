@@ -6,6 +6,7 @@ Every torch call is run once on abstract tensors (``prims.spec``), which gives t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -70,6 +71,9 @@ class GraphInput:
     real: Any
 
 
+#: How often an operator may make something else than a new tensor before its calls are run without a look at others.
+_TRIES = 3
+
 #: What PyTorch says where it is asked for the memory of an abstract tensor.
 _NO_DATA = "its data is not allocated yet"
 
@@ -101,6 +105,8 @@ class GraphBuilder:
         self._of_numbers: dict[Any, Value] = {}
         #: What calls of operators have made, by :func:`key_of`.
         self._specs: dict[Any, TensorSpec] = {}
+        #: How often operators, of those that never made one, have made something else: a view, mostly.
+        self._unlike: dict[Any, float] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
     # --- inputs -------------------------------------------------------------------------------------------------
@@ -340,18 +346,22 @@ class GraphBuilder:
             with making_symbols(self.ctx if self.tx.unbacked else None), symbolic:
                 return _run(fn, method, examples, kw_examples)
         mode = self.tx.mode
-        key = key_of(self.tx, fn, method, examples, kw_examples) if facts.is_in_c and mode is not None else None
-        if key is None:
+        is_asked = facts.is_in_c and mode is not None and self._unlike.get(fn, 0) < _TRIES
+        key = key_of(self.tx, fn, method, examples, kw_examples) if is_asked else None
+        if mode is None or key is None:
             return _run(fn, method, examples, kw_examples)
         known = self._specs.get(key)
         if known is not None:
             return abstract_from_spec(known)
-        mode.made = None
+        mode.made, mode.had_effects = None, False
         result = _run(fn, method, examples, kw_examples)
-        known = made_alone(mode.made, result)
+        known = made_alone(mode, result)
         mode.made = None
         if known is not None:
             self._specs[key] = known
+            self._unlike[fn] = -math.inf
+        else:
+            self._unlike[fn] = self._unlike.get(fn, 0) + 1
         return result
 
     def computed(self, fn: Callable[..., Any], args: list[Value]) -> Value | None:

@@ -1,12 +1,12 @@
 """What an operator gives of tensors like those that it was given before in the same capture.
 
 The layers of a model make the same calls of tensors of the same metadata. The abstract run of such a call goes through
-PyTorch's dispatch, its autograd and our rule, which takes ten times as long as all that is looked at here. Only the spec
-of the result is kept, for calls that do nothing but make one new tensor:
+PyTorch's dispatch, its autograd and our rule, which takes ten times as long as all that is looked at here. Only the
+spec of the result is kept, of calls that do nothing but make one new tensor:
 
 - of a C function of PyTorch's, whose result on abstract tensors follows from what the key holds;
-- whose result is the very object that the last overload made, which has no views, writes or random numbers
-  (:attr:`prims.spec.AbstractMode.made`), and has no history.
+- all of whose operators make new tensors and views, without writing, drawing or looking at data;
+- whose result is the very object that the last of them made (:attr:`prims.spec.AbstractMode.made`), without a history.
 
 The key is complete, as nothing else is seen by such a function: the function itself, what its tensors say of themselves
 (sizes, strides, place, dtype, device, ``requires_grad``, dispatch keys) and which of them are the same, its other
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from prims.spec import AbstractTensor, TensorSpec, abstract_from_spec
+from prims.spec import AbstractMode, AbstractTensor, TensorSpec, abstract_from_spec
 
 if TYPE_CHECKING:
     from dynamo_capture.capture import Capture
@@ -81,13 +81,15 @@ def _of_tensor(x: AbstractTensor) -> Any:
     return spec.shape, spec.strides, spec.storage_offset, spec.dtype, spec.device, x.requires_grad, keys
 
 
-def made_alone(made: Any, result: Any) -> TensorSpec | None:
-    """The spec of a result that a tensor made of it alone is like; None where it is more.
+def made_alone(mode: AbstractMode, result: Any) -> TensorSpec | None:
+    """The spec of a result that a tensor made of it alone is like; None where the call did, or gives, more.
 
     Args:
-        made: what the last overload has made.
+        mode: what the call ran in.
     """
-    if type(result) is not AbstractTensor or result is not made or result.requires_grad or result.is_inference():
+    if mode.had_effects or type(result) is not AbstractTensor or result is not mode.made:
+        return None
+    if result.requires_grad or result.is_inference():
         return None
     alike = abstract_from_spec(result.spec)
     same = torch._C._dispatch_keys(alike).raw_repr() == torch._C._dispatch_keys(result).raw_repr()

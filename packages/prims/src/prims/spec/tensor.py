@@ -110,7 +110,7 @@ def make(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
 class _Plan:
     """How one overload is run on abstract tensors: its rule, and which results are or alias an argument."""
 
-    __slots__ = ("func", "identity", "is_plain", "may_draw", "of_tensors", "rule", "views")
+    __slots__ = ("func", "has_effects", "identity", "may_draw", "of_tensors", "rule", "views")
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -134,8 +134,8 @@ class _Plan:
                 else:
                     views.append((r, a))
         self.identity, self.views = tuple(identity), tuple(views)
-        #: Whether all that a call does is to make new tensors of its arguments' metadata.
-        self.is_plain = not (identity or views or self.may_draw or self.of_tensors or func._schema.is_mutable)
+        #: Whether a call may do more than to make tensors of its arguments' metadata: write, draw, look at tensors.
+        self.has_effects = bool(identity) or self.may_draw or self.of_tensors or func._schema.is_mutable
 
 
 #: By the identity of the overload, which its plan keeps alive: an overload hashes in Python.
@@ -275,6 +275,11 @@ class AbstractMode(TorchDispatchMode):
             (``has_torch_function``); a caller that runs more than tensor functions enters it around those alone.
     """
 
+    #: What the last operator has made, if it does nothing but make new tensors.
+    made: Any = None
+    #: Whether an operator may have done more than make tensors and views. Who asks sets it to False before.
+    had_effects = False
+
     #: Higher-order operators come here too, rather than to PyTorch's own tracing.
     supports_higher_order_operators = True
 
@@ -282,20 +287,27 @@ class AbstractMode(TorchDispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.made = None
         if type(func) is not torch._ops.OpOverload and isinstance(func, torch._ops.HigherOrderOperator):
+            self.had_effects = True
             if func.name() == "triton_kernel_wrapper_mutation":
                 return None  # a launch inside torch.library.triton_op: it fills tensors that exist
             raise Unsupported(f"the higher-order operator {func.name()}")
         if len(types) != 1 or types[0] is not AbstractTensor:  # else both answers are no
             if is_fake_call(types):
+                self.had_effects = True
                 return func(*args, **kwargs)
             if decides_itself(types):
+                self.had_effects = True
                 if any(map(is_sharded, args)) and may_draw(func, args, kwargs):
                     raise Unsupported(f"{func}, which draws random numbers for a DTensor")
                 return NotImplemented
         result = dispatch(func, args, kwargs)
         plan = _plan_of(func)
-        self.made = result if plan.is_plain else None
+        if plan.has_effects:
+            self.had_effects = True
+        elif not plan.views:
+            self.made = result
         if plan.may_draw and may_draw(func, args, kwargs):
             self.drawn.update(_devices((result, args, kwargs)))
         return result
@@ -315,8 +327,6 @@ class AbstractMode(TorchDispatchMode):
         super().__init__()
         #: The devices on which operators may have drawn random numbers.
         self.drawn: set[torch.device] = set()
-        #: What the last operator has made; None of one that may write, give a view, draw numbers or look at data.
-        self.made: Any = None
         self._symbolic_calls = SymbolicCalls() if symbolic_calls else None
 
     @classmethod

@@ -71,6 +71,9 @@ class Capture:
         takes_numbers: so do numbers that Python gives when the region runs.
     """
 
+    #: The mode in which calls run on abstract tensors.
+    mode: AbstractMode | None = None
+
     def __init__(
         self,
         request: FrameRequest,
@@ -103,15 +106,12 @@ class Capture:
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
-        #: By the identity of a class and a name: the class, the function found, where, and its value.
         self.methods: dict[tuple[int, str], tuple[type, types.FunctionType, type, Value]] = {}
         self.raising = Raising()
         #: The devices on which the region may draw random numbers.
         self.drawn: Set[torch.device] = frozenset()
         #: Thread-local torch modes that the region has set: (setter, leading arguments) -> (at entry, now).
         self.modes: dict[Any, tuple[Any, Any]] = {}
-        #: The mode in which calls run on abstract tensors.
-        self.mode: AbstractMode | None = None
         self.nesting = 0
         self.devices = DefaultDevices(request.devices)
         self.inference = InferenceRegion()

@@ -254,7 +254,8 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
 def _method(tx: Capture, cls: type, name: str, found: types.FunctionType, owner: type) -> Value:
     """The function ``found`` of ``owner``, as ``cls`` gives it for ``name``, guarded.
 
-    To look at it again would say nothing new, but to the backward that is being captured.
+    To look at it again would say nothing new, but to the backward that is being captured. It is known by the identity
+    of the class (which is kept with it) and the name, for what was found and where.
     """
     known = tx.methods.get((id(cls), name)) if tx.later is None else None
     if known is not None and known[1] is found and known[2] is owner:

@@ -29,7 +29,7 @@ from dynamo_capture.values.objects import DELETED, ExceptionValue
 from dynamo_capture.values.tensor import SymValue
 from dynamo_capture.wrap import wrap
 from prims.ir import SourceLoc
-from prims.spec import SymbolContext
+from prims.spec import AbstractMode, SymbolContext
 
 if TYPE_CHECKING:
     from dynamo_capture.dynamic import DynamicSizes
@@ -71,6 +71,9 @@ class Capture:
         takes_numbers: so do numbers that Python gives when the region runs.
     """
 
+    #: The mode in which calls run on abstract tensors.
+    mode: AbstractMode | None = None
+
     def __init__(
         self,
         request: FrameRequest,
@@ -103,6 +106,7 @@ class Capture:
         self._fixed: set[str] = set()
         self._cells: dict[int, CellValue] = {}
         self._functions: dict[tuple[int, int], FunctionValue | BuiltinValue] = {}
+        self.methods: dict[tuple[int, str], tuple[type, types.FunctionType, type, Value]] = {}
         self.raising = Raising()
         #: The devices on which the region may draw random numbers.
         self.drawn: Set[torch.device] = frozenset()

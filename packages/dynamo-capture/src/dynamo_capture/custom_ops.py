@@ -36,7 +36,7 @@ def check_custom(fn: Any) -> None:
         GraphBreak: it returns nothing and writes to no argument, so that it is called for some other effect; or it
             returns a number, which a graph on abstract tensors cannot know.
     """
-    for schema in _schemas(fn):
+    for schema in _schemas(fn) if isinstance(fn, _OPERATORS) else ():
         if not schema.returns and not schema.is_mutable:
             raise GraphBreak("QB03", f"the operator {schema.name}, which returns nothing and is run for its effect")
         for returned in schema.returns:
@@ -75,9 +75,11 @@ def mark_written(fn: Any, args: list[Any], kwargs: dict[str, Any], result: Any) 
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 _count(tensor)
     names = _of_statistics(fn)
-    given = dict(zip(names, args, strict=False)) | kwargs if names else {}
+    if not names:
+        return
+    given = dict(zip(names, args, strict=False)) | kwargs
     flags = [given.get(flag, flag == "use_input_stats") for flag in _FLAGS if flag in names]
-    for name in _STATISTICS if names and all(flags) else ():
+    for name in _STATISTICS if all(flags) else ():
         for tensor in (given.get(name), getattr(given.get(name), "_base", None)):
             if isinstance(tensor, torch.Tensor):
                 tensor.__dict__["_written_uncounted"] = True

@@ -6,6 +6,7 @@ Every torch call is run once on abstract tensors (``prims.spec``), which gives t
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,9 +18,11 @@ import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_capture.breaks import GraphBreak
+from dynamo_capture.called import Called, facts_of
 from dynamo_capture.custom_ops import check_custom, is_changed, mark_written
 from dynamo_capture.dynamic import said_of
 from dynamo_capture.interpreter.catching import is_refused, may_be_caught, may_be_met
+from dynamo_capture.repeated import key_of, made_alone
 from dynamo_capture.sources import Source
 from dynamo_capture.values.base import ObservedError, Value, display
 from dynamo_capture.values.constant import ConstantValue, is_numpy_scalar
@@ -39,11 +42,11 @@ from prims.ir.nodes import call_node
 from prims.ir.printable import printable_call
 from prims.records import record
 from prims.sharding import Joined, ToLocal, is_sharded
-from prims.spec import SymbolicCalls, TensorSpec, abstract, abstract_from_spec
+from prims.spec import AbstractTensor, SymbolicCalls, TensorSpec, abstract, abstract_from_spec
 from prims.spec import expr as ex
 from prims.spec.expr import bits_of_float
 from prims.spec.sym import float_from_bits, float_to_single
-from prims.spec.unbacked import making_symbols
+from prims.spec.unbacked import is_making, making_symbols
 from prims.transforms import require_gradient
 
 if TYPE_CHECKING:
@@ -67,6 +70,9 @@ class GraphInput:
     value: TensorValue | SymValue
     real: Any
 
+
+#: How often an operator may make something else than a new tensor before its calls are run without a look at others.
+_TRIES = 3
 
 #: What PyTorch says where it is asked for the memory of an abstract tensor.
 _NO_DATA = "its data is not allocated yet"
@@ -97,6 +103,10 @@ class GraphBuilder:
         self._named_sizes: dict[str, Any] = {}
         #: What was computed of numbers alone, by the operator and its operands.
         self._of_numbers: dict[Any, Value] = {}
+        #: What calls of operators have made, by :func:`key_of`.
+        self._specs: dict[Any, TensorSpec] = {}
+        #: How often operators, of those that never made one, have made something else: a view, mostly.
+        self._unlike: dict[Any, float] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
     # --- inputs -------------------------------------------------------------------------------------------------
@@ -245,33 +255,29 @@ class GraphBuilder:
             return self._of_numbers[key]
         if fn in _DETACHES and args[0].realize().source is not None:
             raise GraphBreak("QB06", "detach_() of a tensor that exists outside")
-        if getattr(fn, "__name__", "") in _ASSERTS_DATA:
+        facts = facts_of(fn)
+        if facts.asserts_data:
             raise GraphBreak("QB02", f"{_name_of(fn)}, which raises by a tensor's value")
         args, kwargs = of_data(fn, args, kwargs)
-        if _takes_plain_bools(fn):
+        if facts.takes_plain_bools:
             args = [_settled(arg) for arg in args]
-            kwargs = {name: _settled(value) for name, value in kwargs.items()}
-        lowered = [self.lower(arg) for arg in args]
-        lowered_kwargs = {name: self.lower(value) for name, value in kwargs.items()}
-        examples = [ex for _, ex in lowered]
-        kw_examples = {name: ex for name, (_, ex) in lowered_kwargs.items()}
+            kwargs = {name: _settled(value) for name, value in kwargs.items()} if kwargs else kwargs
+        lowered, examples = self._lowered(args)
+        lowered_kwargs, kw_examples = self._lowered_by_name(kwargs) if kwargs else ({}, {})
         check_custom(fn)
         if self.tx.raising.met is None and (self.tx.side or may_be_met(self.tx)):
             self.tx.raising.met = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
         by_position = fn is operator.getitem and type(examples[1]) is int  # refused only where there is no such row
-        if _is_known(fn) and not by_position and may_be_caught(self.tx.frames):
+        if facts.only_computes and not by_position and may_be_caught(self.tx.frames):
             if is_refused(lambda given: _run(fn, method, *given), (examples, kw_examples)):
                 raise GraphBreak("QB08", f"{_name_of(fn)} inside try, which may raise")
-        self.reads_offsets |= (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) in _READS_OFFSET
-        before = _versions(examples, kw_examples)
+        self.reads_offsets |= facts.reads_offset
+        before, uncounted = _versions(examples, kw_examples)
         numbers = numbers_after(self.tx, fn, args, kwargs)
         if before:
             self.tx.inference.check_operator(self.tx)
         try:
-            # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
-            symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()
-            with making_symbols(self.ctx if self.tx.unbacked else None), symbolic:
-                result = _run(fn, method, examples, kw_examples)
+            result = self._abstract_run(fn, method, examples, kw_examples, facts)
         except DataDependentError:
             ways = known_ints, partial(as_known_ints, self.tx), partial(as_ints, self.tx)
             for read in ways[: 2 + self.tx.unbacked]:
@@ -309,7 +315,7 @@ class GraphBuilder:
             self.tx.raising.traced = self.tx.frames[0].call_step()  # type: ignore[attr-defined]
         if written and self.tx.levels:
             self._check_level(fn, written)
-        if not written and not self._may_write(fn, examples):
+        if not written and not self._may_write(fn, examples, facts, uncounted):
             if isinstance(result, torch.Tensor):
                 known = self._by_example.get(id(result))
                 if known is not None:
@@ -318,7 +324,7 @@ class GraphBuilder:
                 if result is None and before and fn not in _STATE_SETTERS:
                     raise GraphBreak("QB03", f"{_name_of(fn)}, which returns nothing and is run for its effect")
                 return self._constant(result)
-        node = self._node(fn, [fx for fx, _ in lowered], {k: fx for k, (fx, _) in lowered_kwargs.items()}, method)
+        node = self._node(fn, lowered, lowered_kwargs, method)
         if written and self.tx.picks:
             note_write(self.tx, node)
         value = self.wrap_result(result, node)
@@ -329,6 +335,34 @@ class GraphBuilder:
         for tensor, number in numbers:
             note_number(value if tensor is None else tensor, number)
         return value
+
+    def _abstract_run(
+        self, fn: Any, method: bool, examples: list[Any], kw_examples: dict[str, Any], facts: Called
+    ) -> Any:
+        """What a call gives of abstract arguments."""
+        if self.ctx.symbols or self.tx.unbacked or is_making():
+            # A question about torch's modes must not see this one, so it is entered for calls with arguments only.
+            symbolic = SymbolicCalls() if self.ctx.symbols and (examples or kw_examples) else nullcontext()
+            with making_symbols(self.ctx if self.tx.unbacked else None), symbolic:
+                return _run(fn, method, examples, kw_examples)
+        mode = self.tx.mode
+        is_asked = facts.is_in_c and mode is not None and self._unlike.get(fn, 0) < _TRIES
+        key = key_of(self.tx, fn, method, examples, kw_examples) if is_asked else None
+        if mode is None or key is None:
+            return _run(fn, method, examples, kw_examples)
+        known = self._specs.get(key)
+        if known is not None:
+            return abstract_from_spec(known)
+        mode.made, mode.had_effects = None, False
+        result = _run(fn, method, examples, kw_examples)
+        known = made_alone(mode, result)
+        mode.made = None
+        if known is not None:
+            self._specs[key] = known
+            self._unlike[fn] = -math.inf
+        else:
+            self._unlike[fn] = self._unlike.get(fn, 0) + 1
+        return result
 
     def computed(self, fn: Callable[..., Any], args: list[Value]) -> Value | None:
         """What the graph has computed of numbers before: an optimizer computes the same for every parameter."""
@@ -385,16 +419,20 @@ class GraphBuilder:
             return TupleValue([ConstantValue(s) for s in result], torch.Size)
         return self.tx.from_python(result)
 
-    def _may_write(self, fn: Any, examples: list[Any]) -> bool:
-        """Whether the call may have changed an argument without a trace in its version counter."""
+    def _may_write(self, fn: Any, examples: list[Any], facts: Called, uncounted: bool) -> bool:
+        """Whether the call may have changed an argument without a trace in its version counter.
+
+        Args:
+            uncounted: there are tensors without a counter among the arguments.
+        """
         if fn in _DETACHES or fn in ("requires_grad_", require_gradient):
             return True
-        if not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
+        if not uncounted or not any(isinstance(ex, torch.Tensor) and ex.is_inference() for ex in examples):
             return False
         if isinstance(fn, torch._ops.OpOverload):
             may_write = fn._schema.is_mutable
         else:
-            may_write = (fn if isinstance(fn, str) else getattr(fn, "__name__", "")) not in _MAY_RETURN_ARGUMENT
+            may_write = not facts.may_give_argument
         self.may_write_uncounted |= may_write
         return may_write
 
@@ -465,8 +503,15 @@ class GraphBuilder:
 
     def wrap_result(self, result: Any, node: torch.fx.Node) -> Value:
         """A call's abstract result as a value."""
+        if type(result) is AbstractTensor:
+            node.meta["spec"] = result.spec
+            return self._by_example.get(id(result)) or self._computed(result, node)
         node.meta["spec"] = self._spec(result)
         return self._wrap(result, node)
+
+    def _computed(self, result: torch.Tensor, node: torch.fx.Node) -> TensorValue:
+        value = self._by_example[id(result)] = TensorValue(node, result)
+        return value
 
     def _wrap(self, result: Any, node: torch.fx.Node) -> Value:
         if isinstance(result, torch.Tensor):
@@ -475,9 +520,7 @@ class GraphBuilder:
                 return known
             if is_sharded(result):
                 return self._sharded(result, node)
-            value = TensorValue(node, result)
-            self._by_example[id(result)] = value
-            return value
+            return self._computed(result, node)
         if isinstance(result, _SYM_TYPES):
             return self.tx.sym_from_example(result, lambda: node)
         if isinstance(result, (tuple, list)):
@@ -511,6 +554,24 @@ class GraphBuilder:
         return result
 
     # --- arguments ----------------------------------------------------------------------------------------------
+
+    def _lowered(self, values: list[Value]) -> tuple[list[Any], list[Any]]:
+        """Values as fx arguments, and as abstract ones."""
+        graph = self.graph
+        nodes, examples = [], []
+        for value in values:
+            value = value.realize()
+            if type(value) is TensorValue and value.node.graph is graph:
+                node, example = value.node, value.example
+            else:
+                node, example = self.lower(value)
+            nodes.append(node)
+            examples.append(example)
+        return nodes, examples
+
+    def _lowered_by_name(self, values: dict[str, Value]) -> tuple[dict[str, Any], dict[str, Any]]:
+        nodes, examples = self._lowered(list(values.values()))
+        return dict(zip(values, nodes, strict=True)), dict(zip(values, examples, strict=True))
 
     def lower(self, value: Value) -> tuple[Any, Any]:
         """A value as (fx argument, abstract argument)."""
@@ -553,6 +614,8 @@ class GraphBuilder:
         raise GraphBreak("QB08", f"{display(value)} as an argument of a torch operator")
 
     def _lower_constant(self, constant: Any) -> tuple[Any, Any]:
+        if type(constant) in _PLAIN:
+            return constant, constant
         if isinstance(constant, range):
             constant = list(constant)
         elif is_numpy_scalar(constant):
@@ -631,13 +694,6 @@ def _run(fn: Any, method: bool, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return getattr(args[0], fn)(*args[1:], **kwargs) if method else fn(*args, **kwargs)
 
 
-def _is_known(fn: Any) -> bool:
-    """Whether a call does nothing but compute: a function of torch or Python's operators."""
-    if isinstance(fn, torch._ops.OpOverload):
-        return fn.namespace == "aten"
-    return isinstance(fn, str) or str(getattr(fn, "__module__", None)).startswith(("torch", "_operator", "None"))
-
-
 #: Classes of Python that stand for dtypes.
 _DTYPE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -647,45 +703,32 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-_ASSERTS_DATA = frozenset((
-    "_assert_async", "_assert_async.default", "_assert_async.msg", "_functional_assert_async",
-    "_functional_assert_async.msg",
-))  # fmt: skip
 _DETACHES = ("detach_", torch.detach_)
-_READS_OFFSET = frozenset(
-    f"{name}{overload}" for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter",
-                                     "storage_offset", "sym_storage_offset") for overload in ("", ".default")
-)  # fmt: skip
 _STATE_SETTERS = frozenset((torch._C._set_grad_enabled,))
-#: Functions that give the argument itself when there is nothing to do, and never write.
-_MAY_RETURN_ARGUMENT = frozenset(
-    ("contiguous", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type_as", "expand_as", "cpu",
-     "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "positive",
-     "resolve_conj", "resolve_neg", "requires_grad_", "type", "as_tensor", "conj", "real", "flatten", "ravel",
-     "reshape", "squeeze", "dim", "size", "stride", "numel", "is_contiguous", "is_floating_point", "is_complex",
-     "element_size", "get_device", "has_torch_function_unary", "pos", "getattr", "is_grad_enabled")
-)  # fmt: skip
-
-
-def _versions(examples: list[Any], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, int]]:
-    """The tensors among a call's arguments (in sequences too) with their version counters."""
+def _versions(examples: list[Any], kwargs: dict[str, Any]) -> tuple[list[tuple[torch.Tensor, int]], bool]:
+    """The tensors among a call's arguments (in sequences too) with their version counters; whether others have none."""
     found: list[tuple[torch.Tensor, int]] = []
-    for example in (*examples, *kwargs.values()):
-        for item in example if isinstance(example, (list, tuple)) else (example,):
-            if isinstance(item, torch.Tensor) and not item.is_inference():
-                found.append((item, item._version))
-    return found
+    uncounted = False
+    for example in (*examples, *kwargs.values()) if kwargs else examples:
+        kind = type(example)
+        if kind in _PLAIN:
+            continue
+        for item in (example,) if kind is AbstractTensor or not isinstance(example, (list, tuple)) else example:
+            if isinstance(item, torch.Tensor):
+                if item.is_inference():
+                    uncounted = True
+                else:
+                    found.append((item, item._version))
+    return found, uncounted
+
+
+#: Types of arguments that hold no tensors, and stand in a graph as they are.
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 
 
 def _is_symbolic(spec: Any) -> bool:
     """Whether an input may bind a size symbol."""
     return not isinstance(spec, int) and not all(isinstance(s, int) for s in getattr(spec, "shape", (None,)))
-
-
-def _takes_plain_bools(fn: Any) -> bool:
-    """Whether it is an operator of tensors, whose flags (``is_causal=x.shape[1] > 1``) are no symbols."""
-    name = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
-    return getattr(fn, "__module__", None) not in ("_operator", "math") and not name.startswith(("sym_", "_check"))
 
 
 def _settled(value: Value) -> Value:

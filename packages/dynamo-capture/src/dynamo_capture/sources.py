@@ -7,6 +7,7 @@ guard tree the first time a guard, a graph input or an output needs it; a value 
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import re
 from typing import Any
@@ -104,6 +105,8 @@ class Source:
             return f"{self.key.__name__}({self.base})"
         if self.kind == "item" and self.base.kind == "constant":
             return str(self.key)
+        if type(self.key) is str and self.kind in ("attr", "dict_attr"):
+            return f"{self.base}.{self.key}"
         return _FORMATS[self.kind].format(self.base, _name_of_tensor(self.key) or self.key)
 
     def stands_in(self, name: str, owners: set[Source]) -> bool:
@@ -169,6 +172,7 @@ def _name_of_tensor(key: Any) -> _TensorName | None:
 _NUMBERS = itertools.count()
 
 
+@functools.lru_cache(maxsize=4096)
 def identifier(text: str) -> str:
     """``text`` with everything that may not stand in a name replaced."""
     return re.sub(r"\W+", "_", text).strip("_").lower() or "x"

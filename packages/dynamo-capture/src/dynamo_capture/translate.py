@@ -114,6 +114,7 @@ def translate(
         try:
             root = RootFrame(tx, break_at, lambda point, line: resume_code(request.code, point, line))
             with _isolated_modes(), plain_saving(), AbstractMode(symbolic_calls=False) as mode, tx.inference:
+                tx.mode = mode
                 tx.drawn = mode.drawn
                 with classes_of_a_region():
                     brk = root.interpret()

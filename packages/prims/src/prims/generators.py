@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RandomState", "may_draw", "rewinding"]
+__all__ = ["RandomState", "is_random", "may_draw", "rewinding"]
 
 
 def may_draw(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -17,12 +17,17 @@ def may_draw(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """
     if func.namespace not in ("aten", "prims"):
         return True
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if not is_random(func):
         return False
     for k, argument in enumerate(func._schema.arguments):  # the tag is also that of attention that drops nothing out
         if argument.name == "dropout_p":
             return bool((args[k] if k < len(args) else kwargs.get("dropout_p", 0.0)) != 0.0)
     return True
+
+
+def is_random(func: Any) -> bool:
+    """Whether there are calls of an overload that may advance a random generator."""
+    return func.namespace not in ("aten", "prims") or torch.Tag.nondeterministic_seeded in func.tags
 
 
 class RandomState:

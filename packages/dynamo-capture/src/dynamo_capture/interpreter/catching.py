@@ -39,7 +39,9 @@ def may_be_caught(frames: list[Frame]) -> bool:
     for frame in frames:
         if frame.decoded.exceptions:
             catches, _, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
-            if catches or any(_may_swallow(frame.stack[at]) for at in managers if at < len(frame.stack)):
+            if catches:
+                return True
+            if managers and any(_may_swallow(frame.stack[at]) for at in managers if at < len(frame.stack)):
                 return True
     return False
 
@@ -49,12 +51,14 @@ def may_be_met(tx: Capture) -> bool:
 
     That is a handler, a ``finally`` clause, a context manager, or a generator that is closed.
     """
-    if any(not started.frame.finished for started in tx.generators):
+    if tx.generators and any(not started.frame.finished for started in tx.generators):
         return True
     for frame in tx.frames:
         if frame.decoded.exceptions:
             catches, cleans, managers = frame.decoded.handlers_around(max(frame.ip - 1, 0))
-            if catches or cleans or not all(_is_torchs(frame.stack[at]) for at in managers if at < len(frame.stack)):
+            if catches or cleans:
+                return True
+            if managers and not all(_is_torchs(frame.stack[at]) for at in managers if at < len(frame.stack)):
                 return True
     return False
 

@@ -78,7 +78,8 @@ class Frame(_Ops):
         names = parameters(self.code)
         for name in names if sys.version_info < (3, 14) else reversed(names):
             self.locals.pop(name, None)
-            self.tx.close_dropped()
+            if self.tx.dropped:
+                self.tx.close_dropped()
 
     def unwind(self, error: ObservedError, index: int) -> None:
         """Continue at the handler that covers the instruction, or raise on to the caller."""

@@ -7,7 +7,7 @@ its nodes in their order. The same calls on an empty tree build the same tree, s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dynamo_capture import _native
 from dynamo_capture.hook import state_readers
@@ -16,8 +16,7 @@ from prims.records import record
 __all__ = ["GuardLog", "Reads", "Row"]
 
 
-@record
-class Row:
+class Row(NamedTuple):
     """One call: the method, its arguments, and what it gave (a node's number, or None)."""
 
     method: str
@@ -80,7 +79,7 @@ class GuardLog:
 
     def _logged(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         rows = self.rows
-        seen = self._seen.get(name, _nothing)
+        seen = self._seen.get(name)
         known: set[Any] = set()
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +88,7 @@ class GuardLog:
                 if result in known:
                     return result
                 known.add(result)
-            rows.append(Row(name, args, kwargs, result, seen(*args, **kwargs)))
+            rows.append(Row(name, args, kwargs, result, None if seen is None else seen(*args, **kwargs)))
             return result
 
         return call
@@ -129,10 +128,6 @@ def _native_keys(example: Any) -> str:
 def process_state() -> dict[str, Any]:
     """torch's global state, as its guard compares it."""
     return {name: read() for name, read in state_readers().items()}
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
 
 
 def _of_state(**kwargs: Any) -> dict[str, Any]:

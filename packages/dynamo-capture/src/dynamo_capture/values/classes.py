@@ -198,16 +198,17 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
     Raises:
         GraphBreak: a descriptor whose ``__get__`` is not Python.
     """
-    from dynamo_capture.values.callables import ClassValue, CMethodValue
     from dynamo_capture.values.functions import MethodValue
-    from dynamo_capture.values.objects import ObjectValue
 
     kind = type(found)
+    if kind is types.FunctionType:
+        return MethodValue(value, _method(tx, cls, name, found, owner))
+    from dynamo_capture.values.callables import ClassValue, CMethodValue
+    from dynamo_capture.values.objects import ObjectValue
+
     guard_found(tx, cls, name, found, owner)
     if kind is Held:
         return found.value  # type: ignore[no-any-return]
-    if kind is types.FunctionType:
-        return MethodValue(value, tx.function(found, class_source(owner, name)))
     if kind is property or (issubclass(kind, property) and kind.__get__ is property.__get__):
         if not isinstance(found.fget, types.FunctionType):
             raise GraphBreak("QB06", f"property {name!r} of {cls.__name__}")
@@ -248,6 +249,21 @@ def bind_attribute(tx: Capture, value: Value, cls: type, name: str, found: Any, 
         called = tx.function(get, class_source(getter, "__get__"))  # type: ignore[arg-type]
         return called.call(tx, [descriptor, value, ClassValue(cls)], {})
     raise GraphBreak("QB06", f"attribute {name!r} of {cls.__name__} through a {kind.__name__}")
+
+
+def _method(tx: Capture, cls: type, name: str, found: types.FunctionType, owner: type) -> Value:
+    """The function ``found`` of ``owner``, as ``cls`` gives it for ``name``, guarded.
+
+    To look at it again would say nothing new, but to the backward that is being captured. It is known by the identity
+    of the class (which is kept with it) and the name, for what was found and where.
+    """
+    known = tx.methods.get((id(cls), name)) if tx.later is None else None
+    if known is not None and known[1] is found and known[2] is owner:
+        return known[3]
+    guard_found(tx, cls, name, found, owner)
+    function = tx.function(found, class_source(owner, name))
+    tx.methods[id(cls), name] = cls, found, owner, function
+    return function
 
 
 def _scripted(tx: Capture, function: Value) -> Value:

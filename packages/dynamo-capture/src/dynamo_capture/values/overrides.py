@@ -268,8 +268,24 @@ def _is_active(tx: Capture, value: OverridingTensorValue) -> bool:
 
 
 def has_instances(args: list[Value], kwargs: dict[str, Value]) -> bool:
-    """Whether an instance of a subclass is among the arguments of a call."""
-    return any(True for _ in _instances((*args, *kwargs.values())))
+    """Whether an instance of a subclass is among the arguments of a call; they are looked at up to the first."""
+    return _has_instance(args) or (bool(kwargs) and _has_instance(kwargs.values()))
+
+
+def _has_instance(values: Any) -> bool:
+    for value in values:
+        value = value.realize()
+        if type(value) in _PLAIN:
+            continue
+        if isinstance(value, OverridingTensorValue):
+            return True
+        if isinstance(value, (TupleValue, ListValue)) and _has_instance(value.items):
+            return True
+    return False
+
+
+#: Kinds of values that are no instances, and hold none.
+_PLAIN = frozenset((TensorValue, ConstantValue))
 
 
 def overrides(tx: Capture, values: Any) -> bool:

@@ -70,8 +70,9 @@ def known_number(tx: Capture, tensor: TensorValue) -> Value | None:
 
 
 def _may_hold(example: torch.Tensor) -> bool:
-    kinds = (*_KINDS, torch.int64, torch.bool)
-    is_scalar = example.ndim == 0 and example.device.type == "cpu" and example.dtype in kinds
+    if example.ndim:
+        return False
+    is_scalar = example.device.type == "cpu" and example.dtype in (*_KINDS, torch.int64, torch.bool)
     return is_scalar and not example.is_inference() and not example.requires_grad
 
 
@@ -115,7 +116,7 @@ def numbers_after(
     tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]
 ) -> list[tuple[TensorValue | None, Number]]:
     """The floats that tensors will hold after a call: of arguments that it writes, or (None) of its result."""
-    if not args or fn.__hash__ is None:
+    if not args or fn.__hash__ is None or fn not in _TELLING:
         return []
     if fn in TENSOR_MAKERS:
         return _made(tx, args[0].realize(), kwargs)
@@ -161,6 +162,13 @@ def _beyond(fn: Any, rate: float) -> bool:
 _OF_RANDOM = {operator.lt: (False, True), operator.le: (False, True), operator.gt: (True, False),
               operator.ge: (True, False)}  # fmt: skip
 _MIRRORED = {operator.lt: operator.gt, operator.le: operator.ge, operator.gt: operator.lt, operator.ge: operator.le}
+
+
+#: All functions after which a number may be known.
+_TELLING = frozenset(
+    (*TENSOR_MAKERS, *_FILLED, torch.full, *_COPIES, *_OF_RANDOM, *_OPERATORS, *_TESTS, operator.neg, *_IN_PLACE,
+     *_IN_PLACE_LISTS, "copy_", torch._foreach_copy_)
+)  # fmt: skip
 
 
 def _between(tx: Capture, fn: Any, a: Value, b: Value) -> list[tuple[TensorValue | None, Number]]:

@@ -350,11 +350,13 @@ def special_function(fn: Any) -> Handler | None:
 
 def _promised(fn: types.FunctionType) -> Handler | None:
     """The handler of a function of which the program has said something, here or to PyTorch's compiler."""
-    from dynamo_capture.values.compiler_names import assumed_constant, disabled_by_torch
-
     if is_disabled_by_torch(fn):
+        from dynamo_capture.values.compiler_names import disabled_by_torch
+
         return disabled_by_torch(fn, why_disabled_by_torch(fn))
     if is_assumed_constant(fn):
+        from dynamo_capture.values.compiler_names import assumed_constant
+
         return lambda tx, args, kwargs: assumed_constant(tx, fn, args, kwargs)
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prims.errors import DataDependentError, Unsupported
-from prims.generators import may_draw
+from prims.generators import is_random, may_draw
 from prims.sharding import decides_itself, is_fake_call, is_sharded
 from prims.spec import unbacked
 from prims.spec.calls import SymbolicCalls
@@ -110,10 +110,14 @@ def make(spec: TensorSpec, requires_grad: bool = False) -> AbstractTensor:
 class _Plan:
     """How one overload is run on abstract tensors: its rule, and which results are or alias an argument."""
 
-    __slots__ = ("identity", "rule", "views")
+    __slots__ = ("func", "has_effects", "identity", "may_draw", "of_tensors", "rule", "views")
 
     def __init__(self, func: OpOverload) -> None:
+        self.func = func
         self.rule = resolve(func)
+        self.of_tensors = func in unbacked.OF_TENSORS
+        #: Whether a call may advance a random generator, by its arguments.
+        self.may_draw = is_random(func)
         self.identity: tuple[tuple[int, int, str], ...] = ()  # (result, argument, its name)
         self.views: tuple[tuple[int, int], ...] = ()
         arguments = func._schema.arguments
@@ -130,9 +134,21 @@ class _Plan:
                 else:
                     views.append((r, a))
         self.identity, self.views = tuple(identity), tuple(views)
+        #: Whether a call may do more than to make tensors of its arguments' metadata: write, draw, look at tensors.
+        self.has_effects = bool(identity) or self.may_draw or self.of_tensors or func._schema.is_mutable
 
 
-_PLANS: dict[OpOverload, _Plan] = {}
+#: By the identity of the overload, which its plan keeps alive: an overload hashes in Python.
+_PLANS: dict[int, _Plan] = {}
+
+
+def _plan_of(func: OpOverload) -> _Plan:
+    plan = _PLANS.get(id(func))
+    if plan is None:
+        plan = _PLANS[id(func)] = _Plan(func)
+    return plan
+
+
 _TO_COPY = torch.ops.aten._to_copy.default
 _FULL = torch.ops.aten.full.default
 
@@ -145,10 +161,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """
     if func is _TO_COPY and isinstance(args[0], (int, float, complex)):
         func, args = _FULL, ([], args[0])  # batching rules make tensors of Python's numbers
-    plan = _PLANS.get(func)
-    if plan is None:
-        plan = _PLANS[func] = _Plan(func)
-    if func in unbacked.OF_TENSORS and (made := unbacked.of_tensors(func, args, plan.rule)) is not None:
+    plan = _plan_of(func)
+    if plan.of_tensors and (made := unbacked.of_tensors(func, args, plan.rule)) is not None:
         return wrap(made)
     if kwargs:
         out = plan.rule(*map(to_spec, args), **{k: to_spec(v) for k, v in kwargs.items()})
@@ -261,24 +275,40 @@ class AbstractMode(TorchDispatchMode):
             (``has_torch_function``); a caller that runs more than tensor functions enters it around those alone.
     """
 
+    #: What the last operator has made, if it does nothing but make new tensors.
+    made: Any = None
+    #: Whether an operator may have done more than make tensors and views. Who asks sets it to False before.
+    had_effects = False
+
     #: Higher-order operators come here too, rather than to PyTorch's own tracing.
     supports_higher_order_operators = True
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        kwargs = kwargs or {}
+        self.made = None
+        if type(func) is not torch._ops.OpOverload and isinstance(func, torch._ops.HigherOrderOperator):
+            self.had_effects = True
             if func.name() == "triton_kernel_wrapper_mutation":
                 return None  # a launch inside torch.library.triton_op: it fills tensors that exist
             raise Unsupported(f"the higher-order operator {func.name()}")
-        if is_fake_call(types):
-            return func(*args, **(kwargs or {}))
-        if decides_itself(types):
-            if any(map(is_sharded, args)) and may_draw(func, args, kwargs or {}):
-                raise Unsupported(f"{func}, which draws random numbers for a DTensor")
-            return NotImplemented
-        result = dispatch(func, args, kwargs or {})
-        if may_draw(func, args, kwargs or {}):
+        if len(types) != 1 or types[0] is not AbstractTensor:  # else both answers are no
+            if is_fake_call(types):
+                self.had_effects = True
+                return func(*args, **kwargs)
+            if decides_itself(types):
+                self.had_effects = True
+                if any(map(is_sharded, args)) and may_draw(func, args, kwargs):
+                    raise Unsupported(f"{func}, which draws random numbers for a DTensor")
+                return NotImplemented
+        result = dispatch(func, args, kwargs)
+        plan = _plan_of(func)
+        if plan.has_effects:
+            self.had_effects = True
+        elif not plan.views:
+            self.made = result
+        if plan.may_draw and may_draw(func, args, kwargs):
             self.drawn.update(_devices((result, args, kwargs)))
         return result
 

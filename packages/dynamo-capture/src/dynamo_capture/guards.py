@@ -120,8 +120,8 @@ class GuardSet:
             self.reads.promised.append(what)
 
     def promised(self, what: str) -> None:
-        """The program rests on what the user has said of a function, here or elsewhere in the process: nobody checks it,
-        so the report says it."""
+        """The program rests on what the user has said of a function, somewhere in the process. Nobody checks it, so the
+        report says it."""
         self.of_this_process(what)
         self.guards.append(Guard("promised", what, None, self._where()))
 

@@ -368,8 +368,8 @@ def substituted(fn: Any) -> Handler | None:
         return None
 
     def call(tx: Capture, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        place = f"{polyfill.__module__}.{polyfill.__qualname__}"
-        tx.guards.promised(f"{place}() is captured in the place of {getattr(fn, '__module__', None)}.{fn.__qualname__}()")
+        names = [f"{getattr(f, '__module__', None)}.{f.__qualname__}()" for f in (polyfill, fn)]
+        tx.guards.promised(f"{names[0]} is captured in the place of {names[1]}")
         return tx.from_python(polyfill).realize().call(tx, args, kwargs)
 
     return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -112,7 +112,9 @@ def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:
     return nonneg(gap if or_equal else ex.sub(gap, ONE))
 
 
-def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
+def pull(
+    node: Node, index: Index, ranges: Ranges, regrouped: Callable[[Index, Index, Index, Ranges], Index] = regroup
+) -> list[Branch]:
     """Where the element ``index`` of a view comes from; more than one branch for ``pad`` and ``concat``."""
     if node.op == "pad":
         return _pull_pad(node, index)
@@ -120,7 +122,7 @@ def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
         return _pull_concat(node, index, ranges)
     x: Node = node.args[0]
     if node.op == "reshape":
-        return [Branch(x, regroup(index, node.shape, x.shape, ranges))]
+        return [Branch(x, regrouped(index, node.shape, x.shape, ranges))]
     if node.op not in _PULLED:
         raise InternalError(f"view primitive {node.op!r} has no index map")
     return [Branch(x, _PULLED[node.op](node, index))]

@@ -106,8 +106,13 @@ def least(
     """
     read = dict.fromkeys((False, True), 0)
     given = list(inputs)
+    most: dict[Node, int] = {}
+    for step in steps:
+        for node, size in step.reads.items():
+            if size > most.get(node, 0):
+                most[node] = size
     for node, kept in given:
-        read[kept] += max((step.reads.get(node, 0) for step in steps), default=0)
+        read[kept] += most.get(node, 0)
     written = together(steps).writes
     results = {*returned, *(node for node, _ in given)}
     outputs = sum(min(size, nbytes(node, hint)) for node, size in written.items() if node in results)

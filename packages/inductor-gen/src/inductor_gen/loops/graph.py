@@ -48,6 +48,7 @@ _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 _NEVER_REFUSE = (
     "dot", "mm.", "addmm.", "bmm.", "baddbmm.", "convolution", "_scaled_dot_product", "sort.", "topk.", "_fft_",
 )  # fmt: skip
+_PLAIN = frozenset((int, bool, float, str, type(None), torch.dtype, torch.device))
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 
@@ -90,7 +91,7 @@ class Node:
         self.ins: list[Node] = []
         self.parts: tuple[list[Node], list[Expr]] | None = None
         shape = getattr(spec, "shape", None)
-        self.shape: tuple[Expr, ...] = () if shape is None else tuple(size(s) for s in shape)
+        self.shape: tuple[Expr, ...] = () if shape is None else tuple(map(size, shape))
         self.dtype: torch.dtype | None = getattr(spec, "dtype", None)
         self.device: torch.device | None = getattr(spec, "device", None)
 
@@ -110,9 +111,21 @@ class Node:
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
         self.parts = None
-        self.ins = list(dict.fromkeys(instances(Node, (self.args, self.kwargs))))
+        found: dict[Node, None] = {}
+        _collect(self.args, found)
+        _collect(self.kwargs, found)
+        self.ins = list(found)
         for value in self.ins:
             value.users.append(self)
+
+
+def _collect(values: Any, found: dict[Node, None]) -> None:
+    for value in values.values() if isinstance(values, dict) else values:
+        kind = type(value)
+        if kind is Node:
+            found[value] = None
+        elif kind is not int and isinstance(value, (tuple, list, dict)):
+            _collect(value, found)
 
 
 def instances(kind: type[T], values: Iterable[Any]) -> list[T]:
@@ -198,8 +211,11 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     value: dict[Any, Any] = {}
     settle = _settler(env)
 
+    def leaf(x: Any) -> Any:
+        return value[x] if isinstance(x, torch.fx.Node) else settle(x)
+
     def look(x: Any) -> Any:
-        return map_values(lambda leaf: value[leaf] if isinstance(leaf, torch.fx.Node) else settle(leaf), x)
+        return x if type(x) in _PLAIN else map_values(leaf, x)
 
     for node in env.graph.nodes:
         if node.op == "placeholder":

@@ -104,6 +104,7 @@ class Orders:
         self.freed = freed
         self.hint = hint
         self.renewed = renewed
+        self._sizes: dict[Node, int] = {}
 
     def lightest(self, order: Sequence[int]) -> list[int]:
         """The order with the lowest peak: ``order``, or a variation of it.
@@ -151,7 +152,10 @@ class Orders:
         return found
 
     def _bytes(self, node: Node) -> int:
-        return 0 if node in self.renewed else nbytes(node, self.hint)
+        found = self._sizes.get(node)
+        if found is None:
+            found = self._sizes[node] = 0 if node in self.renewed else nbytes(node, self.hint)
+        return found
 
     def _is_given_back(self, node: Node) -> bool:
         return node.kind not in ("input", "constant") or node in self.freed

@@ -138,7 +138,7 @@ class Fusion:
         self.order = Order()
         self._count = 0
         self._pulled: dict[tuple[Node, Index], list[Branch]] = {}
-        self._reads: dict[tuple[Node, Index], list[Read]] = {}
+        self._reads: dict[Node, dict[Index, list[Read]]] = {}
         self._bases: dict[Node, list[Node]] = {}
         self.ends = self._leading_to(set(renewed))
 
@@ -280,10 +280,12 @@ class Fusion:
         self.order.drop(cluster.id)
 
     def compute_in_place(self, nodes: Iterable[Node]) -> None:
-        """Let nodes be computed wherever they are read."""
+        """Let nodes be computed wherever they are read, and forget what their readers were known to read."""
+        nodes = list(nodes)
         self.inlined.update(nodes)
-        self._reads.clear()
-        self._bases.clear()
+        for x in reached(nodes, lambda x: x.users if x.kind == "item" or self._is_through(x) else ()):
+            self._reads.pop(x, None)
+            self._bases.pop(x, None)
 
     def remove(self, cluster: Cluster, node: Node) -> None:
         """Take a node out of its cluster."""
@@ -319,10 +321,10 @@ class Fusion:
 
     def reads(self, node: Node, index: Index) -> list[Read]:
         """Each value that ``node`` at ``index`` reads."""
-        found = self._reads.get((node, index))
+        known = self._reads.setdefault(node, {})
+        found = known.get(index)
         if found is None:
-            found = [read for read in self.on_the_way(node, index) if not self._is_through(read.value)]
-            self._reads[node, index] = found
+            found = known[index] = [r for r in self.on_the_way(node, index) if not self._is_through(r.value)]
         return found
 
     def on_the_way(self, node: Node, index: Index) -> list[Read]:
@@ -383,6 +385,8 @@ def in_order(node: Node, operand: Index, inner: Iterable[Expr], space: dict[Expr
 
 def substituted(indices: dict[Node, Index], mapping: Mapping[Expr, Expr]) -> dict[Node, Index]:
     """Indices with loop variables replaced."""
+    if all(v is e for v, e in mapping.items()):
+        return indices
     return {node: tuple(substitute(i, mapping) for i in index) for node, index in indices.items()}
 
 

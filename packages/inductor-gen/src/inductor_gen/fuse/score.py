@@ -81,6 +81,7 @@ class Costs:
         self.hint = hint
         self.asked = asked
         self.consumers = fusion.consumers()
+        self._sizes: dict[Node, int] = {}
         self._facts: dict[int, tuple[tuple[int, ...], Facts]] = {}
 
     def device(self, node: Node) -> Device:
@@ -93,7 +94,10 @@ class Costs:
 
     def size(self, node: Node) -> int:
         """The bytes of a node's value."""
-        return 0 if node.dtype is None else self.count(node.shape) * node.dtype.itemsize
+        found = self._sizes.get(node)
+        if found is None:
+            found = self._sizes[node] = 0 if node.dtype is None else self.count(node.shape) * node.dtype.itemsize
+        return found
 
     def bytes_of(self, nodes: Iterable[Node], points: int) -> int:
         """The bytes of buffers in a kernel of so many points, which reads no more elements of each."""

@@ -14,7 +14,6 @@ from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.collectives import is_collective
 from prims.errors import InternalError
-from prims.handlers.base import map_values
 from prims.ir import Envelope
 from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
@@ -211,11 +210,15 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     value: dict[Any, Any] = {}
     settle = _settler(env)
 
-    def leaf(x: Any) -> Any:
-        return value[x] if isinstance(x, torch.fx.Node) else settle(x)
-
-    def look(x: Any) -> Any:
-        return x if type(x) in _PLAIN else map_values(leaf, x)
+    def look(x: Any) -> Any:  # ``map_values``, with most leaves told at a glance
+        kind = type(x)
+        if kind in _PLAIN:
+            return x
+        if kind is torch.fx.Node:
+            return value[x]
+        if isinstance(x, (tuple, list)):
+            return (kind if kind is list else tuple)([look(v) for v in x])
+        return {k: look(v) for k, v in x.items()} if isinstance(x, dict) else settle(x)
 
     for node in env.graph.nodes:
         if node.op == "placeholder":
@@ -266,17 +269,17 @@ def _settler(env: Envelope) -> Callable[[Any], Any]:
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) -> Any:
     target = node.target
-    spec = look(node.meta.get("spec"))
-    source = node.meta.get("source")
+    meta = node.meta
+    spec, source = look(meta.get("spec")), meta.get("source")
     if isinstance(target, PrimOp):
-        args = target.bind(*look(node.args), **look(dict(node.kwargs)))
+        args = target.bind(*look(node.args), **look(node.kwargs))
         made = Node(len(graph.nodes), kind_of(target), target.name, args, spec, source)
     elif target is operator.getitem:
         base, index = look(node.args)
         made = Node(len(graph.nodes), "item", "getitem", (base, index), spec, source)
     else:
         made = Node(len(graph.nodes), "extern", overload_name(target), look(node.args), spec, source)
-        made.kwargs = look(dict(node.kwargs))
+        made.kwargs = look(node.kwargs)
         made.strides = None if made.op in _ANY_STRIDES and not own_strides else node.meta.get(STRIDES)
     made.target = target
     made.late = node.meta.get("late")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -184,13 +185,14 @@ def view_strides(
                     out[d] = strides[i]
             return tuple(out), offset
         case "reshape":
-            view = _reshape_strides(node.args[0].shape, strides, node.shape)
+            view = _reshape_strides(node.args[0].shape, tuple(strides), node.shape)
             return None if view is None else (view, offset)
     return None
 
 
+@functools.lru_cache(maxsize=256)
 def _reshape_strides(
-    source: Sequence[Expr], strides: Sequence[Expr], target: Sequence[Expr]
+    source: tuple[Expr, ...], strides: tuple[Expr, ...], target: tuple[Expr, ...]
 ) -> tuple[Expr, ...] | None:
     """Strides of a reshape that needs no copy; the usual greedy match of runs of contiguous dimensions."""
     runs: list[tuple[Expr, Expr]] = []  # (size, innermost stride) of each maximal collapsible run

@@ -105,6 +105,7 @@ class Orders:
         self.hint = hint
         self.renewed = renewed
         self._sizes: dict[Node, int] = {}
+        self._peaks: dict[tuple[int, ...], int] = {}
 
     def lightest(self, order: Sequence[int]) -> list[int]:
         """The order with the lowest peak: ``order``, or a variation of it.
@@ -133,7 +134,11 @@ class Orders:
 
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes alive at once."""
-        return max(self._profile(order), default=0)
+        key = tuple(order)
+        found = self._peaks.get(key)
+        if found is None:
+            found = self._peaks[key] = max(self._profile(order), default=0)
+        return found
 
     def _profile(self, order: Sequence[int]) -> list[int]:
         """The bytes alive during each step; a result counts once with an operand that it may lie over."""

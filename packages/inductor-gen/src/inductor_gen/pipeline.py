@@ -42,7 +42,7 @@ from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
 from inductor_gen.plan.parts import in_parts
-from inductor_gen.plan.peak import footprint, largest_at_peak
+from inductor_gen.plan.peak import Footprint, footprint, largest_at_peak
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.control import control_of
@@ -156,8 +156,8 @@ def lower_graph(
         together = launches(steps, rendering.starts_slowly, lambda kernel: _kind(kernel, rendering, prepared))
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with report.phase("inductor.memory"):
-        memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
         footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
+        memory = _memory(env, calls, footprints, prepared, builder.layouts, rendering, options)
         size = lambda node: 0 if node in memory.renewed else nbytes(node, hint)
         held = largest_at_peak(footprints, memory.dies, size)
         named = [(size, f"{node.op}, {_shape(node)}", node.source) for size, node in held]
@@ -202,8 +202,8 @@ def _shape(node: Node) -> str:
 
 
 def _memory(
-    env: Envelope, calls: Sequence[Rendered | Call], prepared: Prepared, layouts: Mapping[Node, Layout],
-    rendering: Rendering, options: Options,
+    env: Envelope, calls: Sequence[Rendered | Call], footprints: Sequence[Footprint], prepared: Prepared,
+    layouts: Mapping[Node, Layout], rendering: Rendering, options: Options,
 ) -> MemoryPlan:  # fmt: skip
     """Which buffers share memory. On a GPU only small pieces are kept for later: large ones go back to PyTorch's
     allocator, which gives their memory to operators too."""
@@ -227,7 +227,6 @@ def _memory(
         size, max((rendering.device(k).alignment for k in kernels), default=1), SMALL if in_triton else 0,
         KEPT if in_triton else None, frozenset(returned) - given,
     )  # fmt: skip
-    footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
     plan = plan_memory(footprints, returned, prepared.freed, rendering.hint, sharing)
     if options.verify == "every_pass":
         verify_memory(plan, footprints, prepared.freed, rendering.hint, sharing)

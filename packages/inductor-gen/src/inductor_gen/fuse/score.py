@@ -82,6 +82,7 @@ class Costs:
         self.asked = asked
         self.consumers = fusion.consumers()
         self._sizes: dict[Node, int] = {}
+        self._counts: dict[tuple[Expr, ...], int] = {}
         self._facts: dict[int, tuple[tuple[int, ...], Facts]] = {}
 
     def device(self, node: Node) -> Device:
@@ -90,7 +91,11 @@ class Costs:
 
     def count(self, sizes: Iterable[Expr]) -> int:
         """The product of likely sizes."""
-        return math.prod(map(self.hint, sizes))
+        key = tuple(sizes)
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = math.prod(map(self.hint, key))
+        return found
 
     def size(self, node: Node) -> int:
         """The bytes of a node's value."""

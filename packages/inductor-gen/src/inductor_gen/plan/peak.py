@@ -105,6 +105,7 @@ class Orders:
         self.hint = hint
         self.renewed = renewed
         self._sizes: dict[Node, int] = {}
+        self._given: dict[Node, int] = {}
         self._peaks: dict[tuple[int, ...], int] = {}
 
     def lightest(self, order: Sequence[int]) -> list[int]:
@@ -144,16 +145,19 @@ class Orders:
         """The bytes alive during each step; a result counts once with an operand that it may lie over."""
         steps = [self.steps[i] for i in order]
         dies = last_reads(steps, self.returned)
-        ending: dict[int, int] = {}
+        ending = [0] * (len(steps) + 1)
+        given = self._given
         for node, k in dies.items():
-            ending[k] = ending.get(k, 0) + (self._bytes(node) if self._is_given_back(node) else 0)
+            if node not in given:
+                given[node] = self._bytes(node) if self._is_given_back(node) else 0
+            ending[k] += given[node]
         live = sum(self._bytes(node) for node in self.freed if node in dies)
         found = []
         for k, step in enumerate(steps):
             live += sum(map(self._bytes, step.made))
             over = {m: r for m, r in step.overwrites if dies[r] == k and self._bytes(m) == self._bytes(r)}
             found.append(live + step.extra - sum(map(self._bytes, set(over.values()))))
-            live -= ending.get(k, 0)
+            live -= ending[k]
         return found
 
     def _bytes(self, node: Node) -> int:

@@ -208,15 +208,9 @@ def _memory(
     """Which buffers share memory. On a GPU only small pieces are kept for later: large ones go back to PyTorch's
     allocator, which gives their memory to operators too."""
 
-    extents: dict[Any, Expr] = {}
-
     def size(node: Node) -> Expr:  # of a node with several results, none: those are nodes too
-        if node.dtype is None or node.shape is None:
-            return ZERO
-        key = node.shape, strides_of(layouts, node), node.dtype
-        if key not in extents:
-            extents[key] = extent(*key)
-        return extents[key]
+        single = node.dtype is not None and node.shape is not None
+        return extent(node.shape, strides_of(layouts, node), node.dtype) if single else ZERO  # type: ignore[arg-type]
 
     kernels = [k for call in calls if isinstance(call, Rendered) for k in call.launch.kernels]
     in_triton = any(map(rendering.in_triton, kernels))

@@ -210,7 +210,7 @@ class Fusion:
         """Split a variable so that one of the indices needs no division by it."""
         for index in indices:
             for i in index:
-                for variable, divisor in range_atoms(i, cluster.space):
+                for variable, divisor in range_atoms(i, cluster.space) if i.kind != "symbol" else ():
                     if self.split(cluster, variable, divisor):
                         return True
         return False
@@ -302,9 +302,19 @@ class Fusion:
         """The nodes that computing ``node`` reads, through views and values computed in place."""
         bases = self._bases.get(node)
         if bases is None:
-            on = lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ()
-            found = reached(node.ins, on)
-            bases = self._bases[node] = [x for x in found if x.kind != "item" and not self._is_through(x)]
+            bases = self._bases[node] = []
+            seen: set[Node] = set()
+            todo = list(node.ins)
+            while todo:
+                x = todo.pop()
+                if x not in seen:
+                    seen.add(x)
+                    if x.kind == "item":
+                        todo += x.args[:1]
+                    elif x.kind in ("view", "create") or x in self.inlined:
+                        todo += x.ins
+                    else:
+                        bases.append(x)
         return bases
 
     def _is_through(self, x: Node) -> bool:
@@ -324,7 +334,11 @@ class Fusion:
         known = self._reads.setdefault(node, {})
         found = known.get(index)
         if found is None:
-            found = known[index] = [r for r in self.on_the_way(node, index) if not self._is_through(r.value)]
+            inlined = self.inlined
+            found = known[index] = [
+                r for r in self.on_the_way(node, index)
+                if r.value.kind not in ("view", "create") and r.value not in inlined
+            ]  # fmt: skip
         return found
 
     def on_the_way(self, node: Node, index: Index) -> list[Read]:

@@ -83,6 +83,7 @@ class Costs:
         self.consumers = fusion.consumers()
         self._sizes: dict[Node, int] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
+        self._along: dict[tuple[tuple[Index, ...], tuple[Expr, ...]], frozenset[Expr]] = {}
         self._facts: dict[int, tuple[tuple[int, ...], Facts]] = {}
 
     def device(self, node: Node) -> Device:
@@ -178,7 +179,10 @@ class Costs:
             bool(ops & {"gather", "index"}),
             any(n.op == "copy" for n in writes),
         )
-        return Facts(found, writes, _along(accesses, cluster.space), marks)
+        key = tuple(accesses), tuple(cluster.space)
+        if key not in self._along:
+            self._along[key] = _along(accesses, cluster.space)
+        return Facts(found, writes, self._along[key], marks)
 
     def work(self, cluster: Cluster) -> Work:
         """What the cluster's kernel does."""

@@ -18,7 +18,7 @@ import torch
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.kernel.body import Body, Store, Val
 from inductor_gen.kernel.nest import Nest
-from inductor_gen.layout.record import Layout, Prepared
+from inductor_gen.layout.record import Layout, Prepared, whole
 from inductor_gen.loops.graph import Node
 from prims.ir.symbols import expr_of
 
@@ -59,7 +59,7 @@ class Structures:
 
     def of(self, cluster: Cluster, stored: Collection[Node]) -> tuple[Hashable, list[Node]]:
         """A cluster's key, and the nodes that it is about, in order."""
-        homes, inlined = cluster.homes, self.fusion.inlined
+        homes, inlined, scattered = cluster.homes, self.fusion.inlined, self.prepared.scattered
         number = {node: k for k, node in enumerate(cluster.nodes)}
         nodes = list(cluster.nodes)
         facts: list[Hashable] = [cluster.loops, tuple(cluster.space.items()), cluster.inner, len(nodes)]
@@ -67,10 +67,11 @@ class Structures:
             inside, in_place = node in homes, node in inlined
             computed = inside or in_place or node.kind in ("view", "create")
             layout = self.layouts.get(node)
-            facts += (self._form(node, computed), in_place, None if layout is None else layout.strides)
+            facts += (self._form(node, computed), in_place, node in scattered, layout and layout.strides)
             if inside:
                 facts += (node in stored, cluster.operands[node], homes[node])
-            for x in (*(node.ins if computed else ()), self.prepared.storage(node)):
+            takes = node.ins if computed else ()
+            for x in (*takes, whole(scattered[node])) if node in scattered else takes:
                 if x not in number:
                     number[x] = len(nodes)
                     nodes.append(x)

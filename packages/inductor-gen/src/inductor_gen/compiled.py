@@ -146,12 +146,12 @@ def _compiled(
         _kernel(step, moved) for step, moved in zip(lowered.calls, wrapper.moved, strict=True)
         if isinstance(step, Rendered) and step.sources
     ]  # fmt: skip
-    graph = CompiledGraph(
+    compiled_graph = CompiledGraph(
         call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs), made, wrapper.steps,
         lowered.least(wrapper.moved),
     )  # fmt: skip
-    tell(graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
-    return graph
+    tell(compiled_graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
+    return compiled_graph
 
 
 def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) -> Made | str:

@@ -15,22 +15,30 @@ from prims.records import record
 
 __all__ = ["CONSTRAINTS", "ROWS", "Rewritten", "rewrite", "verify"]
 
+_CONVOLUTIONS = (convolutions.CONVOLUTION,)
+
 #: In this order: each sees what those before it have made. Verdicts about masks name places in the graph as it came.
 ROWS = (
     Row("mask", masks.known_mask, masks.settle, "eager_exact", required=True, ops=(*FORWARD, *BACKWARD)),
     Row("empty", impossible.is_unsettled, impossible.settle, "eager_exact", required=True),
-    Row("scatter without atomics", impossible.needs_library, impossible.call, "eager_exact", required=True, ops=("scatter", "index_put")),
+    Row(
+        "scatter without atomics", impossible.needs_library, impossible.call, "eager_exact", required=True,
+        ops=("scatter", "index_put"),
+    ),
     Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact", ops=("slice",)),
     Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact", ops=("concat",)),
     Row("gelu", activations.activated, activations.join, ops=(activations.LINEAR,)),
     Row("shared heads", heads.shared, heads.share, "eager_close", ops=(heads.SHARING,)),
-    Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close", ops=(convolutions.CONVOLUTION,)),
-    Row("gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close", ops=(convolutions.BACKWARD,)),
-    Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close", ops=(convolutions.CONVOLUTION,)),
-    Row("convolution of patches", convolutions.is_patches, convolutions.gather, ops=(convolutions.CONVOLUTION,)),
+    Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close", ops=_CONVOLUTIONS),
+    Row(
+        "gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close",
+        ops=(convolutions.BACKWARD,),
+    ),
+    Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close", ops=_CONVOLUTIONS),
+    Row("convolution of patches", convolutions.is_patches, convolutions.gather, ops=_CONVOLUTIONS),
     Row("products of one matrix", products.siblings, products.together, ops=products.PRODUCTS),
     Row("aligned product", products.unaligned, products.pad, ops=products.PRODUCTS),
-)
+)  # fmt: skip
 
 CONSTRAINTS = {
     "GRAPH-C1": "A node takes what stands before it, each is among the readers of what it takes, and no other is.",

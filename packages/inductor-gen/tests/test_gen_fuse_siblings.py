@@ -287,7 +287,7 @@ def backwards(fusion: Fusion) -> None:
 def reduced_partly(fusion: Fusion) -> None:
     cluster = next(c for c in fusion.clusters.values() if c.inner)
     extent = next(iter(cluster.space.values()))
-    cluster.space[fusion.variable(extent)] = extent
+    cluster.space.update(dict.fromkeys(fusion.variables(cluster, extent), extent))
 
 
 def second_left_out(fusion: Fusion) -> None:

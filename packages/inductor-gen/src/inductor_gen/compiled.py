@@ -17,7 +17,7 @@ from inductor_gen.device.record import Asked
 from inductor_gen.extern.control import with_bodies
 from inductor_gen.kernel.ir import Call
 from inductor_gen.kernel.traffic import Traffic
-from inductor_gen.loops.graph import build_graph
+from inductor_gen.loops.graph import Graph, build_graph
 from inductor_gen.pipeline import lower_graph, size_hint
 from inductor_gen.rewrite.masks import MaskPlan, has_masks, plan_masks
 from inductor_gen.runtime.compiler import load_kernels
@@ -59,13 +59,13 @@ def compile_graph(
     """
     options = options if options is not None else Options.from_environment()
     report = Report() if report is None else report
-    plan = _masks(env_prim, options, report)
+    plan, graph = _masks(env_prim, options, report)
     if plan.question is None:
-        return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place)
+        return _compiled(env_prim, options, report, triton, plan.constant, devices, in_place, graph)
     from inductor_gen.runtime.masked import Choice, General
 
     again = "again" if in_place else False
-    usual = _compiled(env_prim, options, report, triton, {**plan.constant, **plan.assumed}, devices, again)
+    usual = _compiled(env_prim, options, report, triton, {**plan.constant, **plan.assumed}, devices, again, graph)
     general = General(
         lambda: _compiled(env_prim, options, report, triton, plan.constant, devices, again), lambda: _told(env_prim)
     )
@@ -77,8 +77,8 @@ def compile_general(
     env_prim: Envelope, *, options: Options, report: Report, in_place: bool
 ) -> CompiledGraph:  # fmt: skip
     """The graph that :func:`compile_graph` compiles for all attention masks, where it has another for usual ones."""
-    plan = _masks(env_prim, options, report)
-    return _compiled(env_prim, options, report, False, plan.constant, None, "again" if in_place else False)
+    plan, graph = _masks(env_prim, options, report)
+    return _compiled(env_prim, options, report, False, plan.constant, None, "again" if in_place else False, graph)
 
 
 def _told(env: Envelope) -> tuple[bytes, Mapping[str, torch.Tensor]]:
@@ -95,13 +95,14 @@ def _told(env: Envelope) -> tuple[bytes, Mapping[str, torch.Tensor]]:
     return to_json(env, indent=None).encode(), env.constants
 
 
-def _masks(env: Envelope, options: Options, report: Report) -> MaskPlan:
+def _masks(env: Envelope, options: Options, report: Report) -> tuple[MaskPlan, Graph | None]:
     """What the graph may count on about attention masks; nothing where every rounding is to be as in eager, or the same
-    on every run: which graph runs depends on earlier batches."""
+    on every run: which graph runs depends on earlier batches. And the graph, where one was looked at."""
     if options.numerics != "fast" or options.deterministic or not has_masks(env):
-        return MaskPlan()
+        return MaskPlan(), None
     with report.phase("inductor.masks"):
-        return plan_masks(build_graph(env), env, size_hint(env))
+        graph = build_graph(env)
+        return plan_masks(graph, env, size_hint(env)), graph
 
 
 def _repeatable(node: torch.fx.Node) -> bool:
@@ -111,12 +112,13 @@ def _repeatable(node: torch.fx.Node) -> bool:
 
 def _compiled(
     env_prim: Envelope, options: Options, report: Report, triton: bool, masks: Mapping[int, str],
-    devices: Asked | None, in_place: bool | str,
+    devices: Asked | None, in_place: bool | str, graph: Graph | None = None,
 ) -> CompiledGraph:  # fmt: skip
-    """The graph compiled for calls in which these verdicts about attention masks hold."""
+    """The graph compiled for calls in which these verdicts about attention masks hold; ``graph`` is the envelope's, if
+    it is there already and nobody else's."""
     begun = _begin(env_prim, options)
     add = begun.add if begun is not None else None
-    lowered = lower_graph(env_prim, options, report, triton, add, masks, devices, in_place)
+    lowered = lower_graph(env_prim, options, report, triton, add, masks, devices, in_place, graph)
 
     def body(env: Envelope) -> Callable[[list[Any]], list[Any]]:
         return compile_graph(env, options=options, report=report, triton=triton, devices=devices).boxed
@@ -146,12 +148,12 @@ def _compiled(
         _kernel(step, moved) for step, moved in zip(lowered.calls, wrapper.moved, strict=True)
         if isinstance(step, Rendered) and step.sources
     ]  # fmt: skip
-    graph = CompiledGraph(
+    compiled_graph = CompiledGraph(
         call, wrapper.source, kernels, wrapper.externs, compiled, len(env_prim.inputs), made, wrapper.steps,
         lowered.least(wrapper.moved),
     )  # fmt: skip
-    tell(graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
-    return graph
+    tell(compiled_graph, options, report, len({source.name for source in lowered.sources()}) + 1)  # and the launcher
+    return compiled_graph
 
 
 def _made(lowered: Lowered, wrapper: Wrapper, options: Options, bodies: bool) -> Made | str:

@@ -34,7 +34,7 @@ from inductor_gen.kernel.build import Builder
 from inductor_gen.kernel.ir import Call, Kernel, Step, nbytes
 from inductor_gen.layout.prepare import prepare
 from inductor_gen.layout.record import Layout, Prepared, ViewRef, extent, strides_of
-from inductor_gen.loops.graph import Node, build_graph, is_training
+from inductor_gen.loops.graph import Graph, Node, build_graph, is_training
 from inductor_gen.loops.index import ZERO, Hint
 from inductor_gen.plan.launches import launches
 from inductor_gen.plan.memory import MemoryPlan, Sharing, plan_memory
@@ -42,7 +42,7 @@ from inductor_gen.plan.memory import text as memory_text
 from inductor_gen.plan.memory import verify as verify_memory
 from inductor_gen.plan.order import ordered
 from inductor_gen.plan.parts import in_parts
-from inductor_gen.plan.peak import footprint, largest_at_peak
+from inductor_gen.plan.peak import Footprint, footprint, largest_at_peak
 from inductor_gen.rewrite.row import Context
 from inductor_gen.rewrite.table import Rewritten, rewrite
 from prims.control import control_of
@@ -65,7 +65,7 @@ _BETWEEN_GRAPHS = ("saved", "mutation")
 
 def planned(
     env: Envelope, options: Options, report: Report | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked = device_of, in_place: bool | str = False,
+    devices: Asked = device_of, in_place: bool | str = False, graph: Graph | None = None,
 ) -> tuple[Builder, list[Step]]:  # fmt: skip
     """The steps up to the order of kernels, with the arguments of :func:`lower_graph`, and what made the kernels.
 
@@ -77,7 +77,7 @@ def planned(
     hint = size_hint(env)
     fuel = Fuel(options.fuel)  # the rows' changes count first, then fusions
     with report.phase("inductor.rewrite"):
-        rewritten = rewritten_graph(env, options, masks or {}, devices, fuel)
+        rewritten = rewritten_graph(env, options, masks or {}, devices, fuel, graph)
     keep(options, report, "rewritten", lambda: str(rewritten), log="schedule")
     with report.phase("inductor.layout"):
         prepared = prepare(rewritten.graph, env, hint, options.numerics, in_place)
@@ -100,10 +100,12 @@ def planned(
 
 def rewritten_graph(
     env: Envelope, options: Options, masks: Mapping[int, str] | None = None, devices: Asked = device_of,
-    fuel: Fuel | None = None,
+    fuel: Fuel | None = None, graph: Graph | None = None,
 ) -> Rewritten:  # fmt: skip
-    """The graph of an envelope after the rows that the options allow."""
-    graph = build_graph(env, own_strides=options.numerics == "eager_exact")
+    """The graph of an envelope after the rows that the options allow; ``graph`` is what :func:`build_graph` has made of
+    the envelope for other numerics than ``"eager_exact"``, if it is there, and is changed."""
+    own_strides = options.numerics == "eager_exact"
+    graph = build_graph(env, own_strides) if graph is None or own_strides else graph
     context = Context(
         size_hint(env), devices, options.numerics, masks or {}, is_training(env), deterministic=options.deterministic
     )
@@ -114,13 +116,13 @@ def rewritten_graph(
 def lower_graph(
     env: Envelope, options: Options, report: Report | None = None, triton: bool = False,
     rendered: Callable[[KernelSource], None] | None = None, masks: Mapping[int, str] | None = None,
-    devices: Asked | None = None, in_place: bool | str = False,
+    devices: Asked | None = None, in_place: bool | str = False, graph: Graph | None = None,
 ) -> Lowered:  # fmt: skip
     """Run the steps; ``triton`` asks for Triton kernels also where values live on the CPU, and ``rendered`` is told of
     each kernel as soon as it is there. ``masks``: verdicts about attention masks that hold whenever the graph runs.
     ``devices``: what is known about devices, where that is not to be asked of this machine's; Triton's interpreter runs
     what would run on an H100. ``in_place``: inputs that the graph's mutations name may be written; ``"again"``: so that
-    it may run twice on the same.
+    it may run twice on the same. ``graph``: as :func:`rewritten_graph` takes it.
 
     Raises:
         Unsupported: something in the graph has neither kernel nor operator.
@@ -129,7 +131,7 @@ def lower_graph(
     report = Report() if report is None else report
     if devices is None:
         devices = (lambda _: known("H100")) if triton else device_of
-    builder, steps = planned(env, options, report, masks, devices, in_place)
+    builder, steps = planned(env, options, report, masks, devices, in_place, graph)
     hint, prepared = builder.hint, builder.prepared
     edit = functools.partial(edited, options=options, report=report) if options.sources else None
     rendering = Rendering(options, hint, builder.layouts, devices, triton, rendered, edit)
@@ -154,8 +156,8 @@ def lower_graph(
         together = launches(steps, rendering.starts_slowly, lambda kernel: _kind(kernel, rendering, prepared))
         calls = tuple(c if isinstance(c, Call) else Rendered(c, rendering.launch(c)) for c in together)
     with report.phase("inductor.memory"):
-        memory = _memory(env, calls, prepared, builder.layouts, rendering, options)
         footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
+        memory = _memory(env, calls, footprints, prepared, builder.layouts, rendering, options)
         size = lambda node: 0 if node in memory.renewed else nbytes(node, hint)
         held = largest_at_peak(footprints, memory.dies, size)
         named = [(size, f"{node.op}, {_shape(node)}", node.source) for size, node in held]
@@ -200,8 +202,8 @@ def _shape(node: Node) -> str:
 
 
 def _memory(
-    env: Envelope, calls: Sequence[Rendered | Call], prepared: Prepared, layouts: Mapping[Node, Layout],
-    rendering: Rendering, options: Options,
+    env: Envelope, calls: Sequence[Rendered | Call], footprints: Sequence[Footprint], prepared: Prepared,
+    layouts: Mapping[Node, Layout], rendering: Rendering, options: Options,
 ) -> MemoryPlan:  # fmt: skip
     """Which buffers share memory. On a GPU only small pieces are kept for later: large ones go back to PyTorch's
     allocator, which gives their memory to operators too."""
@@ -219,7 +221,6 @@ def _memory(
         size, max((rendering.device(k).alignment for k in kernels), default=1), SMALL if in_triton else 0,
         KEPT if in_triton else None, frozenset(returned) - given,
     )  # fmt: skip
-    footprints = [c.footprint() if isinstance(c, Rendered) else footprint(c) for c in calls]
     plan = plan_memory(footprints, returned, prepared.freed, rendering.hint, sharing)
     if options.verify == "every_pass":
         verify_memory(plan, footprints, prepared.freed, rendering.hint, sharing)

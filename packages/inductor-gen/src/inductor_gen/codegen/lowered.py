@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.kernel import ir
 from inductor_gen.kernel.ir import Call, nbytes
-from inductor_gen.kernel.traffic import Traffic, least, together, traffic
+from inductor_gen.kernel.traffic import Alike, Traffic, least, together, traffic
 from inductor_gen.layout.record import Layout, Prepared, whole
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
@@ -41,9 +41,10 @@ class Rendered:
         known = {n for kernel in self.launch.kernels for n in kernel.touched()}
         return footprint(self.launch, [n for n in self.written() if n not in known])
 
-    def traffic(self, prepared: Prepared, hint: Hint) -> tuple[Traffic, ...]:
+    def traffic(self, prepared: Prepared, hint: Hint, known: Alike) -> tuple[Traffic, ...]:
         """What each source moves: what its kernels do with the buffers that it takes, and partial results whole."""
-        whole_launch = together([traffic(kernel, prepared, hint) for kernel in self.launch.kernels])
+        kernels = self.launch.kernels
+        whole_launch = together([traffic(kernel, prepared, hint, known) for kernel in kernels])
         if len(self.sources) == 1:
             return (whole_launch,)
         return tuple(_share(source, whole_launch, prepared, hint) for source in self.sources)
@@ -88,7 +89,7 @@ class Lowered:
 
     def traffic(self) -> list[tuple[Traffic, ...]]:
         """What the sources of each launch, or its operator, move."""
-        given = self.prepared, self.hint
+        given = self.prepared, self.hint, Alike()
         return [c.traffic(*given) if isinstance(c, Rendered) else (traffic(c, *given),) for c in self.calls]
 
     def least(self, moved: Sequence[Sequence[Traffic]]) -> Least:

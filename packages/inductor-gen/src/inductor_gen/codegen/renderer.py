@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from inductor_gen.kernel.nest import Nest
@@ -12,7 +13,7 @@ from inductor_gen.unit import Unit
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["KernelSource", "Renderer", "Unit", "describe", "kernel_name"]
+__all__ = ["KernelSource", "Renderer", "Unit", "describe", "kernel_name", "rebound"]
 
 
 @record(kw_only=True)
@@ -60,10 +61,20 @@ class Renderer(Protocol):
 def describe(nest: Nest, text: str) -> tuple[str, str, tuple[str, ...]]:
     """``name, comment, ops`` of a kernel whose text (with ``KERNEL`` for its name) is given."""
     ops = tuple(n.op for n in nest.body.nodes)
+    return kernel_name(ops, text), _comment(nest, ops), ops
+
+
+def _comment(nest: Nest, ops: Sequence[str]) -> str:
     lines = ["ops: " + " ".join(ops[:40]) + (" ..." if len(ops) > 40 else "")]
     places = dict.fromkeys(str(node.source) for node in nest.body.nodes if node.source is not None)
     lines += [f"from {where}" for where in list(filter(None, places))[:12]]
-    return kernel_name(ops, text), "\n".join(lines).replace("*/", "* /"), ops
+    return "\n".join(lines).replace("*/", "* /")
+
+
+def rebound(source: KernelSource, nodes: Mapping[Node, Node], nest: Nest) -> KernelSource:
+    """A source for a nest that is as the one it was made of, but for its nodes."""
+    buffers = tuple([nodes[n] for n in source.buffers])
+    return replace(source, buffers=buffers, comment=_comment(nest, source.ops))
 
 
 def kernel_name(ops: Sequence[str], text: str) -> str:

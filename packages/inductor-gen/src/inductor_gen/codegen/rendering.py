@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from inductor_gen.codegen.renderer import KernelSource, Renderer
+from inductor_gen.codegen.renderer import KernelSource, Renderer, rebound
 from inductor_gen.device.backends import Backend, backend
 from inductor_gen.device.record import Asked, Device
 from inductor_gen.kernel.ir import Kernel
+from inductor_gen.kernel.nest import Nest
 from inductor_gen.layout.record import Layout
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import Hint
@@ -48,6 +50,7 @@ class Rendering:
         self.edit = edit
         self._texts: dict[Kernel, tuple[KernelSource, ...]] = {}
         self._rows: dict[Kernel, Row | None] = {}
+        self._alike: dict[object, tuple[tuple[KernelSource, ...], Sequence[Node]]] = {}  # by what nests have in common
 
     def _backend(self, kernel: Kernel) -> Backend:
         return backend("cuda" if self.triton else kernel.device.type if kernel.device is not None else "cpu")
@@ -100,9 +103,23 @@ class Rendering:
     def tiled(self, kernel: Kernel, tiling: Any = None) -> tuple[KernelSource, ...]:
         """The text of a kernel with other blocks and warps than usual; ``tiling`` is Triton's."""
         renderer = self._renderer(kernel, tiling)
+        render = renderer.render if self.in_triton(kernel) else functools.partial(self._once, renderer)
         if len(kernel.nests) == 1:
-            return tuple(renderer.render(kernel.nests[0]))
-        return tuple(renderer.together([renderer.render(nest) for nest in kernel.nests]))
+            return tuple(render(kernel.nests[0]))
+        return tuple(renderer.together([render(nest) for nest in kernel.nests]))
+
+    def _once(self, renderer: Renderer, nest: Nest) -> tuple[KernelSource, ...]:
+        """The sources of a nest, which of all nests that differ in their nodes alone are made once. Not Triton's: they
+        may have buffers of their own, and ask more of others."""
+        if nest.like is None:
+            return renderer.render(nest)
+        key, nodes = nest.like
+        found = self._alike.get(key)
+        if found is None:
+            self._alike[key] = made, _ = renderer.render(nest), nodes
+            return made
+        to = dict(zip(found[1], nodes, strict=True))
+        return tuple(rebound(source, to, nest) for source in found[0])
 
     def launch(self, launch: Launch) -> tuple[KernelSource, ...]:
         """The sources of a launch, in as few as there can be."""
@@ -111,7 +128,7 @@ class Rendering:
         else:
             from inductor_gen.codegen.tritonbranch import branched
 
-            alike, others = self._alike(launch.kernels)
+            alike, others = self._in_many(launch.kernels)
             pieces = [self.of(kernel) for kernel in others]
             # The sources of a split reduction read what the one before has written: they are nobody's neighbours.
             several = [source for piece in pieces if len(piece) > 1 for source in piece]
@@ -125,7 +142,7 @@ class Rendering:
                 self.rendered(source)
         return made
 
-    def _alike(self, kernels: Sequence[Kernel]) -> tuple[list[KernelSource], list[Kernel]]:
+    def _in_many(self, kernels: Sequence[Kernel]) -> tuple[list[KernelSource], list[Kernel]]:
         """The kernels over many tensors, and the kernels that are none: few small ones start as fast side by side."""
         from inductor_gen.codegen.multireduce import multi_tensor_kernels
         from inductor_gen.codegen.triton import TritonRenderer

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from inductor_gen.fuse.order import Move, Order
 from inductor_gen.loops.graph import Graph, Node, may_refuse, reached
-from inductor_gen.loops.index import ONE, ZERO, flatten, range_atoms, substitute
+from inductor_gen.loops.index import ONE, ZERO, Ranges, flatten, range_atoms, regroup, substitute
 from inductor_gen.loops.views import Branch, Index, pull
 from prims.ir import Fuel
 from prims.spec import expr as ex
@@ -110,7 +110,7 @@ class Fusion:
         inlined: the nodes that are computed wherever they are read; one that has a cluster, wherever else.
         ends: late pointwise nodes that lead to inputs' new values alone: as these, they wait for the end of the graph.
         random: the operators that draw random numbers, in their order.
-        extents: the number of values of every loop variable.
+        extents: the number of values of every loop variable; clusters share them.
     """
 
     def __init__(
@@ -132,10 +132,13 @@ class Fusion:
         self.inlined: set[Node] = set()
         self.random: list[Node] = []
         self.extents: dict[Expr, Expr] = {}
+        self._numbers: dict[Expr, int] = {}
+        self._able: dict[Expr, list[int]] = {}  # the numbers of the variables of an extent, ascending
+        self._regrouped: dict[tuple[Index, Index, Index], Index] = {}
         self.order = Order()
         self._count = 0
         self._pulled: dict[tuple[Node, Index], list[Branch]] = {}
-        self._reads: dict[tuple[Node, Index], list[Read]] = {}
+        self._reads: dict[Node, dict[Index, list[Read]]] = {}
         self._bases: dict[Node, list[Node]] = {}
         self.ends = self._leading_to(set(renewed))
 
@@ -159,23 +162,29 @@ class Fusion:
 
     # ---- variables --------------------------------------------------------------------------------------
 
-    def variable(self, extent: Expr) -> Expr:
-        """A fresh loop variable of so many values, for good."""
-        v = ex.symbol(f"i{len(self.extents) + 1}")
-        self.extents[v] = extent
-        return v
+    def variables(self, cluster: Cluster, *extents: Expr) -> list[Expr]:
+        """Loop variables of so many values with numbers above those of a cluster's. The first that there are: clusters
+        that are made alike have the same ones, and what is known of the indices of one is known of all."""
+        last, found = max((self._numbers[v] for v in cluster.space), default=0), []
+        for extent in extents:
+            able = self._able.setdefault(extent, [])
+            number = next((n for n in able if n > last), None)
+            if number is None:
+                number = len(self.extents) + 1
+                able.append(number)
+                v = ex.symbol(f"i{number}")
+                self.extents[v], self._numbers[v] = extent, number
+            last = number
+            found.append(ex.symbol(f"i{number}"))
+        return found
 
     def fresh_index(self, cluster: Cluster, shape: Iterable[Expr]) -> Index:
         """An index of new variables, which become the cluster's."""
-        index: list[Expr] = []
-        for extent in shape:
-            if extent is ONE:
-                index.append(ZERO)
-            else:
-                v = self.variable(extent)
-                cluster.space[v] = extent
-                index.append(v)
-        return tuple(index)
+        shape = list(shape)
+        fresh = self.variables(cluster, *(extent for extent in shape if extent is not ONE))
+        cluster.space.update((v, self.extents[v]) for v in fresh)
+        left = iter(fresh)
+        return tuple(ZERO if extent is ONE else next(left) for extent in shape)
 
     def split(self, cluster: Cluster, variable: Expr, inner_size: Expr) -> bool:
         """Replace a variable by an outer and an inner one of size ``inner_size``, where that divides its size.
@@ -186,7 +195,7 @@ class Fusion:
         count = ex.floordiv(extent, inner_size) if inner_size is not ZERO else ZERO
         if inner_size is ONE or count is ONE or ex.mul(count, inner_size) is not extent or extent is ZERO:
             return False
-        outer, inner = self.variable(count), self.variable(inner_size)
+        outer, inner = self.variables(cluster, count, inner_size)
         before = cluster.space, cluster.homes, cluster.operands
         cluster.replace(variable, ex.add(ex.mul(outer, inner_size), inner), {outer: count, inner: inner_size})
         if not self.agrees(cluster):
@@ -201,7 +210,7 @@ class Fusion:
         """Split a variable so that one of the indices needs no division by it."""
         for index in indices:
             for i in index:
-                for variable, divisor in range_atoms(i, cluster.space):
+                for variable, divisor in range_atoms(i, cluster.space) if i.kind != "symbol" else ():
                     if self.split(cluster, variable, divisor):
                         return True
         return False
@@ -271,10 +280,12 @@ class Fusion:
         self.order.drop(cluster.id)
 
     def compute_in_place(self, nodes: Iterable[Node]) -> None:
-        """Let nodes be computed wherever they are read."""
+        """Let nodes be computed wherever they are read, and forget what their readers were known to read."""
+        nodes = list(nodes)
         self.inlined.update(nodes)
-        self._reads.clear()
-        self._bases.clear()
+        for x in reached(nodes, lambda x: x.users if x.kind == "item" or self._is_through(x) else ()):
+            self._reads.pop(x, None)
+            self._bases.pop(x, None)
 
     def remove(self, cluster: Cluster, node: Node) -> None:
         """Take a node out of its cluster."""
@@ -291,9 +302,19 @@ class Fusion:
         """The nodes that computing ``node`` reads, through views and values computed in place."""
         bases = self._bases.get(node)
         if bases is None:
-            on = lambda x: x.args[:1] if x.kind == "item" else x.ins if self._is_through(x) else ()
-            found = reached(node.ins, on)
-            bases = self._bases[node] = [x for x in found if x.kind != "item" and not self._is_through(x)]
+            bases = self._bases[node] = []
+            seen: set[Node] = set()
+            todo = list(node.ins)
+            while todo:
+                x = todo.pop()
+                if x not in seen:
+                    seen.add(x)
+                    if x.kind == "item":
+                        todo += x.args[:1]
+                    elif x.kind in ("view", "create") or x in self.inlined:
+                        todo += x.ins
+                    else:
+                        bases.append(x)
         return bases
 
     def _is_through(self, x: Node) -> bool:
@@ -310,10 +331,14 @@ class Fusion:
 
     def reads(self, node: Node, index: Index) -> list[Read]:
         """Each value that ``node`` at ``index`` reads."""
-        found = self._reads.get((node, index))
+        known = self._reads.setdefault(node, {})
+        found = known.get(index)
         if found is None:
-            found = [read for read in self.on_the_way(node, index) if not self._is_through(read.value)]
-            self._reads[node, index] = found
+            inlined = self.inlined
+            found = known[index] = [
+                r for r in self.on_the_way(node, index)
+                if r.value.kind not in ("view", "create") and r.value not in inlined
+            ]  # fmt: skip
         return found
 
     def on_the_way(self, node: Node, index: Index) -> list[Read]:
@@ -339,7 +364,15 @@ class Fusion:
         """Where an element of a view comes from, at an index over loop variables."""
         found = self._pulled.get((view, index))
         if found is None:
-            found = self._pulled[view, index] = pull(view, index, self.extents)
+            found = self._pulled[view, index] = pull(view, index, self.extents, self._regroup)
+        return found
+
+    def _regroup(self, index: Index, source: Index, target: Index, _: Ranges) -> Index:
+        """Each regrouping once: a variable has the same extent wherever it is."""
+        key = index, source, target
+        found = self._regrouped.get(key)
+        if found is None:
+            found = self._regrouped[key] = regroup(index, source, target, self.extents)
         return found
 
 
@@ -366,6 +399,8 @@ def in_order(node: Node, operand: Index, inner: Iterable[Expr], space: dict[Expr
 
 def substituted(indices: dict[Node, Index], mapping: Mapping[Expr, Expr]) -> dict[Node, Index]:
     """Indices with loop variables replaced."""
+    if all(v is e for v, e in mapping.items()):
+        return indices
     return {node: tuple(substitute(i, mapping) for i in index) for node, index in indices.items()}
 
 

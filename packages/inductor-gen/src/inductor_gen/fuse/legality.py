@@ -109,11 +109,14 @@ class Merger:
     move: Move
 
 
-def merger(fusion: Fusion, other: Cluster, cluster: Cluster, theirs: Index, ours: Index) -> Merger | None:
-    """How to move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's."""
+def merger(
+    fusion: Fusion, other: Cluster, cluster: Cluster, theirs: Index, ours: Index, move: Move | None = None
+) -> Merger | None:
+    """How to move ``other`` into ``cluster``, where ``theirs`` over its variables is ``ours`` over the cluster's;
+    ``move``: what the order of clusters asks for, where that is known."""
     if len(other.nodes) + len(cluster.nodes) > MAX_NODES or other.late != cluster.late:
         return None
-    move = fusion.order.together(other.id, cluster.id)
+    move = move or fusion.order.together(other.id, cluster.id)
     if move is None:
         return None
     mapping = _unify(other, theirs, ours, cluster)

@@ -133,11 +133,13 @@ class Order:
 
     def _walk(self, found: dict[int, None], edges: dict[int, dict[int, None]], low: int, high: int) -> Iterator[int]:
         """Fill ``found`` with what can be reached from it between two labels; each edge's other end is given out."""
-        todo = list(found)
+        todo, into, label = list(found), self._into, self._label
         while todo:
             x = todo.pop()
-            for y in map(self.find, edges[x]):
-                inside = y != x and low <= self._label.get(y, -1) <= high
+            for y in edges[x]:
+                if y in into:
+                    y = self.find(y)
+                inside = y != x and low <= label.get(y, -1) <= high
                 yield y if inside else -1
                 if inside and y not in found:
                     found[y] = None

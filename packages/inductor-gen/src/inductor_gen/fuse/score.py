@@ -81,6 +81,9 @@ class Costs:
         self.hint = hint
         self.asked = asked
         self.consumers = fusion.consumers()
+        self._sizes: dict[Node, int] = {}
+        self._counts: dict[tuple[Expr, ...], int] = {}
+        self._along: dict[tuple[tuple[Index, ...], tuple[Expr, ...]], frozenset[Expr]] = {}
         self._facts: dict[int, tuple[tuple[int, ...], Facts]] = {}
 
     def device(self, node: Node) -> Device:
@@ -89,11 +92,18 @@ class Costs:
 
     def count(self, sizes: Iterable[Expr]) -> int:
         """The product of likely sizes."""
-        return math.prod(map(self.hint, sizes))
+        key = tuple(sizes)
+        found = self._counts.get(key)
+        if found is None:
+            found = self._counts[key] = math.prod(map(self.hint, key))
+        return found
 
     def size(self, node: Node) -> int:
         """The bytes of a node's value."""
-        return 0 if node.dtype is None else self.count(node.shape) * node.dtype.itemsize
+        found = self._sizes.get(node)
+        if found is None:
+            found = self._sizes[node] = 0 if node.dtype is None else self.count(node.shape) * node.dtype.itemsize
+        return found
 
     def bytes_of(self, nodes: Iterable[Node], points: int) -> int:
         """The bytes of buffers in a kernel of so many points, which reads no more elements of each."""
@@ -169,7 +179,10 @@ class Costs:
             bool(ops & {"gather", "index"}),
             any(n.op == "copy" for n in writes),
         )
-        return Facts(found, writes, _along(accesses, cluster.space), marks)
+        key = tuple(accesses), tuple(cluster.space)
+        if key not in self._along:
+            self._along[key] = _along(accesses, cluster.space)
+        return Facts(found, writes, self._along[key], marks)
 
     def work(self, cluster: Cluster) -> Work:
         """What the cluster's kernel does."""

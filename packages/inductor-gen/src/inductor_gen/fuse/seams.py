@@ -58,7 +58,7 @@ def cut(fusion: Fusion, cluster: Cluster) -> list[Cluster]:
 
 
 def _part(fusion: Fusion, cluster: Cluster, variable: Expr, start: Expr, extent: Expr) -> Cluster:
-    part, fresh = cluster.copy(), fusion.variable(extent)
+    part, (fresh,) = cluster.copy(), fusion.variables(cluster, extent)
     if extent is ONE:
         part.replace(variable, start, {})
     else:

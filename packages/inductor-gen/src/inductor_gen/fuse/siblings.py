@@ -66,11 +66,14 @@ def _try(fusion: Fusion, costs: Costs, one: Cluster, other: Cluster) -> None:
     if not (costs.may_wait(one.nodes, other) and costs.may_wait(other.nodes, one)):
         return
     shared = [v for v in {**a.reads, **dict.fromkeys(a.writes)} if v in b.reads or v in b.writes]
+    move = fusion.order.together(one.id, other.id) if shared else None
+    if move is None:
+        return
     for value in sorted(shared, key=lambda v: (-costs.size(v), v.id)):
         pairs = itertools.product(_indices(value, one, a), _indices(value, other, b))
         for at_one, at_other in itertools.islice(pairs, INDICES):
             for into, gone, here, there in ((one, other, at_one, at_other), (other, one, at_other, at_one)):
-                found = merger(fusion, gone, into, there, here)
+                found = merger(fusion, gone, into, there, here, move)
                 if found is not None:
                     saved = _saved(costs, into, gone, found)
                     gains = saved > 0 and _pays(costs, into, gone, found, saved)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import TypeAlias
 
 from inductor_gen.extern.custom import is_custom
 from inductor_gen.fuse.cluster import Cluster, Fusion
 from inductor_gen.fuse.seams import cut
 from inductor_gen.kernel import ir
+from inductor_gen.kernel.alike import Structures, rebound
 from inductor_gen.kernel.body import Body, split_request
 from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.kernel.layouts import follow_layouts
@@ -19,6 +21,9 @@ from inductor_gen.loops.index import Hint
 from prims.collectives import is_collective, is_wait
 
 __all__ = ["Builder"]
+
+#: A kernel, and the nodes that it is about in the order of its key.
+_Made: TypeAlias = tuple[Kernel, list[Node]]
 
 #: Operators that bring operands into layouts of their own before they compute, but those with channels last.
 _REORDERING = frozenset({"aten.convolution.default", "aten.convolution_backward.default"})
@@ -45,14 +50,27 @@ class Builder:
         self.parts: dict[Node, list[Node]] = {}
         self.unstored: set[Node] = set()
         self.layouts: dict[Node, Layout] = follow_layouts(prepared, fusion, self.order, self.stored)
+        self.structures = Structures(prepared, fusion, self.layouts)
 
     def steps(self) -> Iterator[Step]:
         """A step for each cluster that computes something which is read, producers first."""
+        made: dict[Hashable, _Made] = {}
         for cluster in self.order:
             if not cluster.loops and cluster.nodes[0].kind != "scatter":
                 yield self._call(cluster.nodes[0])
-            elif not cluster.loops or self.stored[cluster.id]:
+            elif not cluster.loops:
                 yield self.kernel(cluster)
+            elif self.stored[cluster.id]:
+                key, nodes = self.structures.of(cluster, self.stored[cluster.id])
+                found = made.get(key)
+                if found is None:
+                    kernel = self.kernel(cluster)
+                    made[key] = kernel, nodes
+                    for nest in kernel.nests:
+                        nest.like = nest, nodes
+                else:
+                    kernel = self._again(cluster, *found, nodes)
+                yield kernel
 
     def traced(self, cluster: Cluster) -> tuple[Body, Cluster]:
         """A new body of a cluster, and the cluster with the variables that were split to remove divisions from it."""
@@ -73,17 +91,31 @@ class Builder:
         """The kernel of a cluster."""
         pieces = cut(self.fusion, cluster) if cluster.loops else [cluster]
         bodies = [self.traced(piece)[0] for piece in pieces]
-        overwrites = ir.overwritable(bodies[0]) if len(bodies) == 1 else ()
         moved, work = ir.bytes_moved(bodies, self.hint), ir.work(bodies, self.hint)
         reads, writes, updates = list(ir.loads(bodies)), ir.stores(bodies), ()
         if not cluster.loops:
             reads, writes, updates = [*reads, *writes], (), writes
+        overwrites = self._overwrites(bodies, writes)
         return Kernel(
             nests=tuple(arrange(body, self.hint, self.in_order) for body in bodies), nodes=tuple(cluster.nodes),
-            reads=tuple(dict.fromkeys(reads)), writes=writes, updates=updates,
-            overwrites=tuple((a, b) for a, b in overwrites if a in writes and self._interchangeable(a, b)),
+            reads=tuple(dict.fromkeys(reads)), writes=writes, updates=updates, overwrites=overwrites,
             moved=moved, work=work, origin=cluster,
         )  # fmt: skip
+
+    def _again(self, cluster: Cluster, like: Kernel, theirs: Sequence[Node], nodes: Sequence[Node]) -> Kernel:
+        """The kernel of a cluster that is built as another one: that one's with other nodes."""
+        to = dict(zip(theirs, nodes, strict=True))
+        nests = tuple(rebound(nest, to, nodes) for nest in like.nests)
+        reads, writes = (tuple([to[n] for n in some]) for some in (like.reads, like.writes))
+        overwrites = self._overwrites([nest.body for nest in nests], writes)
+        return Kernel(
+            nests=nests, nodes=tuple(cluster.nodes), reads=reads, writes=writes, overwrites=overwrites,
+            moved=like.moved, work=like.work, origin=cluster,
+        )  # fmt: skip
+
+    def _overwrites(self, bodies: Sequence[Body], writes: Collection[Node]) -> tuple[tuple[Node, Node], ...]:
+        found = ir.overwritable(bodies[0]) if len(bodies) == 1 else ()
+        return tuple((a, b) for a, b in found if a in writes and self._interchangeable(a, b))
 
     def _interchangeable(self, written: Node, read: Node) -> bool:
         """Can one buffer be the other? Inputs stay as they are but for their own new values; shapes may differ where

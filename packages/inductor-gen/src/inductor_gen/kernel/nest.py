@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inductor_gen.kernel.body import Body, linear
 from inductor_gen.loops.cost import op_cost
+from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ONE, ZERO, Hint, coefficient
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -20,6 +23,7 @@ class Nest:
     Attributes:
         lane: the variable that runs through vector lanes, innermost; None for a body of one point.
         lane_is_inner: whether it is a reduction variable.
+        like: what nests have in common that differ in their nodes alone, and the nodes, in one order for all of them.
     """
 
     def __init__(self, body: Body, outer: list[Expr], inner: list[Expr], lane: Expr | None) -> None:
@@ -28,6 +32,7 @@ class Nest:
         self.inner = inner
         self.lane = lane
         self.lane_is_inner = lane is not None and lane in inner
+        self.like: tuple[object, Sequence[Node]] | None = None
 
 
 def _accesses(body: Body) -> list[tuple[Expr, float]]:

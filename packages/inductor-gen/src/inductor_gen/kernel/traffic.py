@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from inductor_gen.extern.custom import EMPTY
 from inductor_gen.kernel.body import Body
@@ -19,7 +20,7 @@ from inductor_gen.unit import Least
 from prims.records import record
 from prims.spec.expr import Expr
 
-__all__ = ["Traffic", "least", "together", "traffic"]
+__all__ = ["Alike", "Traffic", "least", "together", "traffic"]
 
 
 @record(eq=False)
@@ -40,10 +41,26 @@ class Traffic:
         return sum(self.writes.values())
 
 
-def traffic(step: Step, prepared: Prepared, hint: Hint) -> Traffic:
-    """What a step moves. Of a call, and of a kernel that a template renders, all elements of operands and results."""
+class Alike(dict[object, tuple[Any, Sequence[Node]]]):
+    """What kernels of one nest move, by what these have in common with others, and the nodes that it is told of."""
+
+
+def traffic(step: Step, prepared: Prepared, hint: Hint, known: Alike | None = None) -> Traffic:
+    """What a step moves. Of a call, and of a kernel that a template renders, all elements of operands and results.
+
+    A kernel's loads and stores name buffers; of nests that differ in their nodes alone, those of one are counted.
+    """
     if isinstance(step, Kernel) and step.nests:
-        reads, writes = _of_bodies([nest.body for nest in step.nests], prepared, hint)
+        like = step.nests[0].like if known is not None and len(step.nests) == 1 and not step.parts else None
+        if like is None or known is None:
+            reads, writes = _of_bodies([nest.body for nest in step.nests], prepared, hint)
+        elif like[0] not in known:
+            reads, writes = _of_bodies([step.nests[0].body], prepared, hint)
+            known[like[0]] = (reads, writes), like[1]
+        else:
+            found, theirs = known[like[0]]
+            to = dict(zip(theirs, like[1], strict=True))
+            reads, writes = ({to[node]: size for node, size in some.items()} for some in found)
     elif isinstance(step, Kernel):
         reads, writes = ({prepared.storage(n): nbytes(n, hint) for n in some} for some in (step.reads, step.writes))
     else:
@@ -106,8 +123,13 @@ def least(
     """
     read = dict.fromkeys((False, True), 0)
     given = list(inputs)
+    most: dict[Node, int] = {}
+    for step in steps:
+        for node, size in step.reads.items():
+            if size > most.get(node, 0):
+                most[node] = size
     for node, kept in given:
-        read[kept] += max((step.reads.get(node, 0) for step in steps), default=0)
+        read[kept] += most.get(node, 0)
     written = together(steps).writes
     results = {*returned, *(node for node, _ in given)}
     outputs = sum(min(size, nbytes(node, hint)) for node, size in written.items() if node in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
@@ -116,6 +117,7 @@ def strides_of(layouts: Mapping[Node, Layout], node: Node) -> tuple[Expr, ...]:
     return contiguous_strides(node.shape) if layout is None else layout.strides
 
 
+@functools.lru_cache(maxsize=512)
 def extent(shape: tuple[Expr, ...], strides: tuple[Expr, ...], dtype: torch.dtype) -> Expr:
     """The bytes from a tensor's first element to the end of its last."""
     if any(n is ZERO for n in shape):

@@ -14,7 +14,6 @@ from inductor_gen.device.claims import CUDNN_BACKWARD, KERNELS, claims
 from inductor_gen.loops.index import size
 from prims.collectives import is_collective
 from prims.errors import InternalError
-from prims.handlers.base import map_values
 from prims.ir import Envelope
 from prims.ir.symbols import symbols_in
 from prims.lower.custom import STRIDES
@@ -48,6 +47,7 @@ _DIVISIONS = frozenset(("floor_div", "trunc_div", "remainder", "fmod"))
 _NEVER_REFUSE = (
     "dot", "mm.", "addmm.", "bmm.", "baddbmm.", "convolution", "_scaled_dot_product", "sort.", "topk.", "_fft_",
 )  # fmt: skip
+_PLAIN = frozenset((int, bool, float, str, type(None), torch.dtype, torch.device))
 _KIND_OF_NAME = {"gather": "pointwise", "index": "pointwise", "scatter": "scatter", "index_put": "scatter"}
 
 
@@ -90,7 +90,7 @@ class Node:
         self.ins: list[Node] = []
         self.parts: tuple[list[Node], list[Expr]] | None = None
         shape = getattr(spec, "shape", None)
-        self.shape: tuple[Expr, ...] = () if shape is None else tuple(size(s) for s in shape)
+        self.shape: tuple[Expr, ...] = () if shape is None else tuple(map(size, shape))
         self.dtype: torch.dtype | None = getattr(spec, "dtype", None)
         self.device: torch.device | None = getattr(spec, "device", None)
 
@@ -110,9 +110,21 @@ class Node:
     def link(self) -> None:
         """Fill ``ins`` from the arguments and enter this node among their users."""
         self.parts = None
-        self.ins = list(dict.fromkeys(instances(Node, (self.args, self.kwargs))))
+        found: dict[Node, None] = {}
+        _collect(self.args, found)
+        _collect(self.kwargs, found)
+        self.ins = list(found)
         for value in self.ins:
             value.users.append(self)
+
+
+def _collect(values: Any, found: dict[Node, None]) -> None:
+    for value in values.values() if isinstance(values, dict) else values:
+        kind = type(value)
+        if kind is Node:
+            found[value] = None
+        elif kind is not int and isinstance(value, (tuple, list, dict)):
+            _collect(value, found)
 
 
 def instances(kind: type[T], values: Iterable[Any]) -> list[T]:
@@ -198,8 +210,15 @@ def build_graph(env: Envelope, own_strides: bool = False) -> Graph:
     value: dict[Any, Any] = {}
     settle = _settler(env)
 
-    def look(x: Any) -> Any:
-        return map_values(lambda leaf: value[leaf] if isinstance(leaf, torch.fx.Node) else settle(leaf), x)
+    def look(x: Any) -> Any:  # ``map_values``, with most leaves told at a glance
+        kind = type(x)
+        if kind in _PLAIN:
+            return x
+        if kind is torch.fx.Node:
+            return value[x]
+        if isinstance(x, (tuple, list)):
+            return (kind if kind is list else tuple)([look(v) for v in x])
+        return {k: look(v) for k, v in x.items()} if isinstance(x, dict) else settle(x)
 
     for node in env.graph.nodes:
         if node.op == "placeholder":
@@ -250,17 +269,17 @@ def _settler(env: Envelope) -> Callable[[Any], Any]:
 
 def _convert(graph: Graph, node: torch.fx.Node, look: Any, own_strides: bool) -> Any:
     target = node.target
-    spec = look(node.meta.get("spec"))
-    source = node.meta.get("source")
+    meta = node.meta
+    spec, source = look(meta.get("spec")), meta.get("source")
     if isinstance(target, PrimOp):
-        args = target.bind(*look(node.args), **look(dict(node.kwargs)))
+        args = target.bind(*look(node.args), **look(node.kwargs))
         made = Node(len(graph.nodes), kind_of(target), target.name, args, spec, source)
     elif target is operator.getitem:
         base, index = look(node.args)
         made = Node(len(graph.nodes), "item", "getitem", (base, index), spec, source)
     else:
         made = Node(len(graph.nodes), "extern", overload_name(target), look(node.args), spec, source)
-        made.kwargs = look(dict(node.kwargs))
+        made.kwargs = look(node.kwargs)
         made.strides = None if made.op in _ANY_STRIDES and not own_strides else node.meta.get(STRIDES)
     made.target = target
     made.late = node.meta.get("late")

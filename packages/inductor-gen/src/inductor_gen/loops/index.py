@@ -7,6 +7,7 @@ indices are the same object.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,11 @@ def size(value: Any) -> Expr:
 
 def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     """Row-major strides in elements, as torch gives them (a size of 0 counts as 1)."""
+    return _contiguous(tuple(shape))
+
+
+@functools.lru_cache(maxsize=256)
+def _contiguous(shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
     strides: list[Expr] = []
     step = ONE
     for extent in reversed(shape):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -112,7 +113,9 @@ def _known_less(a: Expr | None, b: Expr | None, or_equal: bool = False) -> bool:
     return nonneg(gap if or_equal else ex.sub(gap, ONE))
 
 
-def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
+def pull(
+    node: Node, index: Index, ranges: Ranges, regrouped: Callable[[Index, Index, Index, Ranges], Index] = regroup
+) -> list[Branch]:
     """Where the element ``index`` of a view comes from; more than one branch for ``pad`` and ``concat``."""
     if node.op == "pad":
         return _pull_pad(node, index)
@@ -120,7 +123,7 @@ def pull(node: Node, index: Index, ranges: Ranges) -> list[Branch]:
         return _pull_concat(node, index, ranges)
     x: Node = node.args[0]
     if node.op == "reshape":
-        return [Branch(x, regroup(index, node.shape, x.shape, ranges))]
+        return [Branch(x, regrouped(index, node.shape, x.shape, ranges))]
     if node.op not in _PULLED:
         raise InternalError(f"view primitive {node.op!r} has no index map")
     return [Branch(x, _PULLED[node.op](node, index))]
@@ -182,13 +185,14 @@ def view_strides(
                     out[d] = strides[i]
             return tuple(out), offset
         case "reshape":
-            view = _reshape_strides(node.args[0].shape, strides, node.shape)
+            view = _reshape_strides(node.args[0].shape, tuple(strides), node.shape)
             return None if view is None else (view, offset)
     return None
 
 
+@functools.lru_cache(maxsize=256)
 def _reshape_strides(
-    source: Sequence[Expr], strides: Sequence[Expr], target: Sequence[Expr]
+    source: tuple[Expr, ...], strides: tuple[Expr, ...], target: tuple[Expr, ...]
 ) -> tuple[Expr, ...] | None:
     """Strides of a reshape that needs no copy; the usual greedy match of runs of contiguous dimensions."""
     runs: list[tuple[Expr, Expr]] = []  # (size, innermost stride) of each maximal collapsible run

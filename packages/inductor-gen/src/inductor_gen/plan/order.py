@@ -57,7 +57,8 @@ def dependencies(steps: Sequence[Step], renewed: Collection[Node] = ()) -> list[
     ]  # fmt: skip
     _wait(updates, checks, steps, needs, "before")
     last = [k for k, step in enumerate(steps) if renewed and not set(renewed).isdisjoint(step.writes)]
-    _wait(last, [k for k, step in enumerate(steps) if footprint(step).fails], steps, needs, "all")
+    failing = [k for k, step in enumerate(steps) if footprint(step).fails] if last else []
+    _wait(last, failing, steps, needs, "all")
     return needs
 
 

@@ -104,6 +104,9 @@ class Orders:
         self.freed = freed
         self.hint = hint
         self.renewed = renewed
+        self._sizes: dict[Node, int] = {}
+        self._given: dict[Node, int] = {}
+        self._peaks: dict[tuple[int, ...], int] = {}
 
     def lightest(self, order: Sequence[int]) -> list[int]:
         """The order with the lowest peak: ``order``, or a variation of it.
@@ -132,26 +135,36 @@ class Orders:
 
     def peak(self, order: Sequence[int]) -> int:
         """The most bytes alive at once."""
-        return max(self._profile(order), default=0)
+        key = tuple(order)
+        found = self._peaks.get(key)
+        if found is None:
+            found = self._peaks[key] = max(self._profile(order), default=0)
+        return found
 
     def _profile(self, order: Sequence[int]) -> list[int]:
         """The bytes alive during each step; a result counts once with an operand that it may lie over."""
         steps = [self.steps[i] for i in order]
         dies = last_reads(steps, self.returned)
-        ending: dict[int, int] = {}
+        ending = [0] * (len(steps) + 1)
+        given = self._given
         for node, k in dies.items():
-            ending[k] = ending.get(k, 0) + (self._bytes(node) if self._is_given_back(node) else 0)
+            if node not in given:
+                given[node] = self._bytes(node) if self._is_given_back(node) else 0
+            ending[k] += given[node]
         live = sum(self._bytes(node) for node in self.freed if node in dies)
         found = []
         for k, step in enumerate(steps):
             live += sum(map(self._bytes, step.made))
             over = {m: r for m, r in step.overwrites if dies[r] == k and self._bytes(m) == self._bytes(r)}
             found.append(live + step.extra - sum(map(self._bytes, set(over.values()))))
-            live -= ending.get(k, 0)
+            live -= ending[k]
         return found
 
     def _bytes(self, node: Node) -> int:
-        return 0 if node in self.renewed else nbytes(node, self.hint)
+        found = self._sizes.get(node)
+        if found is None:
+            found = self._sizes[node] = 0 if node in self.renewed else nbytes(node, self.hint)
+        return found
 
     def _is_given_back(self, node: Node) -> bool:
         return node.kind not in ("input", "constant") or node in self.freed

@@ -18,7 +18,9 @@ from inductor_gen.rewrite.row import Context, Editor
 from prims.dtypes import HALVES
 from prims.ops import PrimOp
 
-__all__ = ["activated", "join"]
+__all__ = ["LINEAR", "activated", "join"]
+
+LINEAR = "aten.addmm.default"
 
 _ANALYTIC = frozenset({"add", "convert", "div", "exp", "mul", "neg", "pow", "sub", "tanh"})
 
@@ -49,7 +51,7 @@ def join(p: Editor, node: Node, found: tuple[Node, list[Node]]) -> None:
 
 def _is_linear(node: Node) -> bool:
     """Is it ``bias + a @ b`` that cuBLASLt takes: 16-bit on a GPU, a row for bias, rows of whole 16 bytes?"""
-    if node.op != "aten.addmm.default" or node.kwargs or not node.on_gpu:
+    if node.op != LINEAR or node.kwargs or not node.on_gpu:
         return False
     bias, columns = node.args[0], node.shape[1]
     if node.dtype not in HALVES or any(x.dtype != node.dtype for x in node.ins):

@@ -24,8 +24,8 @@ from prims.dtypes import HALVES
 from prims.spec import TensorSpec
 
 __all__ = [
-    "SPATIAL", "backward", "biased", "forward", "gather", "images_of", "is_1x1_backward", "is_patches", "split_bias",
-    "tiled",
+    "BACKWARD", "CONVOLUTION", "SPATIAL", "backward", "biased", "forward", "gather", "images_of", "is_1x1_backward",
+    "is_patches", "split_bias", "tiled",
 ]  # fmt: skip
 
 #: Operators that keep channels last, and are faster so on a GPU.
@@ -37,14 +37,14 @@ SPATIAL = frozenset({
 #: Channels from which a tile is gathered position by position, all channels of one together.
 _WIDE = 16
 
-_CONVOLUTION, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
+CONVOLUTION, BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 
 
 def images_of(nodes: list[Node]) -> set[Any]:
     """The shapes of what convolutions and poolings take and give, the same in a forward and its backward graph; none
     where no 16-bit convolution runs on a GPU."""
     spatial = [node for node in nodes if node.op in SPATIAL]
-    convolved = (node.args[0] for node in spatial if node.op in (_CONVOLUTION, _BACKWARD))
+    convolved = (node.args[0] for node in spatial if node.op in (CONVOLUTION, BACKWARD))
     if not any(x.on_gpu and x.dtype in HALVES and len(x.shape) == 4 for x in convolved):
         return set()
     found = (x for n in spatial for x in (n, *n.ins, *(user for user in n.users if user.kind == "item")))
@@ -78,7 +78,7 @@ def _tiles(x: Node, weight: Node, settings: Any) -> tuple[int, int] | None:
 
 def tiled(node: Node, _: Context) -> tuple[int, int] | None:
     """The size of the tiles of a convolution that is a product."""
-    return _tiles(node.args[0], node.args[1], node.args[3:9]) if node.op == _CONVOLUTION else None
+    return _tiles(node.args[0], node.args[1], node.args[3:9]) if node.op == CONVOLUTION else None
 
 
 def forward(p: Editor, node: Node, tile: tuple[int, int]) -> None:
@@ -120,7 +120,7 @@ def _image(p: Editor, product: Node, shape: tuple[int, ...]) -> Node:
 
 def is_1x1_backward(node: Node, _: Context) -> bool | None:
     """Are they the gradients of a 1x1 convolution?"""
-    if node.op != _BACKWARD or any(user.kind != "item" for user in node.users):
+    if node.op != BACKWARD or any(user.kind != "item" for user in node.users):
         return None
     _, x, weight, _, *settings = node.args[:10]
     return True if _tiles(x, weight, settings) == (1, 1) else None
@@ -143,7 +143,7 @@ def backward(p: Editor, node: Node, _: bool) -> None:
 
 def biased(node: Node, _: Context) -> Node | None:
     """The bias that a convolution would add in a kernel of its own."""
-    return node.args[2] if node.op == _CONVOLUTION and node.on_gpu and isinstance(node.args[2], Node) else None
+    return node.args[2] if node.op == CONVOLUTION and node.on_gpu and isinstance(node.args[2], Node) else None
 
 
 def split_bias(p: Editor, node: Node, bias: Node) -> None:
@@ -156,7 +156,7 @@ def split_bias(p: Editor, node: Node, bias: Node) -> None:
 def is_patches(node: Node, c: Context) -> bool | None:
     """Is it a convolution on the CPU that is fastest as a product with gathered patches? In training none is: what is
     saved has eager's layout."""
-    return True if node.op == _CONVOLUTION and not c.training and conv_form(node, c.hint) == "patches" else None
+    return True if node.op == CONVOLUTION and not c.training and conv_form(node, c.hint) == "patches" else None
 
 
 def gather(p: Editor, node: Node, _: bool) -> None:

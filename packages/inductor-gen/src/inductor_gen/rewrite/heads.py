@@ -11,14 +11,14 @@ from typing import Any
 from inductor_gen.loops.graph import Node
 from inductor_gen.rewrite.row import Editor
 
-__all__ = ["share", "shared"]
+__all__ = ["SHARING", "share", "shared"]
 
-_SHARING = "aten._scaled_dot_product_cudnn_attention.default"
+SHARING = "aten._scaled_dot_product_cudnn_attention.default"
 
 
 def shared(node: Node, _: Any) -> tuple[Node, Node] | None:
     """The keys and values of an attention operator before they were repeated."""
-    if node.op != _SHARING or len(node.args) < 5 or node.args[4] is not False:
+    if node.op != SHARING or len(node.args) < 5 or node.args[4] is not False:
         return None
     key, value = (_once(x) for x in node.args[1:3])
     return None if key is None or value is None or key.shape[1] is not value.shape[1] else (key, value)

@@ -25,8 +25,10 @@ _READING = ("view", "reduce", "scan")
 
 def is_unsettled(node: Node, _: Any) -> bool | None:
     """None unless a kernel would make an empty value, or read one."""
-    computed = node.kind in ("pointwise", *_READING)
-    return True if computed and (_is_empty(node) or (node.kind in _READING and any(map(_is_empty, node.ins)))) else None
+    reads = node.kind in _READING
+    if not reads and node.kind != "pointwise":
+        return None
+    return True if _is_empty(node) or (reads and any(map(_is_empty, node.ins))) else None
 
 
 def _is_empty(x: Any) -> bool:

@@ -21,7 +21,9 @@ from inductor_gen.loops.graph import Node, reached
 from inductor_gen.rewrite.row import Context, Editor
 from prims.records import record
 
-__all__ = ["Padded", "pad", "siblings", "together", "unaligned"]
+__all__ = ["PRODUCTS", "Padded", "pad", "siblings", "together", "unaligned"]
+
+PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 
 #: The share of its peak that a device comes to where the library loads element by element.
 _UNALIGNED = 0.15

@@ -7,7 +7,7 @@ An editor is a handler (``prims.handlers``): ``edit.permute(x, (1, 0))`` checks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -62,6 +62,7 @@ class Row:
         apply: ``(editor, node, what match found)``.
         numerics: the strictest setting that allows it.
         required: it is made without fuel too, as later stages rely on it.
+        ops: the operators of the nodes that it may match; none where that may be any.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Row:
     apply: Callable[[Any, Node, Any], None]
     numerics: str = "fast"
     required: bool = False
+    ops: Collection[str] = ()
 
 
 class Editor(BaseHandler):

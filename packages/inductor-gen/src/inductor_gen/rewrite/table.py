@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from inductor_gen.extern.attention import BACKWARD, FORWARD
 from inductor_gen.loops.graph import Graph, Node
 from inductor_gen.rewrite import activations, concatenations, convolutions, heads, impossible, masks, products
 from inductor_gen.rewrite.row import Context, Editor, Row, specs
@@ -14,22 +15,30 @@ from prims.records import record
 
 __all__ = ["CONSTRAINTS", "ROWS", "Rewritten", "rewrite", "verify"]
 
+_CONVOLUTIONS = (convolutions.CONVOLUTION,)
+
 #: In this order: each sees what those before it have made. Verdicts about masks name places in the graph as it came.
 ROWS = (
-    Row("mask", masks.known_mask, masks.settle, "eager_exact", required=True),
+    Row("mask", masks.known_mask, masks.settle, "eager_exact", required=True, ops=(*FORWARD, *BACKWARD)),
     Row("empty", impossible.is_unsettled, impossible.settle, "eager_exact", required=True),
-    Row("scatter without atomics", impossible.needs_library, impossible.call, "eager_exact", required=True),
-    Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact"),
-    Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact"),
-    Row("gelu", activations.activated, activations.join),
-    Row("shared heads", heads.shared, heads.share, "eager_close"),
-    Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close"),
-    Row("gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close"),
-    Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close"),
-    Row("convolution of patches", convolutions.is_patches, convolutions.gather),
-    Row("products of one matrix", products.siblings, products.together),
-    Row("aligned product", products.unaligned, products.pad),
-)
+    Row(
+        "scatter without atomics", impossible.needs_library, impossible.call, "eager_exact", required=True,
+        ops=("scatter", "index_put"),
+    ),
+    Row("part of a concatenation", concatenations.apart, concatenations.take, "eager_exact", ops=("slice",)),
+    Row("concatenation of neighbours", concatenations.neighbours, concatenations.join, "eager_exact", ops=("concat",)),
+    Row("gelu", activations.activated, activations.join, ops=(activations.LINEAR,)),
+    Row("shared heads", heads.shared, heads.share, "eager_close", ops=(heads.SHARING,)),
+    Row("convolution over tiles", convolutions.tiled, convolutions.forward, "eager_close", ops=_CONVOLUTIONS),
+    Row(
+        "gradients of a 1x1 convolution", convolutions.is_1x1_backward, convolutions.backward, "eager_close",
+        ops=(convolutions.BACKWARD,),
+    ),
+    Row("bias of a convolution", convolutions.biased, convolutions.split_bias, "eager_close", ops=_CONVOLUTIONS),
+    Row("convolution of patches", convolutions.is_patches, convolutions.gather, ops=_CONVOLUTIONS),
+    Row("products of one matrix", products.siblings, products.together, ops=products.PRODUCTS),
+    Row("aligned product", products.unaligned, products.pad, ops=products.PRODUCTS),
+)  # fmt: skip
 
 CONSTRAINTS = {
     "GRAPH-C1": "A node takes what stands before it, each is among the readers of what it takes, and no other is.",
@@ -76,11 +85,14 @@ def rewrite(
 
 
 def _apply(row: Row, graph: Graph, context: Context, fuel: Fuel) -> int:
-    edit, count = Editor(graph, context.results), 0
+    edit, count, ops = Editor(graph, context.results), 0, frozenset(row.ops)
+    if ops and not any(node.op in ops for node in graph.nodes):
+        return 0
     for node in graph.nodes:
         edit.at = node
         found = None
-        if node not in edit.gone and (row.required or fuel.left):
+        asked = (not ops or node.op in ops) and node not in edit.gone
+        if asked and (row.required or fuel.left):
             try:
                 found = row.match(node, context)
             except Exception:

@@ -9,6 +9,7 @@ import torch
 
 from inductor_gen.codegen.renderer import KernelSource
 from inductor_gen.codegen.triton import TritonRenderer, TritonSource
+from inductor_gen.fuse.cluster import Cluster
 from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.ir import Call, Kernel, Step
 from inductor_gen.layout.record import ViewRef
@@ -97,8 +98,8 @@ class _Finder:
 
     def _plain(self, p: Product, at: int, tiles: Sequence[Tile]) -> Problem | None:
         def render(tile: Tile) -> Steps:
-            fresh = self.draft.builder.fusion.variable
-            body, place = plain_body(p, [fresh(n) for n in p.node.shape])
+            fresh = self.draft.builder.fusion.variables(Cluster(-1, True), *p.node.shape)
+            body, place = plain_body(p, fresh)
             return (self._kernel(p, body, place, tile),)
 
         made = self._candidates(tiles, render)

@@ -308,7 +308,8 @@ def programs_of(backend: object, options: Options, report: Report) -> DiskProgra
     Under ``check`` graphs are compared with eager, for which they have to be captured; and who wants to see what the
     stages make must have them make it.
     """
-    if not (options.program_cache and options.cache and backend in OURS and options.check == "off"):
+    ours = isinstance(backend, str) and backend in OURS
+    if not (options.program_cache and options.cache and ours and options.check == "off"):
         return None
     if options.debug or options.sources or options.fuel is not None or options.verify in ("every_pass", "reference"):
         return None

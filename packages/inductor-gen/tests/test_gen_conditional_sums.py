@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from inductor_gen.device.cpu import ask
+from inductor_gen.runtime import compiler
 from inductor_gen.runtime.compiler import Compiler, find_compiler
 from inductor_gen.runtime.libraries import FLAGS, OF_GCC
 
@@ -87,9 +91,23 @@ def test_sums_are_those_of_the_terms(term, condition, rounds, size, tmp_path):
 
 
 def test_other_compilers_are_not_told_gccs_flags():
-    assert Compiler(("gcc",), "gcc 13\nCopyright (C) 2023 Free Software Foundation, Inc.").flags == FLAGS
-    assert Compiler(("gcc",), "Free Software Foundation").flags_of(TEXT) == FLAGS
+    gcc = Compiler(("gcc",), "gcc 13\nCopyright (C) 2023 Free Software Foundation, Inc.")
+    assert gcc.flags[: len(FLAGS)] == FLAGS and gcc.flags_of(TEXT) == gcc.flags
     assert OF_GCC <= set(FLAGS) and not OF_GCC & set(Compiler(("zig", "cc"), "clang version 20.1").flags)
+
+
+@pytest.mark.parametrize(("bytes_wide", "told"), [(16, ()), (32, ("-mprefer-vector-width=256",)), (64, ())])
+def test_gcc_uses_vectors_as_wide_as_the_processors(monkeypatch, bytes_wide, told):
+    record = replace(ask(torch.device("cpu")), vector_bytes=bytes_wide)
+    monkeypatch.setattr(compiler, "ask", lambda device: record)
+    compiler._whole_vectors.cache_clear()
+    try:
+        gcc = Compiler(("gcc",), "Free Software Foundation")
+        assert gcc.flags == (*FLAGS, *told)
+        assert set(gcc.flags_of(SUM.replace("LINE", "v0"))) == {*FLAGS, *told} - OF_GCC
+        assert "-mprefer-vector-width=256" not in Compiler(("zig", "cc"), "clang version 20.1").flags
+    finally:
+        compiler._whole_vectors.cache_clear()
 
 
 SUM = """int k(void* const* p_, const int64_t* n_) {

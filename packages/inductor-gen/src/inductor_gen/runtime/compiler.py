@@ -16,7 +16,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from inductor_gen.codegen.cexpr import prelude
+from inductor_gen.device.cpu import ask
 from inductor_gen.runtime.launch import LAUNCHER, Launcher, as_launcher
 from inductor_gen.runtime.libraries import (
     FLAGS,
@@ -46,16 +49,26 @@ class Compiler:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags of :data:`FLAGS` that it knows."""
+        """The flags of :data:`FLAGS` that it knows, and those that the processor asks for."""
         is_gcc = "Free Software Foundation" in self.identity
-        return FLAGS if is_gcc else _FOR_ANY
+        return (*FLAGS, *_whole_vectors()) if is_gcc else _FOR_ANY
 
     def flags_of(self, text: str) -> tuple[str, ...]:
         """The flags for a kernel: no others than it needs, for what they prevent costs sums a tenth of their time."""
-        return self.flags if _sums_on_paths(text) else _FOR_ANY
+        return self.flags if _sums_on_paths(text) else tuple(flag for flag in self.flags if flag not in OF_GCC)
 
 
 _FOR_ANY = tuple(flag for flag in FLAGS if flag not in OF_GCC)
+
+
+@functools.cache
+def _whole_vectors() -> tuple[str, ...]:
+    """The flag by which gcc uses vectors as wide as the record of the processor says. For the first Zen processors it
+    prefers half of that: sums have half as many parts (1.55 times eager's error, not 1.15), and take 1.6 times as long.
+    """
+    return ("-mprefer-vector-width=256",) if ask(torch.device("cpu")).vector_bytes == 32 else ()
+
+
 #: What tells paths through a loop apart, and lines that do so for the loop itself.
 _APART, _OF_LOOPS = re.compile(r"[?<>!]|==|&&|\|\||\bif\b"), re.compile(r"\s*(for \(|const int64_t e_ = |[/#])")
 

@@ -149,7 +149,7 @@ def places(layout: str, call: int) -> torch.Tensor:
 def same(got, want, summed=None) -> None:
     """Equal but for roundings; of a sum over ``summed``, whose terms may cancel, but for roundings of its terms."""
     atol = 1e-6
-    if got.ndim == 0 and summed is not None and summed.is_floating_point():
+    if isinstance(got, torch.Tensor) and got.ndim == 0 and summed is not None and summed.is_floating_point():
         atol = max(atol, torch.finfo(summed.dtype).eps * summed.double().abs().sum().item())
     torch.testing.assert_close(got, want, rtol=1e-6, atol=atol, equal_nan=True)
 

@@ -1,5 +1,5 @@
 """The table of reductions, row by row and language by language; run under TRITON_INTERPRET=1 (or on a GPU) by
-test_triton_kernels.py."""
+test_triton_reductions.py."""
 
 from __future__ import annotations
 

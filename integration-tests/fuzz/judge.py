@@ -3,9 +3,9 @@
 Everything but floating-point numbers is compared exactly. Floating-point numbers are judged against the reference
 (:mod:`fuzz.reference`): with S0 its exact run and S1..Sn its randomly rounded ones, element ``i`` of ours is right when
 
-    |ours - S0| <= 8 * max(|eager - S0|, max over k of |Sk - S0|) + 2 * unit * |S0|
+    |ours - S0| <= 8 * max(|eager - S0|, max over k of |Sk - S0|) + 2 * max(unit * |S0|, least)
 
-``unit`` being the relative distance of the type's neighbouring numbers; 32 rounded runs stand behind every verdict
+``unit`` being the relative distance of the type's neighbouring numbers, and ``least`` that of those around zero; 32 rounded runs stand behind every verdict
 "wrong". Where eager and all runs are NaN, or the same infinity, so must ours be. Elements on which the runs do not agree
 whether they are finite, and integers and bools on which they differ, are decided by rounding: they are counted as
 undecided and not judged. A zero's sign is eager's, unless eager's own depends on whether its kernel takes elements by
@@ -111,7 +111,8 @@ def judge(eager: torch.Tensor, ours: torch.Tensor, runs: list[torch.Tensor]) -> 
     undecided = (kinds != kinds[:1]).any(0)
     exact, mine = runs[0], ours.double()
     noise = (stack[1:] - exact).abs().amax(0)
-    bound = FACTOR * noise + 2 * unit(eager.dtype) * exact.abs()
+    apart = unit(eager.dtype)
+    bound = FACTOR * noise + 2 * (apart * exact.abs()).clamp_min(apart * torch.finfo(eager.dtype).smallest_normal)
     right = (mine - exact).abs() <= bound
     zero = (stack == 0).all(0) & (mine == 0)
     certain = (stack.signbit() == stack[:1].signbit()).all(0)

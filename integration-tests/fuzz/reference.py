@@ -444,6 +444,9 @@ class Shadow(TorchDispatchMode):
             for k in range(2, self.count):
                 (grad, _, *rest), named = given[k]
                 answers[k] = func(grad, given[k + 1 if k + 1 < self.count else 2][0][1], *rest, **named)
+        if name in NORM_GRADIENTS and self.count > 1:
+            # Which infinities meet, and are NaN, is a matter of how the formula is written.
+            answers[1] = _mapped(_other_than_finite, answers[1])
         if name in NORM_GRADIENTS:
             step = _inner(original[0][1].dtype)
             for answer in answers[2:]:
@@ -660,6 +663,13 @@ def _restored(answer: Any, orders: dict[int, torch.Tensor]) -> Any:
 def _apart(twin: torch.Tensor) -> torch.Tensor:
     """The same numbers with gaps between them."""
     return torch.stack([twin, twin], -1)[..., 0]
+
+
+def _other_than_finite(t: Any) -> Any:
+    """The numbers, those that are not finite changed from NaN to an infinity and back."""
+    if not isinstance(t, torch.Tensor):
+        return t
+    return torch.where(t.isfinite(), t, torch.where(t.isnan(), float("inf"), float("nan")))
 
 
 def _zeros_by_vectors(func: Any, answer: Any, given: Any) -> Any:

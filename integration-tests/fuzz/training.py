@@ -189,7 +189,7 @@ net.free.data.mul_(0.5)
 net.linear.weight.grad = None
 handle = net.register_forward_hook(lambda m, a, o: o * 1.5)
 handle = net.linear.register_forward_pre_hook(lambda m, a: (a[0] + 1,))
-handle = net.linear.register_full_backward_hook(lambda m, gi, go: LOG.append(len(gi)))
+handle = net.linear.register_full_backward_hook(lambda m, gi, go: go == (None,) or LOG.append(len(gi)))
 handle = net.free.register_hook(lambda grad: grad * 0.5)
 net.load_state_dict({k: v * 0.9 for k, v in net.state_dict().items()}, strict=True)
 see('evaluated', torch.no_grad()(lambda: g(x, mask, ids))())

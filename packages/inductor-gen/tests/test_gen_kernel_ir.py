@@ -63,8 +63,8 @@ def programs() -> dict[str, tuple[Any, list[Any]]]:
 
 @pytest.mark.parametrize("name", programs())
 def test_steps_hold_every_constraint(name: str) -> None:
-    prepared, _, steps = made(*programs()[name])
-    ir.verify(steps, given(prepared), prepared.returned())
+    prepared, builder, steps = made(*programs()[name])
+    ir.verify(steps, given(prepared), prepared.returned(), builder.layouts)
 
 
 @pytest.mark.parametrize("name", programs())
@@ -75,23 +75,23 @@ def test_text_repeats(name: str) -> None:
     assert "reads [" in text and "bytes" in text
 
 
-def refused(label: str, steps: list[ir.Step], prepared: Any) -> None:
+def refused(label: str, steps: list[ir.Step], prepared: Any, builder: Builder) -> None:
     with pytest.raises(VerifierError, match=label):
-        ir.verify(steps, given(prepared), prepared.returned())
+        ir.verify(steps, given(prepared), prepared.returned(), builder.layouts)
 
 
 def test_verifier_sees_each_fault() -> None:
-    prepared, _, steps = made(*programs()["block"])
-    refused("KERNEL-C1", steps[::-1], prepared)
-    refused("KERNEL-C2", [*steps, steps[0]], prepared)
-    refused("KERNEL-C5", steps[:-1], prepared)
+    prepared, builder, steps = made(*programs()["block"])
+    refused("KERNEL-C1", steps[::-1], prepared, builder)
+    refused("KERNEL-C2", [*steps, steps[0]], prepared, builder)
+    refused("KERNEL-C5", steps[:-1], prepared, builder)
     at = next(k for k, s in enumerate(steps) if isinstance(s, Kernel))
     kernel: Any = steps[at]
     for label, change in {
         "KERNEL-C3": {"reads": kernel.reads[1:]},
         "KERNEL-C4": {"overwrites": ((kernel.reads[0], kernel.writes[0]),)},
     }.items():
-        refused(label, [*steps[:at], dataclasses.replace(kernel, **change), *steps[at + 1 :]], prepared)
+        refused(label, [*steps[:at], dataclasses.replace(kernel, **change), *steps[at + 1 :]], prepared, builder)
 
 
 def left_out(v: Any, body: Any) -> None:
@@ -105,11 +105,11 @@ def twice(v: Any, body: Any) -> None:
 
 @pytest.mark.parametrize("damage", [left_out, twice])
 def test_each_element_is_stored_once(damage: Any) -> None:
-    prepared, _, steps = made(lambda p, a: (p.exp(a), p.permute(p.sin(a), (1, 0))), [torch.randn(6, 8)])
-    ir.verify(steps, given(prepared), prepared.returned())
+    prepared, builder, steps = made(lambda p, a: (p.exp(a), p.permute(p.sin(a), (1, 0))), [torch.randn(6, 8)])
+    ir.verify(steps, given(prepared), prepared.returned(), builder.layouts)
     (kernel,) = (s for s in steps if isinstance(s, Kernel))
     damage(next(iter(kernel.nests[0].body.space)), kernel.nests[0].body)
-    refused("KERNEL-C7", steps, prepared)
+    refused("KERNEL-C7", steps, prepared, builder)
 
 
 def in_place(p: Any, a: Any, b: Any) -> Any:
@@ -124,10 +124,10 @@ def test_parts_make_up_their_buffer() -> None:
     joined = in_parts(steps, builder, lambda e: int(e.args[0]))
     first, last = [s for s in joined if isinstance(s, Kernel)]
     assert first.parts == last.parts == last.updates and set(last.updates) < set(first.writes)
-    ir.verify(joined, given(prepared), prepared.returned())
-    refused("KERNEL-C6", [s for s in joined if s is not last], prepared)
+    ir.verify(joined, given(prepared), prepared.returned(), builder.layouts)
+    refused("KERNEL-C6", [s for s in joined if s is not last], prepared, builder)
     twice = dataclasses.replace(last, nests=last.nests * 2)
-    refused("KERNEL-C6", [twice if s is last else s for s in joined], prepared)
+    refused("KERNEL-C6", [twice if s is last else s for s in joined], prepared, builder)
 
 
 def test_an_operand_that_another_part_is_made_of_stays_in_memory() -> None:
@@ -141,7 +141,7 @@ def test_an_operand_that_another_part_is_made_of_stays_in_memory() -> None:
     joined = in_parts(steps, builder, lambda e: int(e.args[0]))
     first, last = [s for s in joined if isinstance(s, Kernel)]
     assert first.parts == last.updates and set(last.reads) - set(last.updates) <= set(first.writes)
-    ir.verify(joined, given(prepared), prepared.returned())
+    ir.verify(joined, given(prepared), prepared.returned(), builder.layouts)
 
 
 def test_a_kernel_cannot_be_changed() -> None:

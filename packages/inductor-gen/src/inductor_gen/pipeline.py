@@ -93,7 +93,7 @@ def planned(
             steps = in_parts(steps, builder, hint)
     if options.verify == "every_pass":
         verify(fusion)
-        _verify(steps, prepared)
+        _verify(steps, prepared, builder.layouts)
     keep(options, report, "kernels", lambda: ir.text(steps), log="schedule")
     return builder, steps
 
@@ -179,9 +179,9 @@ def _has_choices(options: Options, steps: Iterable[Step]) -> bool:
     return options.numerics != "eager_exact" and (asked or products)
 
 
-def _verify(steps: Iterable[Step], prepared: Prepared) -> None:
+def _verify(steps: Iterable[Step], prepared: Prepared, layouts: Mapping[Node, Layout]) -> None:
     given = [n for n in prepared.graph.nodes if n.kind in ("input", "constant", "size")]
-    ir.verify(list(steps), given, prepared.returned())
+    ir.verify(list(steps), given, prepared.returned(), layouts)
 
 
 def _kind(kernel: Kernel, rendering: Rendering, prepared: Prepared) -> tuple[Hashable, bool] | None:

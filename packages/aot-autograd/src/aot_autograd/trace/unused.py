@@ -148,7 +148,7 @@ def tie(graph: torch.fx.Graph, results: Sequence[torch.fx.Node], kept: Sequence[
     with graph.inserting_after(max((results[at], *kept), key=order.__getitem__)):
         others = [node for node in kept if isinstance(node.meta["spec"], TensorSpec)]
         made = graph.call_function(torch.ops.quintet.computed_after.default, (results[at], others))
-    made.meta.update(spec=results[at].meta["spec"], source=kept[0].meta.get("source"))
+    made.meta.update(spec=_computed_after_spec(results[at].meta["spec"], ()), source=kept[0].meta.get("source"))
     for node in kept:
         if node not in others:
             with graph.inserting_before(made):

@@ -352,6 +352,11 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
+    if not (_is_truth(a) and _is_truth(b) and fn in (operator.eq, operator.ne)):
+        # PyTorch takes what a symbolic truth value is compared with for one itself: -1 for True.
+        a, b = decided(tx, a), decided(tx, b)
+        if type(a) is ConstantValue and type(b) is ConstantValue:
+            return _fold(tx, fn, a, b)
     if (isinstance(a, _GRAPH) or isinstance(b, _GRAPH)) and _is_number_like(a) and _is_number_like(b):
         return tx.graph_call(fn, [a, b], {})
     if tx.overriding and (result := _of_subclasses(tx, fn, a, b)) is not None:
@@ -360,6 +365,10 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if result is not None:
         return result
     return _compare_objects(tx, fn, a, b)
+
+
+def _is_truth(value: Value) -> bool:
+    return isinstance(value, SymValue) and value.pytype is bool
 
 
 def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:

@@ -21,6 +21,7 @@ from dynamo_capture.breaks import GraphBreak, SkipFrame
 from dynamo_capture.sources import Source
 from dynamo_capture.values import arith
 from dynamo_capture.values.base import ObservedError, Value, display
+from dynamo_capture.values.bits import decided
 from dynamo_capture.values.cached_functions import call_cached
 from dynamo_capture.values.callables import BuiltinValue, ClassValue, PyModuleValue
 from dynamo_capture.values.class_tests import is_instance, is_subclass
@@ -119,8 +120,7 @@ def _pure(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> 
         raise GraphBreak("QB02", f"{fn.__name__}() of a tensor")
     if "key" in kwargs:
         raise GraphBreak("QB07", f"{fn.__name__}() by a key")
-    if len(realized) == 1 and isinstance(realized[0], SymValue) and not kwargs:
-        number = realized[0]
+    if len(realized) == 1 and isinstance(number := decided(tx, realized[0]), SymValue) and not kwargs:
         if fn in _SYM_FUNCTIONS and is_finite(number) and (fn is not math.sqrt or number.example >= 0):
             return tx.graph_call(_SYM_FUNCTIONS[fn], realized, kwargs)
         if fn in _SYM_SAFE and is_finite(number):

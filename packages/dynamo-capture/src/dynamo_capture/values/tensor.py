@@ -428,7 +428,7 @@ class SymValue(Value):
     def getattr(self, tx: Capture, name: str) -> Value:
         if name == "__class__":
             return tx.from_python(self.pytype)
-        if name == "real":
+        if name == "real" and self.pytype is not bool:
             return self
         return ConstantValue(self.const()).getattr(tx, name)
 

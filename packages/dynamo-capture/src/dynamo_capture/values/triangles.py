@@ -50,7 +50,8 @@ def _listed(counts: torch.Tensor, begins: torch.Tensor, total: int, dtype: torch
 def combinations_of_two(input: torch.Tensor, offset: int) -> torch.Tensor:
     """Pairs of elements: of different ones (``offset`` 1), or also of each with itself (0)."""
     row, column = torch.triu_indices(len(input), len(input), offset, device=input.device)
-    return torch.stack([input[row], input[column]], 1)
+    # ``gather`` keeps its input for the backward pass as the operator does: writes to it before then are noticed.
+    return torch.stack([input.gather(0, row), input.gather(0, column)], 1)
 
 
 _OPTIONS = ("dtype", "device", "layout")

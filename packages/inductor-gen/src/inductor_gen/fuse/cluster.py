@@ -125,7 +125,7 @@ class Fusion:
                 self.live.update((node, *node.ins))
         self.updates = set(updates)
         last = max((n.id for n in self.updates), default=-1)
-        self.refusing = [n for n in graph.nodes if n.id < last and n in self.live and may_refuse(n)]
+        self.refusing = dict.fromkeys(n for n in graph.nodes if n.id < last and n in self.live and may_refuse(n))
         self.fuel = fuel or Fuel()
         self.clusters: dict[int, Cluster] = {}
         self.of: dict[Node, Cluster] = {}

@@ -39,7 +39,7 @@ def _extern(fusion: Fusion, node: Node) -> None:
 def _place(fusion: Fusion, costs: Costs, node: Node) -> None:
     """Find the cluster of a loop node."""
     bases = fusion.bases(node)
-    if node.kind == "pointwise" and not bases and node not in fusion.kept:
+    if node.kind == "pointwise" and not bases and node not in fusion.kept and node not in fusion.refusing:
         fusion.compute_in_place([node])  # made of constants and iotas: cheaper to recompute than to load
         return
     owners = fusion.owners(node)

@@ -10,7 +10,7 @@ Buffers are named by nodes: that of a scatter is the copy which it updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import torch
 
 from inductor_gen.kernel.body import Body
 from inductor_gen.kernel.nest import Nest
-from inductor_gen.layout.record import whole
+from inductor_gen.layout.record import Layout, strides_of, whole
 from inductor_gen.loops.cost import op_cost
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import ZERO, Hint, distinct, product
@@ -220,8 +220,11 @@ def _names(nodes: Iterable[Node]) -> str:
     return "[" + " ".join(map(repr, nodes)) + "]"
 
 
-def verify(steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node]) -> None:
-    """Check steps that run in this order; ``given`` are the buffers that exist before them.
+def verify(
+    steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node], layouts: Mapping[Node, Layout]
+) -> None:
+    """Check steps that run in this order; ``given`` are the buffers that exist before them, and ``layouts`` are those
+    that the kernels were made for.
 
     Raises:
         VerifierError: one of :data:`CONSTRAINTS` is broken.
@@ -237,7 +240,7 @@ def verify(steps: Sequence[Step], given: Iterable[Node], returned: Iterable[Node
             raise VerifierError("KERNEL-C2", f"{step} makes {again[0]!r}, which exists")
         have.update(step.writes)
         if isinstance(step, Kernel):
-            _verify_kernel(step)
+            _verify_kernel(step, layouts)
     for node in returned:
         if node not in have:
             raise VerifierError("KERNEL-C5", f"the result {node!r} is never written")
@@ -256,7 +259,7 @@ def _verify_parts(steps: Sequence[Step]) -> None:
             raise VerifierError("KERNEL-C6", f"{count} elements of {node!r} are not those of one of its parts")
 
 
-def _verify_kernel(kernel: Kernel) -> None:
+def _verify_kernel(kernel: Kernel, layouts: Mapping[Node, Layout]) -> None:
     bodies = [nest.body for nest in kernel.nests]
     written = {*kernel.writes, *kernel.updates}
     for node in loads(bodies):
@@ -265,24 +268,44 @@ def _verify_kernel(kernel: Kernel) -> None:
     for node in stores(bodies):
         if node not in written:
             raise VerifierError("KERNEL-C3", f"{kernel.nodes} stores {node!r}, which is not among what it writes")
-    _verify_stores(kernel, bodies)
+    _verify_stores(kernel, layouts)
     for made, read in kernel.overwrites:
         if made not in kernel.writes or read not in kernel.reads:
             raise VerifierError("KERNEL-C4", f"{made!r} over {read!r} in a kernel that does not make and read them")
 
 
-def _verify_stores(kernel: Kernel, bodies: Iterable[Body]) -> None:
-    left = {node: product(node.shape) for node in kernel.writes if node not in kernel.parts}
-    for body in bodies:
+def _verify_stores(kernel: Kernel, layouts: Mapping[Node, Layout]) -> None:
+    left = {node: product(_apart(node, layouts).values()) for node in kernel.writes if node not in kernel.parts}
+    for nest in kernel.nests:
+        body = nest.body
         for store in body.stores:
             if store.buffer not in left or store.mode != "set":
                 left.pop(store.buffer, None)
                 continue
+            if any(body.space[v] is ZERO for v in nest.outer):
+                continue
             variables = {v: n for v, n in body.space.items() if v in store.at.symbols}
             left[store.buffer] = ex.sub(left[store.buffer], product(variables.values()))
-            if ZERO not in variables.values() and distinct((store.at,), variables) is False:
+            if distinct((store.at,), variables) is False and not _overlaps(store.buffer, layouts):
                 twice = f"{kernel.nodes} stores elements of {store.buffer!r} twice: {store.at}"
                 raise VerifierError("KERNEL-C7", twice)
     for node, count in left.items():
         if count.is_const and count is not ZERO:
             raise VerifierError("KERNEL-C7", f"{kernel.nodes} leaves {count} elements of {node!r} out")
+
+
+def _apart(node: Node, layouts: Mapping[Node, Layout]) -> dict[int, Expr]:
+    """The extents of the dimensions along which a buffer has more than one element, by dimension: an expanded one has
+    one; an empty buffer has none along each."""
+    if ZERO in node.shape:
+        return {0: ZERO}
+    steps = strides_of(layouts, node)
+    return {d: n for d, (n, step) in enumerate(zip(node.shape, steps, strict=True)) if step is not ZERO}
+
+
+def _overlaps(node: Node, layouts: Mapping[Node, Layout]) -> bool:
+    """Are there elements of a buffer that share memory, as those of a copy of overlapping windows do?"""
+    extents = _apart(node, layouts)
+    index = tuple(ex.symbol(f"d{d}") if d in extents else ZERO for d in range(len(node.shape)))
+    place = Layout(strides_of(layouts, node)).position(index)
+    return distinct((place,), {index[d]: n for d, n in extents.items()}) is False

@@ -300,7 +300,9 @@ def may_refuse(node: Node) -> bool:
         return not node.op.removeprefix("aten.").startswith(_NEVER_REFUSE)
     if node.on_gpu:
         return False
-    return node.kind == "scatter" or node.op in ("gather", "index") or is_whole_division(node.op, node.dtype)
+    if is_whole_division(node.op, node.dtype):
+        return isinstance(node.args[1], Node) or not node.args[1]  # numbers are the program's own
+    return node.kind == "scatter" or node.op in ("gather", "index")
 
 
 def is_whole_division(op: str, dtype: torch.dtype | None) -> bool:

@@ -1,0 +1,46 @@
+"""The fuzzer's judge at the ends of what numbers can say: around zero, and beyond the largest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from fuzz.judge import SAMPLES, judge
+from fuzz.reference import Shadow
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_numbers_around_zero_have_a_distance(dtype: torch.dtype) -> None:
+    """The spacing of the smallest numbers, however small the exact one is."""
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    runs = [torch.tensor(1e-60, dtype=torch.double)] * SAMPLES
+    eager = torch.zeros((), dtype=dtype)
+    near, far = (torch.tensor(-n * least, dtype=dtype) for n in (1, 3))
+    assert near != 0
+    assert not judge(eager, near, runs)[0] and judge(eager, far, runs)[0]
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
+def test_infinities_in_a_normalisations_gradient(name: str) -> None:
+    """Where eager's formula has two of them meet is undecided; what no infinity reaches is not."""
+    x = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    norm = {
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (6, 5)),
+        "group_norm": lambda x: torch.nn.functional.group_norm(x, 2),
+        "batch_norm": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
+    }[name]
+    incoming = torch.ones(4, 6, 5)
+    incoming[0, 0, 0] = math.inf
+    with Shadow(SAMPLES) as shadow:
+        inner = x * 1.0
+        inner.retain_grad()
+        norm(inner).backward(incoming)
+        gradient = inner.grad.clone()
+    runs = shadow.twins(gradient)
+    for number in (math.inf, -math.inf, math.nan):
+        other = gradient.where(gradient.isfinite(), number)
+        wrong, undecided = judge(gradient, other, runs)
+        assert not wrong.any() and undecided.equal(~gradient.isfinite()) and undecided.any()
+    finite = gradient.isfinite()
+    assert finite.any() and judge(gradient, gradient.where(~finite, math.inf), runs)[0].equal(finite)

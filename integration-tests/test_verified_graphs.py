@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import compile_api
 import pytest
 import torch
+
+import compile_api
 
 X = torch.arange(1.0, 25.0).reshape(4, 6)
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_gen.codegen.reductions import REDUCTIONS, neutral
-from inductor_gen.kernel.body import Val
+from inductor_gen.kernel.body import Val, linear
+from inductor_gen.loops.graph import is_whole_division
+from inductor_gen.loops.index import ONE, ZERO
 from prims.ops import templates
+from prims.spec import expr as ex
 
 if TYPE_CHECKING:
     from inductor_gen.codegen.c import _Kernel
@@ -23,6 +26,9 @@ NOTED = 512
 
 #: Of what a compiler may make branches.
 _CHOOSING = frozenset(("where", "maximum", "minimum", "fmax", "fmin"))
+
+#: Strides of loads that are vectors in memory, or one number.
+_SIDE_BY_SIDE = (ZERO, ONE, ex.const(-1))
 
 
 class Stage:
@@ -46,9 +52,10 @@ class Stage:
         last = kernel._extent(loops[-1:])
         limit = CHAIN if self.tiled else CHAIN * kernel.lanes
         self.sums = [r for r in self.reduces if self._is_sum(r)]
-        # A loop with calls is vectorised where the compiler leaves no branch in it; else a stretch is one chain.
+        # A loop with calls is vectorised where the compiler leaves no branch in it. Else a stretch is one chain.
         chooses = any(v.op in _CHOOSING for v in self.vals)
-        self.calls = chooses and any(templates.calls_libm(v.op) for v in self.vals)
+        calls = chooses and any(templates.calls_libm(v.op) for v in self.vals)
+        self.one_chain = calls or not self.tiled and any(self._is_scalar(v) for v in self.vals)
         self.blocked = kernel.split_inner and len(loops) == 1
         if self.sums and (last > limit or not kernel.body.space[loops[-1]].is_const):  # other calls' sizes are unknown
             self.blocked = True
@@ -62,6 +69,15 @@ class Stage:
         if self.noted:
             self.blocked, self.block = True, NOTED
         self.two_level = (self.blocked or len(loops) > 1) and not self.in_order
+
+    def _is_scalar(self, v: Val) -> bool:
+        """Is the innermost loop not, or not surely, vectorised, by what computes a value or where it is?"""
+        if not self.loops or self.loops[-1] not in v.deps:
+            return False
+        wide = v.op == "convert" and v.dtype.is_floating_point and v.args[0].dtype in (torch.int64, torch.uint64)
+        if wide or templates.stays_scalar(v.op) or is_whole_division(v.op, v.dtype):
+            return True
+        return v.op == "load" and v.at is not None and linear(self.k.body, v.at, self.loops[-1]) not in _SIDE_BY_SIDE
 
     def _is_sum(self, r: Val) -> bool:
         """Is it collected over short stretches first, and over these in double?"""
@@ -79,7 +95,7 @@ class Stage:
         return self.k.names.type_of(r.args[0])
 
     def total_type(self, r: Val) -> str:
-        double = self._is_sum(r) and (self.two_level or self.calls or r.op == "scan" or self.in_order)
+        double = self._is_sum(r) and (self.two_level or self.one_chain or r.op == "scan" or self.in_order)
         return "double" if double else self.k.names.type_of(r)
 
     def start(self, r: Val) -> str:
@@ -181,7 +197,7 @@ class Stage:
 
     def open_stretch(self) -> None:
         for r in self.sums:
-            self.declare("double" if self.calls else self.k.names.type_of(r), self.name(r) + "c", self.start(r))
+            self.declare("double" if self.one_chain else self.k.names.type_of(r), self.name(r) + "c", self.start(r))
 
     def close_stretch(self) -> None:
         for r in self.sums:

@@ -78,7 +78,7 @@ LONGEST, MOST = 4096, 1 << 22
 #: and of a single term whether the kernel begins with it or with 0.
 TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
-    "convolution", "convolution_backward",
+    "convolution", "convolution_backward", "_trilinear",
 ))  # fmt: skip
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.

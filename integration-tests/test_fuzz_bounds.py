@@ -44,3 +44,15 @@ def test_infinities_in_a_normalisations_gradient(name: str) -> None:
         assert not wrong.any() and undecided.equal(~gradient.isfinite()) and undecided.any()
     finite = gradient.isfinite()
     assert finite.any() and judge(gradient, gradient.where(~finite, math.inf), runs)[0].equal(finite)
+
+
+def test_zeros_of_nothing_but_zeros_have_either_sign() -> None:
+    """Eager multiplies a gradient that is all zeros, as ``sgn``'s, by nothing; a zero that it computed is what it is."""
+    x = torch.linspace(-1, 1, 4).requires_grad_()
+    with Shadow(SAMPLES) as shadow:
+        (x.abs() + 0.5).sgn().sum().backward()
+        nothing = x.grad.clone()
+        computed = torch.zeros(4) * x.detach().sign()
+    for zeros, wrong in ((nothing, False), (computed, True)):
+        assert judge(zeros, -zeros, shadow.twins(zeros))[0].equal(torch.full((4,), wrong))
+    assert judge(nothing, nothing + 1e-30, shadow.twins(nothing))[0].all()

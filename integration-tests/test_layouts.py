@@ -70,3 +70,31 @@ def test_sizes_that_become_one_abstain_where_they_are_broadcast(first, second, p
         ours, eager = compiled(x, y), function(x, y)
         assert ours.stride() == eager.stride()
         torch.testing.assert_close(ours, eager)
+
+
+LIKE = {
+    "float": lambda t: t.float(), "double": lambda t: t.double(), "clone": lambda t: t.clone(), "to": lambda t: t.to(torch.int64),
+    "zeros": lambda t: torch.zeros_like(t), "ones": lambda t: torch.ones_like(t, dtype=torch.float32),
+    "full": lambda t: torch.full_like(t, 3), "empty": lambda t: torch.empty_like(t).fill_(1), "contiguous": lambda t: t.contiguous(),
+    "negative": lambda t: -t, "detached": lambda t: t.detach().clone(), "row-major": lambda t: t.clone(memory_format=torch.contiguous_format),
+}  # fmt: skip
+ODD = [((3, 1, 1), (1, 3, 3)), ((1, 1, 3), (5, 2, 1)), ((2, 1, 3), (3, 8, 1)), ((2, 1, 3), (1, 1, 2)),
+       ((1, 1, 1), (4, 2, 6)), ((2, 1, 1), (4, 1, 1)), ((1, 2, 2), (1, 1, 2)), ((4, 2, 1), (2, 1, 2))]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape, strides", ODD, ids=str)
+@pytest.mark.parametrize("like", LIKE)
+def test_strides_along_one_element_decide_how_results_lie(like, shape, strides, dynamic):
+    """What is made like a tensor has them, too: they say where other operands' dimensions come."""
+
+    def program(x, y):
+        made = LIKE[like](x)
+        return made, made + y, made * y, torch.where(y > 0, y, made)
+
+    x = torch.zeros(40, dtype=torch.int8).as_strided(shape, strides).copy_(torch.arange(24)[: torch.Size(shape).numel()].view(shape))
+    y = torch.randn(2, 1)
+    compiled = compile_api.compile(program, fullgraph=True, dynamic=dynamic)
+    for ours, eager in zip(compiled(x, y), program(x, y), strict=True):
+        assert ours.stride() == eager.stride()
+        torch.testing.assert_close(ours, eager)

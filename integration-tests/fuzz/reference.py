@@ -462,7 +462,9 @@ class Shadow(TorchDispatchMode):
                 other = args[1] if len(args) > 1 else kwargs["other"]
                 if isinstance(other, torch.Tensor):  # a number's sign is known
                     answer.copy_(answer.where(~other.isnan(), -answer))
-        if name in TERMS and self.count > 1:
+        if name == "aten::_efficientzerotensor":  # all zeros, whose signs no operator after it asks for
+            answers[:] = [answer.clone() for answer in answers]
+        if (name in TERMS or name == "aten::_efficientzerotensor") and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
                 answers[k] = _mapped(self._either_zero, answers[k])

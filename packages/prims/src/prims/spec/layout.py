@@ -215,10 +215,8 @@ def like_strides(shape: tuple[Size, ...], strides: tuple[Size, ...]) -> tuple[Si
         made = strides_in_order(shape, permutation(shape, (strides,)))
         if is_known_contiguous(shape, made):
             return made  # the same where that size is one, but for the strides of such dimensions
-    if is_contiguous(shape, strides):
-        return contiguous_strides(shape)
-    if is_dense(shape, strides):
-        return strides
+    if is_contiguous(shape, strides) or is_dense(shape, strides):
+        return strides  # of dimensions of one element too, which decide how results lie that are computed of it
     return strides_in_order(shape, permutation(shape, (strides,)))
 
 

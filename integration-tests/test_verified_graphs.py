@@ -102,3 +102,19 @@ def test_empty_and_single(rows: int) -> None:
     compiled(ours).backward()
     program(eagers).backward()
     assert torch.equal(ours.grad, eagers.grad) and not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize("sizes", [((1, 2, 1), (7, 1, 1), (1, 2, 5)), ((3, 3, 2), (1, 4, 2), (4, 1, 1), (1, 1, 1))], ids=str)
+def test_sizes_that_become_one(sizes: tuple[tuple[int, ...], ...]) -> None:
+    """When it became known decides strides along one element, which nobody may ask for."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.diagonal().add_(1)
+        return x.mean(0).clamp(0.9)
+
+    compiled = compile_api.compile(program, fullgraph=True, options={"verify": "every_pass"})
+    for shape in sizes:
+        ours, eagers = (torch.arange(float(torch.Size(shape).numel())).view(shape) for _ in range(2))
+        torch.testing.assert_close(compiled(ours), program(eagers))
+        assert torch.equal(ours, eagers)
+    assert not compiled.report().fallbacks

@@ -72,6 +72,7 @@ class CRenderer:
         self.hint = hint
         self.kept_bytes = device.shared_memory // 4  # what is kept of a row stays there beside what is read and written
         self.lanes = min(device.vector_bytes, WIDEST) // 4
+        self.converts_wide = device.vector_bytes > WIDEST  # AVX-512 makes floats of vectors of 64-bit integers
         self.threads = options.threads or 8
         self.contract = options.numerics == "fast"
 
@@ -92,7 +93,7 @@ class _Kernel:
     def __init__(self, nest: Nest, renderer: CRenderer) -> None:
         self.nest = nest
         self.kept_bytes = renderer.kept_bytes
-        self.lanes = renderer.lanes
+        self.lanes, self.converts_wide = renderer.lanes, renderer.converts_wide
         self.body: Body = contracted(nest.body) if renderer.contract else nest.body
         self.hint = renderer.hint
         self.threads = renderer.threads

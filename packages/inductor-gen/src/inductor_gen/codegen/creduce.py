@@ -74,8 +74,11 @@ class Stage:
         """Is the innermost loop not, or not surely, vectorised, by what computes a value or where it is?"""
         if not self.loops or self.loops[-1] not in v.deps:
             return False
-        wide = v.op == "convert" and v.dtype.is_floating_point and v.args[0].dtype in (torch.int64, torch.uint64)
-        if wide or templates.stays_scalar(v.op) or is_whole_division(v.op, v.dtype):
+        if v.op == "convert" and v.dtype.is_floating_point and v.args[0].dtype in (torch.int64, torch.uint64):
+            return not self.k.converts_wide
+        if is_whole_division(v.op, v.dtype):  # by a number of 32 bits, it is a product
+            return v.args[1].op != "const" or v.dtype in (torch.int64, torch.uint64)
+        if templates.stays_scalar(v.op):
             return True
         return v.op == "load" and v.at is not None and linear(self.k.body, v.at, self.loops[-1]) not in _SIDE_BY_SIDE
 

@@ -39,7 +39,10 @@ def _same_simplified(
 
 
 def same_spec(a: Any, b: Any, simplify: Callable[[Expr], Expr] | None = None) -> bool:
-    """Equal shape, dtype, device, strides and offset, see :func:`same_size`; elementwise for several results."""
+    """Equal shape, dtype, device, strides and offset, see :func:`same_size`; elementwise for several results.
+
+    Strides along one element are not asked for: which they are depends on when it became known that there is one.
+    """
     if a is b:
         return True
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
@@ -50,7 +53,10 @@ def same_spec(a: Any, b: Any, simplify: Callable[[Expr], Expr] | None = None) ->
             and a.device == b.device
             and len(a.shape) == len(b.shape)
             and all(same_size(x, y, simplify) for x, y in zip(a.shape, b.shape, strict=True))
-            and all(same_size(x, y, simplify) for x, y in zip(a.strides, b.strides, strict=True))
+            and all(
+                same_size(x, y, simplify) or same_size(n, 1, simplify)
+                for n, x, y in zip(a.shape, a.strides, b.strides, strict=True)
+            )
             and same_size(a.storage_offset, b.storage_offset, simplify)
         )
     return not is_tensor_spec(a) and not is_tensor_spec(b) and same_size(a, b, simplify)

@@ -1,4 +1,4 @@
-"""Truth values of numbers that change, beside other numbers: as Python's True and False, which are 1 and 0."""
+"""Numbers that change, beside other numbers and in their place: truth values of them are Python's True and False, 1 and 0."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def described(value: Any) -> Any:
     return type(value), repr(value)
 
 
-def check(capture: Any, expression: str) -> None:
+def check(capture: Any, expression: str, kind: str = "n == 1") -> None:
     namespace: dict[str, Any] = {"math": math, "Fraction": Fraction, "torch": torch}
-    exec(f"def fn(x, n, m, f):\n    t = n == 1\n    u = m > n\n    return x + 1, {expression}", namespace)
+    exec(f"def fn(x, n, m, f):\n    t = {kind}\n    u = m > n\n    return x + 1, {expression}", namespace)
     fn = namespace["fn"]
     captured = capture(fn, dynamic=True, recompile_limit=64)
     x = torch.tensor([0.0, 1.0, -1.0])
@@ -77,3 +77,16 @@ def test_uses(capture, use):
 def test_functions(capture, name):
     for arguments in ("t", "t, 2", "3, t", "[t, u]"):
         check(capture, f"math.{name}({arguments})")
+
+
+@pytest.mark.parametrize("kind", ["n + 1", "f * 2", "n / 2", "n * f"])
+@pytest.mark.parametrize("use", [use for use in USES if use != "slice(t, -1)"])
+def test_other_numbers(capture, use, kind):
+    check(capture, use, kind)
+
+
+@pytest.mark.parametrize("kind", ["n == 1", "n + 1", "f * 2", "n / 2"])
+@pytest.mark.parametrize("call", ["float.__add__(t, 1.0)", "int.__add__(t, 1)", "bool.__or__(t, True)", "str.upper(t)",
+                                  "list.append(t, 1)", "list.count((t,), 1)", "dict.get([t], 0)", "set.add({t: 1}, 2)"])  # fmt: skip
+def test_methods_of_other_classes(capture, call, kind):
+    check(capture, call, kind)

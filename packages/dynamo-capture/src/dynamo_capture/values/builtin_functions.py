@@ -177,6 +177,8 @@ def _unbound_method(tx: Capture, fn: Any, args: list[Value], kwargs: dict[str, V
         return owner.call_c_method(tx, fn.__name__, fn, args[1:], kwargs)  # type: ignore[attr-defined, no-any-return]
     if type(owner) is ConstantValue:
         return fold(tx, fn, args, kwargs)
+    if fn.__objclass__ not in owner.pytype.__mro__:
+        type_error(tx, fn, *args)
     if isinstance(owner, BuiltinValue):
         raise GraphBreak("QB07", f"{fn.__qualname__} of {display(owner)}")
     if lookup(owner.pytype, fn.__name__)[0] is not fn and issubclass(owner.pytype, _OVERRIDDEN):

@@ -56,3 +56,13 @@ def test_zeros_of_nothing_but_zeros_have_either_sign() -> None:
     for zeros, wrong in ((nothing, False), (computed, True)):
         assert judge(zeros, -zeros, shadow.twins(zeros))[0].equal(torch.full((4,), wrong))
     assert judge(nothing, nothing + 1e-30, shadow.twins(nothing))[0].all()
+
+
+def test_a_bilinear_forms_zeros_have_either_sign() -> None:
+    """They are zeros of products; the other numbers are what they are."""
+    x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[-1.0], [3.0]])
+    with Shadow(SAMPLES) as shadow:
+        result = torch.nn.functional.bilinear(x, y, torch.full((1, 1, 1), 0.5))
+    runs = shadow.twins(result)
+    assert result.flatten().tolist() == [0, 3] and not judge(result, result.where(result != 0, -result), runs)[0].any()
+    assert judge(result, result + 1e-4, runs)[0].all()

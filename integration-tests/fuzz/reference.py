@@ -78,7 +78,7 @@ LONGEST, MOST = 4096, 1 << 22
 #: and of a single term whether the kernel begins with it or with 0.
 TERMS = frozenset(PRODUCTS) | frozenset(f"aten::{name}" for name in (
     "native_layer_norm_backward", "native_group_norm_backward", "native_batch_norm_backward", "_weight_norm_interface_backward",
-    "convolution", "convolution_backward", "_trilinear",
+    "convolution", "convolution_backward", "_trilinear", "_efficientzerotensor",
 ))  # fmt: skip
 #: Gradients of normalisations, which a compiled region may take of a second computation of what was normalised, with other
 #: roundings than those of the mean that was kept: what is nearly all mean is then shifted by its whole error.
@@ -464,7 +464,7 @@ class Shadow(TorchDispatchMode):
                     answer.copy_(answer.where(~other.isnan(), -answer))
         if name == "aten::_efficientzerotensor":  # all zeros, whose signs no operator after it asks for
             answers[:] = [answer.clone() for answer in answers]
-        if (name in TERMS or name == "aten::_efficientzerotensor") and self.count > 1:
+        if name in TERMS and self.count > 1:
             answers[1] = _mapped(lambda t: t.where(t != 0, -t) if isinstance(t, torch.Tensor) else t, answers[1])
             for k in range(2, self.count):  # each element's terms have signs of their own
                 answers[k] = _mapped(self._either_zero, answers[k])

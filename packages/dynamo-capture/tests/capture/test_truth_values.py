@@ -28,8 +28,6 @@ USES = [
     "(t - x).tolist()", "torch.tensor(t)", "torch.full((2,), t)", "x.new_tensor([t, 2])", "torch.where(x > 0, x, t).tolist()",
 ]  # fmt: skip
 NUMBERS = [(0, 1, 0.5), (1, 1, 1.5), (2, -1, 2.5), (1, 3, -1.0), (-1, 1, 1.0), (3, 3, 3.0)]
-
-
 FUNCTIONS = sorted(name for name in dir(math) if callable(getattr(math, name)) and not name.startswith("_"))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dynamo_capture.breaks import GraphBreak
 from dynamo_capture.values.base import Value, display
-from dynamo_capture.values.bits import BITWISE, decided, inverted, of_bits
+from dynamo_capture.values.bits import BITWISE, decided, inverted, is_truth, of_bits
 from dynamo_capture.values.compare import equal_by_default, equals
 from dynamo_capture.values.constant import ConstantValue, fold, is_numpy_scalar, note_order
 from dynamo_capture.values.exact import type_error
@@ -352,7 +352,7 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     a, b = _numpy_operands(tx, fn, a, b)
     if type(a) is ConstantValue and type(b) is ConstantValue:
         return _fold(tx, fn, a, b)
-    if not (_is_truth(a) and _is_truth(b) and fn in (operator.eq, operator.ne)):
+    if not (is_truth(a) and is_truth(b) and fn in (operator.eq, operator.ne)):
         # PyTorch takes what a symbolic truth value is compared with for one itself: -1 for True.
         a, b = decided(tx, a), decided(tx, b)
         if type(a) is ConstantValue and type(b) is ConstantValue:
@@ -365,10 +365,6 @@ def compare(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value:
     if result is not None:
         return result
     return _compare_objects(tx, fn, a, b)
-
-
-def _is_truth(value: Value) -> bool:
-    return isinstance(value, SymValue) and value.pytype is bool
 
 
 def _compare_containers(tx: Capture, fn: Callable[..., Any], a: Value, b: Value) -> Value | None:

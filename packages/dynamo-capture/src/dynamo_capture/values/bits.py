@@ -68,10 +68,14 @@ def inverted(tx: Capture, x: SymValue) -> Value:
     return _calculate(tx, operator.sub, ConstantValue(-1), x)
 
 
+def is_truth(value: Value) -> bool:
+    """Is it a symbolic truth value?"""
+    return isinstance(value, SymValue) and value.pytype is bool
+
+
 def decided(tx: Capture, value: Value) -> Value:
     """A truth value as the one that it is now (guarded)."""
-    is_truth = isinstance(value, SymValue) and value.pytype is bool
-    return ConstantValue(value.truth(tx)) if is_truth else value
+    return ConstantValue(value.truth(tx)) if is_truth(value) else value
 
 
 def _is_narrow(fn: Callable[..., Any], number: Value) -> bool:

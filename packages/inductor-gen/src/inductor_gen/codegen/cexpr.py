@@ -14,7 +14,7 @@ from inductor_gen.kernel.contract import CONTRACTED
 from inductor_gen.loops.graph import Node
 from inductor_gen.loops.index import lift
 from inductor_gen.unit import BAD_DIVISOR, BAD_INDEX
-from prims.dtypes import ROWS
+from prims.dtypes import HALVES, ROWS
 from prims.ops import TABLE, templates
 from prims.spec import expr as ex
 from prims.spec.expr import Expr
@@ -273,12 +273,14 @@ class Names:
         """A value as it goes to memory."""
         return ROWS[dtype].writes.format(name)
 
-    def store(self, s: Store) -> str:
-        """The statement of a store."""
+    def store(self, s: Store, rounds: bool = False) -> str:
+        """The statement of a store; ``rounds``: what a value was converted from can be had, and is rounded once."""
         target = f"{self.pointer(s.buffer)}[{self.index(s.at)}]"
         name = self.val(s.value)
         dtype = s.value.dtype
         if s.mode == "set":
+            if rounds and s.value.op == "convert" and dtype in HALVES and s.value.args[0].dtype == torch.float32:
+                name = self.val(s.value.args[0])
             return f"{target} = {self.stored(name, dtype)};"
         old = ROWS[dtype].reads.format(target)
         row = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}[s.mode]

@@ -152,22 +152,23 @@ binary("nextafter", "the next representable number after x toward y", (torch.flo
        "nextafter", c="nextafter{f}({0}, {1})", triton="q_nextafter{bits}({0}, {1})")  # fmt: skip
 
 # ---- extrema --------------------------------------------------------------------------------------------
+# In C the choice between floats is made of their bits: where extrema follow each other, gcc makes branches of ``?:``.
 
 binary("maximum", "the greater; NaN if either is NaN", REAL, torch.maximum, "maximum",
-       c={"float": "((({0} > {1}) | ({0} != {0})) ? {0} : {1})", "int": "({0} > {1} ? {0} : {1})",
+       c={"float": "q_pick{f}(({0} > {1}) | ({0} != {0}), {0}, {1})", "int": "({0} > {1} ? {0} : {1})",
           "bool": "({0} | {1})"},
        triton={"float": "tl.maximum({0}, {1}, tl.PropagateNan.ALL)", "int": "tl.maximum({0}, {1})",
                "bool": "({0} | {1})"})  # fmt: skip
 binary("minimum", "the lesser; NaN if either is NaN", REAL, torch.minimum, "minimum",
-       c={"float": "((({0} < {1}) | ({0} != {0})) ? {0} : {1})", "int": "({0} < {1} ? {0} : {1})",
+       c={"float": "q_pick{f}(({0} < {1}) | ({0} != {0}), {0}, {1})", "int": "({0} < {1} ? {0} : {1})",
           "bool": "({0} & {1})"},
        triton={"float": "tl.minimum({0}, {1}, tl.PropagateNan.ALL)", "int": "tl.minimum({0}, {1})",
                "bool": "({0} & {1})"})  # fmt: skip
 binary("fmax", "the greater; a NaN gives way to a number", FLOATS, torch.fmax, "fmax",
-       c="((({0} >= {1}) | ({1} != {1})) ? {0} : {1})",
+       c="q_pick{f}(({0} >= {1}) | ({1} != {1}), {0}, {1})",
        triton="tl.where(({0} >= {1}) | ({1} != {1}), {0}, {1})")  # fmt: skip
 binary("fmin", "the lesser; a NaN gives way to a number", FLOATS, torch.fmin, "fmin",
-       c="((({0} <= {1}) | ({1} != {1})) ? {0} : {1})",
+       c="q_pick{f}(({0} <= {1}) | ({1} != {1}), {0}, {1})",
        triton="tl.where(({0} <= {1}) | ({1} != {1}), {0}, {1})")  # fmt: skip
 
 # ---- bits and logic -------------------------------------------------------------------------------------

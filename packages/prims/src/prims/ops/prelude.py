@@ -264,8 +264,35 @@ static inline {_ctype} q_neg{_bits}({_ctype} x) {{
   u.bits ^= {_sign};
   return u.x;
 }}""")
+# Of integers and float32 alone where processors have no arithmetic on float16: compilers make no vectors of conversions
+# then (gcc 12 and 13). To nearest, ties to even; nothing is lost where subnormal float32 numbers count as zero. By the
+# least and the greatest of two: other choices gcc makes in vectors of 16 bits, and comparisons go back and forth.
+_c("q_from_f16", """
+static inline float q_from_f16(uint16_t x) {
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+  return (float)(union { uint16_t i; _Float16 f; }){ .i = x }.f;
+#else
+  const int32_t m = x & 0x7fff, small = (union { float f; int32_t i; }){ .f = (float)m * 0x1p-24f }.i;
+  const int32_t normal = (m << 13) + (m < 0x7c00 ? 112 << 23 : 224 << 23), u = m < 0x400 ? small : normal;
+  return (union { uint32_t i; float f; }){ .i = (uint32_t)u | (uint32_t)(x & 0x8000) << 16 }.f;
+#endif
+}""")
+_c("q_to_f16", """
+static inline uint16_t q_to_f16(float x) {
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+  return (union { _Float16 f; uint16_t i; }){ .f = (_Float16)x }.i;
+#else
+  const int32_t u = (union { float f; int32_t i; }){ .f = x }.i, a = u & 0x7fffffff;
+  const int32_t low = a < 0x38800000 ? a : 0x38800000, high = a < 0x47800000 ? a : 0x47800000;
+  const float sum = (union { int32_t i; float f; }){ .i = low }.f + 0.5f;
+  const int32_t subnormal = (union { float f; int32_t i; }){ .f = sum }.i - 0x3f000000;
+  const int32_t normal = ((high + 0xfff + (high >> 13 & 1)) >> 13) - (112 << 10);
+  const int32_t r = subnormal > normal ? subnormal : normal;
+  return (uint16_t)(r | ((0x7f800000 - a) >> 31 & 0x200) | (u >> 16 & 0x8000));
+#endif
+}""")
 _c("q_round_f16", """
-static inline float q_round_f16(float x) { return (float)(_Float16)x; }""")
+static inline float q_round_f16(float x) { return q_from_f16(q_to_f16(x)); }""")
 
 # ---- floats to integers -----------------------------------------------------------------------------------
 

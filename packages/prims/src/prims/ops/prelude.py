@@ -305,9 +305,14 @@ def _c_truncation(ctype: str, bits: int, suffix: str) -> None:
     `trunc`, which keeps the sign of zero, infinities and NaN.
     """
     limit, t = f"0x1p{bits - 1}{suffix}", f"int{bits}_t"
+    # The processor's own instruction, which does just that, where it has none for vectors.
+    one_by_one = "defined(__x86_64__) && defined(__GNUC__) && !defined(__AVX512DQ__)" if bits == 64 else "0"
+    instruction = f"__builtin_ia32_cvtts{'s' if suffix else 'd'}2si64"
     _c(f"q_{ctype[0]}2i{bits}", f"""
 static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
-#if defined(__x86_64__)
+#if {one_by_one}
+  return {instruction}((__attribute__((vector_size(16))) {ctype}){{x}});
+#elif defined(__x86_64__)
   const {t} fits = -({t})(x >= -{limit} && x < {limit});
   return (({t})x & fits) | (INT{bits}_MIN & ~fits);
 #else
@@ -319,6 +324,15 @@ static inline {t} q_{ctype[0]}2i{bits}({ctype} x) {{
 for _bits in (32, 64):
     _c_truncation("float", _bits, "f")
     _c_truncation("double", _bits, "")
+# Of float32 numbers beyond 32 bits the last 8 bits are zero, as those of the least number of 32 and of 64 bits.
+_c("q_f2u8", """
+static inline uint8_t q_f2u8(float x) {
+#if defined(__x86_64__)
+  return (uint8_t)q_f2i32(x);
+#else
+  return (uint8_t)q_f2i64(x);
+#endif
+}""")
 
 # ---- Philox 4x32-10 (layout: prims.ops.rng) -------------------------------------------------------------
 

@@ -156,6 +156,8 @@ def c_convert(arg: str, src: torch.dtype, dst: torch.dtype) -> str:
         whole = f"q_{'d' if c_type(src) == 'double' else 'f'}2i{max(32, 8 * dst.itemsize)}({arg})"
         return whole if dst.itemsize >= 4 else f"(({c_type(dst)}){whole})"
     if src.is_floating_point and not dst.is_floating_point:
+        if dst == torch.uint8 and c_type(src) == "float":
+            return f"q_f2u8({arg})"
         return f"(({c_type(dst)})q_{'d' if c_type(src) == 'double' else 'f'}2i64({arg}))"
     return arg if c_type(src) == c_type(dst) else f"(({c_type(dst)}){arg})"
 

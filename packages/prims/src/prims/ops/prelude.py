@@ -75,10 +75,10 @@ static inline int64_t q_ipow(int64_t x, int64_t e) {
 
 # What remains of a division is exact, so all that follows comes to the bits of libm's fmod.
 #
-# gcc calls functions of these names (x86's vector function ABI) for the lanes of a loop that calls fmod. Quotients below
-# a quarter of 2 to the bits of the mantissa, rounded to the nearest integer (`whole`: by a number whose unit in the last
-# place is 1), leave at most 5/8 of the divisor, which one fused operation gives exactly. Other lanes, and infinities and
-# NaN, are libm's, by a name of which no vectors are made.
+# gcc calls functions of these names (x86's vector function ABI) for the lanes of a loop that calls fmod. Quotients
+# below a quarter of 2 to the bits of the mantissa, rounded to the nearest integer (`whole`: by a number whose unit in
+# the last place is 1), leave at most 5/8 of the divisor, which one fused operation gives exactly. Other lanes, and
+# infinities and NaN, are libm's, by a name of which no vectors are made.
 
 
 def _fmod_lanes(ctype: str, f: str, bits: int, mantissa: int) -> str:

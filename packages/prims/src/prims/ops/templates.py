@@ -225,7 +225,7 @@ def calls_libm(op: str) -> bool:
 
 
 def stays_scalar(op: str) -> bool:
-    """Whether not every compiler makes vectors of the C of an elementwise primitive: it loops, or calls what has none."""
+    """Whether some compiler makes no vectors of the C of an elementwise primitive: it loops, or calls what has none."""
     return bool(_SCALAR & _words(op))
 
 

@@ -78,15 +78,14 @@ static inline int64_t q_ipow(int64_t x, int64_t e) {
 # gcc calls functions of these names (x86's vector function ABI) for the lanes of a loop that calls fmod. Quotients
 # below a quarter of 2 to the bits of the mantissa, rounded to the nearest integer (`whole`: by a number whose unit in
 # the last place is 1), leave at most 5/8 of the divisor, which one fused operation gives exactly. Other lanes, and
-# infinities and NaN, are libm's, by a name of which no vectors are made.
+# infinities and NaN, are the long division's of float32 and libm's of float64, by a name of which no vectors are made.
 
 
 def _fmod_lanes(ctype: str, f: str, bits: int, mantissa: int) -> str:
     """The vector versions of fmod for x86."""
-    lines = [
-        "#pragma omp declare simd notinbranch", f"{ctype} fmod{f}({ctype}, {ctype});",
-        f'extern {ctype} q_libm_fmod{f}({ctype}, {ctype}) __asm__("fmod{f}");',
-    ]  # fmt: skip
+    lines = ["#pragma omp declare simd notinbranch", f"{ctype} fmod{f}({ctype}, {ctype});"]
+    far = "q_long_fmodf" if f else "q_libm_fmod"
+    lines += ['extern double q_libm_fmod(double, double) __asm__("fmod");'] * (not f)
     for size, guard, wide in ((16, "", ""), (32, "__AVX__", "256")):
         v, i, count, p = f"q_{ctype}s{size}", f"q_int{bits}s{size}", size * 8 // bits, "s" if f else "d"
         name = f"_ZGV{'b' if size == 16 else 'c'}N{count}vv_fmod{f}"
@@ -94,7 +93,7 @@ def _fmod_lanes(ctype: str, f: str, bits: int, mantissa: int) -> str:
 typedef {ctype} {v} __attribute__((vector_size({size})));
 typedef int{bits}_t {i} __attribute__((vector_size({size})));
 static __attribute__((noinline, cold)) {v} q_far{f}{size}({v} a, {v} b, {v} r, {i} near) {{
-  for (int k = 0; k < {count}; k++) if (!near[k]) r[k] = q_libm_fmod{f}(a[k], b[k]);
+  for (int k = 0; k < {count}; k++) if (!near[k]) r[k] = {far}(a[k], b[k]);
   return r;
 }}
 static __attribute__((used)) {v} {name}({v} a, {v} b) {{
@@ -121,13 +120,12 @@ static __attribute__((used)) q_{ctype}s64 _ZGVeN{512 // bits}vv_fmod{f}(q_{ctype
     return "\n".join(lines)
 
 
-# Where there is no such thing, of a float32 every step of the long division takes 52 bits off the quotient, which has
-# at most 277: in double, what remains has few bits and is exact. (2 ** 200 is greater than any float, and no infinity.)
+# Of a float32 every step of the long division takes 52 bits off the quotient, which has at most 277: in double, what
+# remains has few bits and is exact. (2 ** 200 is greater than any float, and no infinity.)
 _FMODF_STEP = "r = __builtin_fma(-trunc(r * inverse), y, r);"
-_OTHERWISE = {
-    "f": f"""
-#elif defined(__FMA__) || defined(__FP_FAST_FMA)
-static inline float q_fmodf(float a, float b) {{
+_c("q_long_fmodf", f"""
+static inline float q_long_fmodf(float a, float b) {{
+#if defined(__FMA__) || defined(__FP_FAST_FMA)
   const double divisor = fabs((double)b), y = divisor > 0x1p200 ? 0x1p200 : divisor, inverse = 1 / y;
   double r = fabs((double)a);
   {_FMODF_STEP} {_FMODF_STEP}
@@ -137,15 +135,16 @@ static inline float q_fmodf(float a, float b) {{
   r = r < 0 ? r + y : r;
   r = r >= y ? r - y : r;
   return copysignf((float)r, a);
-}}""".lstrip("\n"),
-    "": "",
-}
+#else
+  return fmodf(a, b);
+#endif
+}}""")
 for _suffix, _type, _bits, _mantissa in (("f", "float", 32, 23), ("", "double", 64, 52)):
-    _c(f"q_fmod{_suffix}", "\n".join(filter(None, [
+    _c(f"q_fmod{_suffix}", "\n".join([
         "#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__FMA__) && defined(__ELF__)",
-        _fmod_lanes(_type, _suffix, _bits, _mantissa), f"#define q_fmod{_suffix} fmod{_suffix}", _OTHERWISE[_suffix],
-        "#else", f"#define q_fmod{_suffix} fmod{_suffix}", "#endif",
-    ])))  # fmt: skip
+        _fmod_lanes(_type, _suffix, _bits, _mantissa), f"#define q_fmod{_suffix} fmod{_suffix}",
+        "#else", f"#define q_fmod{_suffix} {'q_long_fmodf' if _suffix else 'fmod'}", "#endif",
+    ]))  # fmt: skip
     _c(f"q_remainder{_suffix}", f"""
 static inline {_type} q_remainder{_suffix}({_type} a, {_type} b) {{
   {_type} r = q_fmod{_suffix}(a, b);
